@@ -1,0 +1,42 @@
+"""perl-rl: parameter-efficient reinforcement learning for language models.
+
+Importing this package imports nothing heavy; each public name is loaded when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perl import rewards as rewards
+    from perl.config import PeftRLConfig as PeftRLConfig
+    from perl.recipe import Recipe as Recipe
+    from perl.run import Run as Run
+    from perl.trainer import PeftGRPOTrainer as PeftGRPOTrainer
+    from perl.training import train as train
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it. No module may bear the name of a function here: importing it would hide it.
+_HOMES = {
+    "PeftGRPOTrainer": "perl.trainer",
+    "PeftRLConfig": "perl.config",
+    "Recipe": "perl.recipe",
+    "Run": "perl.run",
+    "rewards": "perl.rewards",
+    "train": "perl.training",
+}
+
+__all__ = ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "rewards", "train"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)
+    if name not in _HOMES:
+        raise AttributeError(f"module 'perl' has no attribute {name!r}")
+    module = importlib.import_module(_HOMES[name])
+    value = module if _HOMES[name] == f"perl.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,118 @@
+"""Rewards compared with the rest of their group.
+
+rewards -> advantages
+
+Pure functions on tensors. Knows nothing of prompts, tokens, models or TRL. Shapes: P prompts, G completions of a
+prompt, N = P * G rows in groups, K reward functions. NaN marks a completion that could not be scored.
+"""
+
+from typing import Literal
+
+import torch
+
+Scale = Literal["group", "batch", "none"]
+
+# Added to the standard deviation, in reward units; TRL's value.
+STD_EPSILON = 1e-4
+
+
+def weighted_rewards(rewards_NK: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of what each reward function said.
+
+    Args:
+        rewards_NK: (N, K) float; NaN where a function did not apply to a completion.
+        weights_K: (K,) float.
+
+    Returns:
+        (N,) float32; NaN where no function applied.
+    """
+    rewards_N = (rewards_NK * weights_K.to(rewards_NK.device)).nansum(dim=1)
+    return rewards_N.masked_fill(rewards_NK.isnan().all(dim=1), torch.nan)
+
+
+def group_advantages(rewards_PG: torch.Tensor, *, scale: Scale = "group", epsilon: float = STD_EPSILON) -> torch.Tensor:
+    """Reward minus the group's mean, divided by a standard deviation (GRPO).
+
+    Args:
+        rewards_PG: (P, G) float; NaN is left out of mean and deviation.
+        scale: ``group``: divide by the group's own standard deviation (unbiased); ``batch``: by that of all rewards;
+            ``none``: do not divide (Dr. GRPO).
+        epsilon: Added to the standard deviation, in reward units.
+
+    Returns:
+        (P, G) float32. Exactly 0 for every member of a group whose rewards agree, and for NaN.
+
+    Raises:
+        ValueError: ``scale`` is none of the three.
+
+    Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; without division: Liu et al. 2025, arXiv:2503.20783,
+        section 3.2. We differ from TRL 1.16 in groups that agree on a reward that is no dyadic number (0.7): there
+        the rounding of the mean, divided by epsilon, gives TRL advantages of up to 2e-3 out of nothing.
+    """
+    rewards_PG = rewards_PG.float()
+    centred_PG = rewards_PG - rewards_PG.nanmean(dim=1, keepdim=True)
+    if scale == "group":
+        centred_PG = centred_PG / (nan_std(rewards_PG).unsqueeze(1) + epsilon)
+    elif scale == "batch":
+        centred_PG = centred_PG / (nan_std(rewards_PG.reshape(1, -1)) + epsilon)
+    elif scale != "none":
+        raise ValueError(f"scale must be group, batch or none, not {scale!r}")
+    return centred_PG.masked_fill(agreeing_groups(rewards_PG).unsqueeze(1), 0.0).nan_to_num(nan=0.0)
+
+
+def normalized_sum_advantages(
+    rewards_PGK: torch.Tensor, weights_K: torch.Tensor, *, epsilon: float = STD_EPSILON
+) -> torch.Tensor:
+    """Each reward function normalised within its group first, then summed and normalised over the batch (GDPO).
+
+    Args:
+        rewards_PGK: (P, G, K) float; NaN where a function did not apply.
+        weights_K: (K,) float.
+        epsilon: Added to each standard deviation.
+
+    Returns:
+        (P, G) float32; 0 where no function applied.
+
+    Source: GDPO, arXiv:2601.05242, as in TRL's ``multi_objective_aggregation="normalize_then_sum"``.
+    """
+    prompts, generations, functions = rewards_PGK.shape
+    columns_KPG = rewards_PGK.permute(2, 0, 1)
+    normalized_NK = torch.stack([_keep_nan(group_advantages(c, epsilon=epsilon), c) for c in columns_KPG], dim=-1).view(
+        -1, functions
+    )
+    summed_N = weighted_rewards(normalized_NK, weights_K)
+    centred_N = (summed_N - summed_N.nanmean()) / (nan_std(summed_N.unsqueeze(0)) + epsilon)
+    return centred_N.nan_to_num(nan=0.0).view(prompts, generations)
+
+
+def agreeing_groups(rewards_PG: torch.Tensor) -> torch.Tensor:
+    """Groups without a signal: all of their scored rewards are the same number, or none is scored.
+
+    Args:
+        rewards_PG: (P, G) float, NaN where not scored.
+
+    Returns:
+        (P,) bool.
+    """
+    highest_P = rewards_PG.nan_to_num(nan=-torch.inf).amax(dim=1)
+    lowest_P = rewards_PG.nan_to_num(nan=torch.inf).amin(dim=1)
+    return highest_P <= lowest_P
+
+
+def nan_std(values_PG: torch.Tensor) -> torch.Tensor:
+    """Unbiased standard deviation of each row without its NaN.
+
+    Args:
+        values_PG: (P, G) float.
+
+    Returns:
+        (P,) float; 0 for a row with one value, NaN for a row with none.
+    """
+    count_P = (~values_PG.isnan()).sum(dim=1)
+    squares_P = (values_PG - values_PG.nanmean(dim=1, keepdim=True)).pow(2).nansum(dim=1)
+    std_P = (squares_P / (count_P - 1).clamp(min=1)).sqrt()
+    return std_P.masked_fill(count_P == 0, torch.nan)
+
+
+def _keep_nan(values: torch.Tensor, template: torch.Tensor) -> torch.Tensor:
+    return values.masked_fill(template.isnan(), torch.nan)

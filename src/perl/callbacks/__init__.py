@@ -1,0 +1,1 @@
+"""What happens beside training: logs, the live line, curves, an orderly stop."""

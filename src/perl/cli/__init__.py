@@ -1,0 +1,1 @@
+"""The command line: which Perl is meant, and one module a command."""

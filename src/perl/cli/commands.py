@@ -1,0 +1,69 @@
+"""Dispatches to the commands, each in a module of its own that is imported when it is asked for.
+
+arguments -> exit code
+
+The one place where an error becomes a line and an exit code.
+"""
+
+import importlib
+import signal
+
+import click
+
+import perl
+from perl.cli.main import COMMANDS
+from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE, PerlError
+
+EPILOG = """\b
+Examples:
+  perl train quickstart
+  perl train my_recipe.yaml train.learning_rate=2e-5
+  perl train my_recipe.yaml --dry-run
+  perl recipes quickstart > my_recipe.yaml
+"""
+
+
+class _Commands(click.Group):
+    """The commands by name; importing one must not import the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"perl.cli.{cmd_name}").command
+        return command if isinstance(command, click.Command) else None
+
+
+@click.command(cls=_Commands, epilog=EPILOG, context_settings={"max_content_width": 110})
+@click.version_option(perl.__version__, prog_name="perl-rl")
+def commands() -> None:
+    """Parameter-efficient reinforcement learning for language models.
+
+    Trains an adapter on a recipe, scores it beside its base, and keeps both with a card. Anything that is not a
+    command here goes to the system's Perl.
+    """
+
+
+def run(arguments: list[str], program: str) -> int:
+    """Runs the command and turns what it raises into a line and an exit code."""
+    try:
+        result = commands.main(args=arguments, prog_name=program, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return EXIT_DONE
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USER_MISTAKE
+    except PerlError as error:
+        for problem in error.problems:
+            click.secho(f"error: {problem}", err=True, fg="red")
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        return EXIT_DONE
+    return result if isinstance(result, int) else EXIT_DONE

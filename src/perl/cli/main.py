@@ -1,0 +1,99 @@
+"""The console commands ``perl`` and ``perl-rl``.
+
+arguments -> ours, or the system's Perl
+
+Installed in a virtual environment, our ``perl`` hides the language's. So whatever is not one of our commands or options
+goes to the next ``perl`` on the PATH, by ``exec``: same arguments, same stdin, same exit status. The decision comes
+before any import that costs time.
+"""
+
+import os
+import sys
+
+COMMANDS = ("train", "recipes", "methods")
+OPTIONS = ("--help", "--version")
+
+# Programs of ours carry this in their first bytes (pip and its kin write it); the real one is no Python script.
+_OUR_MARK = b"perl.cli.main"
+# Set only while handing over to a script (a pyenv or plenv shim) that might come back to us: pid and scripts tried.
+_HANDED_OVER = "PERL_RL_HANDED_OVER"
+
+
+def perl() -> int:
+    """The console command ``perl``: ours or the system's."""
+    arguments = sys.argv[1:]
+    if not is_ours(arguments):
+        other = next_perl(os.environ.get("PATH", os.defpath))
+        if other is not None:
+            _hint_at_typo(arguments)
+            hand_over(other, arguments)
+    return run_commands(arguments, "perl")
+
+
+def perl_rl() -> int:
+    """The console command ``perl-rl``: always ours."""
+    return run_commands(sys.argv[1:], "perl-rl")
+
+
+def is_ours(arguments: list[str]) -> bool:
+    """Whether the first argument is a command or option of ours; without any, whether a person is at the terminal."""
+    if not arguments:
+        return sys.stdin is not None and sys.stdin.isatty()
+    return arguments[0] in COMMANDS or arguments[0] in OPTIONS
+
+
+def next_perl(search_path: str) -> str | None:
+    """The first ``perl`` on a search path that is not one of our own programs, or None."""
+    tried = _tried_by_this_process()
+    for folder in search_path.split(os.pathsep):
+        candidate = os.path.join(folder or os.curdir, "perl")
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK) and candidate not in tried:
+            with open(candidate, "rb") as program:
+                if _OUR_MARK not in program.read(4096):
+                    return candidate
+    return None
+
+
+def hand_over(program: str, arguments: list[str]) -> None:
+    """Becomes another program."""
+    import signal
+
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these two; a program that inherits that misbehaves in a pipe
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    os.environ.pop(_HANDED_OVER, None)
+    with open(program, "rb") as file:
+        if file.read(2) == b"#!":
+            os.environ[_HANDED_OVER] = os.pathsep.join([str(os.getpid()), *_tried_by_this_process(), program])
+    os.execv(program, [program, *arguments])  # noqa: S606 (no shell is wanted)
+
+
+def run_commands(arguments: list[str], program: str) -> int:
+    """Runs one of our commands.
+
+    Args:
+        arguments: As typed, without the program's name.
+        program: The name to show in usage lines.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 the user's mistake, 130 interrupted.
+    """
+    from perl.cli.commands import run
+
+    return run(arguments, program)
+
+
+def _tried_by_this_process() -> tuple[str, ...]:
+    pid, *programs = os.environ.get(_HANDED_OVER, "").split(os.pathsep)
+    return tuple(programs) if pid == str(os.getpid()) else ()
+
+
+def _hint_at_typo(arguments: list[str]) -> None:
+    """Perl will say that it cannot open the script; say too what was perhaps meant."""
+    if not arguments or arguments[0].startswith("-") or os.path.exists(arguments[0]):
+        return
+    import difflib
+
+    close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+    if close:
+        print(f"perl-rl: no command {arguments[0]!r} (did you mean {close[0]}?)", file=sys.stderr)  # noqa: T201

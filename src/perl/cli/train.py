@@ -1,0 +1,80 @@
+"""``perl train``: parse, train, print where everything is."""
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from perl.run import Run
+
+
+@click.command("train", short_help="Train a recipe, or go on with it where it was stopped.")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("-o", "--output", type=click.Path(), help="Run folder [default: runs/NAME].")
+@click.option("--dry-run", is_flag=True, help="Print the resolved recipe and the plan; load no weights.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_run: bool, quiet: bool) -> None:
+    """Train RECIPE, a YAML file or the name of a packaged one (see `perl recipes`).
+
+    The same command goes on with a run that was interrupted or killed.
+    """
+    _set_up_output(quiet=quiet)
+    from perl.recipe import load_recipe
+
+    load_recipe(recipe, overrides)  # says what is wrong before anything slow is imported
+    from perl.training import is_first_process, prepare, read_recipe, train
+
+    resolved = read_recipe(recipe, overrides, output)
+    if dry_run:
+        plan = prepare(resolved)
+        click.echo(resolved.to_yaml())
+        click.echo("\n".join(f"# {line}" for line in plan.lines()))
+        return
+    run = train(resolved)
+    if is_first_process() and not quiet:
+        click.echo("\n".join(_summary(run)))
+
+
+def _set_up_output(*, quiet: bool) -> None:
+    """Our own lines on stderr; those of the libraries only if they are errors."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not sys.warnoptions:
+        import warnings
+
+        warnings.simplefilter("ignore", FutureWarning)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("perl")
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.ERROR if quiet else logging.INFO)
+
+
+def _summary(run: "Run") -> list[str]:
+    """Scores of base and adapter, and where the files are."""
+    lines = []
+    for task, score in run.facts.get("eval", {}).items():
+        lines.append(f"{task}: avg@{score['k']} on {score['n']} held-out problems")
+        for who, stderr in (("base", score["base_stderr"]), ("adapter", score["stderr"])):
+            error = f" ± {stderr:.3f}" if stderr is not None else ""
+            lines.append(f"  {who:8} {score[who]:.3f}{error}   mean length {score[f'{who}_length']:.1f} tokens")
+    lines.append(f"{run.facts['steps']} steps, {run.facts['seconds']:.0f} s, reward {_reward(run)}")
+    lines.append(f"adapter  {run.adapter}")
+    lines.append(f"card     {run.card}")
+    curves = run.plots / "curves.png"
+    lines.append(f"curves   {curves}" if curves.is_file() else "curves   not drawn: pip install 'perl-rl[plots]'")
+    if run.facts.get("repo_id"):
+        lines.append(f"upload   hf upload {run.facts['repo_id']} {run.adapter}")
+    return lines
+
+
+def _reward(run: "Run") -> str:
+    reward = run.facts.get("reward", {})
+    first, last = reward.get("first"), reward.get("last")
+    return f"{first:.3f} -> {last:.3f}" if first is not None and last is not None else "not scored"

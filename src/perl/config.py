@@ -1,0 +1,157 @@
+"""PeftRLConfig: TRL's GRPOConfig plus the adapter, the batch in a person's terms, and defaults that fit adapters.
+
+Recipe -> PeftRLConfig, and inside it fields -> derived fields. Knows nothing of models or data.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from trl import GRPOConfig
+
+from perl.errors import PerlError, RecipeError
+from perl.recipe import Recipe
+from perl.recipe.batch_plan import plan_batch
+from perl.recipe.recipe import world_size
+from perl.recipe.sections import PeftSection
+
+
+def _setting(name: str) -> Any:  # noqa: ANN401 (a dataclass field)
+    """A field that mirrors a setting of the recipe's ``peft`` section: same default, same sentence."""
+    setting = PeftSection.model_fields[name]
+    return field(default=setting.default, metadata={"help": setting.description})
+
+
+@dataclass
+class PeftRLConfig(GRPOConfig):
+    """Arguments of :class:`perl.PeftGRPOTrainer`: every argument of TRL's ``GRPOConfig``, and these.
+
+    Without a ``peft_config`` argument the trainer builds the adapter from the ``peft_*`` fields, which are the
+    recipe's ``peft`` section under another name (``perl methods`` lists the methods).
+
+    Four defaults differ from TRL's, because an adapter is trained:
+
+    * ``learning_rate`` 1e-5 instead of 1e-6: an adapter wants about ten times the rate of full fine-tuning
+      (Schulman et al. 2025, "LoRA Without Regret").
+    * ``logging_steps`` 1 instead of 10, ``save_steps`` 50 instead of 500: a step takes long and an adapter is small.
+    * ``bf16``, ``gradient_checkpointing`` and ``dataloader_pin_memory`` are off on a CPU unless they are asked for.
+
+    Raises:
+        perl.errors.RecipeError: ``prompts_per_step`` contradicts the other batch numbers.
+        pydantic.ValidationError: A ``peft_*`` field has an impossible value.
+    """
+
+    learning_rate: float = field(default=1e-5, metadata={"help": "The initial learning rate."})
+    logging_steps: float = field(default=1, metadata={"help": "Log every X optimizer steps."})
+    save_steps: float = field(default=50, metadata={"help": "Save a checkpoint every X optimizer steps."})
+    gradient_checkpointing: bool | None = field(
+        default=None, metadata={"help": "Recompute activations in the backward pass. None: not on a CPU."}
+    )
+    dataloader_pin_memory: bool | None = field(
+        default=None, metadata={"help": "Pin memory in data loaders. None: not on a CPU."}
+    )
+    per_device_train_batch_size: int | None = field(
+        default=None, metadata={"help": "Rows in one forward pass. None: 8, or what prompts_per_step leaves."}
+    )
+    gradient_accumulation_steps: int | None = field(
+        default=None, metadata={"help": "Forward passes in one optimizer step. None: 1, or as prompts_per_step needs."}
+    )
+    prompts_per_step: int | None = field(
+        default=None, metadata={"help": "Different prompts in one optimizer step; the other batch numbers follow."}
+    )
+    peft_method: str = _setting("method")
+    peft_rank: int | None = _setting("rank")
+    peft_alpha: float | None = _setting("alpha")
+    peft_dropout: float = _setting("dropout")
+    # A factory, since transformers' command-line parser ignores the plain default of a field that may be a list.
+    peft_target_modules: str | list[str] = field(
+        default_factory=lambda: PeftSection.model_fields["target_modules"].default,
+        metadata={"help": PeftSection.model_fields["target_modules"].description},
+    )
+    peft_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": PeftSection.model_fields["kwargs"].description}
+    )
+
+    _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs"]
+
+    bf16: bool | None = field(default=None, metadata={"help": "Train in bfloat16. None: not on a CPU."})
+    activation_checkpointing: bool | None = field(
+        default=None, metadata={"help": "transformers' new name of gradient_checkpointing."}
+    )
+
+    def __post_init__(self) -> None:
+        """Derives what was left open, then lets TRL derive and check the rest."""
+        self._derive_batch()
+        if self.peft_target_modules == ["all-linear"]:  # as the command-line parser gives it
+            self.peft_target_modules = "all-linear"
+        on_cpu = self.use_cpu or not torch.accelerator.is_available()
+        if self.bf16 is None and on_cpu:
+            self.bf16 = False
+        if self.dataloader_pin_memory is None:
+            self.dataloader_pin_memory = not on_cpu
+        if self.gradient_checkpointing is None:
+            self.gradient_checkpointing = not on_cpu
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = self.gradient_checkpointing
+        super().__post_init__()
+        self.peft  # noqa: B018 (refuses impossible values now, not when the model is loaded)
+
+    @property
+    def peft(self) -> PeftSection:
+        """The ``peft_*`` fields as the recipe's section."""
+        return PeftSection(
+            method=self.peft_method,
+            rank=self.peft_rank,
+            alpha=self.peft_alpha,
+            dropout=self.peft_dropout,
+            target_modules=self.peft_target_modules,
+            kwargs=self.peft_kwargs or {},  # type: ignore[arg-type]
+        )
+
+    def _derive_batch(self) -> None:
+        if self.prompts_per_step is not None:
+            batch = plan_batch(
+                prompts_per_step=self.prompts_per_step,
+                num_generations=self.num_generations,
+                per_device_train_batch_size=self.per_device_train_batch_size,
+                gradient_accumulation_steps=self.gradient_accumulation_steps,
+                world_size=world_size(),
+            )
+            self.per_device_train_batch_size = batch.per_device_train_batch_size
+            self.gradient_accumulation_steps = batch.gradient_accumulation_steps
+        if self.per_device_train_batch_size is None:
+            self.per_device_train_batch_size = GRPOConfig.per_device_train_batch_size
+        if self.gradient_accumulation_steps is None:
+            self.gradient_accumulation_steps = GRPOConfig.gradient_accumulation_steps
+
+
+def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
+    """The trainer's arguments of a recipe.
+
+    Args:
+        recipe: What is asked for.
+        output_dir: Where checkpoints go.
+
+    Raises:
+        RecipeError: TRL or transformers refuse a combination of fields.
+    """
+    generations = recipe.batch.num_generations
+    derived = {
+        "num_generations": generations,
+        "per_device_train_batch_size": recipe.batch.per_device_train_batch_size,
+        "gradient_accumulation_steps": recipe.batch.gradient_accumulation_steps,
+        "reward_weights": [setting.weight for setting in recipe.rewards.values()],
+        "use_cpu": recipe.engine.device == "cpu",
+        "disable_tqdm": True,
+        **{f"peft_{name}": value for name, value in recipe.peft.model_dump().items()},
+        **recipe.rollout.model_dump(),
+    }
+    asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
+    # A group must not be split between evaluation batches.
+    defaults = {"per_device_eval_batch_size": generations}
+    try:
+        return PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
+    except PerlError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise RecipeError(str(error), "train") from error

@@ -1,0 +1,198 @@
+"""Problems from the sandbox, local files or the Hub, as prompts with gold answers; checked before training.
+
+DataSection -> ProblemSet (columns: prompt, solution, and whatever else the data set holds)
+
+Knows nothing of tokenizers beyond whether prompts are chat messages, nothing of models or rewards.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets
+
+from perl.errors import DataError, Problem, did_you_mean, raise_all
+from perl.hub_lookup import look_up
+from perl.recipe.sections import DataSection, DataSource
+from perl.sandbox import is_sandbox, load_problems
+
+# File suffix -> reader of the datasets library.
+_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+# Names that TRL gives to the arguments of a reward function: a column of this name would collide.
+_RESERVED_COLUMNS = {"completions", "completion_ids", "prompts", "trainer_state", "log_extra", "log_metric"}
+
+Role = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """The problems of a recipe.
+
+    Attributes:
+        train: Rows with ``prompt`` (text or chat messages) and, where the data has answers, ``solution`` (text).
+        heldout: The same for held-out problems; None where there are none.
+        heldout_name: What the held-out problems are called in results.
+    """
+
+    train: datasets.Dataset
+    heldout: datasets.Dataset | None
+    heldout_name: str | None
+
+
+def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
+    """Reads both splits and checks them.
+
+    Args:
+        section: The recipe's ``data`` section.
+        chat: Whether questions become chat messages; ``section.chat`` overrides it.
+
+    Raises:
+        DataError: A set is absent, empty, lacks a column or an answer, or the two overlap.
+    """
+    chat = chat if section.chat is None else section.chat
+    if section.system_prompt and not chat:
+        raise DataError("a system prompt needs chat messages", "data.system_prompt", "set data.chat: true")
+    train = _load(section.train, "train", section, chat)
+    source = section.eval or (section.train if is_sandbox(section.train.name) else None)
+    if source is None:
+        return ProblemSet(train, None, None)
+    heldout = _load(source, "eval", section, chat)
+    train = _without_overlap(train, heldout, drop=section.drop_overlap)
+    return ProblemSet(train, heldout, source.name if is_sandbox(source.name) else Path(source.name).stem)
+
+
+def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> datasets.Dataset:
+    """One set, read, mapped and checked."""
+    where = f"data.{role}"
+    raw = _read(source, role, where)
+    if len(raw) == 0:
+        raise DataError(f"{source.name} is empty", where)
+    if source.limit is not None:
+        raw = raw.select(range(min(source.limit, len(raw))))
+    _check_columns(raw, source, section, where)
+    rows = [_row(raw[i], source, section, chat) for i in range(len(raw))]
+    _check_rows(rows, source, where)
+    return datasets.Dataset.from_list(rows)
+
+
+def _read(source: DataSource, role: Role, where: str) -> datasets.Dataset:
+    if is_sandbox(source.name):
+        split: Literal["train", "heldout"] = "train" if role == "train" else "heldout"
+        return datasets.Dataset.from_list(
+            [{"prompt": p.question, "answer": p.answer} for p in load_problems(source.name, split)]
+        )
+    path = Path(source.name).expanduser()
+    if path.suffix in _READERS:
+        return _read_file(path, where)
+    return _read_hub(source, role, where)
+
+
+def _read_file(path: Path, where: str) -> datasets.Dataset:
+    if not path.is_file():
+        raise DataError(f"no such file: {path}", where)
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty", where)
+    try:
+        return datasets.load_dataset(_READERS[path.suffix], data_files=str(path), split="train")
+    except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error.__cause__ or error}", where) from error
+
+
+def _read_hub(source: DataSource, role: Role, where: str) -> datasets.Dataset:
+    split = source.split or ("train" if role == "train" else "test")
+    answer = look_up("dataset", source.name, source.revision)
+    if isinstance(answer, Problem):
+        hint = f"a local file ends in {', '.join(_READERS)}; sandbox:addition needs no network"
+        raise DataError(answer.message, where, f"{answer.hint}; {hint}" if answer.hint else hint)
+    try:
+        return datasets.load_dataset(source.name, source.subset, split=split, revision=source.revision)
+    except (OSError, ValueError) as error:  # not cached; or an unknown subset or split, those that exist are listed
+        raise DataError(f"{source.name} cannot be loaded: {error}", where) from error
+
+
+def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSection, where: str) -> None:
+    problems = []
+    for role, column in (("prompt", source.columns.prompt), ("answer", source.columns.answer)):
+        if column is not None and column not in raw.column_names:
+            hint = did_you_mean(column, raw.column_names)
+            problems.append(
+                Problem(
+                    f"{source.name} has no column {column!r}, it has {', '.join(raw.column_names)}",
+                    f"{where}.columns.{role}",
+                    hint if hint.startswith("did") else f"name the column that holds the {role}",
+                )
+            )
+    raise_all(DataError, problems)
+    if section.prompt_template is not None:
+        try:
+            section.prompt_template.format_map({**raw[0], "prompt": ""})
+        except (KeyError, ValueError, IndexError) as error:
+            raise DataError(
+                f"the template cannot be filled: {error!r}",
+                "data.prompt_template",
+                f"names in braces: prompt, {', '.join(raw.column_names)}; write {{{{ for a brace",
+            ) from None
+
+
+def _row(raw: Mapping[str, Any], source: DataSource, section: DataSection, chat: bool) -> dict[str, Any]:
+    """One problem in the trainer's form; other columns stay for the user's reward functions."""
+    question = raw[source.columns.prompt]
+    row = {
+        name: value
+        for name, value in raw.items()
+        if name not in _RESERVED_COLUMNS and name not in (source.columns.prompt, source.columns.answer)
+    }
+    if isinstance(question, str):
+        text = (section.prompt_template or "{prompt}").format_map({**raw, "prompt": question})
+        row["prompt"] = [{"role": "user", "content": text}] if chat else text
+    else:
+        row["prompt"] = question
+    if section.system_prompt and isinstance(row["prompt"], list):
+        row["prompt"] = [{"role": "system", "content": section.system_prompt}, *row["prompt"]]
+    if source.columns.answer is not None:
+        answer = raw[source.columns.answer]
+        row["solution"] = None if answer is None else str(answer)
+    return row
+
+
+def _check_rows(rows: list[dict[str, Any]], source: DataSource, where: str) -> None:
+    no_prompt = [i for i, row in enumerate(rows) if not prompt_text(row["prompt"]).strip()]
+    no_answer = [i for i, row in enumerate(rows) if "solution" in row and not (row["solution"] or "").strip()]
+    problems = []
+    for bad, what in ((no_prompt, "question"), (no_answer, "answer")):
+        if bad:
+            problems.append(
+                Problem(
+                    f"{len(bad)} of {len(rows)} rows of {source.name} have no {what}, first row {bad[0] + 1}", where
+                )
+            )
+    raise_all(DataError, problems)
+
+
+def prompt_text(prompt: Any) -> str:  # noqa: ANN401 (text or messages, as the data set holds them)
+    """The words of a prompt, whichever form it has; what two equal prompts have in common."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list):
+        return "\n".join(str(message.get("content") or "") for message in prompt if isinstance(message, Mapping))
+    return ""
+
+
+def _without_overlap(train: datasets.Dataset, heldout: datasets.Dataset, *, drop: bool) -> datasets.Dataset:
+    """The training rows whose prompt is not held out; unless they may be dropped, such a row is an error."""
+    held = {" ".join(prompt_text(prompt).split()) for prompt in heldout["prompt"]}
+    same = [i for i, prompt in enumerate(train["prompt"]) if " ".join(prompt_text(prompt).split()) in held]
+    if not same:
+        return train
+    if not drop:
+        example = prompt_text(train[same[0]]["prompt"])
+        raise DataError(
+            f"{len(same)} training prompts are also held out, e.g. {example[:60]!r}",
+            "data.eval",
+            "set data.drop_overlap: true to drop them from training",
+        )
+    kept = sorted(set(range(len(train))) - set(same))
+    if not kept:
+        raise DataError("every training prompt is also held out", "data.eval", "use another set")
+    return train.select(kept)

@@ -1,0 +1,120 @@
+"""What can go wrong, and how it is said.
+
+The error model, each kind handled in one place:
+
+* **The user's mistake** (a recipe, a path, a missing package) is a :class:`PerlError`. It is raised before a model
+  loads and carries every problem of the file at once; the command line prints one line a problem and exits with 2.
+* **A promise that broke** (the base's weights changed, the saved adapter is not the trained one) is a
+  :class:`BrokenPromiseError`. Nobody's input caused it, the result must not be used: exit 1.
+* **The user stops the run** with Ctrl-C or SIGTERM: :class:`InterruptedRunError`, exit 130, the run can be resumed.
+* **A result that failed** (a completion without an answer) is data with a status, :class:`perl.types.Verdict`; it is
+  never an exception and never a silent 0.0.
+
+Anything else is a defect of this package: a plain exception with its traceback, exit 1.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USER_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+
+LONGEST_LISTED_CHOICE = 40
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, where it stands and what to do about it.
+
+    Example:
+        ``Problem("unknown key", "recipe.yaml:4: peft.rnak", "did you mean rank?")`` prints as
+        ``recipe.yaml:4: peft.rnak: unknown key (did you mean rank?)``.
+    """
+
+    message: str
+    where: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        """The problem as one line."""
+        located = f"{self.where}: {self.message}" if self.where else self.message
+        line = f"{located} ({self.hint})" if self.hint else located
+        return " ".join(line.split())
+
+
+class PerlError(Exception):
+    """The user's mistake: one line a problem, no traceback, exit 2."""
+
+    exit_code = EXIT_USER_MISTAKE
+
+    def __init__(self, message: str, where: str = "", hint: str = "", others: Sequence[Problem] = ()) -> None:
+        """Says what is wrong.
+
+        Args:
+            message: The first problem.
+            where: File and key, as ``recipe.yaml:4: peft.rank``.
+            hint: What to do, with the nearest valid name where there is one.
+            others: Further problems found in the same look.
+        """
+        super().__init__(message, where, hint, others)
+        self.problems = (Problem(message, where, hint), *others)
+
+    def __str__(self) -> str:
+        """Every problem on a line of its own."""
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+class RecipeError(PerlError, ValueError):
+    """A recipe that cannot be read or asks for something impossible."""
+
+
+class DataError(PerlError, ValueError):
+    """A data set that is absent, empty, incomplete or overlaps with the held-out one."""
+
+
+class ModelError(PerlError, ValueError):
+    """A model that cannot be loaded, or an adapter that would train nothing of it."""
+
+
+class RunFolderError(PerlError):
+    """An output folder that is not writable, in use, or holds another recipe's run."""
+
+
+class MissingExtraError(PerlError, ImportError):
+    """An optional package that this recipe needs and that is not installed."""
+
+
+class BrokenPromiseError(PerlError):
+    """A guard found that the run is not what it says: the result must not be used."""
+
+    exit_code = EXIT_FAILED
+
+
+class InterruptedRunError(PerlError):
+    """The user stopped the run; the same command resumes it."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+def raise_all(kind: type[PerlError], problems: Sequence[Problem]) -> None:
+    """Raises one error with all problems, or returns if there are none."""
+    if problems:
+        first, *others = problems
+        raise kind(first.message, first.where, first.hint, tuple(others))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The hint for a name that does not exist: the nearest one, else the choice if it is short enough to read."""
+    choice = sorted(known)
+    close = difflib.get_close_matches(name, choice, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"there are: {', '.join(choice)}" if 0 < len(choice) <= LONGEST_LISTED_CHOICE else ""
+
+
+def missing_extra(package: str, extra: str, needed_for: str) -> Problem:
+    """The problem of an optional package that is not installed, with the command that installs it."""
+    return Problem(f"{needed_for} needs the package {package}", hint=f"pip install 'perl-rl[{extra}]'")

@@ -1,0 +1,1 @@
+"""What an adapter is worth: the base and the adapter under one protocol."""

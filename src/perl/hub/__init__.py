@@ -1,0 +1,1 @@
+"""What other people see of an adapter."""

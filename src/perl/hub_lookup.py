@@ -1,0 +1,52 @@
+"""Asks the Hub once, quickly, whether a model or a data set is there, before a library waits for it.
+
+name, revision -> commit
+
+Without a network transformers and datasets try for most of a minute and then print a page; one request tells at once,
+and tells apart a wrong name, a login that is missing and a network that is down.
+"""
+
+import os
+from typing import Literal
+
+from huggingface_hub import HfApi
+from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+from perl.errors import Problem
+
+TIMEOUT_SECONDS = 15.0
+
+
+def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) -> str | Problem | None:
+    """Whether the Hub has it.
+
+    Args:
+        kind: What to look for.
+        name: ``user/name`` as given by the user; not a local path.
+        revision: Branch, tag or commit; None: the main branch.
+
+    Returns:
+        The commit; or what is wrong; or None where ``HF_HUB_OFFLINE`` forbids asking and only the cache counts.
+    """
+    if HF_HUB_OFFLINE:
+        return None
+    api = HfApi()
+    ask = api.model_info if kind == "model" else api.dataset_info
+    what = "data set" if kind == "dataset" else kind
+    try:
+        return ask(name, revision=revision, timeout=TIMEOUT_SECONDS).sha
+    except HFValidationError:
+        return Problem(f"no {what} {name!r}: no such folder or file, and not a name on the Hub (user/name)")
+    except GatedRepoError:
+        return Problem(f"{name} is gated", hint="accept its terms on the Hub, then `hf auth login`")
+    except RevisionNotFoundError:
+        return Problem(f"{name} has no revision {revision!r} on the Hub")
+    except RepositoryNotFoundError:
+        return Problem(f"no {what} {name!r}: no such folder or file, and the Hub has none or it is private")
+    except Exception as error:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
+        host = os.environ.get("HF_ENDPOINT", "the Hub")
+        return Problem(
+            f"no {what} {name!r} here, and {host} cannot be reached: {error}",
+            hint="with HF_HUB_OFFLINE=1 what is cached is used",
+        )

@@ -1,0 +1,1 @@
+"""The PEFT methods: one table that drives how each is built."""

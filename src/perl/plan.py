@@ -1,0 +1,197 @@
+"""Everything about a run that can be known, and refused, before the base's weights are loaded.
+
+Recipe -> Plan
+
+Reads the data, counts what will be trained on an empty copy of the model, does the arithmetic of steps.
+"""
+
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from perl.config import PeftRLConfig, training_arguments
+from perl.data import ProblemSet, load_problem_set
+from perl.errors import DataError, MissingExtraError, ModelError, Problem, missing_extra, raise_all
+from perl.methods.registry import build_config, resolved_settings
+from perl.model import attach_adapter, load_empty_base, load_tokenizer, total_parameters, trainable_parameters
+from perl.prompts import render_prompts
+from perl.recipe import Recipe
+from perl.rewards import Reward, resolve_rewards
+from perl.rewards.builtin import accuracy_reward
+from perl.rewards.verifier import is_plain
+
+# Arguments that TRL hands to every reward function; all others are columns of the data set.
+_ARGUMENTS_FROM_TRL = {
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do.
+
+    Attributes:
+        arguments: The trainer's, complete but for the folder.
+        steps: Optimizer steps.
+        longest_prompt: In tokens.
+        settings: The adapter's settings, defaults filled in.
+    """
+
+    recipe: Recipe
+    arguments: PeftRLConfig
+    problems: ProblemSet
+    rewards: list[Reward]
+    tokenizer: PreTrainedTokenizerBase
+    steps: int
+    longest_prompt: int
+    settings: dict[str, Any]
+    trainable_parameters: int
+    total_parameters: int
+
+    def lines(self) -> Iterator[str]:
+        """The plan for a person to read."""
+        share = 100 * self.trainable_parameters / self.total_parameters
+        heldout = len(self.problems.heldout) if self.problems.heldout is not None else 0
+        settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        yield f"model    {self.recipe.model.name}, {self.total_parameters - self.trainable_parameters:,} parameters"
+        yield f"adapter  {self.recipe.peft.method} ({settings})"
+        yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
+        yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
+        yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
+        yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards)}"
+        yield f"batch    {self.recipe.batch}"
+        yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"
+        yield f"output   {self.recipe.output_dir}"
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    """Checks a recipe against its data and its model.
+
+    Raises:
+        PerlError: Whatever is wrong, before any weights are loaded.
+    """
+    _check_extras(recipe)
+    rewards = resolve_rewards(recipe.rewards)
+    arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
+    peft_config = build_config(recipe.peft)
+    empty = load_empty_base(recipe.model)
+    policy = attach_adapter(empty, peft_config)
+    tokenizer = load_tokenizer(recipe.model)
+    problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
+    _check_rewards_fit(rewards, problems)
+    _check_answers(rewards, problems, recipe)
+    return Plan(
+        recipe=recipe,
+        arguments=arguments,
+        problems=problems,
+        rewards=rewards,
+        tokenizer=tokenizer,
+        steps=_steps(problems.train, arguments, recipe),
+        longest_prompt=_longest_prompt(problems, tokenizer, empty.config, arguments),
+        settings=resolved_settings(recipe.peft),
+        trainable_parameters=trainable_parameters(policy),
+        total_parameters=total_parameters(policy),
+    )
+
+
+def _check_extras(recipe: Recipe) -> None:
+    """Packages that this recipe needs and that are not part of the core."""
+    reports = recipe.train.get("report_to") or []
+    wanted = [("vllm", "vllm", "train.use_vllm")] if recipe.train.get("use_vllm") else []
+    for name in [reports] if isinstance(reports, str) else reports:
+        if name in ("wandb", "trackio"):
+            wanted.append((name, "track", "train.report_to"))
+    missing = [missing_extra(p, extra, where) for p, extra, where in wanted if importlib.util.find_spec(p) is None]
+    raise_all(MissingExtraError, missing)
+
+
+def _check_rewards_fit(rewards: list[Reward], problems: ProblemSet) -> None:
+    """Every argument that a reward function insists on must be a column of the data."""
+    found = []
+    for reward in rewards:
+        parameters = list(inspect.signature(reward.function).parameters.values())
+        for parameter in parameters:
+            insists = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+            known = _ARGUMENTS_FROM_TRL | set(problems.train.column_names)
+            if insists and parameter.name not in known and parameter.kind is not parameter.VAR_POSITIONAL:
+                column = "an answer" if parameter.name == "solution" else f"the column {parameter.name!r}"
+                hint = "set data.train.columns.answer" if parameter.name == "solution" else "rename the argument"
+                found.append(Problem(f"needs {column}, which the data does not have", f"rewards.{reward.name}", hint))
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            hint = "TRL hands every column of the data to every reward"
+            found.append(Problem("the function must accept **kwargs", f"rewards.{reward.name}", hint))
+    raise_all(DataError, found)
+
+
+def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:
+    """Gold answers that the verifier cannot compare would make right completions wrong."""
+    found = []
+    checked = {"train": problems.train if any(_is_accuracy(r) for r in rewards) else None, "eval": problems.heldout}
+    for role, rows in checked.items():
+        if rows is None or (role == "eval" and not recipe.eval.enabled):
+            continue
+        if "solution" not in rows.column_names:
+            found.append(Problem("held-out problems need answers", f"data.{role}", "or set eval.enabled: false"))
+            continue
+        unreadable = [gold for gold in rows["solution"] if not is_plain(gold.rsplit("####", 1)[-1])]
+        if unreadable:
+            found.append(
+                Problem(
+                    f"{len(unreadable)} of {len(rows)} answers are no numbers or words, e.g. {unreadable[0][:40]!r}",
+                    f"data.{role}",
+                    "accuracy compares numbers and words; drop those rows or use a reward of your own",
+                )
+            )
+    raise_all(DataError, found)
+
+
+def _is_accuracy(reward: Reward) -> bool:
+    return inspect.unwrap(reward.function) is accuracy_reward
+
+
+def _steps(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
+    """Optimizer steps, as transformers counts them; refuses a set that is too small for one."""
+    prompts_per_generation = arguments.generation_batch_size // arguments.num_generations
+    batches = len(train) // prompts_per_generation
+    if batches == 0:
+        raise DataError(
+            f"{len(train)} training problems are too few for a step of {prompts_per_generation} prompts",
+            "data.train",
+            f"set train.prompts_per_step to {len(train)} or less",
+        )
+    if arguments.max_steps > 0:
+        return int(arguments.max_steps)
+    micro_batches = batches * arguments.steps_per_generation * arguments.num_iterations
+    steps_per_epoch = max(1, -(-micro_batches // recipe.batch.gradient_accumulation_steps))
+    return int(-(-arguments.num_train_epochs * steps_per_epoch // 1))
+
+
+def _longest_prompt(
+    problems: ProblemSet,
+    tokenizer: PreTrainedTokenizerBase,
+    model_config: PreTrainedConfig,
+    arguments: PeftRLConfig,
+) -> int:
+    """Tokens of the longest prompt; refuses one that leaves no room for the completion in the model's context."""
+    sets = [rows for rows in (problems.train, problems.heldout) if rows is not None]
+    longest = max(len(prompt.token_ids) for rows in sets for prompt in render_prompts(list(rows), tokenizer))
+    context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and longest + arguments.max_completion_length > context:
+        raise ModelError(
+            f"the longest prompt has {longest} tokens, with {arguments.max_completion_length} of completion that is "
+            f"more than the model's {context}",
+            "rollout.max_completion_length",
+            f"at most {context - longest}" if context > longest else "shorten or drop the long prompts",
+        )
+    return longest

@@ -1,0 +1,6 @@
+"""recipe.yaml -> Recipe: the schema, ``extends``, overrides, and every mistake said at once."""
+
+from perl.recipe.batch_plan import BatchPlan as BatchPlan
+from perl.recipe.recipe import Recipe as Recipe
+from perl.recipe.recipe import SectionCheck as SectionCheck
+from perl.recipe.recipe import load_recipe as load_recipe

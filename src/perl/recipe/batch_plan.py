@@ -1,0 +1,130 @@
+"""From a person's batch (prompts a step, completions a prompt) to the numbers that the trainer wants.
+
+prompts_per_step, num_generations -> BatchPlan
+
+Pure arithmetic. Knows nothing of recipes, models or memory.
+"""
+
+from dataclasses import dataclass
+
+from perl.errors import Problem, RecipeError, raise_all
+
+DEFAULT_PROMPTS_PER_STEP = 16
+DEFAULT_NUM_GENERATIONS = 8
+# Rows in one forward pass when nobody says: what TRL takes.
+LARGEST_DEFAULT_MICRO_BATCH = 8
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How the completions of one optimizer step are cut into forward passes.
+
+    Example:
+        8 prompts x 8 generations on 2 processes with 16 rows a pass: ``BatchPlan(prompts_per_step=8,
+        num_generations=8, per_device_train_batch_size=16, gradient_accumulation_steps=2, world_size=2)``.
+    """
+
+    prompts_per_step: int
+    num_generations: int
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    world_size: int = 1
+
+    @property
+    def completions_per_step(self) -> int:
+        """Completions that one optimizer step sees, over all processes."""
+        return self.prompts_per_step * self.num_generations
+
+    def __str__(self) -> str:
+        """The arithmetic as one line."""
+        processes = f" x {self.world_size} processes" if self.world_size > 1 else ""
+        return (
+            f"{self.prompts_per_step} prompts x {self.num_generations} generations = {self.completions_per_step} "
+            f"completions a step = {self.per_device_train_batch_size} rows x {self.gradient_accumulation_steps} "
+            f"passes{processes}"
+        )
+
+
+def plan_batch(
+    *,
+    prompts_per_step: int | None = None,
+    num_generations: int | None = None,
+    per_device_train_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+    world_size: int = 1,
+) -> BatchPlan:
+    """Derives what is not given and checks that everything fits.
+
+    Args:
+        prompts_per_step: Different prompts in one optimizer step. None: from the two numbers below if either is
+            given, else 16.
+        num_generations: Completions of each prompt (G in the GRPO paper). None: 8.
+        per_device_train_batch_size: Rows in one forward pass on one process. None: the largest that fits, at most 8.
+        gradient_accumulation_steps: Forward passes in one optimizer step. None: whatever is left.
+        world_size: Number of processes.
+
+    Raises:
+        RecipeError: The numbers contradict each other; the hint names ones that fit.
+    """
+    generations = num_generations or DEFAULT_NUM_GENERATIONS
+    rows, passes = per_device_train_batch_size, gradient_accumulation_steps
+    if prompts_per_step is None and (rows or passes):
+        prompts_per_step = _prompts_from_rows(
+            (rows or LARGEST_DEFAULT_MICRO_BATCH) * (passes or 1) * world_size, generations
+        )
+    prompts = prompts_per_step or DEFAULT_PROMPTS_PER_STEP
+    completions = prompts * generations
+    shown = f"{prompts} prompts x {generations} generations = {completions} completions a step"
+    if completions % world_size:
+        raise RecipeError(f"{shown} cannot be split over {world_size} processes", "train.prompts_per_step")
+    per_process = completions // world_size
+    rows = rows or _rows_for(per_process, passes, shown)
+    passes = passes or _passes_for(per_process, rows, shown)
+    if rows * passes != per_process:
+        raise RecipeError(
+            f"{shown}, but {rows} rows x {passes} passes x {world_size} processes are {rows * passes * world_size}",
+            "train.gradient_accumulation_steps",
+            "leave it out, it is derived",
+        )
+    return BatchPlan(prompts, generations, rows, passes, world_size)
+
+
+def _prompts_from_rows(completions: int, generations: int) -> int:
+    if completions % generations:
+        raise RecipeError(
+            f"num_generations {generations} does not fit {completions} completions a step",
+            "train.num_generations",
+            f"it must divide {completions}: {_listed(_divisors(completions, at_least=2))}; "
+            "or set train.prompts_per_step and leave the batch to be derived",
+        )
+    return completions // generations
+
+
+def _rows_for(per_process: int, passes: int | None, shown: str) -> int:
+    if passes is None:
+        return max(d for d in _divisors(per_process) if d <= LARGEST_DEFAULT_MICRO_BATCH)
+    problem = Problem(
+        f"{shown} cannot be cut into {passes} passes",
+        "train.gradient_accumulation_steps",
+        f"it must divide {per_process}: {_listed(_divisors(per_process))}",
+    )
+    raise_all(RecipeError, [problem] if per_process % passes else [])
+    return per_process // passes
+
+
+def _passes_for(per_process: int, rows: int, shown: str) -> int:
+    problem = Problem(
+        f"{shown} cannot be cut into passes of {rows} rows",
+        "train.per_device_train_batch_size",
+        f"it must divide {per_process}: {_listed(_divisors(per_process))}",
+    )
+    raise_all(RecipeError, [problem] if per_process % rows else [])
+    return per_process // rows
+
+
+def _divisors(number: int, at_least: int = 1) -> list[int]:
+    return [d for d in range(at_least, number + 1) if number % d == 0]
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(str(n) for n in numbers)

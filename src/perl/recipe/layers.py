@@ -1,0 +1,261 @@
+"""Reads recipe files and overrides into one mapping that remembers where each value came from.
+
+file, its ``extends`` chain, ``section.key=value`` overrides -> Layer
+
+Plain YAML 1.2 scalars (``1e-5`` is a number, ``no`` is text), no tags, no key twice. Knows the shape of YAML, not the
+meaning of any setting.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perl.assets import packaged_recipes
+from perl.errors import Problem, RecipeError, did_you_mean, raise_all
+
+KeyPath = tuple[str, ...]
+
+# A bare value at these places is short for a mapping with this one key.
+_SHORTHANDS: dict[KeyPath, str] = {("data", "train"): "name", ("data", "eval"): "name", ("rewards", "*"): "weight"}
+
+
+@dataclass
+class Layer:
+    """Settings and the place each of them was written at.
+
+    Attributes:
+        values: Nested mapping, sections first.
+        origins: Key path -> ``recipe.yaml:4`` or ``command line``.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+
+    def where(self, path: Sequence[str]) -> str:
+        """The place of a key for an error message, as ``recipe.yaml:4: peft.rank``."""
+        path = tuple(path)
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.origins:
+                return f"{self.origins[path[:end]]}: {'.'.join(path)}"
+        return ".".join(path)
+
+
+class _RecipeLoader(yaml.SafeLoader):
+    """Safe YAML whose booleans and floats are those of YAML 1.2."""
+
+
+_RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_RecipeLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_RecipeLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"
+        r"|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def read_layers(source: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> tuple[str, Layer]:
+    """Merges a recipe, what it extends, and the overrides.
+
+    Args:
+        source: A file, the name of a packaged recipe, or the mapping itself.
+        overrides: ``section.key=value``, the value in YAML.
+
+    Returns:
+        The recipe's name and its settings.
+
+    Raises:
+        RecipeError: A file is absent or not plain YAML, or the chain of ``extends`` comes back to itself.
+    """
+    if isinstance(source, Mapping):
+        name, layer = "recipe", _merged(_extended_by_mapping(source), _layer_of_mapping(source))
+    else:
+        path = locate(str(source))
+        name, layer = path.stem, _read_chain(path, ())
+    return name, _merged(layer, _layer_of_overrides(overrides))
+
+
+def locate(reference: str, beside: Path | None = None) -> Path:
+    """The file of a recipe: a path if it looks like one (``.yaml`` or a slash), else a packaged name.
+
+    Args:
+        reference: As written by the user.
+        beside: Folder that relative paths start from; None: the current one.
+
+    Raises:
+        RecipeError: There is no such file or name.
+    """
+    packaged = packaged_recipes()
+    if reference in packaged:
+        return packaged[reference]
+    path = (beside or Path()) / Path(reference).expanduser()
+    if path.suffix in {".yaml", ".yml"} or path.is_file():
+        if path.is_file():
+            return path
+        raise RecipeError("no such file", str(path), "`perl recipes` lists those that are packaged")
+    raise RecipeError(f"no recipe named {reference!r}", hint=did_you_mean(reference, packaged))
+
+
+def _read_chain(path: Path, children: tuple[Path, ...]) -> Layer:
+    """The file merged over what it extends."""
+    layer = _read_file(path)
+    parent = layer.values.pop("extends", None)
+    if parent is None:
+        return layer
+    where = layer.where(("extends",))
+    if not isinstance(parent, str):
+        raise RecipeError(f"must be the name or path of one recipe, not {parent!r}", where)
+    parent_path = _parent_of(parent, path, where)
+    chain = (*children, path)
+    if any(parent_path.samefile(link) for link in chain):
+        links = " -> ".join(link.name for link in (*chain, parent_path))
+        raise RecipeError(f"the recipe extends itself: {links}", where)
+    return _merged(_read_chain(parent_path, chain), layer)
+
+
+def _parent_of(reference: str, child: Path, where: str) -> Path:
+    try:
+        return locate(reference, child.parent)
+    except RecipeError as error:
+        message = str(Problem(error.problems[0].message, error.problems[0].where))
+        raise RecipeError(message, where, error.problems[0].hint) from None
+
+
+def _extended_by_mapping(source: Mapping[str, Any]) -> Layer:
+    parent = source.get("extends")
+    return _read_chain(_parent_of(str(parent), Path("recipe"), "extends"), ()) if parent is not None else Layer()
+
+
+def _read_file(path: Path) -> Layer:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot be read: {error}", str(path)) from None
+    return _parse(text, str(path))
+
+
+def _parse(text: str, file: str) -> Layer:
+    loader = _RecipeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode):
+            raise RecipeError("a recipe is a mapping of sections", file, "see `perl recipes quickstart`")
+        layer = Layer()
+        layer.values = _construct(loader, root, (), layer.origins, file)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise RecipeError(f"not plain YAML: {error.problem}", f"{file}:{line}") from None
+    finally:
+        loader.dispose()
+    return layer
+
+
+def _construct(
+    loader: _RecipeLoader, node: yaml.MappingNode, path: KeyPath, origins: dict[KeyPath, str], file: str
+) -> dict[str, Any]:
+    """A mapping node as a dict, noting the line of each key and refusing a key that stands twice."""
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        here = f"{file}:{key_node.start_mark.line + 1}"
+        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+        if key is None or key == "<<":
+            raise RecipeError("a key must be plain text (to share settings use `extends`)", here)
+        if key in values:
+            raise RecipeError("this key stands twice", f"{here}: {'.'.join((*path, key))}")
+        origins[(*path, key)] = here
+        if isinstance(value_node, yaml.MappingNode):
+            values[key] = _construct(loader, value_node, (*path, key), origins, file)
+        else:
+            values[key] = loader.construct_object(value_node, deep=True)
+        _expand_shorthand(values, key, path)
+    return values
+
+
+def _expand_shorthand(values: dict[str, Any], key: str, path: KeyPath) -> None:
+    short = _SHORTHANDS.get((*path, key)) or _SHORTHANDS.get((*path, "*"))
+    if short and values[key] is not None and not isinstance(values[key], Mapping):
+        values[key] = {short: values[key]}
+
+
+def _layer_of_mapping(source: Mapping[str, Any]) -> Layer:
+    def copied(values: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
+        copy: dict[str, Any] = {}
+        for key, value in values.items():
+            copy[key] = copied(value, (*path, key)) if isinstance(value, Mapping) else value
+            _expand_shorthand(copy, key, path)
+        return copy
+
+    values = copied(source, ())
+    values.pop("extends", None)
+    return Layer(values)
+
+
+def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
+    layer, problems = Layer(), []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        path = _override_path(key)
+        if not equals or len(path) < 2:
+            problems.append(
+                Problem(f"{override!r} is not an override", "command line", "they look like train.max_steps=20")
+            )
+            continue
+        one = Layer(origins={path: "command line"})
+        target = one.values
+        for part in path[:-1]:
+            target = target.setdefault(part, {})
+        try:
+            target[path[-1]] = yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 (a SafeLoader with fewer types)
+        except yaml.YAMLError:
+            problems.append(Problem(f"{text!r} is not a YAML value", f"command line: {key}"))
+            continue
+        _expand_shorthand(target, path[-1], path[:-1])
+        layer = _merged(layer, one)
+    raise_all(RecipeError, problems)
+    return layer
+
+
+def _override_path(key: str) -> KeyPath:
+    """``a.b.c`` as a path; a reward's ``package.module:function`` stays one name."""
+    if key.startswith("rewards.") and ":" in key:
+        module, _, rest = key.removeprefix("rewards.").partition(":")
+        function, *settings = rest.split(".")
+        return ("rewards", f"{module}:{function}", *settings)
+    return tuple(key.split("."))
+
+
+def _merged(parent: Layer, child: Layer) -> Layer:
+    """The child's settings over the parent's, mapping by mapping."""
+    merged = Layer(dict(parent.values), dict(parent.origins))
+    _merge_into(merged, child, (), merged.values, child.values)
+    merged.origins.update(child.origins)
+    return merged
+
+
+def _merge_into(merged: Layer, child: Layer, path: KeyPath, target: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        here = (*path, key)
+        before = target.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and not _another_source(here, before, value):
+            target[key] = dict(before)
+            _merge_into(merged, child, here, target[key], value)
+        else:
+            for origin in [o for o in merged.origins if o[: len(here)] == here]:
+                del merged.origins[origin]
+            target[key] = value
+
+
+def _another_source(path: KeyPath, before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    """Whether a data source is replaced: the columns and split of one data set mean nothing to another."""
+    return _SHORTHANDS.get(path) == "name" and value.get("name", before.get("name")) != before.get("name")

@@ -1,0 +1,219 @@
+"""A recipe, checked: what is trained, on what, how.
+
+file or mapping, overrides -> Recipe
+
+Nothing heavy is imported: a mistyped key is refused in a fraction of a second. Names that only a later stage knows
+(methods, rewards) are checked by functions that stage hands in. Knows nothing of models, data sets or TRL.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from perl.errors import PerlError, Problem, RecipeError, did_you_mean, raise_all
+from perl.recipe.batch_plan import BatchPlan, plan_batch
+from perl.recipe.layers import KeyPath, Layer, read_layers
+from perl.recipe.sections import (
+    FIELD_OF_SETTING,
+    SECTION_NAMES,
+    SECTIONS,
+    DataSection,
+    EngineSection,
+    EvalSection,
+    HubSection,
+    ModelSection,
+    PeftSection,
+    RewardSetting,
+    RolloutSection,
+)
+from perl.recipe.train_fields import REFUSED, train_model
+from perl.recipe.validation import problems_of
+
+DEFAULT_REWARDS = {"accuracy": RewardSetting()}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a run needs to know, resolved: no ``extends``, no overrides, nothing to look up.
+
+    Attributes:
+        name: The file's name without suffix; the run folder's default name.
+        rewards: Reward name or ``package.module:function`` -> weight and arguments.
+        train: The fields of ``PeftRLConfig`` that were asked for, by name.
+        batch: How the completions of one step are cut into forward passes.
+    """
+
+    name: str
+    model: ModelSection = field(default_factory=ModelSection)
+    peft: PeftSection = field(default_factory=PeftSection)
+    data: DataSection = field(default_factory=DataSection)
+    rewards: Mapping[str, RewardSetting] = field(default_factory=lambda: DEFAULT_REWARDS)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    rollout: RolloutSection = field(default_factory=RolloutSection)
+    eval: EvalSection = field(default_factory=EvalSection)
+    hub: HubSection = field(default_factory=HubSection)
+    engine: EngineSection = field(default_factory=EngineSection)
+    batch: BatchPlan = field(default_factory=plan_batch)
+
+    @classmethod
+    def load(cls, source: "str | Path | Mapping[str, Any] | Recipe", overrides: Sequence[str] = ()) -> "Recipe":
+        """Reads a recipe file, a packaged recipe by name, or a mapping.
+
+        Args:
+            source: What to read.
+            overrides: ``section.key=value``, the value in YAML.
+
+        Raises:
+            RecipeError: With every problem of the recipe.
+        """
+        return load_recipe(source, overrides)
+
+    @property
+    def output_dir(self) -> Path:
+        """The run folder: ``train.output_dir``, else ``runs/NAME``."""
+        return Path(self.train.get("output_dir") or Path("runs") / self.name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recipe as plain values, section by section; loading them gives this recipe again."""
+        sections: dict[str, Any] = {name: getattr(self, name).model_dump() for name in SECTIONS}
+        sections["rewards"] = {name: setting.model_dump() for name, setting in self.rewards.items()}
+        sections["train"] = dict(self.train)
+        return {name: sections[name] for name in _SAVED_ORDER}
+
+    def to_yaml(self) -> str:
+        """The recipe as YAML that can be trained as it is."""
+        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
+
+
+_SAVED_ORDER = ("model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine")
+
+SectionCheck = Callable[[Mapping[str, Any]], list[tuple[KeyPath, Problem]]]
+"""Looks at the valid sections by name and returns problems with the key path each belongs to."""
+
+
+def load_recipe(
+    source: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = (), checks: Sequence[SectionCheck] = ()
+) -> Recipe:
+    """Reads, merges and checks a recipe.
+
+    Args:
+        source: A file, a packaged recipe's name, a mapping, or a recipe (to apply overrides to).
+        overrides: ``section.key=value``, the value in YAML.
+        checks: What later stages know about names; their problems are reported together with ours.
+
+    Raises:
+        RecipeError: With every problem found.
+    """
+    if isinstance(source, Recipe):
+        name, layer = source.name, read_layers(source.as_dict(), overrides)[1]
+    else:
+        name, layer = read_layers(source, overrides)
+    problems = list(_move_to_their_section(layer))
+    problems += _unknown_sections(layer)
+    sections: dict[str, Any] = {}
+    for section, model in SECTIONS.items():
+        sections |= _validated(section, model, layer, problems)
+    sections |= _validated_rewards(layer, problems)
+    sections |= _validated_train(layer, problems)
+    for check in checks:
+        for path, problem in check(sections):
+            problems.append(Problem(problem.message, layer.where(path), problem.hint))
+    raise_all(RecipeError, problems)
+    return Recipe(name=name, **sections)
+
+
+def world_size() -> int:
+    """Number of processes that the launcher (torchrun, accelerate) started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _move_to_their_section(layer: Layer) -> Iterator[Problem]:
+    """``train`` takes any field of PeftRLConfig: those that other sections hold move there."""
+    train = layer.values.get("train")
+    if not isinstance(train, Mapping):
+        return
+    layer.values["train"] = kept = dict(train)
+    for (section, key), name in FIELD_OF_SETTING.items():
+        if name not in kept:
+            continue
+        home = layer.values.setdefault(section, {})
+        if not isinstance(home, dict):
+            continue
+        if key in home and home[key] != kept[name]:
+            yield Problem(
+                f"{kept[name]!r} contradicts {section}.{key}: {home[key]!r}",
+                layer.where(("train", name)),
+                f"write it once, as {section}.{key}",
+            )
+        home[key] = kept.pop(name)
+        layer.origins[(section, key)] = layer.origins.get(("train", name), "recipe")
+
+
+def _unknown_sections(layer: Layer) -> Iterator[Problem]:
+    for name in layer.values:
+        if name not in SECTION_NAMES:
+            yield Problem("unknown section", layer.where((name,)), did_you_mean(name, SECTION_NAMES))
+
+
+def _validated(section: str, model: type[BaseModel], layer: Layer, problems: list[Problem]) -> dict[str, Any]:
+    """The section by name, or nothing if it has problems."""
+    values = layer.values.get(section)
+    try:
+        return {section: model.model_validate({} if values is None else values)}
+    except ValidationError as error:
+        problems += problems_of(error, model, values, (section,), layer)
+        return {}
+
+
+def _validated_rewards(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
+    values = layer.values.get("rewards")
+    if values is None:
+        return {"rewards": DEFAULT_REWARDS}
+    if not isinstance(values, Mapping):
+        problems.append(Problem("must map names to weights", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
+        return {}
+    rewards: dict[str, RewardSetting] = {}
+    for name, value in values.items():
+        if value is None:  # how a recipe drops a reward of the one it extends
+            continue
+        try:
+            rewards[name] = RewardSetting.model_validate(value)
+        except ValidationError as error:
+            problems += problems_of(error, RewardSetting, value, ("rewards", name), layer)
+    if not rewards:
+        problems.append(Problem("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
+    return {"rewards": MappingProxyType(rewards)} if rewards else {}
+
+
+def _validated_train(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
+    values = layer.values.get("train")
+    values = {} if values is None else values
+    names = tuple(values) if isinstance(values, Mapping) else ()
+    refused = [name for name in names if name in REFUSED]
+    problems += [Problem("has no place in a recipe", layer.where(("train", name)), REFUSED[name]) for name in refused]
+    model = train_model(names)
+    try:
+        validated = model.model_validate(values)
+    except ValidationError as error:
+        problems += problems_of(error, model, values, ("train",), layer)
+        return {}
+    train = validated.model_dump(exclude_unset=True)
+    try:
+        batch = plan_batch(
+            prompts_per_step=train.get("prompts_per_step"),
+            num_generations=train.get("num_generations"),
+            per_device_train_batch_size=train.get("per_device_train_batch_size"),
+            gradient_accumulation_steps=train.get("gradient_accumulation_steps"),
+            world_size=world_size(),
+        )
+    except PerlError as error:
+        for problem in error.problems:
+            problems.append(Problem(problem.message, layer.where(problem.where.split(".")), problem.hint))
+        return {}
+    return {"train": MappingProxyType(train), "batch": batch}

@@ -1,0 +1,155 @@
+"""The sections of a recipe: every setting once, with its type, bound, default and sentence.
+
+YAML mapping -> Section
+
+``train`` is not here: it takes any field of ``PeftRLConfig`` (see ``train_fields.py``). Knows nothing of files.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A group of settings; unknown keys and wrong types are refused, nothing is converted silently."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelSection(Section):
+    """The base model, loaded once and never written."""
+
+    name: str = Field("sandbox:base", description="Hub id, local folder, or sandbox:base.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: float32 on a CPU, the checkpoint's own type elsewhere."
+    )
+    attn_implementation: str | None = Field(None, description="As in transformers; flash_attention_2 needs [flash].")
+
+
+class PeftSection(Section):
+    """The adapter. What a setting means to a method, and its default there, is in ``perl methods``."""
+
+    method: str = Field("lora", description="A name from `perl methods`.")
+    rank: int | None = Field(None, ge=1, description="Rank of the update; None: the method's default.")
+    alpha: float | None = Field(None, gt=0, description="Scale of the update; None: the method's default.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Adapter dropout; rollouts have none, so leave it at 0.")
+    target_modules: str | list[str] = Field(
+        "all-linear", description="Names or a regular expression; all-linear leaves lm_head out."
+    )
+    kwargs: dict[str, Any] = Field({}, description="Further arguments of the method's PEFT config, verbatim.")
+
+
+class Columns(Section):
+    """Which columns of the data set hold what."""
+
+    prompt: str = Field("prompt", description="The question: text, or chat messages.")
+    answer: str | None = Field("answer", description="The gold answer; null if no reward needs one.")
+
+
+class DataSource(Section):
+    """One set of problems. A bare name is short for ``{name: ...}``."""
+
+    name: str = Field(description="sandbox:TASK, a .jsonl/.json/.csv/.parquet file, or a Hub data set.")
+    subset: str | None = Field(None, description="Configuration of a Hub data set.")
+    split: str | None = Field(None, description="Split of a Hub data set; None: train for training, else test.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
+    columns: Columns = Field(Columns(), description="Column mapping.")
+    limit: int | None = Field(None, ge=1, description="Take only the first rows.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
+        return {"name": value} if isinstance(value, str) else value
+
+
+class DataSection(Section):
+    """Problems to train on, and problems held out."""
+
+    train: DataSource = Field(DataSource(name="sandbox:addition"), description="Problems to train on.")
+    eval: DataSource | None = Field(
+        None, description="Held-out problems; None: those of the sandbox task, or none for other data."
+    )
+    prompt_template: str | None = Field(
+        None, description="Text around the question; must contain {prompt}, may contain other columns."
+    )
+    system_prompt: str | None = Field(None, description="System message put before every question.")
+    chat: bool | None = Field(None, description="Chat messages or plain text; None: as the tokenizer's template says.")
+    drop_overlap: bool = Field(False, description="Drop training prompts that are also held out, instead of stopping.")
+
+    @model_validator(mode="after")
+    def _check_template(self) -> "DataSection":
+        if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
+            raise ValueError("prompt_template must contain {prompt}")
+        return self
+
+
+class RolloutSection(Section):
+    """How completions are sampled while training."""
+
+    temperature: float = Field(1.0, gt=0, description="Softmax temperature.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: smallest set of tokens with this probability.")
+    top_k: int = Field(0, ge=0, description="Sample among this many tokens; 0: all.")
+    min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens below this share of the best one.")
+    repetition_penalty: float = Field(1.0, gt=0, description="Above 1 discourages repeated tokens.")
+    max_completion_length: int = Field(512, ge=1, description="Tokens after which a completion is cut off.")
+
+
+class EvalSection(Section):
+    """How base and adapter are scored on the held-out problems, before and after training."""
+
+    enabled: bool = Field(True, description="false: no held-out evaluation.")
+    k: int = Field(4, ge=1, description="Completions a problem; the score is their mean (avg@k).")
+    limit: int | None = Field(256, ge=1, description="Score the first problems only; null: all.")
+    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0: greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    max_completion_length: int | None = Field(None, ge=1, description="None: as in rollout.")
+    batch_size: int = Field(256, ge=1, description="Completions generated at a time.")
+    seed: int = Field(0, ge=0, description="Seed of the sampling, the same for base and adapter.")
+
+
+class HubSection(Section):
+    """What the adapter will be called on the Hub."""
+
+    repo_id: str | None = Field(
+        None,
+        pattern=r"^[\w.-]+/[\w.-]+$",
+        description="user/name; used in the card and in the upload command printed at the end.",
+    )
+
+
+class EngineSection(Section):
+    """What the run computes on."""
+
+    device: Literal["auto", "cpu"] = Field("auto", description="auto: an accelerator if there is one.")
+    threads: int | None = Field(None, ge=1, description="CPU threads; None: PyTorch's choice.")
+
+
+class RewardSetting(Section):
+    """One reward: its weight in the sum, and its own arguments. A bare number is short for ``{weight: ...}``."""
+
+    weight: float = Field(1.0, description="Factor of this reward in the sum.")
+    args: dict[str, Any] = Field({}, description="Arguments handed to the reward function.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_weight(cls, value: Any) -> Any:  # noqa: ANN401
+        return {"weight": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "model": ModelSection,
+    "peft": PeftSection,
+    "data": DataSection,
+    "rollout": RolloutSection,
+    "eval": EvalSection,
+    "hub": HubSection,
+    "engine": EngineSection,
+}
+SECTION_NAMES = (*SECTIONS, "rewards", "train")
+
+# Fields of PeftRLConfig whose home in a recipe is another section than `train`.
+FIELD_OF_SETTING: dict[tuple[str, str], str] = {
+    **{("peft", key): f"peft_{key}" for key in PeftSection.model_fields},
+    **{("rollout", key): key for key in RolloutSection.model_fields},
+}

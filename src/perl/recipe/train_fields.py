@@ -1,0 +1,150 @@
+"""Names, types and sentences of every training argument, read from sources without importing them.
+
+sources of transformers, TRL and perl.config -> TrainField
+
+A recipe's ``train`` section takes any field of ``PeftRLConfig``. Importing that class costs seconds (torch,
+transformers, TRL); a mistyped key must be refused at once and against the versions that are installed. Hence the
+dataclasses are parsed, not imported. Knows nothing of recipes.
+"""
+
+import ast
+import functools
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+# From the base class to ours: a later class overrides the fields of an earlier one.
+_CLASSES = (
+    ("transformers", "training_args.py", "TrainingArguments"),
+    ("trl", "trainer/base_config.py", "_BaseConfig"),
+    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
+    ("perl", "config.py", "PeftRLConfig"),
+)
+# Bounds that the sources state in words only. Whatever else is impossible, PeftRLConfig refuses before a model loads.
+_POSITIVE = Field(gt=0)
+_NOT_NEGATIVE = Field(ge=0)
+_AT_LEAST_ONE = Field(ge=1)
+_NARROWED: dict[str, Any] = {
+    "prompts_per_step": Annotated[int, _AT_LEAST_ONE],
+    "num_generations": Annotated[int, Field(ge=2)],
+    "per_device_train_batch_size": Annotated[int, _AT_LEAST_ONE],
+    "gradient_accumulation_steps": Annotated[int, _AT_LEAST_ONE],
+    "max_steps": Annotated[int, _AT_LEAST_ONE],
+    "num_train_epochs": Annotated[float, _POSITIVE],
+    "learning_rate": Annotated[float, _POSITIVE],
+    "warmup_steps": Annotated[float, _NOT_NEGATIVE],
+    "weight_decay": Annotated[float, _NOT_NEGATIVE],
+    "max_grad_norm": Annotated[float, _NOT_NEGATIVE],
+    "logging_steps": Annotated[float, _POSITIVE],
+    "save_steps": Annotated[float, _POSITIVE],
+    "save_total_limit": Annotated[int, _AT_LEAST_ONE] | None,
+    "beta": Annotated[float, _NOT_NEGATIVE],
+    "epsilon": Annotated[float, _NOT_NEGATIVE],
+    "epsilon_high": Annotated[float, _NOT_NEGATIVE] | None,
+    "num_iterations": Annotated[int, _AT_LEAST_ONE],
+    "steps_per_generation": Annotated[int, _AT_LEAST_ONE] | None,
+    "seed": Annotated[int, _NOT_NEGATIVE],
+    "loss_type": Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"],
+    "scale_rewards": Literal["group", "batch", "none"] | bool,
+    "importance_sampling_level": Literal["token", "sequence"],
+    "multi_objective_aggregation": Literal["sum_then_normalize", "normalize_then_sum"],
+}
+# Fields that a recipe must not set: what they would do to a run, and where to say it instead.
+REFUSED: dict[str, str] = {
+    "auto_find_batch_size": "a smaller batch would break the prompt groups; set train.per_device_train_batch_size",
+    "disable_tqdm": "use --quiet",
+    "hub_token": "a token must not stand in a file that is saved with the run; use `hf auth login`",
+    "model_init_kwargs": "the model section holds them",
+    "push_to_hub": "name the adapter in hub.repo_id; the upload command is printed at the end",
+    "remove_unused_columns": "rewards need the columns, the gold answer among them",
+    "resume_from_checkpoint": "run the same command again, it resumes by itself",
+    "reward_weights": "write each weight in rewards, as {accuracy: 1.0, format: 0.2}",
+    "save_only_model": "a checkpoint without the optimizer's state cannot be resumed exactly",
+    "sync_ref_model": "TRL cannot move the reference of an adapter",
+    "trust_remote_code": "code from a model's repository is not executed",
+    "use_cpu": "write engine.device: cpu",
+}
+_PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "dict": dict, "list": list}
+
+
+@dataclass(frozen=True)
+class TrainField:
+    """One training argument.
+
+    Attributes:
+        annotation: Its type; enumerations of transformers appear as ``str``, foreign classes as ``Any``.
+        help: Its sentence, empty if the source builds it at run time.
+    """
+
+    name: str
+    annotation: Any
+    help: str
+
+
+@functools.cache
+def train_fields() -> dict[str, TrainField]:
+    """Every field of ``PeftRLConfig``, inherited ones included, in the order of definition."""
+    fields: dict[str, TrainField] = {}
+    for package, file, class_name in _CLASSES:
+        for node in _dataclass_body(package, file, class_name):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+                if node.target.id.startswith("_"):
+                    continue
+                fields[node.target.id] = TrainField(node.target.id, _type_of(node.annotation), _help_of(node.value))
+    return fields
+
+
+def train_model(names: tuple[str, ...]) -> type[BaseModel]:
+    """A pydantic model of all training arguments that checks those given and refuses any other name."""
+    definitions: dict[str, Any] = {
+        name: (_NARROWED.get(name, known.annotation) if name in names else Any, None)
+        for name, known in train_fields().items()
+    }
+    return create_model("TrainSection", __config__=ConfigDict(extra="forbid", strict=True), **definitions)
+
+
+def _dataclass_body(package: str, file: str, class_name: str) -> list[ast.stmt]:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{package} is not installed")
+    source = Path(spec.origin).parent / file
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            return node.body
+    raise ImportError(f"{source} defines no {class_name}: this version of {package} is not supported")
+
+
+def _type_of(node: ast.expr) -> Any:  # noqa: ANN401 (a type or a union of types)
+    """The annotation as a type that pydantic can check."""
+    match node:
+        case ast.Name(id=name):
+            # Not a plain type: an enumeration (given by its string value) or a class that YAML cannot write.
+            return _PLAIN_TYPES.get(name, Any if name == "Any" or name.endswith("Config") else str)
+        case ast.Constant(value=None):
+            return None
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return Union[_type_of(left), _type_of(right)]  # noqa: UP007 (the operands are values here)
+        case ast.Subscript(value=ast.Name(id="list"), slice=item):
+            return list[_type_of(item)]  # type: ignore[misc]
+        case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[key, value])):
+            return dict[_type_of(key), _type_of(value)]  # type: ignore[misc]
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=ast.Constant(value=value)):
+            return Literal[value]
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=ast.Tuple(elts=values)):
+            return Literal[tuple(ast.literal_eval(value) for value in values)]
+        case _:
+            return Any
+
+
+def _help_of(node: ast.expr) -> str:
+    """The constant ``help`` of a ``field(metadata={...})``."""
+    if isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
+                for key, value in zip(keyword.value.keys, keyword.value.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == "help" and isinstance(value, ast.Constant):
+                        return str(value.value)
+    return ""

@@ -1,0 +1,103 @@
+"""Turns what pydantic says into one line a mistake: where, what, and the nearest valid name.
+
+ValidationError -> Problem
+"""
+
+from collections.abc import Iterator, Mapping
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from perl.errors import Problem, did_you_mean
+from perl.recipe.layers import KeyPath, Layer
+
+_PLAIN = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "none_required": "null",
+}
+
+
+def problems_of(
+    error: ValidationError,
+    model: type[BaseModel],
+    values: object,
+    path: KeyPath,
+    layer: Layer,
+) -> Iterator[Problem]:
+    """One problem for each key that is wrong, however many alternatives of its type it failed.
+
+    Args:
+        error: What the section's model raised.
+        model: The section's model; its field names are the valid ones.
+        values: What was validated.
+        path: Key path of the section.
+        layer: Knows the file and line of each key.
+    """
+    by_key: dict[KeyPath, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        by_key.setdefault(_key_of(detail, values), []).append(detail)
+    for key, details in by_key.items():
+        message, hint = _message(details, key, model)
+        yield Problem(message, layer.where((*path, *key)), hint)
+
+
+def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
+    """The part of pydantic's location that is keys of the recipe, without the tags of union members."""
+    key: list[str] = []
+    for part in detail["loc"]:
+        if isinstance(values, Mapping) and part in values:
+            key.append(str(part))
+            values = values[part]
+        else:
+            if detail["type"] == "missing":
+                key.append(str(part))
+            break
+    return tuple(key)
+
+
+def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel]) -> tuple[str, str]:
+    """What to say, and the hint."""
+    first = details[0]
+    kind, given = first["type"], first["input"]
+    if kind == "extra_forbidden":
+        return "unknown key", did_you_mean(key[-1], _valid_names(model, key[:-1]))
+    if kind == "missing":
+        return "is required", ""
+    if kind == "value_error":
+        return str(first["ctx"]["error"]), ""
+    if all(detail["type"] in _PLAIN for detail in details):
+        wanted = " or ".join(dict.fromkeys(_PLAIN[detail["type"]] for detail in details))
+        return f"must be {wanted}, not {_shown(given)}", ""
+    if kind == "literal_error":
+        choice = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+        return f"must be one of {', '.join(choice)}, not {_shown(given)}", (
+            did_you_mean(given, choice) if isinstance(given, str) and len(choice) > 1 else ""
+        )
+    return f"{first['msg'].replace('Input should', 'must').replace('String should', 'must')}, not {_shown(given)}", ""
+
+
+def _valid_names(model: type[BaseModel], path: KeyPath) -> list[str]:
+    """Field names of the model at a key path below ``model``."""
+    for part in path:
+        for candidate in _models_in(model.model_fields[part].annotation):
+            model = candidate
+    return list(model.model_fields)
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    parts = [annotation, *getattr(annotation, "__args__", ())]
+    return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+
+
+def _shown(value: object) -> str:
+    """A value as the recipe would show it, short."""
+    text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else repr(value)
+    text = text or repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

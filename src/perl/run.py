@@ -1,0 +1,264 @@
+"""The run folder: what is in it, whose it is, and what became of it.
+
+Recipe -> Run: OUT/{recipe.yaml, run.json, metrics.jsonl, samples.jsonl, adapter/, checkpoints/, plots/}
+
+Every file is written whole or not at all, so a kill at any moment leaves a folder that the next start understands.
+Knows nothing of models or training.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from perl.errors import InterruptedRunError, RunFolderError
+from perl.recipe import Recipe
+
+_PACKAGES = ("perl-rl", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
+
+
+@dataclass
+class Run:
+    """A run folder and the facts in its ``run.json``.
+
+    Attributes:
+        path: The folder.
+        facts: What ``run.json`` says; see :meth:`record`.
+    """
+
+    path: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic, repr=False)
+    _seconds_before: float = field(default=0.0, repr=False)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Run":
+        """The run in a folder.
+
+        Raises:
+            RunFolderError: There is none.
+        """
+        path = Path(path)
+        try:
+            facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise RunFolderError(f"holds no run: {error}", str(path)) from None
+        return cls(path, facts, _seconds_before=float(facts.get("seconds", 0.0)))
+
+    @property
+    def status(self) -> str:
+        """``running``, ``done``, ``failed`` or ``interrupted``."""
+        return str(self.facts.get("status", "new"))
+
+    @property
+    def adapter(self) -> Path:
+        """The trained adapter and its card."""
+        return self.path / "adapter"
+
+    @property
+    def card(self) -> Path:
+        """The adapter's model card."""
+        return self.adapter / "README.md"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Training states, one folder a checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def plots(self) -> Path:
+        """Learning curves as PNG."""
+        return self.path / "plots"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """One JSON object a completion: a group of each logged step."""
+        return self.path / "samples.jsonl"
+
+    def elapsed(self) -> float:
+        """Wall seconds spent on this run, earlier starts included."""
+        return round(self._seconds_before + time.monotonic() - self._started, 3)
+
+    def record(self, **facts: Any) -> None:  # noqa: ANN401 (JSON values)
+        """Adds facts and writes ``run.json``, with the time spent so far."""
+        self.facts.update(facts)
+        if self.status != "done":
+            self.facts |= {"seconds": self.elapsed(), "updated": _now()}
+        write_text(self.path / "run.json", json.dumps(self.facts, indent=2) + "\n")
+
+    def rewind_logs(self, step: int) -> None:
+        """Drops what was logged after a step, so that a resumed run does not log it twice."""
+        for log in (self.metrics, self.samples):
+            if log.is_file():
+                kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+                write_text(log, "".join(line + "\n" for line in kept))
+
+
+@contextmanager
+def open_run(recipe: Recipe) -> Iterator[Run]:
+    """The recipe's run folder, locked; new, or the one to resume.
+
+    While the block runs the status is ``running``; leaving it normally keeps what was recorded, an exception makes it
+    ``interrupted`` or ``failed``.
+
+    Raises:
+        RunFolderError: The folder cannot be written, is in use, or holds something else.
+    """
+    path = recipe.output_dir
+    _make_folder(path)
+    lock = FileLock(path / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunFolderError("another process is training here", str(path), "choose another with --output") from None
+    try:
+        run = _claim(path, recipe)
+        with _kept_honest(run):
+            yield run
+    finally:
+        lock.release()
+
+
+def follow_run(recipe: Recipe) -> Run:
+    """The run folder as the other processes of a distributed run see it: they read, the first one writes."""
+    return Run(recipe.output_dir)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    staged = path.with_name(f".{path.name}.tmp")
+    staged.write_text(text, encoding="utf-8")
+    os.replace(staged, path)
+
+
+def replace_folder(staged: Path, path: Path) -> None:
+    """Moves a finished folder to its place, over an older one."""
+    if path.exists():
+        shutil.rmtree(path)
+    os.replace(staged, path)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that a result depends on."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # a checkout that is on the path but not installed
+            versions[package] = "not installed"
+    return versions
+
+
+def git_commit() -> str | None:
+    """The commit of the folder the run was started in, with ``-dirty`` if it was changed; None outside git."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    described = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (a fixed command)
+    return described.stdout.strip() or None
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunFolderError(f"cannot be written: {reason}", str(path), "choose another with --output") from None
+
+
+def _claim(path: Path, recipe: Recipe) -> Run:
+    """The folder as this recipe's: refuses what belongs to another."""
+    if not (path / "recipe.yaml").exists():
+        strangers = sorted(p.name for p in path.iterdir() if p.name != ".lock")
+        if strangers:
+            raise RunFolderError(
+                f"is not empty and holds no run: {', '.join(strangers[:3])}", str(path), "choose another with --output"
+            )
+        write_text(path / "recipe.yaml", recipe.to_yaml())
+        run = Run(path)
+        run.record(status="running", steps=0, created=_now(), git_commit=git_commit(), versions=installed_versions())
+        return run
+    try:
+        saved = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise RunFolderError(f"its recipe.yaml cannot be read: {error}", str(path)) from None
+    different = _differences(saved, recipe.as_dict())
+    if different:
+        raise RunFolderError(
+            f"holds a run of another recipe: {'; '.join(different[:3])}", str(path), "choose another with --output"
+        )
+    run = Run.read(path) if (path / "run.json").exists() else Run(path)
+    if run.status != "done":
+        run.record(status="running", versions=installed_versions())
+    return run
+
+
+@contextmanager
+def _kept_honest(run: Run) -> Iterator[None]:
+    """Says how the block ended."""
+    done_before = run.status == "done"
+    try:
+        yield
+    except (KeyboardInterrupt, InterruptedRunError):
+        run.record(status="interrupted")
+        raise
+    except BaseException as error:
+        run.record(status="failed", error=f"{type(error).__name__}: {error}")
+        raise
+    if not done_before:
+        run.facts.pop("error", None)
+        run.facts["seconds"] = run.elapsed()
+        run.record(status="done")
+
+
+def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str = "") -> list[str]:
+    """Settings that differ, as ``train.learning_rate 0.001 there, 0.002 here``; where the run lies does not count."""
+    found = []
+    for key in dict.fromkeys([*saved, *wanted]):
+        here = f"{path}{key}"
+        there, now = saved.get(key), wanted.get(key)
+        if here == "train.output_dir" or there == now:
+            continue
+        if isinstance(there, Mapping) and isinstance(now, Mapping):
+            found += _differences(there, now, f"{here}.")
+        else:
+            found.append(f"{here} is {there} there, {now} here")
+    return found
+
+
+def _step_of(line: str) -> float:
+    """The step of a log line; a line that a kill cut short counts as never logged."""
+    try:
+        return float(json.loads(line)["step"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return float("inf")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

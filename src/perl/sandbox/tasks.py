@@ -1,0 +1,120 @@
+"""Arithmetic problems with a known answer, and the two styles in which the sandbox base solves them.
+
+task, split, seed -> Problem
+
+Knows nothing of models, tokenizers or trainers. A problem is held out by a hash of its own text, so no seed, sample
+size or order can move a problem from one split to the other.
+"""
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["train", "heldout"]
+
+HELDOUT_ONE_IN = 10
+
+# Problems of a split: enough that a quickstart sees none twice, few enough to be made in a moment.
+TRAIN_COUNT = 4000
+HELDOUT_COUNT = 500
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, its answer, and the careful way to get there.
+
+    Example:
+        ``Problem("37+58=", "95", "7+8+0=15 3+5+1=9")``: column by column from the right, carry last.
+    """
+
+    question: str
+    answer: str
+    derivation: str
+
+
+def addition(rng: random.Random) -> Problem:
+    """Two numbers of two or three digits; the derivation adds column by column."""
+    a, b = rng.randint(10, 999), rng.randint(10, 999)
+    columns, carry = [], 0
+    for place in range(max(len(str(a)), len(str(b)))):
+        x, y = a // 10**place % 10, b // 10**place % 10
+        columns.append(f"{x}+{y}+{carry}={x + y + carry}")
+        carry = (x + y + carry) // 10
+    return Problem(f"{a}+{b}=", str(a + b), " ".join(columns))
+
+
+def multiplication(rng: random.Random) -> Problem:
+    """A number of three digits times one of one digit; the derivation carries from column to column."""
+    a, b = rng.randint(100, 999), rng.randint(2, 9)
+    columns, carry = [], 0
+    for place in range(3):
+        x = a // 10**place % 10
+        columns.append(f"{x}*{b}+{carry}={x * b + carry}")
+        carry = (x * b + carry) // 10
+    return Problem(f"{a}*{b}=", str(a * b), " ".join(columns))
+
+
+def chain(rng: random.Random) -> Problem:
+    """Four to six terms added and subtracted in turn; the derivation keeps a running total between 0 and 99."""
+    total = rng.randint(1, 40)
+    question, steps = str(total), []
+    for _ in range(rng.randint(3, 5)):
+        term = rng.randint(1, 19)
+        sign = rng.choice([s for s in (1, -1) if 0 <= total + s * term <= 99])
+        symbol = "+" if sign > 0 else "-"
+        steps.append(f"{total}{symbol}{term}={total + sign * term}")
+        question += f"{symbol}{term}"
+        total += sign * term
+    return Problem(f"{question}=", str(total), " ".join(steps))
+
+
+TASKS: dict[str, Callable[[random.Random], Problem]] = {
+    "addition": addition,
+    "multiplication": multiplication,
+    "chain": chain,
+}
+
+
+def split_of(question: str) -> Split:
+    """The split a question belongs to: one in ten is held out, from the base's own training too."""
+    return "heldout" if zlib.crc32(question.encode()) % HELDOUT_ONE_IN == 0 else "train"
+
+
+def stream(task: str, split: Split, seed: int) -> Iterator[Problem]:
+    """Problems of one split without end, with repetitions, the same for the same seed."""
+    rng = random.Random(f"{task}/{split}/{seed}")  # noqa: S311 (problems, not secrets)
+    while True:
+        problem = TASKS[task](rng)
+        if split_of(problem.question) == split:
+            yield problem
+
+
+def problems(task: str, split: Split, count: int, seed: int = 0) -> list[Problem]:
+    """The first ``count`` different problems of the stream.
+
+    Raises:
+        ValueError: The task has fewer than ``count`` different problems in this split.
+    """
+    chosen: dict[str, Problem] = {}
+    for drawn, problem in enumerate(stream(task, split, seed)):
+        chosen.setdefault(problem.question, problem)
+        if len(chosen) == count:
+            return list(chosen.values())
+        if drawn > 100 * count:
+            break
+    raise ValueError(f"{task} has only {len(chosen)} different {split} problems, {count} were asked for")
+
+
+def careful_completion(problem: Problem) -> str:
+    """The derivation, then the boxed answer."""
+    return f"{problem.derivation} \\boxed{{{problem.answer}}}"
+
+
+def sloppy_completion(problem: Problem, rng: random.Random, right: float) -> str:
+    """A boxed guess without working, right with probability ``right``, else off by one in some digit."""
+    answer = int(problem.answer)
+    if rng.random() >= right:
+        answer += rng.choice([d for d in (-100, -10, -1, 1, 10, 100) if answer + d >= 0])
+    return f"\\boxed{{{answer}}}"

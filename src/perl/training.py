@@ -1,0 +1,264 @@
+"""The whole of a run, from recipe to scored adapter, stage by stage. Start reading here.
+
+Recipe -> Plan -> base -> score of the base -> adapter, trained -> adapter/, checked -> score of the adapter -> card
+"""
+
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from perl.callbacks.plots import draw_curves
+from perl.callbacks.progress import LiveProgress
+from perl.callbacks.recorder import Recorder
+from perl.callbacks.stopping import StopOnSignal, sigterm_as_interrupt
+from perl.checkpoint import discard_incomplete, latest_checkpoint, step_of
+from perl.errors import InterruptedRunError, MissingExtraError
+from perl.evaluation.evaluate import TaskScore, evaluate_policy
+from perl.guards import check_base_unchanged, check_saved_adapter
+from perl.hub.card import CardFacts, TaskFacts, render_card
+from perl.methods.registry import method_problems
+from perl.model import base_fingerprint, base_identity, load_base
+from perl.plan import Plan, make_plan
+from perl.progress import live_line
+from perl.prompts import render_prompts
+from perl.recipe import Recipe, load_recipe
+from perl.rewards import reward_problems
+from perl.rollouts.hf_engine import Sampling
+from perl.run import Run, follow_run, open_run, sha256_of, write_text
+from perl.trainer import PeftGRPOTrainer
+
+logger = logging.getLogger("perl")
+
+# Prompts on which the saved adapter is compared with the one in memory.
+_PROBE_PROMPTS = 4
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    overrides: Sequence[str] = (),
+    output_dir: str | Path | None = None,
+) -> Run:
+    """Trains a recipe, or goes on with it where it was stopped.
+
+    Args:
+        recipe: A recipe file, the name of a packaged one, a mapping, or a :class:`perl.Recipe`.
+        overrides: ``section.key=value``, the value in YAML.
+        output_dir: The run folder; None: the recipe's ``train.output_dir``, else ``runs/NAME``.
+
+    Returns:
+        The run, done. A run that was done before is returned as it is.
+
+    Raises:
+        PerlError: The recipe, its data, its model or the folder cannot be used; nothing was started.
+        InterruptedRunError: Ctrl-C or SIGTERM; the same call goes on.
+        BrokenPromiseError: A guard failed; the adapter must not be used.
+    """
+    recipe = read_recipe(recipe, overrides, output_dir)
+    plan = prepare(recipe)
+    if not is_first_process():
+        run = follow_run(recipe)
+        _train_policy(plan, load_base(recipe.model, plan.arguments.device), run)
+        return run
+    with sigterm_as_interrupt(), open_run(recipe) as run:
+        if run.status == "done":
+            logger.info("done before: %s", run.path)
+            return run
+        model = load_base(recipe.model, plan.arguments.device)
+        _record_identity(plan, model, run)
+        _score("base", model, plan, run)
+        trainer = _train_policy(plan, model, run)
+        _save_adapter(trainer, plan, run)
+        _score("adapter", trainer.policy, plan, run)
+        _draw(run)
+        _write_card(plan, run)
+    return run
+
+
+def read_recipe(
+    source: str | Path | Mapping[str, Any] | Recipe,
+    overrides: Sequence[str] = (),
+    output_dir: str | Path | None = None,
+) -> Recipe:
+    """The recipe with everything checked that needs neither data nor model, method and reward names included.
+
+    Raises:
+        RecipeError: With every problem found.
+    """
+    recipe = load_recipe(source, overrides, checks=(method_problems, reward_problems))
+    if output_dir is None:
+        return recipe
+    return replace(recipe, train=MappingProxyType({**recipe.train, "output_dir": str(output_dir)}))
+
+
+def prepare(recipe: Recipe) -> Plan:
+    """Sets up the process as the recipe's engine section says, and plans the run.
+
+    Raises:
+        PerlError: The data, the model or an optional package is not what the recipe needs.
+    """
+    if recipe.engine.threads is not None:
+        torch.set_num_threads(recipe.engine.threads)
+    return make_plan(recipe)
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of a distributed run that writes."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
+    base, revision = base_identity(model)
+    fingerprint = base_fingerprint(model)
+    known = run.facts.get("fingerprint", {}).get("base", fingerprint)
+    if known != fingerprint:
+        raise InterruptedRunError("the base is not the one this run was started with", plan.recipe.model.name)
+    run.record(
+        base=base,
+        revision=revision,
+        method=plan.recipe.peft.method,
+        seed=plan.arguments.seed,
+        trainable_parameters=plan.trainable_parameters,
+        total_parameters=plan.total_parameters,
+        fingerprint={**run.facts.get("fingerprint", {}), "base": fingerprint},
+    )
+
+
+def _score(who: str, model: torch.nn.Module, plan: Plan, run: Run) -> None:
+    """Scores a policy on the held-out problems; a score that an earlier start recorded stands."""
+    settings, problems = plan.recipe.eval, plan.problems
+    if not settings.enabled or problems.heldout is None or problems.heldout_name is None:
+        return
+    known = run.facts.get("eval", {}).get(problems.heldout_name, {})
+    if who in known:
+        return
+    rows = problems.heldout.select(range(min(settings.limit or len(problems.heldout), len(problems.heldout))))
+    sampling = Sampling(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        max_completion_length=settings.max_completion_length or plan.recipe.rollout.max_completion_length,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+    )
+    with live_line(len(rows) * settings.k, f"scoring the {who}") as line:
+        prompts = render_prompts(list(rows), plan.tokenizer)
+        score = evaluate_policy(model, plan.tokenizer, prompts, sampling, settings.k, line.update)
+    logger.info("%s on %s: %.3f ± %.3f", who, problems.heldout_name, score.accuracy, score.stderr)
+    run.record(eval={**run.facts.get("eval", {}), problems.heldout_name: {**known, **_facts_of(who, score)}})
+
+
+def _facts_of(who: str, score: TaskScore) -> dict[str, Any]:
+    stderr = None if math.isnan(score.stderr) else score.stderr
+    return {
+        who: score.accuracy,
+        "stderr" if who == "adapter" else f"{who}_stderr": stderr,
+        "k": score.k,
+        "n": score.n,
+        f"{who}_length": score.mean_length,
+        f"{who}_truncated": score.truncated,
+        f"{who}_no_answer": score.no_answer,
+    }
+
+
+def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrainer:
+    """Trains, from the newest checkpoint if there is one; a signal ends it in order."""
+    checkpoint = latest_checkpoint(run.checkpoints)
+    trainer = PeftGRPOTrainer(
+        model=model,
+        reward_funcs=[reward.function for reward in plan.rewards],
+        args=plan.arguments,
+        train_dataset=plan.problems.train,
+        eval_dataset=plan.problems.heldout if plan.arguments.eval_strategy != "no" else None,
+        processing_class=plan.tokenizer,
+    )
+    stop = StopOnSignal()
+    for callback in (Recorder(run, trainer.latest_group), LiveProgress(), stop):
+        trainer.add_callback(callback)
+    if is_first_process():
+        discard_incomplete(run.checkpoints)
+        run.rewind_logs(step_of(checkpoint) if checkpoint else 0)
+    if checkpoint:
+        logger.info("resuming from step %d", step_of(checkpoint))
+    with stop.listening():
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if stop.requested:
+        raise InterruptedRunError(
+            f"stopped after step {trainer.state.global_step} of {plan.steps}", str(run.path), "the same command goes on"
+        )
+    return trainer
+
+
+def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
+    """Writes the adapter, then proves that it is the trained one and that the base is the loaded one."""
+    fingerprint = run.facts["fingerprint"]
+    check_base_unchanged(trainer.policy, fingerprint["base"])
+    trainer.save_adapter(run.adapter)
+    prompts = render_prompts(list(plan.problems.train.select(range(_PROBE_PROMPTS))), plan.tokenizer)
+    width = min(len(prompt.token_ids) for prompt in prompts)
+    probe = torch.tensor([prompt.token_ids[-width:] for prompt in prompts], device=trainer.args.device)
+    difference = check_saved_adapter(trainer.policy, run.adapter, probe)
+    run.record(
+        steps=trainer.state.global_step,
+        fingerprint={**fingerprint, "adapter": sha256_of(run.adapter / "adapter_model.safetensors")},
+        reload_difference=difference,
+    )
+
+
+def _draw(run: Run) -> None:
+    try:
+        draw_curves(run.metrics, run.plots, title=f"{run.path.name}: {run.facts['method']} on {run.facts['base']}")
+    except MissingExtraError as error:
+        logger.warning("%s", error)
+
+
+def _write_card(plan: Plan, run: Run) -> None:
+    facts, recipe, arguments = run.facts, plan.recipe, plan.arguments
+    tasks = [
+        TaskFacts(
+            task=name,
+            base=scores["base"],
+            base_stderr=scores["base_stderr"],
+            adapter=scores["adapter"],
+            stderr=scores["stderr"],
+            k=scores["k"],
+            n=scores["n"],
+            base_length=scores["base_length"],
+            adapter_length=scores["adapter_length"],
+        )
+        for name, scores in facts.get("eval", {}).items()
+    ]
+    settings = {
+        **plan.settings,
+        "learning rate": f"{arguments.learning_rate:g}",
+        "loss": arguments.loss_type,
+        "KL coefficient (beta)": arguments.beta,
+        "batch": str(recipe.batch),
+        "sampling": f"temperature {arguments.temperature:g}, at most {arguments.max_completion_length} tokens",
+    }
+    card = CardFacts(
+        base=facts["base"],
+        revision=facts["revision"],
+        name=recipe.hub.repo_id or recipe.name,
+        repo_id=recipe.hub.repo_id,
+        method=facts["method"],
+        dataset=recipe.data.train.name,
+        trainable_parameters=facts["trainable_parameters"],
+        total_parameters=facts["total_parameters"],
+        steps=facts["steps"],
+        seed=facts["seed"],
+        settings=settings,
+        rewards={reward.name: reward.weight for reward in plan.rewards},
+        reward_first=facts["reward"]["first"],
+        reward_last=facts["reward"]["last"],
+        seconds=run.elapsed(),
+        tasks=tuple(tasks),
+        versions=facts["versions"],
+    )
+    write_text(run.card, render_card(card))

@@ -1,0 +1,97 @@
+"""The records that flow between the stages, in the order they flow.
+
+Prompt -> Completion -> Verdict -> Group -> StepReport
+
+They are frozen: a stage that knows more makes a new record. Knows nothing of torch, TRL or files.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Message = dict[str, str]
+
+VerdictStatus = Literal["right", "wrong", "no_answer", "unparsable_gold"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question as the model sees it, with the answer it does not see.
+
+    Attributes:
+        content: Chat messages, or plain text.
+        token_ids: The rendered prompt, ends where the completion begins.
+        solution: The gold answer, None where the data set has none.
+    """
+
+    content: str | tuple[Message, ...]
+    token_ids: tuple[int, ...]
+    solution: str | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the policy wrote for a prompt.
+
+    Example:
+        ``Completion(token_ids=(24, 13, 1), text="95", truncated=False)``: the end token is part of the ids but not
+        of the text; a truncated completion has no end token.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the verifier says of one completion.
+
+    Attributes:
+        status: ``right`` and ``wrong`` compare two answers; ``no_answer`` found none in the completion;
+            ``unparsable_gold`` says that the data set, not the model, is at fault.
+        extracted: The answer as it stands in the completion.
+        seconds: Wall time of the check.
+    """
+
+    status: VerdictStatus
+    extracted: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        """Whether the completion's answer is the gold answer."""
+        return self.status == "right"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one prompt and their rewards, the unit in which advantages are formed."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    rewards: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses a group whose rewards do not belong to its completions."""
+        if len(self.completions) != len(self.rewards):
+            raise ValueError(f"{len(self.completions)} completions but {len(self.rewards)} rewards")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one optimizer step looked like, averaged over its completions.
+
+    Attributes:
+        reward: Mean of the weighted reward sum; None where no completion could be scored.
+        length: Mean completion length in tokens.
+        entropy: Mean entropy of the policy's next-token distribution, in nats.
+        kl: Mean estimate of KL(policy || reference) per token, in nats; None where beta is 0.
+        tokens: Prompt and completion tokens of the whole run so far.
+    """
+
+    step: int
+    reward: float | None
+    length: float | None
+    entropy: float | None
+    kl: float | None
+    tokens: float
