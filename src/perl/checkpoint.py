@@ -115,7 +115,17 @@ def write_adapter(policy: PeftModel, destination: Path, base: str, revision: str
     finally:
         config.base_model_name_or_path, config.revision = loaded_from
     (staged / "README.md").unlink(missing_ok=True)  # PEFT's blank card
+    _sort_lists(staged / "adapter_config.json")
     replace_folder(staged, destination)
+
+
+def _sort_lists(config_file: Path) -> None:
+    """PEFT writes sets in any order; the same adapter should give the same file."""
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    for key in ("target_modules", "exclude_modules", "modules_to_save"):
+        if isinstance(config.get(key), list):
+            config[key] = sorted(config[key])
+    write_text(config_file, json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tensor) -> float:

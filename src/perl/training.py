@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PrinterCallback
 
 from perl.callbacks.plots import draw_curves
 from perl.callbacks.progress import LiveProgress
@@ -123,6 +123,7 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
     run.record(
         base=base,
         revision=revision,
+        repo_id=plan.recipe.hub.repo_id,
         method=plan.recipe.peft.method,
         seed=plan.arguments.seed,
         trainable_parameters=plan.trainable_parameters,
@@ -178,6 +179,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         eval_dataset=plan.problems.heldout if plan.arguments.eval_strategy != "no" else None,
         processing_class=plan.tokenizer,
     )
+    trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress says the same in a line
     stop = StopOnSignal()
     for callback in (Recorder(run, trainer.latest_group), LiveProgress(), stop):
         trainer.add_callback(callback)
