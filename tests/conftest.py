@@ -1,0 +1,63 @@
+"""What every test runs under: no network, few threads, no usage statistics, warnings that are errors.
+
+Stricter than production: a test that reaches for the Hub fails at once instead of waiting for it.
+"""
+
+import os
+
+# Before any library reads them.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+    TRANSFORMERS_VERBOSITY="error",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    HF_DATASETS_DISABLE_PROGRESS_BARS="1",
+)
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+for launcher_variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    os.environ.pop(launcher_variable, None)
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> Iterator[None]:
+    """The same random numbers in every test, in whatever order tests run; no thread count left behind."""
+    random.seed(0)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
+        torch.set_num_threads(2)
+    yield
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written to the checkout, and no test finds a file by the folder it was started in."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def checkout() -> Path:
+    """The root of the project."""
+    return CHECKOUT
+
+
+@pytest.fixture
+def perl_command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs ``python -m perl`` as a process of its own: ``perl_command("train", "quickstart", cwd=...)``."""
+
+    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "perl", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # noqa: S603
+
+    return run
