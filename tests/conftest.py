@@ -13,8 +13,11 @@ os.environ.update(
     TRANSFORMERS_VERBOSITY="error",
     HF_HUB_DISABLE_PROGRESS_BARS="1",
     HF_DATASETS_DISABLE_PROGRESS_BARS="1",
+    TRL_EXPERIMENTAL_SILENCE="1",  # about rollout_func, which is how tests give two trainers the same completions
+    # Two test processes share two cores; threads that spin while they wait would slow both down many times.
+    OMP_NUM_THREADS="1",
+    OMP_WAIT_POLICY="PASSIVE",
 )
-os.environ.setdefault("OMP_NUM_THREADS", "2")
 for launcher_variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(launcher_variable, None)
 
@@ -36,7 +39,7 @@ def _deterministic() -> Iterator[None]:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
     yield
 
 

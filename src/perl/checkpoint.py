@@ -72,7 +72,12 @@ def save_trainer_state(
     if rank == 0:
         write_text(checkpoint / _COUNTERS, json.dumps(dict(counters)) + "\n")
     if window is not None:
-        tensors = {f"{i}/{name}": t.contiguous() for i, batch in enumerate(window) for name, t in batch.items()}
+        # Micro-batches are views of one tensor; safetensors refuses those.
+        tensors = {
+            f"{i}/{name}": tensor.clone(memory_format=torch.contiguous_format)
+            for i, batch in enumerate(window)
+            for name, tensor in batch.items()
+        }
         save_file(tensors, checkpoint / _ROLLOUTS.format(rank=rank))
 
 

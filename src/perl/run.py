@@ -193,22 +193,21 @@ def _make_folder(path: Path) -> None:
 
 
 def _claim(path: Path, recipe: Recipe) -> Run:
-    """The folder as this recipe's: refuses what belongs to another."""
+    """The folder as this recipe's: refuses what belongs to another, unless that came to nothing."""
     if not (path / "recipe.yaml").exists():
-        strangers = sorted(p.name for p in path.iterdir() if p.name != ".lock")
+        strangers = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
         if strangers:
             raise RunFolderError(
                 f"is not empty and holds no run: {', '.join(strangers[:3])}", str(path), "choose another with --output"
             )
-        write_text(path / "recipe.yaml", recipe.to_yaml())
-        run = Run(path)
-        run.record(status="running", steps=0, created=_now(), git_commit=git_commit(), versions=installed_versions())
-        return run
+        return _begin(path, recipe)
     try:
         saved = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise RunFolderError(f"its recipe.yaml cannot be read: {error}", str(path)) from None
     different = _differences(saved, recipe.as_dict())
+    if different and not _holds_work(path):
+        return _begin(path, recipe)
     if different:
         raise RunFolderError(
             f"holds a run of another recipe: {'; '.join(different[:3])}", str(path), "choose another with --output"
@@ -217,6 +216,23 @@ def _claim(path: Path, recipe: Recipe) -> Run:
     if run.status != "done":
         run.record(status="running", versions=installed_versions())
     return run
+
+
+def _begin(path: Path, recipe: Recipe) -> Run:
+    write_text(path / "recipe.yaml", recipe.to_yaml())
+    run = Run(path)
+    run.record(status="running", steps=0, created=_now(), git_commit=git_commit(), versions=installed_versions())
+    return run
+
+
+def _holds_work(path: Path) -> bool:
+    """Whether a run got as far as a training step; one that failed before may be replaced by its corrected recipe."""
+    run = Run(path)
+    return (
+        run.adapter.exists()
+        or any(run.checkpoints.glob("*"))
+        or (run.metrics.is_file() and run.metrics.stat().st_size > 0)
+    )
 
 
 @contextmanager

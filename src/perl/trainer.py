@@ -364,7 +364,7 @@ class PeftGRPOTrainer(GRPOTrainer):
                 output_dir=str(folder),
                 save_total_limit=limit,
                 best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
+                use_mtime=False,
             )
 
     def _unused_rollouts(self) -> list[dict[str, torch.Tensor]] | None:

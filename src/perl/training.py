@@ -20,7 +20,7 @@ from perl.callbacks.progress import LiveProgress
 from perl.callbacks.recorder import Recorder
 from perl.callbacks.stopping import StopOnSignal, sigterm_as_interrupt
 from perl.checkpoint import discard_incomplete, latest_checkpoint, step_of
-from perl.errors import InterruptedRunError, MissingExtraError
+from perl.errors import InterruptedRunError, MissingExtraError, RunFolderError
 from perl.evaluation.evaluate import TaskScore, evaluate_policy
 from perl.guards import check_base_unchanged, check_saved_adapter
 from perl.hub.card import CardFacts, TaskFacts, render_card
@@ -119,7 +119,9 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
     fingerprint = base_fingerprint(model)
     known = run.facts.get("fingerprint", {}).get("base", fingerprint)
     if known != fingerprint:
-        raise InterruptedRunError("the base is not the one this run was started with", plan.recipe.model.name)
+        raise RunFolderError(
+            f"was started with other weights of {plan.recipe.model.name}", str(run.path), "choose another with --output"
+        )
     run.record(
         base=base,
         revision=revision,

@@ -27,6 +27,7 @@ class LiveProgress(TrainerCallback):
         self._started = 0.0
         self._first_step = 0
         self._previous: tuple[float, float] | None = None
+        self._text = ""
 
     def on_train_begin(
         self,
@@ -49,15 +50,16 @@ class LiveProgress(TrainerCallback):
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Shows the step that was logged."""
-        if self._bar is None or not logs or "reward" not in logs:
+        if self._bar is None or not logs or "loss" not in logs:
             return
-        text = self._text(report_of(state.global_step, logs))
-        self._bar.set_postfix_str(text, refresh=False)
+        if "reward" in logs:  # a step that trains on an earlier step's rollouts has none of its own
+            self._text = self._describe(report_of(state.global_step, logs))
+        self._bar.set_postfix_str(self._text, refresh=False)
         self._bar.update(state.global_step - self._bar.n)
         if self._bar.disable and self._is_tenth(state):
             elapsed = time.monotonic() - self._started
             left = elapsed / (state.global_step - self._first_step) * (state.max_steps - state.global_step)
-            logger.info("step %d/%d  %s  ETA %s", state.global_step, state.max_steps, text, duration(left))
+            logger.info("step %d/%d  %s  ETA %s", state.global_step, state.max_steps, self._text, duration(left))
 
     def on_train_end(
         self,
@@ -70,7 +72,7 @@ class LiveProgress(TrainerCallback):
         if self._bar is not None:
             self._bar.close()
 
-    def _text(self, report: StepReport) -> str:
+    def _describe(self, report: StepReport) -> str:
         now = time.monotonic()
         parts = []
         if report.reward is not None:

@@ -53,7 +53,8 @@ class Recorder(TrainerCallback):
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
         self._append(self.run.metrics, {"step": state.global_step, **logs})
-        if "reward" not in logs:
+        if "reward" not in logs:  # evaluation, or a step that trains on an earlier step's rollouts
+            self.run.record(steps=state.global_step)
             return
         for sample in self.latest_group():
             self._append(self.run.samples, {"step": state.global_step, **sample})

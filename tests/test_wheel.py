@@ -1,0 +1,142 @@
+"""What people install: the wheel holds all it needs, and trains in an environment that never saw the checkout."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from perl.sandbox import BASE_FOLDER
+
+pytestmark = pytest.mark.slow
+
+LARGEST_WHEEL = 4_000_000
+ASSETS = ("recipes", "eval", "model_cards")
+
+# Loads what was trained as other people do: with PEFT alone on the published base.
+LOAD_WITH_PLAIN_PEFT = """
+import sys
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+from perl.sandbox import BASE_FOLDER
+base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+ids = torch.tensor([[7, 78, 8, 86]])
+before = base(ids).logits.detach()
+policy = PeftModel.from_pretrained(base, sys.argv[1])
+print((policy(ids).logits - before).abs().max().item())
+"""
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment of a person who is in no virtual environment and in no checkout."""
+    dropped = ("PYTHON", "VIRTUAL_ENV", "PYTEST")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {**kept, **extra}
+
+
+def must_run(command: list, **options: object) -> str:
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    for package in ("build", "hatchling"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    folder = tmp_path_factory.mktemp("dist")
+    checkout = Path(__file__).resolve().parent.parent
+    must_run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, checkout],
+        cwd=folder,
+        env=clean_environment(),
+    )
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a new environment into which the wheel was installed with the tested versions."""
+    folder = tmp_path_factory.mktemp("environment") / "venv"
+    must_run([sys.executable, "-m", "venv", folder], env=clean_environment())
+    python = folder / "bin" / "python"
+    constraints = Path(__file__).resolve().parent.parent / "constraints.txt"
+    must_run(
+        [python, "-m", "pip", "install", "--quiet", f"{wheel}[plots]", "-c", constraints],
+        cwd=folder,
+        env=clean_environment(),
+    )
+    return folder / "bin"
+
+
+def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel, checkout):
+    assert wheel.stat().st_size <= LARGEST_WHEEL
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    expected = {"perl/py.typed"}
+    for folder in ASSETS:
+        files = [path for path in (checkout / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        assert files, f"{folder} is empty"
+        expected |= {f"perl/assets/{path.relative_to(checkout).as_posix()}" for path in files}
+    expected |= {f"perl/sandbox/base/{path.name}" for path in BASE_FOLDER.iterdir()}
+    modules = list((checkout / "src").rglob("*.py"))
+    assert len(modules) >= 50
+    expected |= {path.relative_to(checkout / "src").as_posix() for path in modules}
+    metadata = {name for name in names if ".dist-info/" in name}
+    assert names - metadata == expected
+    assert {name.partition(".dist-info/")[2] for name in metadata} == {
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "entry_points.txt",
+        "licenses/LICENSE",
+    }
+    assert "perl/sandbox/base/model.safetensors" in names
+
+
+def test_the_wheel_declares_both_console_scripts_and_its_licence(wheel, checkout):
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
+        entry_points = archive.read(files["entry_points.txt"]).decode()
+        metadata = archive.read(files["METADATA"]).decode()
+        licence = archive.read(files["licenses/LICENSE"])
+    assert "perl = perl.cli.main:perl\n" in entry_points
+    assert "perl-rl = perl.cli.main:perl_rl\n" in entry_points
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert licence == (checkout / "LICENSE").read_bytes()
+
+
+def test_the_installed_command_trains_far_from_the_checkout(installed, tmp_path, checkout):
+    system_path = os.pathsep.join([str(installed), "/usr/bin", "/bin"])
+    environment = clean_environment(PATH=system_path, HF_HUB_OFFLINE="1")
+    imported_from = must_run(
+        [installed / "python", "-c", "import perl; print(perl.__file__)"], cwd=tmp_path, env=environment
+    ).strip()
+    assert Path(imported_from).is_relative_to(installed.parent)
+    assert not Path(imported_from).is_relative_to(checkout)
+
+    listed = must_run([installed / "perl", "recipes"], cwd=tmp_path, env=environment)
+    assert "quickstart" in [line.split()[0] for line in listed.splitlines()]
+
+    command = [installed / "perl", "train", "quickstart", "train.max_steps=3", "eval.limit=8", "eval.k=1"]
+    printed = must_run(command, cwd=tmp_path, env=environment)
+    run = tmp_path / "runs" / "quickstart"
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["status"], facts["steps"]) == ("done", 3)
+    assert facts["eval"]["sandbox:addition"]["n"] == 8
+    assert str(run.relative_to(tmp_path) / "adapter") in printed
+    assert (run / "adapter" / "README.md").read_text().startswith("---\n")
+    assert (run / "plots" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    change = must_run(
+        [installed / "python", "-c", LOAD_WITH_PLAIN_PEFT, run / "adapter"], cwd=tmp_path, env=environment
+    )
+    assert float(change) > 0.0
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
