@@ -4,6 +4,13 @@ Stricter than production: a test that reaches for the Hub fails at once instead 
 """
 
 import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 # Before any library reads them.
 os.environ.update(
@@ -21,26 +28,17 @@ os.environ.update(
 for launcher_variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(launcher_variable, None)
 
-import random
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-import pytest
-
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
+def _deterministic() -> None:
     """The same random numbers in every test, in whatever order tests run; no thread count left behind."""
     random.seed(0)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
         torch.set_num_threads(1)
-    yield
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +59,6 @@ def perl_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "perl", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # noqa: S603
+        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
     return run

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from oracles import advantages as oracle
 
 from perl.advantages import STD_EPSILON, agreeing_groups, group_advantages, normalized_sum_advantages, weighted_rewards
+from tests.oracles import advantages as oracle
 
 SCALES = ("group", "batch", "none")
 NAN = math.nan

@@ -96,6 +96,11 @@ def test_the_recipe_without_a_mistake_is_planned_without_weights(capsys):
     assert "steps    1" in capsys.readouterr().out
 
 
+def test_a_model_folder_may_start_at_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    assert run(["train", "sound.yaml", "--dry-run", "model.name=~/weightless"], "perl") == 0
+
+
 def test_absent_weights_are_one_line_once_nothing_else_is_wrong(mistake):
     line = mistake("sound.yaml")
     assert line.startswith("model.name: weightless holds no model that can be loaded: ")
@@ -182,6 +187,19 @@ def test_unknown_argument_of_the_adapter(mistake):
     assert "did you mean use_rslora?" in line
 
 
+@pytest.mark.parametrize(
+    "further",
+    [
+        "init_lora_weights: nonsense",
+        "init_lora_weights: pissa",  # it would write to the base
+        "bias: nonsense",
+        "layers_to_transform: [0]",  # PEFT wants target_modules as a list with it
+    ],
+)
+def test_arguments_of_the_adapter_that_peft_refuses(mistake, further):
+    assert mistake(recipe=f"peft: {{kwargs: {{{further}}}}}\n").startswith("peft")
+
+
 def test_unknown_reward(mistake):
     line = mistake(recipe="rewards:\n  acuracy: 1\n")
     assert line.startswith("recipe.yaml:3: rewards.acuracy: no reward 'acuracy' (did you mean accuracy?")
@@ -209,7 +227,10 @@ def test_unknown_argument_of_a_reward(mistake):
         "def f(completions, limit=3, **_):\n    return [0.0] * len(completions)\n", encoding="utf-8"
     )
     line = mistake(recipe="rewards:\n  with_limit:f: {args: {limt: 4}}\n")
-    assert line == "recipe.yaml:3: rewards.with_limit:f.args.limt: with_limit:f has no argument 'limt' (did you mean limit?)"
+    assert (
+        line
+        == "recipe.yaml:3: rewards.with_limit:f.args.limt: with_limit:f has no argument 'limt' (did you mean limit?)"
+    )
 
 
 def test_reward_function_without_further_arguments(mistake):
@@ -259,6 +280,17 @@ def test_a_model_folder_that_holds_no_model(mistake):
     line = mistake(recipe="model: {name: hollow}\n")
     assert line.startswith("model.name: hollow holds no model that can be loaded: ")
     assert "sandbox:base" in line
+
+
+@pytest.mark.parametrize("chat", ["null", "true"])
+def test_messages_for_a_base_without_a_chat_template(mistake, chat):
+    Path("weightless/chat_template.jinja").unlink()
+    messages = [{"role": "user", "content": "1+1="}]
+    rows = [{"prompt": messages if chat == "null" else "1+1=", "answer": "2"}] * 8
+    write_rows("messages.jsonl", rows)
+    line = mistake(recipe=f"data: {{train: messages.jsonl, chat: {chat}}}\n")
+    assert line.startswith(("data.", "model.name: "))
+    assert "template" in line
 
 
 def test_a_sandbox_model_that_does_not_exist(mistake):

@@ -69,7 +69,8 @@ def test_answers_that_are_numbers_become_their_text(name):
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
 @pytest.mark.parametrize(
-    "answer", ["007", "1.50", " 12 ", "1e5", "12:30", "2024-01-15", "2024-01-15 00:00:00", "true", "None", "½", "#### 4"]
+    "answer",
+    ["007", "1.50", " 12 ", "1e5", "12:30", "2024-01-15", "2024-01-15 00:00:00", "true", "None", "½", "#### 4"],
 )
 def test_answers_that_are_text_stay_as_they_are(name, answer):
     (row,) = train_rows(train=write(name, [{"prompt": "a", "answer": answer}]))
@@ -220,7 +221,11 @@ def test_a_template_that_cannot_be_filled_is_refused(template):
     assert "prompt, answer, level" in message
 
 
-CONVERSATION = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "+1"}]
+CONVERSATION = [
+    {"role": "user", "content": "1+1="},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "+1"},
+]
 
 
 def test_prompts_that_are_messages_stay_as_they_are():
@@ -267,3 +272,10 @@ def test_the_words_of_a_prompt_are_the_same_in_either_form():
     assert prompt_text("1+1=") == prompt_text([{"role": "user", "content": "1+1="}]) == "1+1="
     assert prompt_text([{"role": "system", "content": "S"}, {"role": "user", "content": None}]) == "S\n"
     assert prompt_text(None) == prompt_text(5) == ""
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_answers_of_different_kinds_become_their_text(name):
+    answers = [4, "four", 2.5, True, -1]
+    rows = train_rows(train=write(name, [{"prompt": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]))
+    assert [row["solution"] for row in rows] == ["4", "four", "2.5", "True", "-1"]

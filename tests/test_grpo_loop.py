@@ -63,7 +63,7 @@ def test_the_loop_and_the_trainer_agree_after_three_sgd_steps(loop, tmp_path, lo
     rollouts = recorded_rollouts(prompts, tokenizer)
     step = iter(range(STEPS))
 
-    def replay(prompts, trainer):
+    def replay(prompts, _trainer):
         completions = rollouts[next(step)]
         assert len(prompts) == len(completions)
         return {

@@ -1,4 +1,4 @@
-"""Runs that are stopped or killed, as real processes: what is kept, what the next start does, what comes out at the end."""
+"""Runs that are stopped or killed, as real processes: what is kept, what the next start does, what comes out."""
 
 import json
 import os
@@ -47,7 +47,7 @@ train:
   beta: 0.01
 rollout: {max_completion_length: 24}
 eval: {limit: 8, k: 1}
-engine: {device: cpu, threads: 2}
+engine: {device: cpu, threads: 1}
 """
 OUTPUT = Path("runs/recipe")
 
@@ -140,15 +140,14 @@ def test_kill_9_in_a_step_loses_the_work_since_the_last_checkpoint_only(tmp_path
 
 @pytest.mark.parametrize(
     "appearing",
-    ["run.json", "metrics.jsonl", "checkpoints/checkpoint-2", "checkpoints/checkpoint-6", ".adapter.tmp", "adapter"],
+    ["run.json", "checkpoints/checkpoint-2", "checkpoints/checkpoint-6", ".adapter.tmp"],
 )
 def test_kill_9_as_a_file_appears_is_survived(tmp_path, uninterrupted, appearing):
     """The kill falls into the writing of that file, or shortly after it."""
     write_recipe(tmp_path)
     run = tmp_path / OUTPUT
     process = start(tmp_path)
-    awaited = run / ("adapter/." if appearing == ".adapter.tmp" else appearing)
-    while process.poll() is None and not (run / appearing).exists() and not awaited.exists():
+    while process.poll() is None and not (run / appearing).exists() and not (run / "adapter").exists():
         time.sleep(0.0005)
     process.kill()
     process.communicate()

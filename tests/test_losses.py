@@ -6,14 +6,13 @@ from typing import get_args
 
 import pytest
 import torch
-from oracles import losses as oracle
 from trl import GRPOConfig
 
 from perl.losses import LossInputs, LossSettings, LossType, kl_estimate, objective, ratio_at, token_weights
+from tests.oracles import losses as oracle
 
 LOSS_TYPES = get_args(LossType)
 LEVELS = ("token", "sequence")
-CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 LONGEST = 7  # Dr. GRPO's constant
 
 # Padding at the end, a tool's answer in the middle, and a row that is all there.

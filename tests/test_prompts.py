@@ -75,16 +75,22 @@ def test_text_is_tokenized_as_it_is(tokenizer, plain_tokenizer):
 
 
 def test_a_prompt_keeps_its_content_and_its_answer(tokenizer):
-    first, second = render_prompts([{"prompt": MESSAGES[1], "solution": "2", "level": 3}, {"prompt": "1+1="}], tokenizer)
+    first, second = render_prompts(
+        [{"prompt": MESSAGES[1], "solution": "2", "level": 3}, {"prompt": "1+1="}], tokenizer
+    )
     assert first.content == tuple(MESSAGES[1])
     assert first.solution == "2"
     assert (second.content, second.solution) == ("1+1=", None)
 
 
 def test_rows_of_a_problem_set_can_be_rendered(tokenizer):
-    section = DataSection.model_validate({"train": {"name": "sandbox:addition", "limit": 3}, "system_prompt": "be brief"})
+    section = DataSection.model_validate(
+        {"train": {"name": "sandbox:addition", "limit": 3}, "system_prompt": "be brief"}
+    )
     rows = list(load_problem_set(section, chat=True).train)
-    assert [prompt.token_ids for prompt in render_prompts(rows, tokenizer)] == fed_by_trl([row["prompt"] for row in rows])
+    assert [prompt.token_ids for prompt in render_prompts(rows, tokenizer)] == fed_by_trl(
+        [row["prompt"] for row in rows]
+    )
 
 
 def test_the_order_of_rows_does_not_change_how_each_is_rendered(tokenizer):

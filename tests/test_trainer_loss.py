@@ -4,7 +4,6 @@ import math
 import random
 import runpy
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -17,7 +16,7 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.losses import LossType
 from perl.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection
-from perl.sandbox import load_problems
+from perl.sandbox import BASE_FOLDER, load_problems
 from perl.sandbox.tasks import careful_completion, sloppy_completion
 
 LOSS_TYPES = get_args(LossType)
@@ -39,7 +38,7 @@ def _rollout_functions_are_known_to_be_experimental(monkeypatch):
 def fixed_texts(question: str) -> list[str]:
     """Completions of different lengths and worth, the same at every call."""
     problem = next(p for p in PROBLEMS if p.question == question)
-    rng = random.Random(question)
+    rng = random.Random(question)  # noqa: S311
     right, wrong = sloppy_completion(problem, rng, right=1.0), sloppy_completion(problem, rng, right=0.0)
     return [careful_completion(problem), right, wrong, wrong[: len(wrong) // 2]]
 
@@ -60,7 +59,7 @@ def fixed_rollouts(tool_results: bool = False):
         output = {
             "prompt_ids": tokenizer(prompts)["input_ids"],
             "completion_ids": completions,
-            "logprobs": [[-0.5] * len(ids) for ids in completions],
+            "logprobs": [[0.0] * len(ids) for ids in completions],
         }
         if tool_results:
             output["env_mask"] = [[int(not 3 <= i < 6) for i in range(len(ids))] for ids in completions]
@@ -74,6 +73,11 @@ def dyadic_reward(completions, **_):
     return [len(text) % 4 / 4 for text in completions]
 
 
+def constant_reward(completions, **_):
+    """No dyadic number: the mean of a few of them is another number."""
+    return [0.7] * len(completions)
+
+
 def settings(config_class, **options):
     """Arguments for a CPU that draw nothing at random and report to nobody."""
     return config_class(
@@ -81,7 +85,7 @@ def settings(config_class, **options):
         **{
             "use_cpu": True,
             "bf16": False,
-            "gradient_checkpointing": False,
+            "activation_checkpointing": False,
             "dataloader_pin_memory": False,
             "report_to": [],
             "disable_tqdm": True,
@@ -98,13 +102,13 @@ def settings(config_class, **options):
     )
 
 
-def build(trainer_class, args, tool_results=False):
+def build(trainer_class, args, tool_results=False, reward=dyadic_reward):
     """A trainer whose adapter starts from the same random numbers every time."""
     model = load_base(ModelSection(), torch.device("cpu"))
     torch.manual_seed(7)
     return trainer_class(
         model=model,
-        reward_funcs=dyadic_reward,
+        reward_funcs=reward,
         args=args,
         train_dataset=Dataset.from_dict({"prompt": [problem.question for problem in PROBLEMS]}),
         processing_class=load_tokenizer(ModelSection()),
@@ -159,7 +163,10 @@ def assert_same_as_trl(trainer, inputs, mode: str) -> dict[str, list[float]]:
     trl_loss, trl_gradient, trl_metrics = loss_gradient_metrics(trainer, inputs, mode, GRPOTrainer._compute_loss)
     assert math.sqrt(sum(g.pow(2).sum().item() for g in trl_gradient.values())) > 1e-4
     assert relative_difference(gradient, trl_gradient) <= RELATIVE
-    assert loss == pytest.approx(trl_loss, rel=RELATIVE, abs=1e-7)  # on policy the terms cancel
+    # Terms of either sign cancel; they are averaged over tokens, except in LUSPO, which sums over them.
+    largest_term = inputs["advantages"].abs().max().item()
+    largest_term *= inputs["completion_ids"].size(1) if trainer.loss_type == "luspo" else 1
+    assert loss == pytest.approx(trl_loss, rel=RELATIVE, abs=torch.finfo(torch.float32).eps * largest_term)
     for other in ("train", "eval"):
         assert metrics[other].keys() == trl_metrics[other].keys()
         for name, values in trl_metrics[other].items():
@@ -178,6 +185,7 @@ def test_loss_gradient_and_metrics_are_trls(loss_type, level, beta, situation):
         loss_type=loss_type,
         importance_sampling_level=level,
         beta=beta,
+        epsilon=0.05,
         num_iterations=1 if situation == "on policy" else 2,
     )
     trainer = build(PeftGRPOTrainer, args, tool_results=situation == "tool results")
@@ -190,3 +198,136 @@ def test_loss_gradient_and_metrics_are_trls(loss_type, level, beta, situation):
         assert ("kl" in metrics) == (beta > 0)
         if loss_type in CLIPPED:
             assert (metrics["clip_ratio/region_mean"][0] > 0) == (situation != "on policy")
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "cispo", "vespo"])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_the_correction_for_another_engines_numbers_is_trls(loss_type, per_row):
+    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, loss_type=loss_type, beta=0.04, num_iterations=2))
+    inputs = prepared_inputs(trainer, "train")
+    move_adapter(trainer)
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+    shape = (GENERATIONS, 1) if per_row else inputs["completion_ids"].shape
+    inputs["importance_sampling_ratio"] = (0.2 * torch.randn(shape, generator=torch.Generator().manual_seed(5))).exp()
+    assert_same_as_trl(trainer, inputs, "train")
+
+
+@pytest.mark.parametrize("loss_type", CLIPPED)
+def test_two_sided_clipping_and_uneven_bounds_are_trls(loss_type):
+    options = {"loss_type": loss_type, "epsilon": 0.01, "epsilon_high": 0.02, "delta": 1.05, "num_iterations": 2}
+    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, beta=0.04, use_bias_correction_kl=False, **options))
+    inputs = prepared_inputs(trainer, "eval")
+    move_adapter(trainer)
+    assert_same_as_trl(trainer, inputs, "eval")
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_entropy_quantile": 0.1}, {"entropy_coef": 0.1}, {"off_policy_mask_threshold": 1e-4}], ids=str
+)
+def test_options_that_are_left_to_trl_still_act(options):
+    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, num_iterations=2, **options))
+    inputs = prepared_inputs(trainer, "train")
+    move_adapter(trainer)
+    assert_same_as_trl(trainer, inputs, "train")
+    _, with_option, _ = loss_gradient_metrics(trainer, inputs, "train", PeftGRPOTrainer._compute_loss)
+    plain = build(PeftGRPOTrainer, settings(PeftRLConfig, num_iterations=2))
+    move_adapter(plain)
+    _, without, _ = loss_gradient_metrics(plain, inputs, "train", PeftGRPOTrainer._compute_loss)
+    assert relative_difference(with_option, without) > 1e-2
+
+
+def trained(trainer_class, args):
+    """The adapter before and after training, and what was logged; builds and trains from the same random numbers."""
+    trainer = build(trainer_class, args)
+    before = adapter_of(trainer)
+    trainer.train()
+    return before, adapter_of(trainer), history_of(trainer)
+
+
+def history_of(trainer) -> list[dict[str, float]]:
+    return [{name: v for name, v in entry.items() if name not in CLOCKS} for entry in trainer.state.log_history]
+
+
+def assert_same_history(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
+    assert len(ours) == len(theirs)
+    for our_entry, their_entry in zip(ours, theirs, strict=True):
+        assert our_entry.keys() == their_entry.keys()
+        for name, value in their_entry.items():
+            assert our_entry[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"beta": 0.04, "num_iterations": 2},
+        {"scale_rewards": "batch"},
+        {"scale_rewards": "none"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_three_steps_give_trls_adapter(loss_type, options):
+    options = {"loss_type": loss_type, "optim": "sgd", "learning_rate": 0.5, "max_steps": 3, **options}
+    before, after, history = trained(PeftGRPOTrainer, settings(PeftRLConfig, **options))
+    trl_before, trl_after, trl_history = trained(GRPOTrainer, settings(GRPOConfig, **options))
+    assert relative_difference(before, trl_before) == 0
+    moved = {name: after[name] - before[name] for name in before}
+    trl_moved = {name: trl_after[name] - trl_before[name] for name in trl_before}
+    assert math.sqrt(sum(m.pow(2).sum().item() for m in trl_moved.values())) > 0.05
+    assert relative_difference(after, trl_after) <= RELATIVE
+    assert relative_difference(moved, trl_moved) <= RELATIVE
+    assert_same_history(history, trl_history)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_completions_that_all_get_the_same_reward_have_advantages_of_exactly_zero(scale):
+    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, scale_rewards=scale), reward=constant_reward)
+    for mode in ("train", "eval"):
+        inputs = prepared_inputs(trainer, mode)
+        assert torch.equal(inputs["advantages"], torch.zeros(inputs["completion_ids"].size(0)))
+    assert list(trainer._logs["advantages"]) == [0.0] * 2 * GENERATIONS
+
+
+TRL_SCRIPT = """
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+def reward_length(completions, **kwargs):
+    return [len(completion) % 4 / 4 for completion in completions]
+
+dataset = Dataset.from_dict({"prompt": ["12+34=", "56+7=", "8+91=", "23+45="]})
+training_args = GRPOConfig(
+    output_dir="run", use_cpu=True, bf16=False, gradient_checkpointing=False, dataloader_pin_memory=False,
+    report_to=[], disable_tqdm=True, save_strategy="no", logging_steps=1, learning_rate=0.05, max_steps=4,
+    num_generations=4, per_device_train_batch_size=8, max_completion_length=12, beta=0.04, seed=5,
+)
+trainer = GRPOTrainer(
+    model="MODEL",
+    reward_funcs=reward_length,
+    args=training_args,
+    train_dataset=dataset,
+    peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+)
+trainer.train()
+"""
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_script_written_for_trl_does_the_same_after_renaming_two_classes(tmp_path):
+    theirs = TRL_SCRIPT.replace("MODEL", str(BASE_FOLDER))
+    ours = theirs.replace("GRPOTrainer", "PeftGRPOTrainer").replace("GRPOConfig", "PeftRLConfig")
+    trainers = []
+    for script in (theirs, ours.replace("from trl", "from perl")):
+        (tmp_path / "script.py").write_text(script)
+        torch.manual_seed(3)
+        trainers.append(runpy.run_path(str(tmp_path / "script.py"))["trainer"])
+    assert [type(trainer) for trainer in trainers] == [GRPOTrainer, PeftGRPOTrainer]
+    trl_adapter, adapter = (adapter_of(trainer) for trainer in trainers)
+    assert max(tensor.abs().max().item() for name, tensor in trl_adapter.items() if "lora_B" in name) > 1e-3
+    assert relative_difference(adapter, trl_adapter) <= RELATIVE
+    trl_history, history = (history_of(trainer) for trainer in trainers)
+    assert len({entry["reward"] for entry in trl_history[:-1]}) > 1
+    assert_same_history(history, trl_history)

@@ -11,7 +11,13 @@ from typing import Literal
 
 from huggingface_hub import HfApi
 from huggingface_hub.constants import HF_HUB_OFFLINE
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from perl.errors import Problem
 
@@ -44,6 +50,13 @@ def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) 
         return Problem(f"{name} has no revision {revision!r} on the Hub")
     except RepositoryNotFoundError:
         return Problem(f"no {what} {name!r}: no such folder or file, and the Hub has none or it is private")
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status == 401:
+            return Problem(f"the Hub refuses your token, asked for {name}", hint="`hf auth login`, or unset HF_TOKEN")
+        return Problem(
+            f"the Hub answers {status} when asked for {name}", hint="with HF_HUB_OFFLINE=1 what is cached is used"
+        )
     except Exception as error:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
         host = os.environ.get("HF_ENDPOINT", "the Hub")
         return Problem(

@@ -58,7 +58,7 @@ class Recorder(TrainerCallback):
             return
         for sample in self.latest_group():
             self._append(self.run.samples, {"step": state.global_step, **sample})
-        report = report_of(state.global_step, logs)
+        report = report_of(state.global_step, _finite(logs))
         reward = {"first": self.run.facts.get("reward", {}).get("first", report.reward), "last": report.reward}
         self.run.record(steps=state.global_step, reward=reward)
 

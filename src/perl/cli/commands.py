@@ -49,7 +49,11 @@ def commands() -> None:
 def run(arguments: list[str], program: str) -> int:
     """Runs the command and turns what it raises into a line and an exit code."""
     try:
-        result = commands.main(args=arguments, prog_name=program, standalone_mode=False)
+        # Not commands.main(): that ends the process by itself, with exit code 1, when the reader of our output left.
+        with commands.make_context(program, list(arguments)) as context:
+            result = commands.invoke(context)
+    except click.exceptions.Exit as done:  # after --help and --version
+        return done.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return EXIT_DONE

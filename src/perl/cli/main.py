@@ -47,10 +47,9 @@ def next_perl(search_path: str) -> str | None:
     tried = _tried_by_this_process()
     for folder in search_path.split(os.pathsep):
         candidate = os.path.join(folder or os.curdir, "perl")
-        if os.path.isfile(candidate) and os.access(candidate, os.X_OK) and candidate not in tried:
-            with open(candidate, "rb") as program:
-                if _OUR_MARK not in program.read(4096):
-                    return candidate
+        runs = os.path.isfile(candidate) and os.access(candidate, os.X_OK)
+        if runs and candidate not in tried and _OUR_MARK not in _first_bytes(candidate):
+            return candidate
     return None
 
 
@@ -61,10 +60,10 @@ def hand_over(program: str, arguments: list[str]) -> None:
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these two; a program that inherits that misbehaves in a pipe
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
+    tried = _tried_by_this_process()
     os.environ.pop(_HANDED_OVER, None)
-    with open(program, "rb") as file:
-        if file.read(2) == b"#!":
-            os.environ[_HANDED_OVER] = os.pathsep.join([str(os.getpid()), *_tried_by_this_process(), program])
+    if _first_bytes(program).startswith(b"#!"):
+        os.environ[_HANDED_OVER] = os.pathsep.join([str(os.getpid()), *tried, program])
     os.execv(program, [program, *arguments])  # noqa: S606 (no shell is wanted)
 
 
@@ -81,6 +80,15 @@ def run_commands(arguments: list[str], program: str) -> int:
     from perl.cli.commands import run
 
     return run(arguments, program)
+
+
+def _first_bytes(program: str) -> bytes:
+    """The beginning of a program; nothing of one that may be run but not read, which no Python script can be."""
+    try:
+        with open(program, "rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
 
 
 def _tried_by_this_process() -> tuple[str, ...]:

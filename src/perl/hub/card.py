@@ -2,11 +2,13 @@
 
 CardFacts -> README.md
 
-A fact that is unknown is left out; there are no placeholders. Knows nothing of models or folders.
+A fact that is unknown is left out; there are no placeholders. Knows nothing of models or run folders.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -14,6 +16,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from perl.assets import card_templates_folder
 from perl.sandbox import is_sandbox
+
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+_FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,26 @@ class CardFacts:
     @property
     def base_on_hub(self) -> bool:
         """Whether the base's name is one that the Hub can resolve."""
-        return not is_sandbox(self.base) and self.base.count("/") == 1 and self.base[0] not in "./~"
+        return _is_hub_name(self.base)
 
     @property
     def base_label(self) -> str:
         """The base's name as a card may show it: of a path only the last part."""
-        return self.base if self.base_on_hub or is_sandbox(self.base) else self.base.rstrip("/").rpartition("/")[2]
+        return _label(self.base)
+
+    @property
+    def dataset_label(self) -> str | None:
+        """The data set's name as a card may show it: of a path only the last part."""
+        return self.dataset and _label(self.dataset)
+
+
+def _is_hub_name(name: str) -> bool:
+    """Whether a name is ``user/name`` and no folder or file here, which is what libraries look for first."""
+    return _HUB_NAME.fullmatch(name) is not None and PurePath(name).suffix not in _FILES and not Path(name).exists()
+
+
+def _label(name: str) -> str:
+    return name if _is_hub_name(name) or is_sandbox(name) else PurePath(name).name
 
 
 def render_card(facts: CardFacts) -> str:
@@ -90,6 +109,6 @@ def _front_matter(facts: CardFacts) -> dict[str, Any]:
     metadata: dict[str, Any] = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": tags}
     if facts.base_on_hub:
         metadata |= {"base_model": facts.base, "base_model_relation": "adapter"}
-    if facts.dataset and facts.dataset.count("/") == 1 and not facts.dataset.startswith((".", "/", "~")):
+    if facts.dataset and _is_hub_name(facts.dataset):
         metadata["datasets"] = [facts.dataset]
     return metadata

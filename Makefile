@@ -1,0 +1,42 @@
+# make quickstart   set up .venv from nothing, train the quickstart, score base and adapter, say where everything is
+# make test         set up .venv with the development tools, check style, types and layers, run all tests
+# make lint         the checks without the tests
+# make benchmark    measure start-up times, the quickstart over three seeds, and the step beside TRL's
+# make clean        remove what these made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The tested versions, for the package and for what builds it.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: quickstart test lint benchmark clean
+
+quickstart: $(VENV)/installed
+	$(BIN)/perl train quickstart
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+benchmark: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/quickstart.py
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[plots]'
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@

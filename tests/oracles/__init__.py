@@ -1,0 +1,1 @@
+"""Independent few-line implementations, in plain Python and double precision, that numbers are checked against."""

@@ -1,0 +1,114 @@
+"""Every loss type token by token on plain numbers, from the papers that define them.
+
+PPO arXiv:1707.06347, GRPO arXiv:2402.03300, Dr. GRPO arXiv:2503.20783, DAPO arXiv:2503.14476, two-sided clipping
+arXiv:2505.07291, GSPO arXiv:2507.18071, CISPO arXiv:2506.13585, SAPO arXiv:2511.20347, VESPO arXiv:2602.10693.
+"""
+
+import math
+from dataclasses import dataclass
+
+Rows = list[list[float]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The constants of an objective."""
+
+    loss_type: str
+    level: str = "token"
+    beta: float = 0.0
+    delta: float | None = None
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.2
+    correct_kl: bool = True
+    sapo: tuple[float, float] = (1.0, 1.05)  # for positive and negative advantages
+    vespo: tuple[tuple[float, float], tuple[float, float]] = ((2.0, 3.0), (3.0, 2.0))  # (k, lambda), likewise
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch; ``old`` is None on policy."""
+
+    advantages: list[float]
+    mask: list[list[int]]
+    old: Rows | None
+    reference: Rows
+    sampling: Rows | None  # one number a token, or one a row
+
+
+def objectives(policy: Rows, batch: Batch, setting: Setting, held: Rows | None = None) -> Rows:
+    """What each token is to be made small; ``held``: the policy where it counts as a constant (no gradient)."""
+    held = policy if held is None else held
+    result = []
+    for n, advantage in enumerate(batch.advantages):
+        old = held[n] if batch.old is None else batch.old[n]
+        ratios = _ratios(policy[n], old, batch.mask[n], setting.level)
+        constants = _ratios(held[n], old, batch.mask[n], setting.level)
+        row = []
+        for t, log_prob in enumerate(policy[n]):
+            if setting.loss_type == "vespo":
+                sampling = None if batch.sampling is None else batch.sampling[n]
+                value = -_vespo_weight(held[n], old, batch.mask[n], sampling, advantage, setting) * advantage * log_prob
+            else:
+                value = _surrogate(ratios[t], constants[t], advantage, log_prob, setting)
+                if batch.sampling is not None:
+                    value *= batch.sampling[n][t if len(batch.sampling[n]) > 1 else 0]
+            if setting.beta:
+                gap = batch.reference[n][t] - log_prob
+                kl = math.exp(gap) - gap - 1
+                value += setting.beta * kl * (ratios[t] if setting.correct_kl else 1.0)
+            row.append(value)
+        result.append(row)
+    return result
+
+
+def micro_batch_loss(
+    values: Rows, mask: list[list[int]], loss_type: str, micro_batches: int, window_tokens: float, longest: int
+) -> float:
+    """The part of an optimizer step's loss that comes from one micro-batch."""
+    sums = [sum(v for v, m in zip(row, keep, strict=True) if m) for row, keep in zip(values, mask, strict=True)]
+    counts = [sum(keep) for keep in mask]
+    rows = len(values)
+    if loss_type in ("grpo", "sapo"):
+        return sum(s / max(c, 1) for s, c in zip(sums, counts, strict=True)) / rows / micro_batches
+    if loss_type == "bnpo":
+        return sum(sums) / max(sum(counts), 1) / micro_batches
+    if loss_type == "dr_grpo":
+        return sum(sums) / (rows * longest) / micro_batches
+    if loss_type == "luspo":
+        return sum(sums) / rows / micro_batches
+    return sum(sums) / window_tokens
+
+
+def _ratios(policy: list[float], old: list[float], mask: list[int], level: str) -> list[float]:
+    gaps = [p - o for p, o in zip(policy, old, strict=True)]
+    if level == "token":
+        return [math.exp(gap) for gap in gaps]
+    kept = [gap for gap, m in zip(gaps, mask, strict=True) if m]
+    return [math.exp(sum(kept) / max(len(kept), 1))] * len(gaps)
+
+
+def _surrogate(ratio: float, constant: float, advantage: float, log_prob: float, setting: Setting) -> float:
+    if setting.loss_type == "cispo":
+        return -min(constant, setting.epsilon_high) * advantage * log_prob
+    if setting.loss_type == "sapo":
+        tau = setting.sapo[0] if advantage > 0 else setting.sapo[1]
+        return -4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage
+    clipped = min(max(ratio, 1 - setting.epsilon_low), 1 + setting.epsilon_high)
+    bounded = ratio if setting.delta is None else min(ratio, setting.delta)
+    return -min(bounded * advantage, clipped * advantage)
+
+
+def _vespo_weight(
+    held: list[float],
+    old: list[float],
+    mask: list[int],
+    sampling: list[float] | None,
+    advantage: float,
+    setting: Setting,
+) -> float:
+    weight = math.exp(sum(p - o for p, o, m in zip(held, old, mask, strict=True) if m))
+    for ratio in sampling or []:
+        weight *= ratio
+    k, rate = setting.vespo[0] if advantage >= 0 else setting.vespo[1]
+    return weight**k * math.exp(rate - rate * weight)

@@ -1,0 +1,397 @@
+"""A recipe is checked as a whole: what it takes, what it refuses, and that what it saves is what it is."""
+
+import dataclasses
+import types
+import typing
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from perl.errors import Problem, RecipeError
+from perl.recipe import Recipe, load_recipe
+from perl.recipe.sections import SECTIONS
+from perl.recipe.train_fields import REFUSED
+
+EVERYTHING = """\
+model: {name: org/base, revision: v1, dtype: bfloat16, attn_implementation: sdpa}
+peft: {method: dora, rank: 4, alpha: 8, dropout: 0.1, target_modules: [q_proj, v_proj], kwargs: {bias: none}}
+data:
+  train: {name: org/data, subset: main, split: "train[:80%]", revision: abc, columns: {prompt: q, answer: a}, limit: 9}
+  eval: heldout.jsonl
+  prompt_template: "Solve:\\n{prompt}\\nauf Größe {unit}"
+  system_prompt: "Bitte kurz. No: 'quotes' \\"too\\""
+  chat: true
+  drop_overlap: true
+rewards: {accuracy: 1, "my.mod:f": {weight: -0.5, args: {limit: 3}}}
+train: {prompts_per_step: 4, num_generations: 4, learning_rate: 1e-5, max_steps: 3, report_to: [], eval_strategy: "no"}
+rollout: {temperature: 0.7, top_p: 0.9, top_k: 20, min_p: 0.1, repetition_penalty: 1.1, max_completion_length: 99}
+eval: {enabled: false, k: 8, limit: null, temperature: 0, top_p: 0.95, max_completion_length: 7, batch_size: 3, seed: 5}
+hub: {repo_id: me/mine}
+engine: {device: cpu, threads: 2}
+"""
+
+
+def loaded(text, overrides=(), checks=()):
+    Path("recipe.yaml").write_text(text, encoding="utf-8")
+    return load_recipe("recipe.yaml", overrides, checks)
+
+
+def lines_of(text, overrides=(), checks=()):
+    with pytest.raises(RecipeError) as caught:
+        loaded(text, overrides, checks)
+    return str(caught.value).splitlines()
+
+
+def written_and_read(recipe):
+    path = Path("saved") / f"{recipe.name}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(recipe.to_yaml(), encoding="utf-8")
+    return load_recipe(path)
+
+
+def test_nothing_at_all_is_a_recipe():
+    recipe = load_recipe({})
+    assert recipe == Recipe("recipe")
+    assert list(recipe.rewards) == ["accuracy"]
+    assert recipe.output_dir == Path("runs/recipe")
+
+
+@pytest.mark.parametrize("text", ["model: {}\n", EVERYTHING, "extends: quickstart\npeft: {rank: 3}\n"])
+def test_a_saved_recipe_is_the_same_recipe(text):
+    recipe = loaded(text)
+    again = written_and_read(recipe)
+    assert again == recipe
+    assert again.to_yaml() == recipe.to_yaml()
+
+
+def test_every_packaged_recipe_is_the_same_when_it_is_saved():
+    from perl.assets import packaged_recipes
+
+    names = list(packaged_recipes())
+    assert "quickstart" in names
+    for name in names:
+        recipe = load_recipe(name)
+        assert written_and_read(recipe) == recipe
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no",
+        "on",
+        "12",
+        "010",
+        "0o17",
+        "1e5",
+        "7e12345",
+        "1.5",
+        "1:30",
+        "null",
+        "~",
+        "",
+        "=",
+        "2001-01-01",
+        "a: b",
+        "- a",
+    ],
+)
+def test_text_that_looks_like_another_value_is_saved_as_text(text):
+    recipe = load_recipe({"model": {"revision": text}})
+    assert written_and_read(recipe).model.revision == text
+
+
+def test_the_numbers_of_a_saved_recipe_are_exact():
+    recipe = load_recipe({"train": {"learning_rate": 1e-5 / 3, "adam_epsilon": 1e-30}, "peft": {"alpha": 0.1 + 0.2}})
+    again = written_and_read(recipe)
+    assert dict(again.train) == {"learning_rate": 1e-5 / 3, "adam_epsilon": 1e-30}
+    assert again.peft.alpha == 0.1 + 0.2
+
+
+def test_a_saved_recipe_names_every_setting_of_every_section():
+    saved = yaml.safe_load(load_recipe({}).to_yaml())
+    assert set(saved) == {*SECTIONS, "rewards", "train"}
+    assert {name: set(saved[name]) for name in SECTIONS} == {
+        n: set(model.model_fields) for n, model in SECTIONS.items()
+    }
+
+
+def sample(name, hint):
+    """A value that this training argument may have, other than null where there is one."""
+    special = {
+        "loss_type": "dapo",
+        "scale_rewards": "batch",
+        "importance_sampling_level": "sequence",
+        "multi_objective_aggregation": "normalize_then_sum",
+        "prompts_per_step": 2,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "peft_target_modules": ["q_proj"],
+        "top_p": 0.5,
+        "min_p": 0.5,
+        "peft_dropout": 0.5,
+    }
+    if name in special:
+        return special[name]
+    values = {bool: True, int: 8, float: 0.25, str: "text", dict: {"a": 1}, list: ["a"]}
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for part in parts:
+        origin = typing.get_origin(part) or part
+        if origin is typing.Literal:
+            return typing.get_args(part)[0]
+        if origin is list and typing.get_args(part) and typing.get_args(part)[0] in values:
+            return [values[typing.get_args(part)[0]]]
+        if origin is dict and typing.get_args(part):
+            return {"a": values.get(typing.get_args(part)[1], 1)}
+        if origin in values:
+            return values[origin]
+    return "text"
+
+
+def test_train_takes_every_field_of_the_trainers_arguments():
+    from perl.config import PeftRLConfig
+
+    hints = typing.get_type_hints(PeftRLConfig)
+    homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields}
+    homes |= {key: ("rollout", key) for key in SECTIONS["rollout"].model_fields}
+    names = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and f.name not in REFUSED]
+    assert {"adam_beta2", "mask_truncated_completions", "lr_scheduler_type", "peft_rank", "temperature"} <= set(names)
+    for name in names:
+        value = sample(name, hints[name])
+        recipe = load_recipe({"train": {name: value}})
+        if name in homes:
+            section, key = homes[name]
+            assert getattr(getattr(recipe, section), key) == value, name
+            assert name not in recipe.train
+        else:
+            assert dict(recipe.train) == {name: value}, name
+    assert len(names) > 150
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_field_that_would_spoil_a_run_is_refused_with_what_to_do_instead(name):
+    lines = lines_of(f"model: {{}}\ntrain:\n  seed: 1\n  {name}: true\n")
+    assert lines[0] == f"recipe.yaml:4: train.{name}: has no place in a recipe ({REFUSED[name]})"
+
+
+@pytest.mark.parametrize("value", ["5", "[1]", "{a: 1}", "null", "text", "true"])
+def test_a_refused_field_is_said_once_whatever_its_value(value):
+    assert len(lines_of(f"train: {{hub_token: {value}}}\n")) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "section", "key"),
+    [
+        ("peft_rank", "4", "peft", "rank"),
+        ("peft_target_modules", "[q_proj]", "peft", "target_modules"),
+        ("temperature", "0.5", "rollout", "temperature"),
+        ("max_completion_length", "9", "rollout", "max_completion_length"),
+    ],
+)
+def test_a_field_of_another_section_may_stand_in_train(field, value, section, key):
+    through_train = loaded(f"train: {{{field}: {value}}}\n")
+    direct = loaded(f"{section}: {{{key}: {value}}}\n")
+    twice_the_same = loaded(f"{section}: {{{key}: {value}}}\ntrain: {{{field}: {value}}}\n")
+    assert through_train == direct == twice_the_same
+    assert getattr(getattr(direct, section), key) == yaml.safe_load(value)
+    assert not through_train.train
+
+
+def test_a_field_that_says_two_things_in_two_places_is_refused():
+    lines = lines_of("rollout: {temperature: 0.5}\npeft: {rank: 4}\ntrain:\n  peft_rank: 8\n  temperature: 0.7\n")
+    assert lines == [
+        "recipe.yaml:4: train.peft_rank: 8 contradicts peft.rank: 4 (write it once, as peft.rank)",
+        "recipe.yaml:5: train.temperature: 0.7 contradicts rollout.temperature: 0.5 "
+        "(write it once, as rollout.temperature)",
+    ]
+
+
+def test_a_moved_field_that_is_wrong_is_said_where_it_was_written():
+    (line,) = lines_of("peft: {rank: 4}\ntrain:\n  peft_alpha: much\n")
+    assert line == "recipe.yaml:3: peft.alpha: must be a number, not 'much'"
+
+
+def test_all_problems_of_a_file_are_said_together():
+    text = """\
+pfet: {rank: 8}
+model: {name: 5}
+peft:
+  rnak: 8
+  rank: 0
+  dropout: 1.5
+data:
+  train: {nmae: x}
+  prompt_template: no question
+rewards: {accuracy: {wieght: 1}, format: lots, "m:f": 1}
+train: {learning_rate: fast, sead: 1, push_to_hub: true, loss_type: dappo}
+rollout: [1]
+eval: {enabled: maybe}
+hub: {repo_id: nouser}
+engine: {device: gpu}
+"""
+    lines = lines_of(text)
+    keys = {line.split(": ")[1] for line in lines}
+    assert keys == {
+        "pfet", "model.name", "peft.rnak", "peft.rank", "peft.dropout", "data.train.nmae", "data.train.name",
+        "rewards.accuracy.wieght", "rewards.format.weight", "train.learning_rate", "train.sead", "train.push_to_hub",
+        "train.loss_type", "rollout", "eval.enabled", "hub.repo_id", "engine.device",
+    }  # fmt: skip
+    assert len(lines) == len(keys)
+    assert "recipe.yaml:1: pfet: unknown section (did you mean peft?)" in lines
+    assert "recipe.yaml:4: peft.rnak: unknown key (did you mean rank?)" in lines
+    assert "recipe.yaml:5: peft.rank: must be greater than or equal to 1, not 0" in lines
+    assert "recipe.yaml:8: data.train.nmae: unknown key (did you mean name?)" in lines
+    assert "recipe.yaml:8: data.train.name: is required" in lines
+    assert "recipe.yaml:11: train.learning_rate: must be a number, not 'fast'" in lines
+    assert "recipe.yaml:11: train.sead: unknown key (did you mean seed?)" in lines
+    assert "recipe.yaml:13: eval.enabled: must be true or false, not 'maybe'" in lines
+    assert "recipe.yaml:15: engine.device: must be one of auto, cpu, not 'gpu' (did you mean cpu?)" in lines
+    assert any("train.loss_type" in line and line.endswith("(did you mean dapo?)") for line in lines)
+
+
+def test_problems_that_a_later_stage_finds_are_said_together_with_ours():
+    def check(sections):
+        assert "peft" not in sections  # it is not valid
+        return (
+            [(("model", "name"), Problem("is unlucky", hint="take another"))] if sections["model"].name == "x13" else []
+        )
+
+    lines = lines_of("model:\n  name: x13\npeft: {rnak: 1}\n", checks=[check])
+    assert lines == [
+        "recipe.yaml:3: peft.rnak: unknown key (did you mean rank?)",
+        "recipe.yaml:2: model.name: is unlucky (take another)",
+    ]
+    assert loaded("model:\n  name: x12\n", checks=[lambda _: []]).model.name == "x12"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("peft: {rank: 8.0}\n", "peft.rank: must be a whole number, not 8.0"),
+        ("peft: {rank: '8'}\n", "peft.rank: must be a whole number, not '8'"),
+        ("peft: {rank: true}\n", "peft.rank: must be a whole number, not true"),
+        ("eval: {enabled: 1}\n", "eval.enabled: must be true or false, not 1"),
+        ("eval: {enabled: yes}\n", "eval.enabled: must be true or false, not 'yes'"),
+        ("model: {name: null}\n", "model.name: must be text, not null"),
+        ("data: {train: {columns: question}}\n", None),
+        ("peft: 8\n", "peft: must be a mapping, not 8"),
+        ("train: [1]\n", None),
+        ("train: {max_steps: -1}\n", "train.max_steps: must be greater than or equal to 1, not -1"),
+        ("train: {max_steps: 1e2}\n", "train.max_steps: must be a whole number, not 100.0"),
+        ("train: {num_generations: 1}\n", "train.num_generations: must be greater than or equal to 2, not 1"),
+        ("rollout: {temperature: 0}\n", "rollout.temperature: must be greater than 0, not 0"),
+        ("rollout: {top_p: 1.5}\n", "rollout.top_p: must be less than or equal to 1, not 1.5"),
+        ("rewards: 5\n", "rewards: must map names to weights (rewards: {accuracy: 1.0})"),
+        ("rewards: {accuracy: true, format: 1}\n", "rewards.accuracy.weight: must be a number, not true"),
+        ("rewards: {accuracy: [1], format: 1}\n", "rewards.accuracy.weight: must be a number, not [1]"),
+        ("data: {prompt_template: '{question}'}\n", "data: prompt_template must contain {prompt}"),
+    ],
+)
+def test_nothing_is_converted_silently(text, line):
+    lines = lines_of(text)
+    assert all(found.startswith("recipe.yaml:1: ") for found in lines)
+    if line is not None:
+        assert lines == [f"recipe.yaml:1: {line}"]
+
+
+def test_a_whole_number_will_do_for_a_number():
+    recipe = loaded("train: {learning_rate: 1}\nrollout: {temperature: 2}\nrewards: {accuracy: 3}\n")
+    assert (recipe.train["learning_rate"], recipe.rollout.temperature, recipe.rewards["accuracy"].weight) == (1, 2, 3)
+
+
+def test_bare_names_and_weights_are_short_for_mappings():
+    short = loaded("data: {train: a.jsonl, eval: b.jsonl}\nrewards: {format: 0.5}\n")
+    long = loaded("data: {train: {name: a.jsonl}, eval: {name: b.jsonl}}\nrewards: {format: {weight: 0.5}}\n")
+    assert short == long
+    assert short.data.train.columns.prompt == "prompt"
+
+
+def test_an_empty_section_is_its_defaults():
+    empty = loaded("".join(f"{name}:\n" for name in (*SECTIONS, "rewards", "train")))
+    assert empty == loaded("model: {}\n")
+
+
+def test_null_drops_a_reward_of_the_extended_recipe():
+    Path("parent.yaml").write_text("rewards: {accuracy: 1, format: 0.5}\n", encoding="utf-8")
+    recipe = loaded("extends: parent.yaml\nrewards: {accuracy: null, 'm:f': 2}\n")
+    assert {name: setting.weight for name, setting in recipe.rewards.items()} == {"format": 0.5, "m:f": 2}
+    overridden = loaded("extends: parent.yaml\n", ["rewards.format=null"])
+    assert list(overridden.rewards) == ["accuracy"]
+
+
+def test_a_wrong_reward_is_said_once_even_if_it_is_the_only_one():
+    assert lines_of("rewards: {accuracy: {wieght: 1}}\n") == [
+        "recipe.yaml:1: rewards.accuracy.wieght: unknown key (did you mean weight?)"
+    ]
+
+
+def test_a_recipe_whose_rewards_are_all_dropped_is_refused():
+    assert lines_of("model: {}\nrewards: {accuracy: null}\n") == [
+        "recipe.yaml:2: rewards: no reward is left (rewards: {accuracy: 1.0})"
+    ]
+
+
+@pytest.mark.parametrize("name", ["per_device_train_batch_size", "gradient_accumulation_steps", "prompts_per_step"])
+def test_null_leaves_a_batch_number_of_the_extended_recipe_to_be_derived(name):
+    numbers = {"prompts_per_step": 4, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
+    Path("parent.yaml").write_text(yaml.safe_dump({"train": {**numbers, "num_generations": 8}}), encoding="utf-8")
+    recipe = loaded(f"extends: parent.yaml\ntrain: {{{name}: null}}\n")
+    assert (recipe.batch.prompts_per_step, recipe.batch.num_generations) == (4, 8)
+    assert recipe.batch.per_device_train_batch_size * recipe.batch.gradient_accumulation_steps == 32
+
+
+def test_a_batch_that_does_not_fit_is_said_at_its_key():
+    (line,) = lines_of("train:\n  per_device_train_batch_size: 6\n  num_generations: 4\n")
+    assert line.startswith("recipe.yaml:3: train.num_generations: num_generations 4 does not fit 6 completions a step")
+    assert "it must divide 6: 2, 3, 6;" in line
+
+
+def test_the_batch_is_planned_for_all_processes_of_the_launcher(monkeypatch):
+    text = "train: {prompts_per_step: 4, num_generations: 8, per_device_train_batch_size: 8}\n"
+    assert loaded(text).batch.gradient_accumulation_steps == 4
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert loaded(text).batch.gradient_accumulation_steps == 2
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert "8 processes" in lines_of(text)[0] or "passes of 8 rows" in lines_of(text)[0]
+
+
+def test_overrides_of_a_recipe_give_another_one_and_leave_it_as_it_was():
+    recipe = loaded(EVERYTHING)
+    before = recipe.to_yaml()
+    other = load_recipe(recipe, ["peft.rank=5", "train.seed=9", "data.train=x.csv", "rewards.format=0.5"])
+    assert recipe.to_yaml() == before
+    assert other.name == recipe.name
+    assert other.peft == recipe.peft.model_copy(update={"rank": 5})
+    assert dict(other.train) == {**recipe.train, "seed": 9}
+    assert other.data.train.model_dump(exclude_defaults=True) == {"name": "x.csv"}
+    assert list(other.rewards) == [*recipe.rewards, "format"]
+    assert load_recipe(recipe) == recipe
+
+
+def test_a_bad_override_of_a_recipe_is_refused():
+    with pytest.raises(RecipeError, match=r"^command line: peft\.rank: must be a whole number, not 'x'$"):
+        load_recipe(load_recipe({}), ["peft.rank=x"])
+
+
+def test_recipe_load_reads_what_load_recipe_reads():
+    assert Recipe.load("quickstart", ["train.seed=3"]) == load_recipe("quickstart", ["train.seed=3"])
+
+
+def test_the_run_folder_is_the_one_that_train_names():
+    assert load_recipe({"train": {"output_dir": "here/there"}}).output_dir == Path("here/there")
+    assert load_recipe("quickstart").output_dir == Path("runs/quickstart")
+
+
+@pytest.mark.parametrize("source", [{}, {"rewards": {"accuracy": 2}, "train": {"seed": 1}}])
+def test_a_recipe_cannot_be_changed(source):
+    recipe = load_recipe(source)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.name = "other"
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.peft.rank = 4
+    with pytest.raises(TypeError):
+        recipe.train["seed"] = 4
+    with pytest.raises(TypeError):
+        recipe.rewards["accuracy"] = recipe.rewards["accuracy"]
