@@ -57,7 +57,7 @@ def files_of_the_project() -> list[Path]:
     """Everything git tracks or would track."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     try:
-        listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout  # noqa: S603
+        listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     return [CHECKOUT / name for name in listed.split("\0") if name and (CHECKOUT / name).is_file()]
@@ -125,7 +125,7 @@ def test_imports_go_one_way():
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
     if not Path(command[0]).is_file():
         pytest.skip("import-linter is not installed")
-    result = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)  # noqa: S603
+    result = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     analyzed = re.search(r"Analyzed (\d+) files", result.stdout)
     assert analyzed is not None

@@ -74,7 +74,7 @@ def ask(endpoint, kind, name, revision=None, offline="0", token=""):
     """What ``look_up`` says in a process of its own: the library reads its endpoint when it is imported."""
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": offline, "HF_TOKEN": token, "HF_HOME": os.getcwd()}
-    result = subprocess.run(  # noqa: S603
+    result = subprocess.run(
         [sys.executable, "-c", ASK, json.dumps([kind, name, revision])],
         capture_output=True,
         text=True,

@@ -38,7 +38,7 @@ def _rollout_functions_are_known_to_be_experimental(monkeypatch):
 def fixed_texts(question: str) -> list[str]:
     """Completions of different lengths and worth, the same at every call."""
     problem = next(p for p in PROBLEMS if p.question == question)
-    rng = random.Random(question)  # noqa: S311
+    rng = random.Random(question)
     right, wrong = sloppy_completion(problem, rng, right=1.0), sloppy_completion(problem, rng, right=0.0)
     return [careful_completion(problem), right, wrong, wrong[: len(wrong) // 2]]
 

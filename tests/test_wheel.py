@@ -40,7 +40,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 def must_run(command: list, **options: object) -> str:
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)  # noqa: S603
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 

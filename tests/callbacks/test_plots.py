@@ -128,7 +128,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path):
         "except MissingExtraError as error:\n"
         "    print(isinstance(error, ImportError), error.exit_code, error)\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "True 2 drawing curves needs the package matplotlib (pip install 'perl-rl[plots]')\n"
     assert not (tmp_path / "plots").exists()
 
@@ -140,7 +140,7 @@ def test_a_run_without_matplotlib_is_done_and_says_that_nothing_was_drawn(tmp_pa
         "    'train.num_generations=2', 'train.per_device_train_batch_size=4', 'eval.enabled=false',\n"
         "    'engine.threads=1'], 'perl'))\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "drawing curves needs the package matplotlib" in result.stderr
     assert "curves   not drawn: pip install 'perl-rl[plots]'" in result.stdout

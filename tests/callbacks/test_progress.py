@@ -70,7 +70,7 @@ def run_at_a_terminal(folder, *arguments):
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        process = subprocess.Popen(  # noqa: S603
+        process = subprocess.Popen(
             [sys.executable, "-m", "perl", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=terminal,

@@ -154,7 +154,7 @@ def test_a_reader_that_left_is_no_failure_and_no_traceback(arguments):
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:
-        result = subprocess.run(  # noqa: S603
+        result = subprocess.run(
             [sys.executable, "-m", "perl", *arguments], stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
         )
     finally:

@@ -39,7 +39,7 @@ def run_perl(*arguments, path=None, program=OURS / "perl", stdin="", **options):
     path = [OURS, language_perl().parent, "/usr/bin", "/bin"] if path is None else path
     environment = {**os.environ, "PATH": os.pathsep.join(str(folder) for folder in path)}
     options = {"input": stdin, "capture_output": True, "text": True, "timeout": ENDS_WITHIN, **options}
-    return subprocess.run([str(program), *arguments], env=environment, check=False, **options)  # noqa: S603
+    return subprocess.run([str(program), *arguments], env=environment, check=False, **options)
 
 
 def write_program(file: Path, text: str) -> Path:
@@ -103,7 +103,7 @@ def test_arguments_arrive_unchanged():
 
 @needs_language
 def test_the_process_becomes_perl_instead_of_starting_one():
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(
         [OURS / "perl", "-e", "print $$"],
         env={**os.environ, "PATH": f"{OURS}:{language_perl().parent}"},
         stdout=subprocess.PIPE,
@@ -121,7 +121,7 @@ def test_death_by_a_signal_is_seen_by_the_caller(number):
 
 @needs_language
 def test_an_endless_program_dies_when_its_reader_leaves():
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(
         [OURS / "perl", "-e", 'print "x\\n" while 1'],
         env={**os.environ, "PATH": f"{OURS}:{language_perl().parent}"},
         stdout=subprocess.PIPE,
@@ -200,7 +200,7 @@ def test_a_program_that_may_run_but_not_be_read_is_no_crash():
             "if os.geteuid() == 0: os.setuid(65534)\n"
             "print(next_perl(sys.argv[1]))"
         )
-        result = subprocess.run(  # noqa: S603
+        result = subprocess.run(
             [sys.executable, "-c", code, folder], capture_output=True, text=True, check=False, timeout=ENDS_WITHIN
         )
     assert result.stderr == ""
@@ -289,7 +289,7 @@ def test_a_script_with_a_name_like_a_command_draws_no_remark(tmp_path):
 def test_a_person_at_a_terminal_who_types_perl_alone_sees_our_help():
     person, terminal = pty.openpty()
     try:
-        result = subprocess.run(  # noqa: S603
+        result = subprocess.run(
             [OURS / "perl"], stdin=terminal, capture_output=True, text=True, check=False, timeout=ENDS_WITHIN
         )
     finally:
@@ -302,7 +302,7 @@ def test_a_person_at_a_terminal_who_types_perl_alone_sees_our_help():
 def modules_after(code: str, suspects: tuple[str, ...]) -> list[str]:
     """Which of the suspects are imported once the code has run in a process of its own."""
     report = f"import sys\n{code}\nprint('LOADED', *[name for name in {suspects!r} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)  # noqa: S603
+    result = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
     return result.stdout.splitlines()[-1].split()[1:]
 
 

@@ -11,7 +11,7 @@ from tests.oracles import metrics as oracle
 
 def some_results(problems: int, k: int, seed: int = 1) -> list[list[bool]]:
     """Problems that differ in how hard they are."""
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     chances = [rng.random() for _ in range(problems)]
     return [[rng.random() < chance for _ in range(k)] for chance in chances]
 

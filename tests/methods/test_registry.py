@@ -39,7 +39,7 @@ def log_probs(model):
     return torch.log_softmax(logits, -1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)[:, 3:]
 
 
-def test_the_table_below_is_of_every_lora():
+def test_every_method_has_a_name_a_sentence_and_a_source():
     assert set(EXPECTED) <= set(METHODS)
     assert all(method.name == name and method.summary and method.source for name, method in METHODS.items())
 

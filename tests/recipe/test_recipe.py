@@ -354,7 +354,7 @@ def test_the_batch_is_planned_for_all_processes_of_the_launcher(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert loaded(text).batch.gradient_accumulation_steps == 2
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert "8 processes" in lines_of(text)[0] or "passes of 8 rows" in lines_of(text)[0]
+    assert "cannot be cut into passes of 8 rows" in lines_of(text)[0]
 
 
 def test_overrides_of_a_recipe_give_another_one_and_leave_it_as_it_was():

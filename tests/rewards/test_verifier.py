@@ -13,7 +13,7 @@ from perl.rewards import check
 from perl.rewards.verifier import extract_answer, is_plain, last_boxed, same_answer
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-RANDOM = random.Random(0)  # noqa: S311
+RANDOM = random.Random(0)
 PUBLIC_DATA = CHECKOUT.parent / "shared" / "data"
 
 

@@ -79,7 +79,7 @@ def test_greedy_completions_do_not_depend_on_what_shares_their_batch(base, token
 
 def test_completions_come_in_the_order_of_the_prompts(base, tokenizer, prompts):
     expected = generate(base, tokenizer, prompts, GREEDY)
-    order = random.Random(2).sample(range(len(prompts)), len(prompts))  # noqa: S311
+    order = random.Random(2).sample(range(len(prompts)), len(prompts))
     shuffled = generate(base, tokenizer, [prompts[i] for i in order], GREEDY)
     assert shuffled == [expected[i] for i in order]
 

@@ -126,7 +126,7 @@ def test_no_held_out_problem_is_trained_on_whatever_the_seed(task):
 
 @every_task
 def test_one_problem_in_ten_is_held_out(task):
-    rng = random.Random(0)  # noqa: S311
+    rng = random.Random(0)
     questions = {TASKS[task](rng).question for _ in range(5000)}
     share = sum(split_of(question) == "heldout" for question in questions) / len(questions)
     assert 0.08 < share < 0.12
@@ -167,7 +167,7 @@ def test_a_careful_completion_derives_and_boxes_the_answer(task):
 
 @every_task
 def test_a_sloppy_completion_is_a_bare_guess_as_right_as_asked(task):
-    rng = random.Random(0)  # noqa: S311
+    rng = random.Random(0)
     for share in (0.0, 0.4, 1.0):
         right = []
         for problem in problems(task, "train", 1000):
