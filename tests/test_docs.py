@@ -1,0 +1,91 @@
+"""The README's commands and code do what they say, and the documents name files that exist."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import perl
+from tests.conftest import CHECKOUT
+
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_readme_python_block_runs_and_saves_an_adapter(tmp_path):
+    (code,) = blocks("python")
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "script" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_the_readme_recipe_is_valid(tmp_path):
+    (recipe,) = blocks("yaml")
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    loaded = perl.Recipe.load(tmp_path / "recipe.yaml")
+    assert loaded.data.train.name == "sandbox:chain"
+    assert loaded.batch.completions_per_step == 64
+
+
+def test_the_readme_commands_run(tmp_path):
+    """In the order they stand there, with the training cut to two steps."""
+    environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"}
+    commands = [line.partition("#")[0].strip() for line in blocks("bash")[1].splitlines()]
+    ours = [command for command in commands if shlex.split(command)[0] == "perl"]
+    assert len(ours) >= 7
+    shorter = "train.max_steps=2 eval.limit=8 eval.k=1 engine.threads=1 train.per_device_train_batch_size=64"
+    for command in ours:
+        if command.startswith("perl train"):
+            command += f" {shorter}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment)  # noqa: S602
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert (tmp_path / "runs" / "recipe" / "adapter" / "README.md").is_file()
+    assert (tmp_path / "runs" / "dora" / "plots" / "curves.png").is_file()
+
+
+def test_the_readme_make_targets_exist():
+    targets = re.findall(r"^(\w+):", (CHECKOUT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    wanted = re.findall(r"`?make (\w+)", README)
+    assert set(wanted) == {"quickstart", "test"}
+    assert set(wanted) <= set(targets)
+    ci = (CHECKOUT / ".ci" / "run").read_text(encoding="utf-8")
+    assert all(f"make {target}" in ci for target in wanted)
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "benchmarks/README.md"])
+def test_links_lead_somewhere(document):
+    path = CHECKOUT / document
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
+
+
+def test_the_architecture_names_every_module_of_the_package():
+    text = (CHECKOUT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    modules = [module.name for module in pkgutil.iter_modules(perl.__path__) if module.name != "__main__"]
+    assert len(modules) > 20
+    assert [name for name in modules if not re.search(rf"`{name}(\.py|/)", text)] == []
+
+
+def test_contributing_fits_a_screen():
+    assert len((CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 50
+
+
+def test_examples_in_docstrings_are_true():
+    tried = 0
+    for module in pkgutil.walk_packages(perl.__path__, "perl."):
+        if module.name != "perl.__main__":
+            result = doctest.testmod(importlib.import_module(module.name))
+            assert result.failed == 0, module.name
+            tried += result.attempted
+    assert tried >= 2
