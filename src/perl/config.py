@@ -29,7 +29,7 @@ class PeftRLConfig(GRPOConfig):
     Without a ``peft_config`` argument the trainer builds the adapter from the ``peft_*`` fields, which are the
     recipe's ``peft`` section under another name (``perl methods`` lists the methods).
 
-    Four defaults differ from TRL's, because an adapter is trained:
+    Six defaults differ from TRL's, because an adapter is trained:
 
     * ``learning_rate`` 1e-5 instead of 1e-6: an adapter wants about ten times the rate of full fine-tuning
       (Schulman et al. 2025, "LoRA Without Regret").

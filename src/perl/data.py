@@ -5,12 +5,16 @@ DataSection -> ProblemSet (columns: prompt, solution, and whatever else the data
 Knows nothing of tokenizers beyond whether prompts are chat messages, nothing of models or rewards.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+from huggingface_hub.constants import HF_HUB_OFFLINE
 
 from perl.errors import DataError, Problem, did_you_mean, raise_all
 from perl.hub_lookup import look_up
@@ -72,6 +76,10 @@ def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> d
         raw = raw.select(range(min(source.limit, len(raw))))
     _check_columns(raw, source, section, where)
     rows = [_row(raw[i], source, section, chat) for i in range(len(raw))]
+    if section.prompt_template is not None and any(
+        not isinstance(raw[i][source.columns.prompt], str) for i in range(len(raw))
+    ):
+        raise DataError("does nothing to prompts that are chat messages", "data.prompt_template", "leave it out")
     _check_rows(rows, source, where)
     return datasets.Dataset.from_list(rows)
 
@@ -84,19 +92,34 @@ def _read(source: DataSource, role: Role, where: str) -> datasets.Dataset:
         )
     path = Path(source.name).expanduser()
     if path.suffix in _READERS:
-        return _read_file(path, where)
+        return _read_file(path, source.columns.answer, where)
     return _read_hub(source, role, where)
 
 
-def _read_file(path: Path, where: str) -> datasets.Dataset:
+def _read_file(path: Path, answer: str | None, where: str) -> datasets.Dataset:
     if not path.is_file():
         raise DataError(f"no such file: {path}", where)
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty", where)
     try:
-        return datasets.load_dataset(_READERS[path.suffix], data_files=str(path), split="train")
-    except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
+        if path.suffix in {".jsonl", ".json"}:
+            return datasets.Dataset.from_list(_json_rows(path, answer))
+        if path.suffix == ".parquet":
+            return datasets.Dataset(pyarrow.parquet.read_table(path))
+        return datasets.load_dataset("csv", data_files=str(path), split="train")
+    except (datasets.exceptions.DatasetGenerationError, pyarrow.ArrowException, ValueError, OSError) as error:
+        if "corresponds to no data" in str(error):
+            raise DataError(f"{path} is empty", where) from None
         raise DataError(f"{path} cannot be read: {error.__cause__ or error}", where) from error
+
+
+def _json_rows(path: Path, answer: str | None) -> list[dict[str, Any]]:
+    """The objects of a JSON or JSON-lines file, answers as text, which Arrow would take for dates or round."""
+    text = path.read_text(encoding="utf-8")
+    rows = json.loads(text) if path.suffix == ".json" else [json.loads(x) for x in text.split("\n") if x.strip()]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("not a list of objects")
+    return [{k: str(v) if k == answer and v is not None else v for k, v in row.items()} for row in rows]
 
 
 def _read_hub(source: DataSource, role: Role, where: str) -> datasets.Dataset:
@@ -108,7 +131,10 @@ def _read_hub(source: DataSource, role: Role, where: str) -> datasets.Dataset:
     try:
         return datasets.load_dataset(source.name, source.subset, split=split, revision=source.revision)
     except (OSError, ValueError) as error:  # not cached; or an unknown subset or split, those that exist are listed
-        raise DataError(f"{source.name} cannot be loaded: {error}", where) from error
+        offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if HF_HUB_OFFLINE else ""
+        raise DataError(
+            f"{source.name} cannot be loaded: {error}", where, f"{offline}sandbox:addition needs no network"
+        ) from error
 
 
 def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSection, where: str) -> None:
@@ -158,7 +184,9 @@ def _row(raw: Mapping[str, Any], source: DataSource, section: DataSection, chat:
 
 def _check_rows(rows: list[dict[str, Any]], source: DataSource, where: str) -> None:
     no_prompt = [i for i, row in enumerate(rows) if not prompt_text(row["prompt"]).strip()]
-    no_answer = [i for i, row in enumerate(rows) if "solution" in row and not (row["solution"] or "").strip()]
+    no_answer = [
+        i for i, row in enumerate(rows) if source.columns.answer is not None and not (row["solution"] or "").strip()
+    ]
     problems = []
     for bad, what in ((no_prompt, "question"), (no_answer, "answer")):
         if bad:

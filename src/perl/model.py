@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.constants import HF_HUB_OFFLINE
 from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import check_target_module_exists
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -31,7 +33,10 @@ def resolve_model(name: str) -> str:
     Raises:
         ModelError: The sandbox has no such model.
     """
-    return str(model_folder(name)) if is_sandbox(name) else name
+    if is_sandbox(name):
+        return str(model_folder(name))
+    folder = Path(name).expanduser()
+    return str(folder) if folder.is_dir() else name
 
 
 def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
@@ -92,7 +97,13 @@ def attach_adapter(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
         ModelError: The adapter would touch no module, or has nothing to train.
     """
     check_targets(model, config)
-    policy = get_peft_model(model, config)
+    try:
+        policy = get_peft_model(model, config)
+    except (ValueError, TypeError, RuntimeError) as error:  # NotImplementedError among them
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        hint = f"the linear layers are {', '.join(_linear_names(model))}; or all-linear"
+        where = "peft.target_modules" if reason.startswith("Target module") else "peft.kwargs"
+        raise ModelError(f"PEFT refuses: {reason}", where, hint if where == "peft.target_modules" else "") from error
     check_trainable(policy)
     return policy
 
@@ -200,6 +211,8 @@ def _dtype(section: ModelSection, device: torch.device) -> torch.dtype | str:
 def _check_exists(section: ModelSection) -> None:
     if is_sandbox(section.name) or Path(section.name).expanduser().is_dir():
         return
+    if section.name.startswith((".", "/", "~")):
+        raise ModelError(f"{section.name}: no such folder", "model.name", f"{BASE_NAME} needs no network")
     answer = look_up("model", section.name, section.revision)
     if isinstance(answer, Problem):
         hint = f"{answer.hint}; {BASE_NAME} needs no network" if answer.hint else f"{BASE_NAME} needs no network"
@@ -213,7 +226,11 @@ def _explained(section: ModelSection) -> Iterator[None]:
         yield
     except PerlError:
         raise
-    except (OSError, ValueError) as error:
-        what = "holds no model that can be loaded" if Path(section.name).is_dir() else "cannot be loaded"
+    except (OSError, ValueError, SafetensorError) as error:
+        local = Path(section.name).expanduser().is_dir()
+        what = "holds no model that can be loaded" if local else "cannot be loaded"
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"{section.name} {what}: {reason}", "model.name", f"{BASE_NAME} needs no network") from error
+        hint = f"{BASE_NAME} needs no network"
+        if HF_HUB_OFFLINE and not local:
+            hint = f"HF_HUB_OFFLINE is set, so only what is cached can be loaded; {hint}"
+        raise ModelError(f"{section.name} {what}: {reason}", "model.name", hint) from error

@@ -89,6 +89,7 @@ def make_plan(recipe: Recipe) -> Plan:
     policy = attach_adapter(empty, peft_config)
     tokenizer = load_tokenizer(recipe.model)
     problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
+    _check_template(problems, tokenizer)
     _check_rewards_fit(rewards, problems)
     _check_answers(rewards, problems, recipe)
     return Plan(
@@ -114,6 +115,15 @@ def _check_extras(recipe: Recipe) -> None:
             wanted.append((name, "track", "train.report_to"))
     missing = [missing_extra(p, extra, where) for p, extra, where in wanted if importlib.util.find_spec(p) is None]
     raise_all(MissingExtraError, missing)
+
+
+def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Messages need a chat template to become tokens."""
+    for role, rows in (("train", problems.train), ("eval", problems.heldout)):
+        if rows is not None and tokenizer.chat_template is None and not isinstance(rows[0]["prompt"], str):
+            raise DataError(
+                "prompts are chat messages, but the model has no chat template", f"data.{role}", "set data.chat: false"
+            )
 
 
 def _check_rewards_fit(rewards: list[Reward], problems: ProblemSet) -> None:
@@ -185,7 +195,11 @@ def _longest_prompt(
 ) -> int:
     """Tokens of the longest prompt; refuses one that leaves no room for the completion in the model's context."""
     sets = [rows for rows in (problems.train, problems.heldout) if rows is not None]
-    longest = max(len(prompt.token_ids) for rows in sets for prompt in render_prompts(list(rows), tokenizer))
+    longest = max(
+        len(prompt.token_ids)
+        for rows in sets
+        for prompt in render_prompts(list(rows), tokenizer, arguments.chat_template_kwargs)
+    )
     context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if context is not None and longest + arguments.max_completion_length > context:
         raise ModelError(

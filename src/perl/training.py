@@ -151,7 +151,7 @@ def _score(who: str, model: torch.nn.Module, plan: Plan, run: Run) -> None:
         batch_size=settings.batch_size,
     )
     with live_line(len(rows) * settings.k, f"scoring the {who}") as line:
-        prompts = render_prompts(list(rows), plan.tokenizer)
+        prompts = render_prompts(list(rows), plan.tokenizer, plan.arguments.chat_template_kwargs)
         score = evaluate_policy(model, plan.tokenizer, prompts, sampling, settings.k, line.update)
     logger.info("%s on %s: %.3f ± %.3f", who, problems.heldout_name, score.accuracy, score.stderr)
     run.record(eval={**run.facts.get("eval", {}), problems.heldout_name: {**known, **_facts_of(who, score)}})

@@ -23,9 +23,12 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
     The same command goes on with a run that was interrupted or killed.
     """
     _set_up_output(quiet=quiet)
+    from perl.methods.registry import method_problems
     from perl.recipe import load_recipe
+    from perl.rewards import reward_problems
 
-    load_recipe(recipe, overrides)  # says what is wrong before anything slow is imported
+    # Says what is wrong before anything slow is imported.
+    load_recipe(recipe, overrides, checks=(method_problems, reward_problems))
     from perl.training import is_first_process, prepare, read_recipe, train
 
     resolved = read_recipe(recipe, overrides, output)

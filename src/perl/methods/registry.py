@@ -53,7 +53,10 @@ def _lora_config(settings: Mapping[str, Any], further: Mapping[str, Any]) -> "Pe
     for name in further:
         if name in arguments:
             raise RecipeError("is set by this package", f"peft.kwargs.{name}", "use the settings of the peft section")
-    return LoraConfig(**arguments, **further)
+    try:
+        return LoraConfig(**arguments, **further)
+    except (ValueError, TypeError, ImportError) as error:
+        raise RecipeError(f"PEFT refuses: {error}", "peft.kwargs") from error
 
 
 def _with(**fixed: Any) -> "Callable[[Mapping[str, Any], Mapping[str, Any]], PeftConfig]":  # noqa: ANN401
@@ -136,7 +139,8 @@ def build_config(section: PeftSection) -> "PeftConfig":
     Raises:
         RecipeError: There is no such method, it would ignore a setting, or PEFT has no such further argument.
     """
-    return METHODS[section.method].build(resolved_settings(section), section.kwargs)
+    settings = resolved_settings(section)
+    return METHODS[section.method].build(settings, section.kwargs)
 
 
 def _settings_of(section: PeftSection) -> dict[str, Any]:

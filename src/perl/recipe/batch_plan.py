@@ -66,6 +66,12 @@ def plan_batch(
     Raises:
         RecipeError: The numbers contradict each other; the hint names ones that fit.
     """
+    _check_positive(
+        prompts_per_step=prompts_per_step,
+        num_generations=num_generations,
+        per_device_train_batch_size=per_device_train_batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+    )
     generations = num_generations or DEFAULT_NUM_GENERATIONS
     rows, passes = per_device_train_batch_size, gradient_accumulation_steps
     if prompts_per_step is None and (rows or passes):
@@ -89,13 +95,19 @@ def plan_batch(
     return BatchPlan(prompts, generations, rows, passes, world_size)
 
 
+def _check_positive(**numbers: int | None) -> None:
+    wrong = {name: number for name, number in numbers.items() if number is not None and number < 1}
+    raise_all(RecipeError, [Problem(f"must be at least 1, not {n}", f"train.{name}") for name, n in wrong.items()])
+
+
 def _prompts_from_rows(completions: int, generations: int) -> int:
     if completions % generations:
+        choice = _listed(_divisors(completions, at_least=2))
         raise RecipeError(
             f"num_generations {generations} does not fit {completions} completions a step",
             "train.num_generations",
-            f"it must divide {completions}: {_listed(_divisors(completions, at_least=2))}; "
-            "or set train.prompts_per_step and leave the batch to be derived",
+            (f"it must divide {completions}: {choice}; or " if choice else "")
+            + "set train.prompts_per_step and leave the batch to be derived",
         )
     return completions // generations
 

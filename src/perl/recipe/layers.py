@@ -45,24 +45,41 @@ class Layer:
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """Safe YAML whose booleans and floats are those of YAML 1.2."""
+    """Safe YAML whose plain scalars are those of YAML 1.2's core schema."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 (as in PyYAML)
 
 
-_RecipeLoader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_RecipeLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_RecipeLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
+class _RecipeDumper(yaml.SafeDumper):
+    """Quotes what a reader of YAML 1.1 or 1.2 would take for another value."""
+
+    yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}  # noqa: RUF012
+
+
+def _whole_number(loader: _RecipeLoader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+
+
+for _tag, _pattern, _first in (
+    ("null", r"^(?:null|Null|NULL|~|)$", ["n", "N", "~", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$", list("-+0123456789")),
+    (
+        "float",
         r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"
-        r"|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
+        r"|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$",
+        list("-+0123456789."),
     ),
-    list("-+0123456789."),
-)
+):
+    for _class in (_RecipeLoader, _RecipeDumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+_RecipeLoader.add_constructor("tag:yaml.org,2002:int", _whole_number)
+
+
+def dump(values: Mapping[str, Any]) -> str:
+    """Values as YAML that reads back as the same values."""
+    return yaml.dump(values, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True)
 
 
 def read_layers(source: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> tuple[str, Layer]:
@@ -146,8 +163,9 @@ def _read_file(path: Path) -> Layer:
 
 
 def _parse(text: str, file: str) -> Layer:
-    loader = _RecipeLoader(text)
     try:
+        _refuse_tags(text, file)
+        loader = _RecipeLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise RecipeError("a recipe is a mapping of sections", file, "see `perl recipes quickstart`")
@@ -156,9 +174,18 @@ def _parse(text: str, file: str) -> Layer:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"not plain YAML: {error.problem}", f"{file}:{line}") from None
-    finally:
-        loader.dispose()
+    except yaml.YAMLError as error:  # a character that YAML forbids
+        raise RecipeError(f"not plain YAML: {str(error).splitlines()[0]}", file) from None
     return layer
+
+
+def _refuse_tags(text: str, file: str) -> None:
+    for token in yaml.scan(text, Loader=_RecipeLoader):
+        where = f"{file}:{token.start_mark.line + 1}"
+        if isinstance(token, yaml.TagToken):
+            raise RecipeError("not plain YAML: a tag", where, "write the value itself")
+        if isinstance(token, yaml.AliasToken):
+            raise RecipeError("not plain YAML: an alias", where, "to share settings use `extends`")
 
 
 def _construct(

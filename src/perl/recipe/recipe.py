@@ -13,12 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from perl.errors import PerlError, Problem, RecipeError, did_you_mean, raise_all
 from perl.recipe.batch_plan import BatchPlan, plan_batch
-from perl.recipe.layers import KeyPath, Layer, read_layers
+from perl.recipe.layers import KeyPath, Layer, dump, read_layers
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
     SECTION_NAMES,
@@ -35,7 +34,7 @@ from perl.recipe.sections import (
 from perl.recipe.train_fields import REFUSED, train_model
 from perl.recipe.validation import problems_of
 
-DEFAULT_REWARDS = {"accuracy": RewardSetting()}
+DEFAULT_REWARDS: Mapping[str, RewardSetting] = MappingProxyType({"accuracy": RewardSetting()})
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """The recipe as YAML that can be trained as it is."""
-        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
+        return dump(self.as_dict())
 
 
 _SAVED_ORDER = ("model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine")
@@ -186,7 +185,7 @@ def _validated_rewards(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             rewards[name] = RewardSetting.model_validate(value)
         except ValidationError as error:
             problems += problems_of(error, RewardSetting, value, ("rewards", name), layer)
-    if not rewards:
+    if not rewards and all(value is None for value in values.values()):
         problems.append(Problem("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
     return {"rewards": MappingProxyType(rewards)} if rewards else {}
 
@@ -197,6 +196,8 @@ def _validated_train(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
     names = tuple(values) if isinstance(values, Mapping) else ()
     refused = [name for name in names if name in REFUSED]
     problems += [Problem("has no place in a recipe", layer.where(("train", name)), REFUSED[name]) for name in refused]
+    if refused:
+        values = {name: value for name, value in values.items() if name not in REFUSED}
     model = train_model(names)
     try:
         validated = model.model_validate(values)

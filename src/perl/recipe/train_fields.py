@@ -28,10 +28,10 @@ _POSITIVE = Field(gt=0)
 _NOT_NEGATIVE = Field(ge=0)
 _AT_LEAST_ONE = Field(ge=1)
 _NARROWED: dict[str, Any] = {
-    "prompts_per_step": Annotated[int, _AT_LEAST_ONE],
+    "prompts_per_step": Annotated[int, _AT_LEAST_ONE] | None,
     "num_generations": Annotated[int, Field(ge=2)],
-    "per_device_train_batch_size": Annotated[int, _AT_LEAST_ONE],
-    "gradient_accumulation_steps": Annotated[int, _AT_LEAST_ONE],
+    "per_device_train_batch_size": Annotated[int, _AT_LEAST_ONE] | None,
+    "gradient_accumulation_steps": Annotated[int, _AT_LEAST_ONE] | None,
     "max_steps": Annotated[int, _AT_LEAST_ONE],
     "num_train_epochs": Annotated[float, _POSITIVE],
     "learning_rate": Annotated[float, _POSITIVE],

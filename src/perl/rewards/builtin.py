@@ -46,7 +46,9 @@ def format_reward(completions: Completions, **_: Any) -> list[float]:  # noqa: A
 
 def _is_well_formed(text: str) -> bool:
     boxed = last_boxed(text)
-    return bool(boxed and boxed.strip()) and text.count("\\boxed{") == 1 and text.rstrip(" .$\n").endswith("}")
+    if not boxed or not boxed.strip() or text.count("\\boxed{") != 1:
+        return False
+    return text.rstrip(" .$\n").endswith(f"\\boxed{{{boxed}}}")
 
 
 def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:

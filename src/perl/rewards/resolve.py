@@ -10,6 +10,7 @@ import importlib
 import inspect
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,11 +41,14 @@ def resolve_rewards(settings: Mapping[str, RewardSetting]) -> list[Reward]:
         RecipeError: A name is unknown, a module cannot be imported, or an argument does not exist.
     """
     rewards = []
+    short_names = Counter(_function_name(name) for name in settings)
     for name, setting in settings.items():
         found = _find(name)
         if isinstance(found, Problem):
             raise RecipeError(found.message, f"rewards.{name}", found.hint)
-        rewards.append(Reward(name, _named(found, name, setting.args), setting.weight))
+        short = _function_name(name)
+        log_name = short if short_names[short] == 1 else name
+        rewards.append(Reward(name, _named(found, log_name, setting.args), setting.weight))
     return rewards
 
 
@@ -73,13 +77,17 @@ def _find(name: str) -> Callable[..., Any] | Problem:
         return Problem(f"no reward {name!r}", hint=f"{hint} your own is package.module:function")
     try:
         module = _import_from_here(module_name)
-    except (ImportError, SyntaxError) as error:
+    except Exception as error:  # noqa: BLE001 (the user's module may raise anything)
         return Problem(f"cannot import {module_name}: {error}", hint="modules are looked up in the current folder too")
     function = getattr(module, function_name, None)
     if not callable(function):
         functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         return Problem(f"{module_name} has no function {function_name!r}", hint=did_you_mean(function_name, functions))
     return function
+
+
+def _function_name(name: str) -> str:
+    return name.rpartition(":")[2]
 
 
 def _import_from_here(module_name: str) -> Any:  # noqa: ANN401 (a module)
@@ -92,7 +100,6 @@ def _import_from_here(module_name: str) -> Any:  # noqa: ANN401 (a module)
 
 def _named(function: Callable[..., Any], name: str, arguments: Mapping[str, Any]) -> RewardFunction:
     """The function with its arguments bound, under the name that TRL will log."""
-    log_name = name.partition(":")[2] or name
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -104,5 +111,5 @@ def _named(function: Callable[..., Any], name: str, arguments: Mapping[str, Any]
         def reward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             return function(*args, **{**kwargs, **arguments})
 
-    reward.__name__ = log_name
+    reward.__name__ = name
     return reward

@@ -13,10 +13,13 @@ from fractions import Fraction
 from perl.types import Verdict
 
 # "The answer is 42", "Answer: 42", GSM8K's "#### 42": the last one on a line of its own end.
-_FINAL_LINE = re.compile(r"(?:answer\s*(?:is|:)|####)\s*:?\s*(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
+_MARKER = re.compile(r"answer\s*(?:is|:)|####", re.IGNORECASE)
+_BRACES = re.compile(r"\\boxed\{|[{}]")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 # Longer than any answer that is a number; keeps the comparison cheap whatever a model writes.
 _LONGEST_NUMBER = 200
+# Spaces that do not separate two numbers: around a slash, before a percent sign, after the sign, between thousands.
+_LOOSE_SPACE = re.compile(r"\s*([/%])\s*|(?<=^[-+])\s+|(?<=\d)\s+(?=(?:\d{3}\s+)*\d{3}$)")
 _MARKUP = re.compile(r"[\\{}$^_]")
 
 
@@ -58,22 +61,25 @@ def extract_answer(completion: str) -> str | None:
     boxed = last_boxed(conclusion)
     if boxed is not None:
         return boxed.strip()
-    lines = _FINAL_LINE.findall(conclusion)
-    return lines[-1].strip().rstrip(".") if lines else None
+    for marker in reversed(list(_MARKER.finditer(conclusion))):
+        rest = conclusion[marker.end() :].lstrip().removeprefix(":").strip()
+        if rest:
+            return rest.split("\n", 1)[0].strip().rstrip(".")
+    return None
 
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` whose braces balance, or None."""
-    start = text.rfind("\\boxed{")
-    while start >= 0:
-        depth = 0
-        opening = start + len("\\boxed{") - 1
-        for end in range(opening, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                return text[opening + 1 : end]
-        start = text.rfind("\\boxed{", 0, start)
-    return None
+    open_braces: list[re.Match[str]] = []
+    found: tuple[int, int] | None = None
+    for brace in _BRACES.finditer(text):
+        if brace.group() != "}":
+            open_braces.append(brace)
+        elif open_braces:
+            opening = open_braces.pop()
+            if opening.group() != "{" and (found is None or opening.end() > found[0]):
+                found = opening.end(), brace.start()
+    return text[slice(*found)] if found else None
 
 
 def is_plain(gold: str) -> bool:
@@ -86,6 +92,9 @@ def same_answer(gold: str, answer: str) -> bool:
 
     A percentage may be written as such, as its number or as the fraction it is: 50%, 50 and 0.5 agree with 50%.
     """
+    both_percent = gold.strip().endswith("%") and answer.strip().endswith("%")
+    if both_percent:
+        gold, answer = (text.strip().rstrip("%").rstrip("\\") for text in (gold, answer))
     if _values(gold) & _values(answer):
         return True
     return " ".join(gold.casefold().split()) == " ".join(answer.casefold().split())
@@ -93,9 +102,10 @@ def same_answer(gold: str, answer: str) -> bool:
 
 def _values(text: str) -> set[Fraction]:
     """What a number, a fraction or a percentage can mean; empty for anything else."""
-    text = text.strip().strip("$").rstrip(".").replace(" ", "")
+    text = text.strip().strip("$").rstrip(".").strip()
     if not text or len(text) > _LONGEST_NUMBER:
         return set()
+    text = _LOOSE_SPACE.sub(r"\1", text)
     if text.endswith("%"):
         values = _values(text.rstrip("%").rstrip("\\"))
         return values | {value / 100 for value in values}
