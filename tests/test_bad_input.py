@@ -103,13 +103,13 @@ def test_a_model_folder_may_start_at_the_home_folder(monkeypatch):
 
 def test_absent_weights_are_one_line_once_nothing_else_is_wrong(mistake):
     line = mistake("sound.yaml")
-    assert line.startswith("model.name: weightless holds no model that can be loaded: ")
+    assert line.startswith("sound.yaml:1: model.name: weightless holds no model that can be loaded: ")
     assert "model.safetensors" in line
 
 
 def test_weights_that_cannot_be_read_are_one_line(mistake):
     Path("weightless/model.safetensors").write_bytes(b"\xff" * 64)
-    assert mistake("sound.yaml").startswith("model.name: weightless holds no model that can be loaded: ")
+    assert mistake("sound.yaml").startswith("sound.yaml:1: model.name: weightless holds no model that can be loaded: ")
 
 
 @pytest.mark.parametrize("weights", ["absent", "unreadable"])
@@ -119,7 +119,7 @@ def test_weights_that_cannot_be_read_are_one_line(mistake):
         ("peft: {rnak: 8}", "unknown key"),
         ("peft: {target_modules: [nope]}", "nope"),
         ("data: {train: absent.jsonl}", "absent.jsonl"),
-        ("rollout: {max_completion_length: 600}", "rollout.max_completion_length"),
+        ("rollout: {max_completion_length: 1200}", "rollout.max_completion_length"),
     ],
 )
 def test_a_mistake_is_found_before_weights_are_loaded(mistake, weights, recipe, words):
@@ -197,7 +197,7 @@ def test_unknown_argument_of_the_adapter(mistake):
     ],
 )
 def test_arguments_of_the_adapter_that_peft_refuses(mistake, further):
-    assert mistake(recipe=f"peft: {{kwargs: {{{further}}}}}\n").startswith("peft")
+    assert mistake(recipe=f"peft: {{kwargs: {{{further}}}}}\n").startswith("recipe.yaml:2: peft")
 
 
 def test_unknown_reward(mistake):
@@ -236,7 +236,7 @@ def test_unknown_argument_of_a_reward(mistake):
 def test_reward_function_without_further_arguments(mistake):
     Path("too_narrow.py").write_text("def f(completions):\n    return [0.0] * len(completions)\n", encoding="utf-8")
     line = mistake(recipe="rewards: {'too_narrow:f': 1}\n")
-    assert line.startswith("rewards.too_narrow:f: the function must accept **kwargs (")
+    assert line.startswith("recipe.yaml:2: rewards.too_narrow:f: the function must accept **kwargs (")
 
 
 def test_reward_function_that_needs_a_column_which_is_not_there(mistake):
@@ -244,7 +244,9 @@ def test_reward_function_that_needs_a_column_which_is_not_there(mistake):
         "def f(completions, colour, **_):\n    return [0.0] * len(completions)\n", encoding="utf-8"
     )
     line = mistake(recipe="rewards: {'needs_colour:f': 1}\n")
-    assert line.startswith("rewards.needs_colour:f: needs the column 'colour', which the data does not have")
+    assert line.startswith(
+        "recipe.yaml:2: rewards.needs_colour:f: needs the column 'colour', which the data does not have"
+    )
 
 
 def test_accuracy_without_answers(mistake):
@@ -263,14 +265,14 @@ def test_num_generations_that_does_not_fit(mistake):
 def test_a_model_that_does_not_exist(mistake):
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     line = mistake(recipe="model: {name: nobody/no-such-model}\n")
-    assert line.startswith("model.name: nobody/no-such-model cannot be loaded")
+    assert line.startswith("recipe.yaml:2: model.name: nobody/no-such-model cannot be loaded")
     assert "HF_HUB_OFFLINE" in line
     assert "sandbox:base" in line
 
 
 def test_a_model_folder_that_does_not_exist(mistake):
     line = mistake(recipe="model: {name: ./models/absent}\n")
-    assert line.startswith("model.name: ")
+    assert line.startswith("recipe.yaml:2: model.name: ")
     assert "./models/absent" in line
     assert "no such folder" in line
 
@@ -278,7 +280,7 @@ def test_a_model_folder_that_does_not_exist(mistake):
 def test_a_model_folder_that_holds_no_model(mistake):
     Path("hollow").mkdir()
     line = mistake(recipe="model: {name: hollow}\n")
-    assert line.startswith("model.name: hollow holds no model that can be loaded: ")
+    assert line.startswith("recipe.yaml:2: model.name: hollow holds no model that can be loaded: ")
     assert "sandbox:base" in line
 
 
@@ -289,46 +291,46 @@ def test_messages_for_a_base_without_a_chat_template(mistake, chat):
     rows = [{"prompt": messages if chat == "null" else "1+1=", "answer": "2"}] * 8
     write_rows("messages.jsonl", rows)
     line = mistake(recipe=f"data: {{train: messages.jsonl, chat: {chat}}}\n")
-    assert line.startswith(("data.", "model.name: "))
+    assert line.startswith(("recipe.yaml:2: data.", "recipe.yaml:2: model.name: "))
     assert "template" in line
 
 
 def test_a_sandbox_model_that_does_not_exist(mistake):
     line = mistake(recipe="model: {name: 'sandbox:bsae'}\n")
-    assert line == "model.name: the sandbox has no model 'sandbox:bsae' (did you mean sandbox:base?)"
+    assert line == "recipe.yaml:2: model.name: the sandbox has no model 'sandbox:bsae' (did you mean sandbox:base?)"
 
 
 def test_a_data_set_that_does_not_exist(mistake):
     line = mistake(recipe="data: {train: nobody/no-such-data}\n")
-    assert line.startswith("data.train: nobody/no-such-data cannot be loaded")
+    assert line.startswith("recipe.yaml:2: data.train: nobody/no-such-data cannot be loaded")
     assert "HF_HUB_OFFLINE" in line
     assert "sandbox:addition" in line
 
 
 def test_a_sandbox_task_that_does_not_exist(mistake):
     line = mistake(recipe="data: {train: 'sandbox:adition'}\n")
-    assert line.startswith("data")
+    assert line.startswith("recipe.yaml:2: data")
     assert line.endswith("the sandbox has no task 'adition' (did you mean addition?)")
 
 
 @pytest.mark.parametrize("role", ["train", "eval"])
 def test_a_data_file_that_does_not_exist(mistake, role):
     assert mistake(recipe=f"data: {{{role}: folder/absent.jsonl}}\n").startswith(
-        f"data.{role}: no such file: folder/absent.jsonl"
+        f"recipe.yaml:2: data.{role}: no such file: folder/absent.jsonl"
     )
 
 
 def test_data_without_an_answer_column(mistake):
     write_rows("questions.jsonl", [{"question": f"{i}+1=", "gold_answer": str(i + 1)} for i in range(8)])
     line = mistake(recipe="data: {train: {name: questions.jsonl, columns: {prompt: question}}}\n")
-    assert line.startswith("data.train.columns.answer: questions.jsonl has no column 'answer', it has ")
+    assert line.startswith("recipe.yaml:2: data.train.columns.answer: questions.jsonl has no column 'answer', it has ")
     assert "question, gold_answer" in line
 
 
 def test_data_without_either_column_are_two_problems(mistakes):
     write_rows("questions.jsonl", [{"promt": f"{i}+1=", "answers": str(i + 1)} for i in range(8)])
     lines = mistakes(recipe="data: {train: questions.jsonl}\n")
-    assert [line.split(": ")[0] for line in lines] == ["data.train.columns.prompt", "data.train.columns.answer"]
+    assert [line.split(": ")[1] for line in lines] == ["data.train.columns.prompt", "data.train.columns.answer"]
     assert "did you mean promt?" in lines[0]
     assert "did you mean answers?" in lines[1]
 
@@ -347,13 +349,13 @@ def write_empty(name):
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
 def test_data_without_rows(mistake, name):
     write_empty(name)
-    assert mistake(recipe=f"data: {{train: {name}}}\n").startswith(f"data.train: {name} is empty")
+    assert mistake(recipe=f"data: {{train: {name}}}\n").startswith(f"recipe.yaml:2: data.train: {name} is empty")
 
 
 @pytest.mark.parametrize("name", ["bytes.jsonl", "bytes.json", "bytes.csv", "bytes.parquet"])
 def test_data_without_bytes(mistake, name):
     Path(name).touch()
-    assert mistake(recipe=f"data: {{train: {name}}}\n").startswith(f"data.train: {name} is empty")
+    assert mistake(recipe=f"data: {{train: {name}}}\n").startswith(f"recipe.yaml:2: data.train: {name} is empty")
 
 
 def test_data_that_cannot_be_read(perl_command):
@@ -362,7 +364,7 @@ def test_data_that_cannot_be_read(perl_command):
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: data.train: broken.jsonl cannot be read: ")
+    assert line.startswith("error: command line: data.train: broken.jsonl cannot be read: ")
 
 
 @pytest.mark.parametrize("answer", [None, "", "  "])
@@ -371,58 +373,58 @@ def test_a_row_without_an_answer(mistake, answer):
     rows[2]["answer"] = rows[5]["answer"] = answer
     write_rows("gaps.jsonl", rows)
     line = mistake(recipe="data: {train: gaps.jsonl}\n")
-    assert line.startswith("data.train: 2 of 8 rows of gaps.jsonl have no answer, first row 3")
+    assert line.startswith("recipe.yaml:2: data.train: 2 of 8 rows of gaps.jsonl have no answer, first row 3")
 
 
 def test_a_row_without_a_question(mistake):
     write_rows("gaps.jsonl", [{"prompt": "1+1=", "answer": "2"}, {"prompt": " ", "answer": "3"}])
     assert mistake(recipe="data: {train: gaps.jsonl}\n").startswith(
-        "data.train: 1 of 2 rows of gaps.jsonl have no question, first row 2"
+        "recipe.yaml:2: data.train: 1 of 2 rows of gaps.jsonl have no question, first row 2"
     )
 
 
 def test_answers_that_accuracy_cannot_compare(mistake):
     write_rows("latex.jsonl", [{"prompt": f"{i}?", "answer": r"\frac{1}{2}" if i == 3 else "2"} for i in range(8)])
     line = mistake(recipe="data: {train: latex.jsonl}\n")
-    assert line.startswith("data.train: 1 of 8 answers are no numbers or words, e.g. ")
+    assert line.startswith("recipe.yaml:2: data.train: 1 of 8 answers are no numbers or words, e.g. ")
     assert r"\\frac{1}{2}" in line
 
 
 def test_training_prompts_that_are_held_out_too(mistake):
     write_rows("heldout.jsonl", [{"prompt": "3+1=", "answer": "4"}, {"prompt": " 5+1= ", "answer": "6"}])
     line = mistake(recipe="data: {eval: heldout.jsonl}\n")
-    assert line.startswith("data.eval: 2 training prompts are also held out, e.g. '3+1='")
+    assert line.startswith("recipe.yaml:2: data.eval: 2 training prompts are also held out, e.g. '3+1='")
     assert "data.drop_overlap: true" in line
 
 
 def test_too_few_problems_for_a_step(mistake):
     line = mistake(recipe="train: {prompts_per_step: 9}\n")
-    assert line.startswith("data.train: 8 training problems are too few for a step of 9 prompts")
+    assert line.startswith("sound.yaml:2: data.train: 8 training problems are too few for a step of 9 prompts")
     assert "train.prompts_per_step to 8" in line
 
 
 def test_a_template_that_names_no_column(mistake):
     line = mistake(recipe="data: {prompt_template: '{prompt} in {unit}'}\n")
-    assert line.startswith("data.prompt_template: the template cannot be filled")
+    assert line.startswith("recipe.yaml:2: data.prompt_template: the template cannot be filled")
     assert "unit" in line
     assert "prompt, answer" in line
 
 
 def test_a_prompt_longer_than_the_models_context(mistake):
-    write_rows("long.jsonl", [{"prompt": "1+" * 300 + "1=", "answer": "301"}, {"prompt": "1+1=", "answer": "2"}])
+    write_rows("long.jsonl", [{"prompt": "1+" * 600 + "1=", "answer": "301"}, {"prompt": "1+1=", "answer": "2"}])
     line = mistake(recipe="data: {train: long.jsonl}\n")
     tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
     text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "1+" * 300 + "1="}], add_generation_prompt=True, tokenize=False
+        [{"role": "user", "content": "1+" * 600 + "1="}], add_generation_prompt=True, tokenize=False
     )
     assert f"the longest prompt has {len(tokenizer.encode(text))} tokens" in line
-    assert "the model's 512" in line
+    assert "the model's 1024" in line
     assert "shorten or drop" in line
 
 
 def test_a_completion_that_leaves_no_room_for_the_prompt(mistake, capsys):
-    line = mistake(recipe="rollout: {max_completion_length: 512}\n")
-    assert line.startswith("rollout.max_completion_length: the longest prompt has ")
+    line = mistake(recipe="rollout: {max_completion_length: 1024}\n")
+    assert line.startswith("recipe.yaml:2: rollout.max_completion_length: the longest prompt has ")
     room = int(line.rpartition("at most ")[2].rstrip(")"))
     assert run(["train", "sound.yaml", "--dry-run", f"rollout.max_completion_length={room}"], "perl") == 0
     capsys.readouterr()
@@ -464,26 +466,26 @@ def test_an_optional_package_that_is_not_installed(mistake, package, extra, reci
 
 def test_target_modules_that_match_nothing(mistake):
     line = mistake(recipe="peft: {target_modules: [query_key_value]}\n")
-    assert line.startswith("peft.target_modules: query_key_value match no module of Qwen3ForCausalLM")
+    assert line.startswith("recipe.yaml:2: peft.target_modules: query_key_value match no module of Qwen3ForCausalLM")
     assert LINEAR_LAYERS in line
 
 
 def test_target_modules_of_which_one_matches(mistake):
     line = mistake(recipe="peft: {target_modules: [q_proj, key_proj]}\n")
-    assert line.startswith("peft.target_modules: key_proj match no module of Qwen3ForCausalLM")
+    assert line.startswith("recipe.yaml:2: peft.target_modules: key_proj match no module of Qwen3ForCausalLM")
     assert LINEAR_LAYERS in line
 
 
 def test_a_target_pattern_that_matches_nothing(mistake):
     line = mistake(recipe="peft: {target_modules: '.*attn_proj'}\n")
-    assert line.startswith("peft.target_modules: .*attn_proj match no module of Qwen3ForCausalLM")
+    assert line.startswith("recipe.yaml:2: peft.target_modules: .*attn_proj match no module of Qwen3ForCausalLM")
     assert LINEAR_LAYERS in line
 
 
 @pytest.mark.parametrize("targets", ["[input_layernorm]", "[self_attn]", "'.*attn.*'"])
 def test_target_modules_that_cannot_carry_an_adapter(mistake, targets):
     line = mistake(recipe=f"peft: {{target_modules: {targets}}}\n")
-    assert line.startswith("peft.target_modules: ")
+    assert line.startswith("recipe.yaml:2: peft.target_modules: ")
     assert LINEAR_LAYERS in line
 
 

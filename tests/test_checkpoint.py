@@ -222,6 +222,15 @@ def test_the_same_adapter_gives_the_same_bytes(method):
     assert files(Path("one")) == files(Path("other"))
 
 
+def test_names_are_in_alphabetical_order_in_the_config():
+    write_adapter(policy_of(modules_to_save=["q_norm", "norm"]), Path("adapter"), "sandbox:base", None)
+    config = json.loads(Path("adapter/adapter_config.json").read_text())
+    assert config["modules_to_save"] == ["norm", "q_norm"]
+    assert len(config["target_modules"]) == 7
+    assert config["target_modules"] == sorted(config["target_modules"])
+    assert list(config) == sorted(config)
+
+
 def test_the_order_in_which_targets_are_named_does_not_show():
     contents = []
     for targets in (["q_proj", "v_proj", "up_proj"], ["up_proj", "v_proj", "q_proj"]):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from perl import logprobs
 from perl.logprobs import token_log_probs
@@ -60,6 +61,19 @@ def test_padding_does_not_change_a_rows_numbers(base, side, width):
     for row, numbers in zip(ROWS, together, strict=True):
         mine = numbers[width - len(row) :] if side == "left" else numbers[: len(row) - 1]
         torch.testing.assert_close(mine, alone(base, row), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_does_not_shift_the_positions_of_a_model_that_learns_them_one_by_one(side):
+    config = GPT2Config(vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
+    model = GPT2LMHeadModel(config).eval()
+    ids, mask = padded(ROWS, side, 19)
+    with torch.no_grad():
+        model.transformer.wpe.weight *= 50  # as far apart as trained ones
+        together = token_log_probs(model, ids, mask)
+    for row, numbers in zip(ROWS, together, strict=True):
+        mine = numbers[19 - len(row) :] if side == "left" else numbers[: len(row) - 1]
+        torch.testing.assert_close(mine, alone(model, row), rtol=1e-5, atol=1e-5)
 
 
 def test_the_token_under_the_padding_does_not_matter(base):

@@ -117,6 +117,23 @@ def test_the_fingerprint_notices_another_type_of_number(pristine):
     assert base_fingerprint(load_base(ModelSection(dtype="bfloat16"), CPU)) != pristine
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"weight": torch.zeros(2, 4)},
+        {"weight": torch.zeros(4, dtype=torch.float64)},
+        {"scale": torch.zeros(8)},
+        {"weight": torch.zeros(9)},
+        {"weight": torch.zeros(8), "zero": torch.zeros(0)},
+    ],
+    ids=str,
+)
+def test_the_fingerprint_notices_the_same_bytes_under_another_name_shape_or_type(other):
+    plain = torch.nn.ParameterDict({"weight": torch.zeros(8)})
+    assert base_fingerprint(torch.nn.ParameterDict(other)) != base_fingerprint(plain)
+    assert base_fingerprint(torch.nn.ParameterDict({"weight": torch.zeros(8)})) == base_fingerprint(plain)
+
+
 def test_a_new_adapter_freezes_the_base():
     policy = adapted()
     trained = [name for name, p in policy.named_parameters() if p.requires_grad]

@@ -41,7 +41,7 @@ def test_a_recipe_of_the_sandbox_can_be_planned(name):
     assert 0 < plan.trainable_parameters < plan.total_parameters
     assert len(plan.problems.train) >= recipe.batch.completions_per_step // recipe.batch.num_generations
     assert plan.problems.heldout is not None
-    assert plan.longest_prompt + recipe.rollout.max_completion_length <= 512
+    assert plan.longest_prompt + recipe.rollout.max_completion_length <= 1024
 
 
 def test_some_recipe_can_be_planned_without_a_network():

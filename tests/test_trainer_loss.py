@@ -186,6 +186,7 @@ def test_loss_gradient_and_metrics_are_trls(loss_type, level, beta, situation):
         importance_sampling_level=level,
         beta=beta,
         epsilon=0.05,
+        epsilon_high=0.9 if loss_type == "cispo" else None,  # CISPO bounds the ratio itself
         num_iterations=1 if situation == "on policy" else 2,
     )
     trainer = build(PeftGRPOTrainer, args, tool_results=situation == "tool results")
@@ -196,6 +197,8 @@ def test_loss_gradient_and_metrics_are_trls(loss_type, level, beta, situation):
         assert ("tool_mask" in inputs[mode]) == (situation == "tool results")
         metrics = assert_same_as_trl(trainer, inputs[mode], mode)
         assert ("kl" in metrics) == (beta > 0)
+        if loss_type == "cispo" and situation != "on policy":
+            assert 0 < metrics["cispo_clip_ratio"][0] < 1
         if loss_type in CLIPPED:
             assert (metrics["clip_ratio/region_mean"][0] > 0) == (situation != "on policy")
 
@@ -214,7 +217,7 @@ def test_the_correction_for_another_engines_numbers_is_trls(loss_type, per_row):
 
 @pytest.mark.parametrize("loss_type", CLIPPED)
 def test_two_sided_clipping_and_uneven_bounds_are_trls(loss_type):
-    options = {"loss_type": loss_type, "epsilon": 0.01, "epsilon_high": 0.02, "delta": 1.05, "num_iterations": 2}
+    options = {"loss_type": loss_type, "epsilon": 0.01, "epsilon_high": 0.3, "delta": 1.5, "num_iterations": 2}
     trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, beta=0.04, use_bias_correction_kl=False, **options))
     inputs = prepared_inputs(trainer, "eval")
     move_adapter(trainer)
@@ -283,11 +286,15 @@ def test_three_steps_give_trls_adapter(loss_type, options):
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_completions_that_all_get_the_same_reward_have_advantages_of_exactly_zero(scale):
-    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, scale_rewards=scale), reward=constant_reward)
-    for mode in ("train", "eval"):
-        inputs = prepared_inputs(trainer, mode)
-        assert torch.equal(inputs["advantages"], torch.zeros(inputs["completion_ids"].size(0)))
-    assert list(trainer._logs["advantages"]) == [0.0] * 2 * GENERATIONS
+    group = 7  # the single-precision mean of seven 0.7 is another number
+    sizes = {"num_generations": group, "per_device_train_batch_size": group, "per_device_eval_batch_size": group}
+    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, scale_rewards=scale, **sizes), reward=constant_reward)
+    prompts = [{"prompt": problem.question} for problem in PROBLEMS for _ in range(group)]
+    for training in (True, False):
+        trainer.model.train(training)
+        output = trainer._generate_and_score_completions(prompts)
+        assert torch.equal(output["advantages"], torch.zeros(2 * group))
+        assert list(trainer._logs["advantages"]) == [0.0] * 2 * group
 
 
 TRL_SCRIPT = """

@@ -6,7 +6,8 @@ Recipe -> Plan -> base -> score of the base -> adapter, trained -> adapter/, che
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from perl.callbacks.progress import LiveProgress
 from perl.callbacks.recorder import Recorder
 from perl.callbacks.stopping import StopOnSignal, sigterm_as_interrupt
 from perl.checkpoint import discard_incomplete, latest_checkpoint, step_of
-from perl.errors import InterruptedRunError, MissingExtraError, RunFolderError
+from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RunFolderError
 from perl.evaluation.evaluate import TaskScore, evaluate_policy
 from perl.guards import check_base_unchanged, check_saved_adapter
 from perl.hub.card import CardFacts, TaskFacts, render_card
@@ -71,7 +72,8 @@ def train(
         if run.status == "done":
             logger.info("done before: %s", run.path)
             return run
-        model = load_base(recipe.model, plan.arguments.device)
+        with _located(recipe):
+            model = load_base(recipe.model, plan.arguments.device)
         _record_identity(plan, model, run)
         _score("base", model, plan, run)
         trainer = _train_policy(plan, model, run)
@@ -106,7 +108,17 @@ def prepare(recipe: Recipe) -> Plan:
     """
     if recipe.engine.threads is not None:
         torch.set_num_threads(recipe.engine.threads)
-    return make_plan(recipe)
+    with _located(recipe):
+        return make_plan(recipe)
+
+
+@contextmanager
+def _located(recipe: Recipe) -> Iterator[None]:
+    """What is found wrong inside names the file and line of the key."""
+    try:
+        yield
+    except PerlError as error:
+        raise recipe.located(error) from error
 
 
 def is_first_process() -> bool:

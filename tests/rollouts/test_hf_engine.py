@@ -1,5 +1,6 @@
 """Completions are the policy's own: reproducible, in order, and the same as a loop of forward passes by hand."""
 
+import copy
 import random
 from collections import Counter
 
@@ -46,8 +47,8 @@ def by_hand(model: torch.nn.Module, prompt: Prompt, length: int, ends: tuple[int
     return tuple(written)
 
 
-def moved(base) -> torch.nn.Module:
-    policy = attach_adapter(base, build_config(PeftSection(rank=4)))
+def moved(base, dropout: float = 0.0) -> torch.nn.Module:
+    policy = attach_adapter(base, build_config(PeftSection(rank=4, dropout=dropout)))
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:
@@ -75,6 +76,13 @@ def test_greedy_completions_are_those_of_the_active_adapter(base, tokenizer, pro
 def test_greedy_completions_do_not_depend_on_what_shares_their_batch(base, tokenizer, prompts, batch_size):
     sampling = Sampling(temperature=0.0, max_completion_length=24, batch_size=batch_size)
     assert generate(base, tokenizer, prompts, sampling) == generate(base, tokenizer, prompts, GREEDY)
+
+
+def test_a_tokenizer_that_pads_with_its_end_token_gives_the_same_completions(base, tokenizer, prompts):
+    expected = generate(base, tokenizer, prompts, GREEDY)
+    padding = copy.deepcopy(tokenizer)
+    padding.pad_token = padding.eos_token
+    assert generate(base, padding, prompts, GREEDY) == expected
 
 
 def test_completions_come_in_the_order_of_the_prompts(base, tokenizer, prompts):
@@ -178,7 +186,7 @@ def test_a_small_nucleus_leaves_only_the_likeliest_token(base, tokenizer, prompt
 
 @pytest.mark.parametrize("training", [True, False])
 def test_completions_are_written_without_dropout_and_the_model_is_left_as_it_was(base, tokenizer, prompts, training):
-    policy = attach_adapter(base, build_config(PeftSection(rank=4, dropout=0.5))).train(training)
+    policy = moved(base, dropout=0.5).train(training)
     first = generate(policy, tokenizer, prompts, GREEDY)
     assert policy.training is training
     assert generate(policy, tokenizer, prompts, GREEDY) == first

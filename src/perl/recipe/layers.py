@@ -124,6 +124,15 @@ def locate(reference: str, beside: Path | None = None) -> Path:
     raise RecipeError(f"no recipe named {reference!r}", hint=did_you_mean(reference, packaged))
 
 
+def key_path(key: str) -> KeyPath:
+    """``a.b.c`` as a path; a reward's ``package.module:function`` stays one name."""
+    if key.startswith("rewards.") and ":" in key:
+        module, _, rest = key.removeprefix("rewards.").partition(":")
+        function, *settings = rest.split(".")
+        return ("rewards", f"{module}:{function}", *settings)
+    return tuple(key.split("."))
+
+
 def _read_chain(path: Path, children: tuple[Path, ...]) -> Layer:
     """The file merged over what it extends."""
     layer = _read_file(path)
@@ -232,7 +241,7 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
     layer, problems = Layer(), []
     for override in overrides:
         key, equals, text = override.partition("=")
-        path = _override_path(key)
+        path = key_path(key)
         if not equals or len(path) < 2:
             problems.append(
                 Problem(f"{override!r} is not an override", "command line", "they look like train.max_steps=20")
@@ -251,15 +260,6 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         layer = _merged(layer, one)
     raise_all(RecipeError, problems)
     return layer
-
-
-def _override_path(key: str) -> KeyPath:
-    """``a.b.c`` as a path; a reward's ``package.module:function`` stays one name."""
-    if key.startswith("rewards.") and ":" in key:
-        module, _, rest = key.removeprefix("rewards.").partition(":")
-        function, *settings = rest.split(".")
-        return ("rewards", f"{module}:{function}", *settings)
-    return tuple(key.split("."))
 
 
 def _merged(parent: Layer, child: Layer) -> Layer:

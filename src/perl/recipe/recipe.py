@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from perl.errors import PerlError, Problem, RecipeError, did_you_mean, raise_all
 from perl.recipe.batch_plan import BatchPlan, plan_batch
-from perl.recipe.layers import KeyPath, Layer, dump, read_layers
+from perl.recipe.layers import KeyPath, Layer, dump, key_path, read_layers
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
     SECTION_NAMES,
@@ -46,6 +46,7 @@ class Recipe:
         rewards: Reward name or ``package.module:function`` -> weight and arguments.
         train: The fields of ``PeftRLConfig`` that were asked for, by name.
         batch: How the completions of one step are cut into forward passes.
+        written_at: Says where a key was written, for error messages.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Recipe:
     hub: HubSection = field(default_factory=HubSection)
     engine: EngineSection = field(default_factory=EngineSection)
     batch: BatchPlan = field(default_factory=plan_batch)
+    written_at: Layer = field(default_factory=Layer, compare=False, repr=False)
 
     @classmethod
     def load(cls, source: "str | Path | Mapping[str, Any] | Recipe", overrides: Sequence[str] = ()) -> "Recipe":
@@ -72,6 +74,14 @@ class Recipe:
             RecipeError: With every problem of the recipe.
         """
         return load_recipe(source, overrides)
+
+    def located(self, error: PerlError) -> PerlError:
+        """The error with the file and line of each key it names, for what is found after the recipe was read."""
+        first, *others = [
+            Problem(p.message, self.written_at.where(key_path(p.where)) if p.where else "", p.hint)
+            for p in error.problems
+        ]
+        return type(error)(first.message, first.where, first.hint, tuple(others))
 
     @property
     def output_dir(self) -> Path:
@@ -111,6 +121,7 @@ def load_recipe(
     """
     if isinstance(source, Recipe):
         name, layer = source.name, read_layers(source.as_dict(), overrides)[1]
+        layer.origins = {**source.written_at.origins, **layer.origins}
     else:
         name, layer = read_layers(source, overrides)
     problems = list(_move_to_their_section(layer))
@@ -124,7 +135,7 @@ def load_recipe(
         for path, problem in check(sections):
             problems.append(Problem(problem.message, layer.where(path), problem.hint))
     raise_all(RecipeError, problems)
-    return Recipe(name=name, **sections)
+    return Recipe(name=name, written_at=layer, **sections)
 
 
 def world_size() -> int:

@@ -52,7 +52,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         additional_special_tokens=list(ROLES),
         chat_template=CHAT_TEMPLATE,
         padding_side="left",
-        model_max_length=512,
+        model_max_length=1024,
         clean_up_tokenization_spaces=False,
     )
 
@@ -67,7 +67,7 @@ def make_model() -> Qwen3ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         tie_word_embeddings=True,
         pad_token_id=0,
         eos_token_id=1,
