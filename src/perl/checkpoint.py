@@ -26,8 +26,14 @@ _COUNTERS = "perl_state.json"
 
 def seal(checkpoint: Path) -> None:
     """Declares a checkpoint complete by writing down its files and their sizes."""
+    unseal(checkpoint)
     sizes = {str(p.relative_to(checkpoint)): p.stat().st_size for p in sorted(checkpoint.rglob("*")) if p.is_file()}
     write_text(checkpoint / _MANIFEST, json.dumps(sizes, indent=1) + "\n")
+
+
+def unseal(checkpoint: Path) -> None:
+    """Takes the declaration back, before files of an older checkpoint are written over."""
+    (checkpoint / _MANIFEST).unlink(missing_ok=True)
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -46,16 +52,19 @@ def step_of(checkpoint: Path) -> int:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint in a folder, or None."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
-    complete = [path for path in found if is_complete(path)]
+    complete = [path for path in _checkpoints(folder) if is_complete(path)]
     return max(complete, key=step_of, default=None)
 
 
 def discard_incomplete(folder: Path) -> None:
     """Deletes checkpoints that a kill cut short."""
-    for path in folder.glob("checkpoint-*"):
+    for path in _checkpoints(folder):
         if path.is_dir() and not is_complete(path):
             shutil.rmtree(path)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
 
 
 def save_trainer_state(
@@ -120,8 +129,11 @@ def write_adapter(policy: PeftModel, destination: Path, base: str, revision: str
     finally:
         config.base_model_name_or_path, config.revision = loaded_from
     (staged / "README.md").unlink(missing_ok=True)  # PEFT's blank card
-    _sort_lists(staged / "adapter_config.json")
-    replace_folder(staged, destination)
+    # PEFT puts an adapter that is not called default into a folder of its own.
+    written = staged if name == "default" else staged / name
+    _sort_lists(written / "adapter_config.json")
+    replace_folder(written, destination)
+    shutil.rmtree(staged, ignore_errors=True)
 
 
 def _sort_lists(config_file: Path) -> None:
@@ -151,14 +163,15 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
     was_training = policy.training
     policy.eval()
     mask_BT = torch.ones_like(input_ids_BT)
-    with torch.no_grad():
-        expected = token_log_probs(policy, input_ids_BT, mask_BT)
-        policy.load_adapter(str(adapter), probe)
-        try:
+    try:
+        with torch.no_grad():
+            expected = token_log_probs(policy, input_ids_BT, mask_BT)
+            policy.load_adapter(str(adapter), probe)
             policy.set_adapter(probe)
             difference = (token_log_probs(policy, input_ids_BT, mask_BT) - expected).abs().max().item()
-        finally:
-            policy.set_adapter(trained)
+    finally:
+        policy.set_adapter(trained)
+        if probe in policy.peft_config:
             policy.delete_adapter(probe)
-    policy.train(was_training)
+        policy.train(was_training)
     return math.inf if math.isnan(difference) else difference

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import hashlib
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from perl.errors import ModelError, PerlError, Problem, missing_extra
 from perl.hub_lookup import look_up
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
+
+# What PEFT puts into the names of the base's parameters; an expert's wrappers stand one in another.
+_WRAPPERS = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.)")
 
 
 def resolve_model(name: str) -> str:
@@ -165,7 +169,8 @@ def eos_token_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedToken
     """Every token that ends a completion: the tokenizer's and those the model declares (end of turn)."""
     declared = model.generation_config.eos_token_id
     declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
-    return tuple(dict.fromkeys([tokenizer.eos_token_id, *declared]))
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return tuple(dict.fromkeys([*own, *declared]))
 
 
 def base_identity(model: nn.Module) -> tuple[str, str | None]:
@@ -182,9 +187,8 @@ def _base_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters():
         if prefix is None:
             yield name, parameter
-        elif prefix not in name and "modules_to_save" not in name:
-            name = name.removeprefix("base_model.model.")
-            yield name.replace(".base_layer.", ".").replace(".original_module.", "."), parameter
+        elif prefix not in name and "modules_to_save" not in name and "trainable_tokens_" not in name:
+            yield _WRAPPERS.sub("", name.removeprefix("base_model.model.")), parameter
 
 
 def _matches(config: PeftConfig, target: str, modules: list[str]) -> bool:

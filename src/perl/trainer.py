@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, nanmax, nanmin
 
 from perl.advantages import group_advantages, normalized_sum_advantages, weighted_rewards
-from perl.checkpoint import latest_checkpoint, load_trainer_state, save_trainer_state, seal, write_adapter
+from perl.checkpoint import latest_checkpoint, load_trainer_state, save_trainer_state, seal, unseal, write_adapter
 from perl.config import PeftRLConfig
 from perl.guards import check_optimizer
 from perl.hub.card import CardFacts, render_card
@@ -28,6 +28,7 @@ from perl.losses import LossInputs, LossSettings, Objective, objective, token_we
 from perl.methods.registry import build_config
 from perl.model import base_identity, check_targets, check_trainable, resolve_model, trainable_parameters
 from perl.reference import reference_log_probs
+from perl.rollouts.hf_engine import fill_with_neutral
 from perl.run import write_text
 
 # Inputs of multimodal models, handed through to the forward pass as TRL does.
@@ -109,6 +110,8 @@ class PeftGRPOTrainer(GRPOTrainer):
             environment_factory=environment_factory,
         )
         check_trainable(self.model)
+        if not self.use_vllm:
+            fill_with_neutral(self.generation_config)
         self._loss_settings = LossSettings(
             loss_type=args.loss_type,
             ratio_level=args.importance_sampling_level,
@@ -286,9 +289,10 @@ class PeftGRPOTrainer(GRPOTrainer):
             **{name: inputs.get(name) for name in _FORWARD_INPUTS},
         )
         advantages = inputs["advantages"]
+        old_log_probs = inputs.get("old_per_token_logps")
         loss_inputs = LossInputs(
             policy_log_probs=policy_log_probs,
-            old_log_probs=inputs.get("old_per_token_logps", policy_log_probs.detach()),
+            old_log_probs=policy_log_probs.detach() if old_log_probs is None else old_log_probs,
             advantages=advantages.unsqueeze(1) if advantages.dim() == 1 else advantages,
             mask=mask_NT,
             reference_log_probs=inputs.get("ref_per_token_logps"),
@@ -349,13 +353,15 @@ class PeftGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:  # noqa: ANN401
         """Extends Trainer's checkpoint: adds what TRL forgets, seals it, and only then deletes older ones."""
+        folder = Path(self._get_output_dir(trial=trial))
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            unseal(checkpoint)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
-        folder = Path(self._get_output_dir(trial=trial))
-        checkpoint = folder / f"checkpoint-{self.state.global_step}"
         save_trainer_state(checkpoint, {"micro_step": self._step}, self._unused_rollouts(), self.args.process_index)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:

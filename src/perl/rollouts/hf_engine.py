@@ -15,6 +15,11 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from perl.model import eos_token_ids
 from perl.types import Completion, Prompt
 
+# Said even where it changes nothing: transformers fills what is left open from the model's generation_config.json, and
+# a repetition penalty or a cut-off there would sample from another policy than the one that is trained or scored.
+_NEUTRAL_GREEDY = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+_NEUTRAL = {**_NEUTRAL_GREEDY, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -61,17 +66,26 @@ def generate(
     was_training = model.training
     model.eval()
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=cuda), torch.no_grad():
-        torch.manual_seed(sampling.seed)
-        for start in range(0, len(order), sampling.batch_size):
-            rows = order[start : start + sampling.batch_size]
-            batch = _generate_batch(model, tokenizer, [prompts[i] for i in rows], config)
-            for row, ids in zip(rows, batch, strict=True):
-                completions[row] = _completion(ids, ends, tokenizer)
-            if on_batch:
-                on_batch(len(rows))
-    model.train(was_training)
+    try:
+        with torch.random.fork_rng(devices=cuda), torch.no_grad():
+            torch.manual_seed(sampling.seed)
+            for start in range(0, len(order), sampling.batch_size):
+                rows = order[start : start + sampling.batch_size]
+                batch = _generate_batch(model, tokenizer, [prompts[i] for i in rows], config)
+                for row, ids in zip(rows, batch, strict=True):
+                    completions[row] = _completion(ids, ends, tokenizer)
+                if on_batch:
+                    on_batch(len(rows))
+    finally:
+        model.train(was_training)
     return [completions[i] for i in range(len(prompts))]
+
+
+def fill_with_neutral(config: GenerationConfig) -> None:
+    """Sets every sampling field that is left open to the value that changes nothing."""
+    for name, value in _NEUTRAL.items():
+        if getattr(config, name, None) is None:
+            setattr(config, name, value)
 
 
 def _generation_config(
@@ -82,7 +96,7 @@ def _generation_config(
         max_new_tokens=sampling.max_completion_length,
         eos_token_id=list(ends),
         pad_token_id=tokenizer.pad_token_id,
-        **(drawn if sampling.temperature > 0 else {"do_sample": False}),
+        **(_NEUTRAL | drawn if sampling.temperature > 0 else _NEUTRAL_GREEDY | {"do_sample": False}),
     )
 
 
