@@ -1,0 +1,41 @@
+"""Two processes on one machine train one adapter: one of them writes, both take the same steps."""
+
+import json
+import subprocess
+import sys
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from perl.sandbox import BASE_FOLDER
+
+SMALL = [
+    "train.max_steps=2",
+    "train.prompts_per_step=4",
+    "train.num_generations=4",
+    "train.per_device_train_batch_size=4",
+    "rollout.max_completion_length=24",
+    "eval.limit=8",
+    "eval.k=1",
+    "engine.threads=1",
+]
+
+
+def test_two_processes_train_one_adapter(tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "perl", "train", "quickstart", *SMALL, "--output", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["status"] == "done"
+    assert set(facts["eval"]["sandbox:addition"]) >= {"base", "adapter"}
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    recipe = (tmp_path / "run" / "recipe.yaml").read_text()
+    assert "prompts_per_step: 4" in recipe
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-2"
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
+    base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    PeftModel.from_pretrained(base, tmp_path / "run" / "adapter")
+    assert done.stdout.count("card  ") == 1
