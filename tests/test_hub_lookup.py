@@ -163,6 +163,6 @@ def test_a_recipe_with_a_wrong_name_is_one_line_and_exit_code_2(hub, perl_comman
     result = perl_command("train", "quickstart", "model.name=owner/absent", env=environment)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: model.name: no model 'owner/absent'")
+    assert result.stderr.startswith("error: command line: model.name: no model 'owner/absent'")
     assert "sandbox:base needs no network" in result.stderr
     assert hub.asked == ["/api/models/owner/absent"]

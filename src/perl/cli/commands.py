@@ -11,7 +11,7 @@ import signal
 import click
 
 import perl
-from perl.cli.main import COMMANDS
+from perl.cli import COMMANDS
 from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE, PerlError
 
 EPILOG = """\b

@@ -10,8 +10,7 @@ before any import that costs time.
 import os
 import sys
 
-COMMANDS = ("train", "recipes", "methods")
-OPTIONS = ("--help", "--version")
+from perl.cli import COMMANDS, OPTIONS
 
 # Programs of ours carry this in their first bytes (pip and its kin write it); the real one is no Python script.
 _OUR_MARK = b"perl.cli.main"
