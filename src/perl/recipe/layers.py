@@ -6,7 +6,6 @@ Plain YAML 1.2 scalars (``1e-5`` is a number, ``no`` is text), no tags, no key t
 meaning of any setting.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 
 from perl.assets import packaged_recipes
 from perl.errors import Problem, RecipeError, did_you_mean, raise_all
+from perl.recipe.plain_yaml import PlainLoader, refuse_tags
 
 KeyPath = tuple[str, ...]
 
@@ -42,44 +42,6 @@ class Layer:
             if path[:end] in self.origins:
                 return f"{self.origins[path[:end]]}: {'.'.join(path)}"
         return ".".join(path)
-
-
-class _RecipeLoader(yaml.SafeLoader):
-    """Safe YAML whose plain scalars are those of YAML 1.2's core schema."""
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012 (as in PyYAML)
-
-
-class _RecipeDumper(yaml.SafeDumper):
-    """Quotes what a reader of YAML 1.1 or 1.2 would take for another value."""
-
-    yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}  # noqa: RUF012
-
-
-def _whole_number(loader: _RecipeLoader, node: yaml.ScalarNode) -> int:
-    text = str(loader.construct_scalar(node))
-    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
-
-
-for _tag, _pattern, _first in (
-    ("null", r"^(?:null|Null|NULL|~|)$", ["n", "N", "~", ""]),
-    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    ("int", r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$", list("-+0123456789")),
-    (
-        "float",
-        r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"
-        r"|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$",
-        list("-+0123456789."),
-    ),
-):
-    for _class in (_RecipeLoader, _RecipeDumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
-_RecipeLoader.add_constructor("tag:yaml.org,2002:int", _whole_number)
-
-
-def dump(values: Mapping[str, Any]) -> str:
-    """Values as YAML that reads back as the same values."""
-    return yaml.dump(values, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True)
 
 
 def read_layers(source: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> tuple[str, Layer]:
@@ -173,8 +135,8 @@ def _read_file(path: Path) -> Layer:
 
 def _parse(text: str, file: str) -> Layer:
     try:
-        _refuse_tags(text, file)
-        loader = _RecipeLoader(text)
+        refuse_tags(text, file)
+        loader = PlainLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise RecipeError("a recipe is a mapping of sections", file, "see `perl recipes quickstart`")
@@ -188,17 +150,8 @@ def _parse(text: str, file: str) -> Layer:
     return layer
 
 
-def _refuse_tags(text: str, file: str) -> None:
-    for token in yaml.scan(text, Loader=_RecipeLoader):
-        where = f"{file}:{token.start_mark.line + 1}"
-        if isinstance(token, yaml.TagToken):
-            raise RecipeError("not plain YAML: a tag", where, "write the value itself")
-        if isinstance(token, yaml.AliasToken):
-            raise RecipeError("not plain YAML: an alias", where, "to share settings use `extends`")
-
-
 def _construct(
-    loader: _RecipeLoader, node: yaml.MappingNode, path: KeyPath, origins: dict[KeyPath, str], file: str
+    loader: PlainLoader, node: yaml.MappingNode, path: KeyPath, origins: dict[KeyPath, str], file: str
 ) -> dict[str, Any]:
     """A mapping node as a dict, noting the line of each key and refusing a key that stands twice."""
     values: dict[str, Any] = {}
@@ -252,7 +205,7 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         for part in path[:-1]:
             target = target.setdefault(part, {})
         try:
-            target[path[-1]] = yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 (a SafeLoader with fewer types)
+            target[path[-1]] = yaml.load(text, Loader=PlainLoader)  # noqa: S506 (a SafeLoader with fewer types)
         except yaml.YAMLError:
             problems.append(Problem(f"{text!r} is not a YAML value", f"command line: {key}"))
             continue

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from perl.errors import PerlError, Problem, RecipeError, did_you_mean, raise_all
 from perl.recipe.batch_plan import BatchPlan, plan_batch
-from perl.recipe.layers import KeyPath, Layer, dump, key_path, read_layers
+from perl.recipe.layers import KeyPath, Layer, key_path, read_layers
+from perl.recipe.plain_yaml import dump
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
     SECTION_NAMES,
