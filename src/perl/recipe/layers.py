@@ -15,7 +15,7 @@ import yaml
 
 from perl.assets import packaged_recipes
 from perl.errors import Problem, RecipeError, did_you_mean, raise_all
-from perl.recipe.plain_yaml import PlainLoader, refuse_tags
+from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
 
 KeyPath = tuple[str, ...]
 
@@ -205,7 +205,7 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         for part in path[:-1]:
             target = target.setdefault(part, {})
         try:
-            target[path[-1]] = yaml.load(text, Loader=PlainLoader)  # noqa: S506 (a SafeLoader with fewer types)
+            target[path[-1]] = plain_value(text)
         except yaml.YAMLError:
             problems.append(Problem(f"{text!r} is not a YAML value", f"command line: {key}"))
             continue

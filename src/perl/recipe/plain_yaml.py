@@ -52,6 +52,15 @@ def dump(values: Mapping[str, Any]) -> str:
     return yaml.dump(values, Dumper=PlainDumper, sort_keys=False, allow_unicode=True)
 
 
+def plain_value(text: str) -> Any:  # noqa: ANN401 (a YAML value)
+    """The value that a text stands for.
+
+    Raises:
+        yaml.YAMLError: It is not plain YAML.
+    """
+    return yaml.load(text, Loader=PlainLoader)  # noqa: S506 (a SafeLoader with fewer types)
+
+
 def refuse_tags(text: str, file: str) -> None:
     """Refuses tags and aliases, which are more than plain values.
 
