@@ -27,7 +27,7 @@ def live_line(total: int, label: str, done: int = 0) -> tqdm:
         disable=hidden,
         leave=False,
         dynamic_ncols=True,
-        bar_format="{desc} {n_fmt}/{total_fmt} |{bar:20}|{postfix}  ETA {remaining}",
+        bar_format="{n_fmt}/{total_fmt} |{bar:20}| {desc}  ETA {remaining}",
     )
 
 

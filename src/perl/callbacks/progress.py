@@ -54,7 +54,7 @@ class LiveProgress(TrainerCallback):
             return
         if "reward" in logs:  # a step that trains on an earlier step's rollouts has none of its own
             self._text = self._describe(report_of(state.global_step, logs))
-        self._bar.set_postfix_str(self._text, refresh=False)
+        self._bar.set_description_str(f"training  {self._text}", refresh=False)
         self._bar.update(state.global_step - self._bar.n)
         if self._bar.disable and self._is_tenth(state):
             elapsed = time.monotonic() - self._started
