@@ -18,11 +18,9 @@ from huggingface_hub.constants import HF_HUB_OFFLINE
 
 from perl.errors import DataError, Problem, did_you_mean, raise_all
 from perl.hub_lookup import look_up
-from perl.recipe.sections import DataSection, DataSource
+from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.sandbox import is_sandbox, load_problems
 
-# File suffix -> reader of the datasets library.
-_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 # Names that TRL gives to the arguments of a reward function: a column of this name would collide.
 _RESERVED_COLUMNS = {"completions", "completion_ids", "prompts", "trainer_state", "log_extra", "log_metric"}
 
@@ -76,10 +74,6 @@ def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> d
         raw = raw.select(range(min(source.limit, len(raw))))
     _check_columns(raw, source, section, where)
     rows = [_row(raw[i], source, section, chat) for i in range(len(raw))]
-    if section.prompt_template is not None and any(
-        not isinstance(raw[i][source.columns.prompt], str) for i in range(len(raw))
-    ):
-        raise DataError("does nothing to prompts that are chat messages", "data.prompt_template", "leave it out")
     _check_rows(rows, source, where)
     return datasets.Dataset.from_list(rows)
 
@@ -91,7 +85,7 @@ def _read(source: DataSource, role: Role, where: str) -> datasets.Dataset:
             [{"prompt": p.question, "answer": p.answer} for p in load_problems(source.name, split)]
         )
     path = Path(source.name).expanduser()
-    if path.suffix in _READERS:
+    if path.suffix in DATA_FILE_SUFFIXES:
         return _read_file(path, source.columns.answer, where)
     return _read_hub(source, role, where)
 
@@ -126,7 +120,7 @@ def _read_hub(source: DataSource, role: Role, where: str) -> datasets.Dataset:
     split = source.split or ("train" if role == "train" else "test")
     answer = look_up("dataset", source.name, source.revision)
     if isinstance(answer, Problem):
-        hint = f"a local file ends in {', '.join(_READERS)}; sandbox:addition needs no network"
+        hint = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}; sandbox:addition needs no network"
         raise DataError(answer.message, where, f"{answer.hint}; {hint}" if answer.hint else hint)
     try:
         return datasets.load_dataset(source.name, source.subset, split=split, revision=source.revision)
@@ -172,6 +166,8 @@ def _row(raw: Mapping[str, Any], source: DataSource, section: DataSection, chat:
     if isinstance(question, str):
         text = (section.prompt_template or "{prompt}").format_map({**raw, "prompt": question})
         row["prompt"] = [{"role": "user", "content": text}] if chat else text
+    elif section.prompt_template is not None:
+        raise DataError("does nothing to prompts that are chat messages", "data.prompt_template", "leave it out")
     else:
         row["prompt"] = question
     if section.system_prompt and isinstance(row["prompt"], list):

@@ -15,10 +15,10 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from perl.assets import card_templates_folder
+from perl.recipe.sections import DATA_FILE_SUFFIXES
 from perl.sandbox import is_sandbox
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
-_FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,11 @@ class CardFacts:
 
 def _is_hub_name(name: str) -> bool:
     """Whether a name is ``user/name`` and no folder or file here, which is what libraries look for first."""
-    return _HUB_NAME.fullmatch(name) is not None and PurePath(name).suffix not in _FILES and not Path(name).exists()
+    return (
+        _HUB_NAME.fullmatch(name) is not None
+        and PurePath(name).suffix not in DATA_FILE_SUFFIXES
+        and not Path(name).exists()
+    )
 
 
 def _label(name: str) -> str:

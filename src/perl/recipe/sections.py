@@ -47,6 +47,10 @@ class Columns(Section):
     answer: str | None = Field("answer", description="The gold answer; null if no reward needs one.")
 
 
+# Endings of names that are files, not data sets of the Hub.
+DATA_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
 class DataSource(Section):
     """One set of problems. A bare name is short for ``{name: ...}``."""
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from perl.types import Verdict
 
-# "The answer is 42", "Answer: 42", GSM8K's "#### 42": the last one on a line of its own end.
+# What stands before a final answer: "The answer is 42", "Answer: 42", GSM8K's "#### 42"; the last one.
 _MARKER = re.compile(r"answer\s*(?:is|:)|####", re.IGNORECASE)
 _BRACES = re.compile(r"\\boxed\{|[{}]")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
