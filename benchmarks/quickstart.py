@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 
 import perl
 from perl.evaluation.evaluate import evaluate_policy
-from perl.methods.registry import build_config
+from perl.methods.settings import adaptation
 from perl.model import load_base
 from perl.prompts import render_prompts
 from perl.rollouts.hf_engine import Sampling
@@ -53,7 +53,7 @@ def with_trl(overrides: list[str], folder: Path) -> dict[str, float]:
         args=plan.arguments,
         train_dataset=plan.problems.train,
         processing_class=plan.tokenizer,
-        peft_config=build_config(recipe.peft),
+        peft_config=adaptation(recipe.peft).config,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()

@@ -15,13 +15,14 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, set_seed
 
+from perl.adapter import attach_adapter
 from perl.advantages import group_advantages
 from perl.checkpoint import write_adapter
 from perl.evaluation.evaluate import evaluate_policy
 from perl.logprobs import token_log_probs
 from perl.losses import LossInputs, LossSettings, objective, token_weights
-from perl.methods.registry import build_config
-from perl.model import attach_adapter, base_identity, load_base, load_tokenizer
+from perl.methods.settings import adaptation
+from perl.model import base_identity, load_base, load_tokenizer
 from perl.prompts import render_prompts
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.reference import reference_log_probs
@@ -169,7 +170,7 @@ def main() -> None:
     set_seed(0)
     section = ModelSection(name="sandbox:base")
     tokenizer = load_tokenizer(section)
-    policy = attach_adapter(load_base(section, torch.device("cpu")), build_config(PeftSection(rank=8, alpha=16)))
+    policy = attach_adapter(load_base(section, torch.device("cpu")), adaptation(PeftSection(rank=8, alpha=16)))
     settings = LoopSettings(steps=arguments.steps)
 
     def prompts_of(split: str) -> list[Prompt]:

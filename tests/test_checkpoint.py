@@ -10,6 +10,7 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from trl.trainer.utils import split_tensor_dict
 
+from perl.adapter import attach_adapter
 from perl.checkpoint import (
     discard_incomplete,
     is_complete,
@@ -22,8 +23,9 @@ from perl.checkpoint import (
     write_adapter,
 )
 from perl.logprobs import token_log_probs
-from perl.methods.registry import METHODS, build_config
-from perl.model import attach_adapter, load_base
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.sandbox import BASE_FOLDER
 
@@ -173,7 +175,7 @@ def base():
 
 def policy_of(method: str = "lora", **kwargs) -> PeftModel:
     """A policy whose adapter is no longer the identity."""
-    return move(attach_adapter(base(), build_config(PeftSection(method=method, rank=4, kwargs=kwargs))))
+    return move(attach_adapter(base(), adaptation(PeftSection(method=method, rank=4, kwargs=kwargs))))
 
 
 def move(policy: PeftModel) -> PeftModel:

@@ -10,8 +10,9 @@ from datasets import Dataset
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.methods.registry import build_config
-from perl.model import attach_adapter, load_base, load_tokenizer
+from perl.adapter import attach_adapter
+from perl.methods.settings import adaptation
+from perl.model import load_base, load_tokenizer
 from perl.prompts import render_prompts
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import accuracy_reward
@@ -99,7 +100,7 @@ def test_the_loop_and_the_trainer_agree_after_three_sgd_steps(loop, tmp_path, lo
         processing_class=tokenizer,
         rollout_func=replay,
     )
-    policy = attach_adapter(load_base(BASE, torch.device("cpu")), build_config(PeftSection(rank=4, alpha=16)))
+    policy = attach_adapter(load_base(BASE, torch.device("cpu")), adaptation(PeftSection(rank=4, alpha=16)))
     set_peft_model_state_dict(policy, get_peft_model_state_dict(trainer.policy))
     start = adapter_of(policy)
     trainer.train()

@@ -6,11 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from perl.adapter import attach_adapter
 from perl.checkpoint import write_adapter
 from perl.errors import EXIT_FAILED, BrokenPromiseError
 from perl.guards import RELOAD_TOLERANCE, check_base_unchanged, check_optimizer, check_saved_adapter
-from perl.methods.registry import METHODS, build_config
-from perl.model import attach_adapter, base_fingerprint, load_base
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.model import base_fingerprint, load_base
 from perl.recipe.sections import ModelSection, PeftSection
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
@@ -24,7 +26,7 @@ def policy():
 def moved(method: str):
     """A policy whose adapter is no longer the identity."""
     base = load_base(ModelSection(), torch.device("cpu"))
-    policy = attach_adapter(base, build_config(PeftSection(method=method, rank=2)))
+    policy = attach_adapter(base, adaptation(PeftSection(method=method, rank=2)))
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:

@@ -7,9 +7,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from perl import logprobs
+from perl.adapter import attach_adapter
 from perl.logprobs import token_log_probs
-from perl.methods.registry import build_config
-from perl.model import attach_adapter, load_base
+from perl.methods.settings import adaptation
+from perl.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 
 # Rows of different lengths; 0 is the padding token.
@@ -124,7 +125,7 @@ def test_a_half_precision_model_gives_single_precision_numbers(base):
 
 
 def test_the_gradient_reaches_the_adapter():
-    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), build_config(PeftSection(rank=2)))
+    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=2)))
     ids, mask = padded(ROWS, "right", 12)
     token_log_probs(policy, ids, mask)[:, :1].sum().backward()
     gradients = {n: p.grad for n, p in policy.named_parameters() if p.requires_grad and "lora_B" in n}

@@ -10,14 +10,13 @@ import torch
 from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from perl.adapter import attach_adapter, check_targets, check_trainable
 from perl.errors import ModelError
-from perl.methods.registry import METHODS, build_config
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
 from perl.model import (
-    attach_adapter,
     base_fingerprint,
     base_identity,
-    check_targets,
-    check_trainable,
     eos_token_ids,
     load_base,
     load_empty_base,
@@ -41,7 +40,7 @@ def base():
 
 
 def adapted(method: str = "lora", rank: int = 4, **kwargs):
-    return attach_adapter(base(), build_config(PeftSection(method=method, rank=rank, kwargs=kwargs)))
+    return attach_adapter(base(), adaptation(PeftSection(method=method, rank=rank, kwargs=kwargs)))
 
 
 def move_adapter(policy: torch.nn.Module) -> None:
@@ -245,8 +244,8 @@ def test_the_empty_base_has_the_bases_modules_and_counts_but_no_weights():
     shapes = {name: p.shape for name, p in full.named_parameters()}
     assert {name: p.shape for name, p in empty.named_parameters()} == shapes
     check_targets(empty, LoraConfig(target_modules=LINEAR))
-    assert trainable_parameters(attach_adapter(empty, build_config(PeftSection()))) == trainable_parameters(
-        attach_adapter(full, build_config(PeftSection()))
+    assert trainable_parameters(attach_adapter(empty, adaptation(PeftSection()))) == trainable_parameters(
+        attach_adapter(full, adaptation(PeftSection()))
     )
 
 

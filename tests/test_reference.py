@@ -6,9 +6,11 @@ from datasets import Dataset
 from peft import PeftModel
 
 from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.adapter import attach_adapter
 from perl.logprobs import token_log_probs
-from perl.methods.registry import METHODS, build_config
-from perl.model import attach_adapter, load_base, load_tokenizer
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.reference import reference_log_probs
 
@@ -27,7 +29,7 @@ def pristine() -> torch.Tensor:
 
 
 def policy_of(method: str) -> PeftModel:
-    return attach_adapter(base(), build_config(PeftSection(method=method, rank=4))).eval()
+    return attach_adapter(base(), adaptation(PeftSection(method=method, rank=4))).eval()
 
 
 def move_adapter(policy: torch.nn.Module, seed: int = 1) -> None:
@@ -73,7 +75,7 @@ def test_the_adapter_is_active_and_trainable_again_afterwards(method):
 
 
 def test_modules_that_are_trained_whole_are_the_bases_in_the_reference():
-    policy = attach_adapter(base(), build_config(PeftSection(rank=4, kwargs={"modules_to_save": ["norm"]})))
+    policy = attach_adapter(base(), adaptation(PeftSection(rank=4, kwargs={"modules_to_save": ["norm"]})))
     move_adapter(policy)
     assert difference(reference_log_probs(policy, IDS, MASK), pristine()) <= 1e-6
 

@@ -6,22 +6,33 @@ A checkpoint counts once it lists its own files; one that a kill cut short is th
 beside its place, read back and compared, and only then moved there. Weights are safetensors.
 """
 
+import copy
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from perl.adapter import adapter_tensors, load_adapter_tensors
 from perl.logprobs import token_log_probs
+from perl.methods import adalora
+from perl.methods.anchor import anchored_layers
+from perl.methods.delta import LowRank, low_rank_update
+from perl.methods.names import name_in_base
+from perl.model import clean_base
 from perl.run import replace_folder, write_text
+from perl.saved_adapter import BASE_FINGERPRINT, CONFIG, WEIGHTS
 
 _MANIFEST = "complete.json"
 _ROLLOUTS = "rollouts-rank{rank}.safetensors"
 _COUNTERS = "perl_state.json"
+_POLICY = "policy.safetensors"
 
 
 def seal(checkpoint: Path) -> None:
@@ -108,32 +119,171 @@ def load_trainer_state(
     return counters, [window[i] for i in sorted(window)]
 
 
-def write_adapter(policy: PeftModel, destination: Path, base: str, revision: str | None) -> None:
-    """Saves the active adapter so that plain PEFT loads it on the base.
+def save_policy(checkpoint: Path, policy: torch.nn.Module, reference: Mapping[str, torch.Tensor]) -> None:
+    """Every tensor of the adapter, what AdaLoRA knows, and the reference's snapshot, as they are in memory.
+
+    Beside them the checkpoint holds the adapter as plain PEFT loads it, which may have another shape.
+
+    Args:
+        checkpoint: The folder.
+        policy: The model; without an adapter nothing is written, transformers saves it whole.
+        reference: Snapshot of the reference, empty if it needs none.
+    """
+    tensors = {f"reference/{name}": t for name, t in reference.items()}
+    if isinstance(policy, PeftModel):
+        tensors |= {f"adapter/{name}": t for name, t in adapter_tensors(policy).items()}
+        if adalora.allocates(policy):
+            tensors |= {f"adalora/{name}": t for name, t in adalora.allocator_state(policy).items()}
+    save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, checkpoint / _POLICY)
+
+
+def load_policy(checkpoint: Path, policy: torch.nn.Module) -> dict[str, torch.Tensor] | None:
+    """Puts back what :func:`save_policy` wrote.
+
+    Returns:
+        The reference's snapshot; None if the checkpoint holds no such file, as one of plain TRL.
+
+    Raises:
+        BrokenPromiseError: The checkpoint holds another adapter.
+    """
+    if not (checkpoint / _POLICY).is_file():
+        return None
+    parts: dict[str, dict[str, torch.Tensor]] = {"reference": {}, "adapter": {}, "adalora": {}}
+    for key, tensor in load_file(checkpoint / _POLICY).items():
+        part, _, name = key.partition("/")
+        parts[part][name] = tensor
+    if isinstance(policy, PeftModel):
+        load_adapter_tensors(policy, parts["adapter"])
+        if adalora.allocates(policy):
+            device = next(policy.parameters()).device
+            adalora.load_allocator_state(policy, {name: t.to(device) for name, t in parts["adalora"].items()})
+    return parts["reference"]
+
+
+def write_adapter(
+    policy: PeftModel, destination: Path, base: str, revision: str | None, fingerprint: str | None = None
+) -> None:
+    """Saves the active adapter so that plain PEFT loads it on the pristine base.
+
+    An adapter that starts on parts of the base's weights is written as the plain LoRA of twice its rank that it is.
 
     Args:
         policy: The model; only its active adapter is written, as safetensors, without pickles or other adapters.
         destination: The folder; an older one there is replaced once the new one is whole.
         base: Public name of the base, written into the config instead of the path it was loaded from.
         revision: Commit of the base, or None.
+        fingerprint: Of the base, if it is known; goes into the header of the weights.
     """
-    name = policy.active_adapter
-    config = policy.peft_config[name]
-    loaded_from = config.base_model_name_or_path, config.revision
     staged = destination.with_name(f".{destination.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
-    config.base_model_name_or_path, config.revision = base, revision
-    try:
-        # The base's embeddings never change, so they are never part of the adapter.
-        policy.save_pretrained(staged, selected_adapters=[name], save_embedding_layers=False)
-    finally:
-        config.base_model_name_or_path, config.revision = loaded_from
-    (staged / "README.md").unlink(missing_ok=True)  # PEFT's blank card
-    # PEFT puts an adapter that is not called default into a folder of its own.
-    written = staged if name == "default" else staged / name
-    _sort_lists(written / "adapter_config.json")
-    replace_folder(written, destination)
+    staged.mkdir(parents=True)
+    write_adapter_files(policy, staged, base, revision, fingerprint)
+    replace_folder(staged, destination)
+
+
+def write_adapter_files(
+    policy: PeftModel, folder: Path, base: str, revision: str | None, fingerprint: str | None = None
+) -> None:
+    """As :func:`write_adapter`, into a folder that may hold other files."""
+    factors = {
+        name_in_base(name): low_rank_update(layer, policy.active_adapter) for name, layer in anchored_layers(policy)
+    }
+    if factors:
+        write_lora(policy, factors, folder, base, revision, fingerprint)
+    else:
+        _write(*_as_peft_saves(policy), folder, base, revision, fingerprint)
+
+
+def write_lora(
+    policy: PeftModel,
+    factors: Mapping[str, LowRank],
+    folder: Path,
+    base: str,
+    revision: str | None,
+    fingerprint: str | None,
+) -> None:
+    """Writes factors as a plain LoRA; arguments as in :func:`write_adapter` and :func:`as_lora`."""
+    _write(*as_lora(policy, factors), folder, base, revision, fingerprint)
+
+
+def _write(
+    config: PeftConfig,
+    tensors: Mapping[str, torch.Tensor],
+    folder: Path,
+    base: str,
+    revision: str | None,
+    fingerprint: str | None,
+) -> None:
+    config.base_model_name_or_path, config.revision, config.inference_mode = base, revision, True
+    metadata = {"format": "pt"} | ({BASE_FINGERPRINT: fingerprint} if fingerprint else {})
+    save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, folder / WEIGHTS, metadata)
+    _sort_metadata(folder / WEIGHTS)
+    config.save_pretrained(str(folder))
+    _sort_lists(folder / CONFIG)
+
+
+def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, destination: Path) -> None:
+    """Saves a whole model with its tokenizer, as safetensors; an older one there is replaced once this one is whole."""
+    staged = destination.with_name(f".{destination.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
+    model.save_pretrained(staged)
+    tokenizer.save_pretrained(staged)
+    replace_folder(staged, destination)
+
+
+def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
+    """Factors as a plain LoRA: its config, and its tensors under the names PEFT reads.
+
+    The scale is in B, so that alpha is the rank and the rank may differ from layer to layer. What the adapter holds
+    beside its layers (modules trained whole, embeddings of single tokens) goes with it.
+
+    Args:
+        policy: Where the factors come from.
+        factors: Name of a layer in the base -> its update.
+    """
+    source = policy.peft_config[policy.active_adapter]
+    ranks = {name: factor.rank for name, factor in factors.items()}
+    usual = Counter(ranks.values()).most_common(1)[0][0]
+    others = {name: rank for name, rank in ranks.items() if rank != usual}
+    config = LoraConfig(
+        task_type=source.task_type or "CAUSAL_LM",
+        r=usual,
+        lora_alpha=usual,
+        target_modules=sorted(factors),
+        rank_pattern=others,
+        alpha_pattern=dict(others),
+        modules_to_save=source.modules_to_save,
+        trainable_token_indices=getattr(source, "trainable_token_indices", None),
+    )
+    tensors = {}
+    for name, factor in factors.items():
+        tensors[f"base_model.model.{name}.lora_A.weight"] = factor.A_RI
+        tensors[f"base_model.model.{name}.lora_B.weight"] = factor.B_OR
+    prefix = policy.base_model.prefix
+    saved = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    return config, tensors | {name: t for name, t in saved.items() if prefix not in name}
+
+
+def _as_peft_saves(policy: PeftModel) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
+    """The adapter in the method's own form. AdaLoRA's comes with its ranks pruned."""
+    config = copy.deepcopy(policy.peft_config[policy.active_adapter])
+    pattern = getattr(policy.peft_config[policy.active_adapter], "rank_pattern", None)
+    # The base's embeddings never change, so they are never part of the adapter.
+    tensors = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    config = copy.deepcopy(policy.peft_config[policy.active_adapter])  # PEFT renames AdaLoRA's pattern as it saves
+    policy.peft_config[policy.active_adapter].rank_pattern = pattern
+    return config, tensors
+
+
+def _sort_metadata(weights: Path) -> None:
+    """Safetensors writes the pairs of its metadata in any order; the same adapter should give the same file."""
+    with weights.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def _sort_lists(config_file: Path) -> None:
@@ -146,9 +296,9 @@ def _sort_lists(config_file: Path) -> None:
 
 
 def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tensor) -> float:
-    """How far a saved adapter is from the one in memory.
+    """How far a saved adapter, loaded by plain PEFT on a clean base, is from the one in memory.
 
-    The saved one is loaded beside it on the same base, so this costs an adapter, not a model.
+    The clean base is another model over the same weights, so this costs an adapter, not a model.
 
     Args:
         policy: The trained model.
@@ -158,20 +308,14 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
     Returns:
         Largest difference of any token's log-probability, in nats; infinity if either is not a number.
     """
-    trained = policy.active_adapter
-    probe = "reloaded"
     was_training = policy.training
     policy.eval()
     mask_BT = torch.ones_like(input_ids_BT)
     try:
         with torch.no_grad():
             expected = token_log_probs(policy, input_ids_BT, mask_BT)
-            policy.load_adapter(str(adapter), probe)
-            policy.set_adapter(probe)
-            difference = (token_log_probs(policy, input_ids_BT, mask_BT) - expected).abs().max().item()
+            reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
+            difference = (token_log_probs(reloaded, input_ids_BT, mask_BT) - expected).abs().max().item()
     finally:
-        policy.set_adapter(trained)
-        if probe in policy.peft_config:
-            policy.delete_adapter(probe)
         policy.train(was_training)
     return math.inf if math.isnan(difference) else difference

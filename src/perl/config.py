@@ -3,6 +3,7 @@
 Recipe -> PeftRLConfig, and inside it fields -> derived fields. Knows nothing of models or data.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,10 +11,12 @@ import torch
 from trl import GRPOConfig
 
 from perl.errors import PerlError, RecipeError
+from perl.methods.registry import LORA_LEARNING_RATE, METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.recipe import world_size
-from perl.recipe.sections import PeftSection
+from perl.recipe.sections import FIELD_OF_SETTING, PeftSection
+from perl.recipe.train_fields import REFERENCE_PATTERN
 
 
 def _setting(name: str) -> Any:  # noqa: ANN401 (a dataclass field)
@@ -31,17 +34,20 @@ class PeftRLConfig(GRPOConfig):
 
     Six defaults differ from TRL's, because an adapter is trained:
 
-    * ``learning_rate`` 1e-5 instead of 1e-6: an adapter wants about ten times the rate of full fine-tuning
-      (Schulman et al. 2025, "LoRA Without Regret").
+    * ``learning_rate`` is the method's usual one, 1e-5 for LoRA, instead of 1e-6: an adapter wants about ten times the
+      rate of full fine-tuning (Schulman et al. 2025, "LoRA Without Regret").
     * ``logging_steps`` 1 instead of 10, ``save_steps`` 50 instead of 500: a step takes long and an adapter is small.
     * ``bf16``, ``gradient_checkpointing`` and ``dataloader_pin_memory`` are off on a CPU unless they are asked for.
 
     Raises:
-        perl.errors.RecipeError: ``prompts_per_step`` contradicts the other batch numbers.
+        perl.errors.RecipeError: ``prompts_per_step`` contradicts the other batch numbers, or there is no such
+            reference.
         pydantic.ValidationError: A ``peft_*`` field has an impossible value.
     """
 
-    learning_rate: float = field(default=1e-5, metadata={"help": "The initial learning rate."})
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "The initial learning rate. None: the method's usual one, 1e-5 for LoRA."}
+    )
     logging_steps: float = field(default=1, metadata={"help": "Log every X optimizer steps."})
     save_steps: float = field(default=50, metadata={"help": "Save a checkpoint every X optimizer steps."})
     gradient_checkpointing: bool | None = field(
@@ -64,12 +70,22 @@ class PeftRLConfig(GRPOConfig):
     peft_alpha: float | None = _setting("alpha")
     peft_dropout: float = _setting("dropout")
     # A factory, since transformers' command-line parser ignores the plain default of a field that may be a list.
-    peft_target_modules: str | list[str] = field(
-        default_factory=lambda: PeftSection.model_fields["target_modules"].default,
-        metadata={"help": PeftSection.model_fields["target_modules"].description},
+    peft_target_modules: str | list[str] | None = field(
+        default_factory=lambda: None, metadata={"help": PeftSection.model_fields["target_modules"].description}
     )
+    peft_type: str | None = _setting("type")
+    adapter: str | None = _setting("adapter")
     peft_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": PeftSection.model_fields["kwargs"].description}
+    )
+
+    reference: str | None = field(
+        default=None,
+        metadata={
+            "help": "What the KL divergence is measured against: base (the pristine base), initial (the policy before "
+            "the first step), or rolling:N (the policy as it was at the last multiple of N steps). None: base for a "
+            "new adapter, initial for one that is continued."
+        },
     )
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs"]
@@ -82,6 +98,13 @@ class PeftRLConfig(GRPOConfig):
     def __post_init__(self) -> None:
         """Derives what was left open, then lets TRL derive and check the rest."""
         self._derive_batch()
+        if self.reference is not None and re.fullmatch(REFERENCE_PATTERN, self.reference) is None:
+            raise RecipeError(
+                f"no reference {self.reference!r}", "reference", "base, initial, or rolling:N with N >= 1"
+            )
+        if self.learning_rate is None:
+            method = METHODS.get(self.peft_method if self.peft_type is None else "lora", METHODS["lora"])
+            self.learning_rate = LORA_LEARNING_RATE * method.rate
         if self.peft_target_modules == ["all-linear"]:  # as the command-line parser gives it
             self.peft_target_modules = "all-linear"
         on_cpu = self.use_cpu or not torch.accelerator.is_available()
@@ -101,6 +124,8 @@ class PeftRLConfig(GRPOConfig):
         """The ``peft_*`` fields as the recipe's section."""
         return PeftSection(
             method=self.peft_method,
+            type=self.peft_type,
+            adapter=self.adapter,
             rank=self.peft_rank,
             alpha=self.peft_alpha,
             dropout=self.peft_dropout,
@@ -143,7 +168,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         "reward_weights": [setting.weight for setting in recipe.rewards.values()],
         "use_cpu": recipe.engine.device == "cpu",
         "disable_tqdm": True,
-        **{f"peft_{name}": value for name, value in recipe.peft.model_dump().items()},
+        **{FIELD_OF_SETTING["peft", name]: value for name, value in recipe.peft.model_dump().items()},
         **recipe.rollout.model_dump(),
     }
     asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}

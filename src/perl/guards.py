@@ -5,18 +5,32 @@ model, optimizer, files -> nothing, or an error that says what broke
 Knows nothing of recipes, folders or progress.
 """
 
+import logging
 from pathlib import Path
 
 import torch
 from peft import PeftModel
+from safetensors import safe_open
 
 from perl.checkpoint import reload_difference
 from perl.errors import BrokenPromiseError
+from perl.logprobs import token_log_probs
 from perl.model import base_fingerprint
+from perl.reference import Reference, reference_log_probs
 
 # Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters
 # are saved in the type they are trained in, so the two differ by the order of additions at most.
 RELOAD_TOLERANCE = 1e-4
+# The same for the policy and its reference before the first step; half precision rounds W x + 0 differently where a
+# method multiplies W by an identity.
+START_TOLERANCE = 1e-4
+START_TOLERANCE_OF_HALF = 0.1
+# Rows and tokens on which they are compared.
+_PROBE = (2, 32)
+# Updates within which every trained tensor must have had a gradient.
+PATIENCE = 5
+
+logger = logging.getLogger("perl")
 
 
 def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -31,6 +45,110 @@ def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         raise BrokenPromiseError(
             f"{len(missing)} trainable parameters are not in the optimizer and would not move: {', '.join(missing[:3])}"
         )
+
+
+def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float:
+    """Before the first step the policy is the reference.
+
+    Args:
+        policy: The policy before its first step.
+        reference: What the KL divergence is measured against.
+        must: Whether the method promises it; where it does not, a difference is only said.
+
+    Returns:
+        Largest difference of a token's log-probability, in nats, over random tokens.
+
+    Raises:
+        BrokenPromiseError: It must be, and is not.
+    """
+    device, dtype = next((p.device, p.dtype) for p in policy.parameters())
+    vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
+    ids = torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0)).to(device)
+    was_training = policy.training
+    policy.eval()
+    try:
+        with torch.no_grad():
+            expected = reference_log_probs(policy, ids, torch.ones_like(ids), reference)
+            difference = (token_log_probs(policy, ids, torch.ones_like(ids)) - expected).abs().max().item()
+    finally:
+        policy.train(was_training)
+    tolerance = START_TOLERANCE if dtype == torch.float32 else START_TOLERANCE_OF_HALF
+    if difference <= tolerance:
+        return difference
+    message = (
+        f"before its first step the policy differs from its reference by {difference:.2e} nats (at most "
+        f"{tolerance:.0e})"
+    )
+    if must:
+        raise BrokenPromiseError(f"{message}: the KL divergence would be measured against another policy")
+    logger.warning("%s: this adapter does not start as the base", message)
+    return difference
+
+
+class Movement:
+    """Every trained tensor gets a gradient and moves.
+
+    A tensor is proven when a step with a gradient has changed it. Some methods give a gradient to a part only once
+    another part has moved (LoRA's A waits for B), hence the patience.
+
+    Attributes:
+        proven: Whether all of them are, so that no further step need be watched.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Watches what trains in the model."""
+        self._unproven = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._about_to_move: dict[str, torch.Tensor] = {}
+        self._updates = 0
+        self._real = False
+
+    @property
+    def proven(self) -> bool:
+        """Whether every tensor has moved, or was given up with a warning."""
+        return not self._unproven
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keeps the tensors that have a gradient and a learning rate."""
+        rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        moving = [p for p in (p for g in optimizer.param_groups for p in g["params"]) if rates[id(p)] > 0]
+        self._real = any(p.grad is not None and bool(p.grad.any()) for p in moving)
+        self._about_to_move = {
+            name: p.detach().clone()
+            for name, p in self._unproven.items()
+            if rates.get(id(p), 0.0) > 0 and p.grad is not None and bool(p.grad.any())
+        }
+
+    def after_step(self, *, skipped: bool) -> None:
+        """Compares.
+
+        Args:
+            skipped: Whether the step was not taken, as mixed precision does on an overflow.
+
+        Raises:
+            BrokenPromiseError: A tensor with a gradient did not move, or one got none in several updates.
+        """
+        if skipped or not self._real:
+            return
+        self._updates += 1
+        stuck = [name for name, before in self._about_to_move.items() if torch.equal(self._unproven[name], before)]
+        if stuck:
+            raise BrokenPromiseError(
+                f"{len(stuck)} trained tensors have a gradient and did not move in an optimizer step: "
+                f"{', '.join(stuck[:3])} (too coarse a type for this learning rate, or replaced after the optimizer "
+                "was made)"
+            )
+        for name in self._about_to_move:
+            del self._unproven[name]
+        if self._updates == PATIENCE and self._unproven:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        without = sorted(self._unproven)
+        message = f"{len(without)} trained tensors got no gradient in {PATIENCE} updates: {', '.join(without[:3])}"
+        if not all("expert" in name for name in without):
+            raise BrokenPromiseError(f"{message}; they are not part of what is computed")
+        logger.warning("%s; their experts may not have been chosen yet", message)
+        self._unproven = {}
 
 
 def check_base_unchanged(model: torch.nn.Module, fingerprint: str) -> None:
@@ -63,3 +181,17 @@ def check_saved_adapter(policy: PeftModel, adapter: Path, input_ids_BT: torch.Te
             f"(at most {RELOAD_TOLERANCE:.0e})"
         )
     return difference
+
+
+def check_saved_model(model: torch.nn.Module, folder: Path) -> None:
+    """A model that was saved whole must be, bit for bit, the one in memory.
+
+    Raises:
+        BrokenPromiseError: A tensor differs.
+    """
+    trained = model.state_dict()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as saved:
+            for name in saved.keys():  # noqa: SIM118 (no mapping)
+                if not torch.equal(saved.get_tensor(name), trained[name].cpu()):
+                    raise BrokenPromiseError(f"the model in {folder} is not the one that was trained: {name} differs")

@@ -1,34 +1,33 @@
-"""Loads the base once, says what it is, attaches an adapter, counts what trains.
+"""Loads the base once, says what it is, counts what trains.
 
-ModelSection -> tokenizer, base; PeftConfig -> adapter on it
+ModelSection -> tokenizer, base
 
 The base's weights are never written after this. Knows nothing of data, rewards or training.
 """
 
 import contextlib
-import copy
 import hashlib
 import importlib.util
-import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from huggingface_hub.constants import HF_HUB_OFFLINE
-from peft import PeftConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import check_target_module_exists
+from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.errors import ModelError, PerlError, Problem, missing_extra
 from perl.hub_lookup import look_up
+from perl.methods.names import is_of_the_base, name_in_base
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
 
-# What PEFT puts into the names of the base's parameters; an expert's wrappers stand one in another.
-_WRAPPERS = re.compile(r"\.(base_layer|original_module|token_adapter)(?=\.)")
+_META = torch.device("meta")
 
 
 def resolve_model(name: str) -> str:
@@ -76,8 +75,12 @@ def load_base(section: ModelSection, device: torch.device) -> PreTrainedModel:
     return model.to(device).eval()
 
 
-def load_empty_base(section: ModelSection) -> PreTrainedModel:
-    """The base's architecture without its weights (on the meta device): enough to count and to name modules.
+def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreTrainedModel:
+    """The base's architecture without its weights: enough to count and to name modules.
+
+    Args:
+        section: Which model.
+        device: The meta device holds no weights at all; any other holds random ones.
 
     Raises:
         ModelError: There is no such model, the Hub cannot be reached, or an attention package is missing.
@@ -90,60 +93,8 @@ def load_empty_base(section: ModelSection) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(
             resolve_model(section.name), revision=section.revision, trust_remote_code=False
         )
-        with torch.device("meta"):
+        with device:
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-
-
-def attach_adapter(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
-    """The base with a new trainable adapter; the base's parameters are frozen.
-
-    Raises:
-        ModelError: The adapter would touch no module, or has nothing to train.
-    """
-    check_targets(model, config)
-    try:
-        policy = get_peft_model(model, config)
-    except (ValueError, TypeError, RuntimeError) as error:  # NotImplementedError among them
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        hint = f"the linear layers are {', '.join(_linear_names(model))}; or all-linear"
-        where = "peft.target_modules" if reason.startswith("Target module") else "peft.kwargs"
-        raise ModelError(f"PEFT refuses: {reason}", where, hint if where == "peft.target_modules" else "") from error
-    check_trainable(policy)
-    return policy
-
-
-def check_targets(model: PreTrainedModel, config: PeftConfig) -> None:
-    """Refuses target modules that the model does not have; PEFT alone ignores a name as long as another one matches.
-
-    Raises:
-        ModelError: With the names that exist.
-    """
-    targets = getattr(config, "target_modules", None)
-    if targets is None or targets == "all-linear":
-        return
-    modules = [name for name, _ in model.named_modules() if name]
-    wanted = [targets] if isinstance(targets, str) else sorted(targets)
-    missing = [name for name in wanted if not _matches(config, name, modules)]
-    if missing:
-        known = _linear_names(model)
-        raise ModelError(
-            f"{', '.join(missing)} match no module of {type(model).__name__}",
-            "peft.target_modules",
-            f"the linear layers are {', '.join(known)}; or all-linear",
-        )
-
-
-def check_trainable(model: nn.Module) -> None:
-    """Refuses a model in which nothing would be trained.
-
-    Raises:
-        ModelError: No parameter requires a gradient.
-    """
-    if trainable_parameters(model) == 0:
-        raise ModelError(
-            "the model has no trainable parameters: training would change nothing",
-            hint="load an adapter with is_trainable=True, or pass a peft_config that matches some layer",
-        )
 
 
 def trainable_parameters(model: nn.Module) -> int:
@@ -159,7 +110,7 @@ def total_parameters(model: nn.Module) -> int:
 def base_fingerprint(model: nn.Module) -> str:
     """SHA-256 over names, shapes, types and bytes of the base's parameters, the same with and without an adapter."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(_base_parameters(model)):
+    for name, parameter in sorted(base_parameters(model)):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
         digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -181,29 +132,33 @@ def base_identity(model: nn.Module) -> tuple[str, str | None]:
     return (BASE_NAME if name == str(BASE_FOLDER) else name), commit
 
 
-def _base_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """Another model over the base's own weights, without the adapter: what others load, for no further memory.
+
+    Nothing may write to its parameters.
+
+    Args:
+        model: The base, with or without an adapter; not quantised.
+    """
+    base: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
+    with init_empty_weights(include_buffers=False), warnings.catch_warnings():
+        clean = type(base)(base.config)
+    clean.load_state_dict(dict(base_parameters(model)), strict=False, assign=True)
+    clean.tie_weights()
+    own = {name_in_base(name): buffer for name, buffer in model.named_buffers()}
+    for name, buffer in list(clean.named_buffers()):
+        module, _, last = name.rpartition(".")
+        clean.get_submodule(module)._buffers[last] = own.get(name, buffer)
+    clean.generation_config = base.generation_config
+    return clean.eval()
+
+
+def base_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The base's parameters under the names they have without an adapter."""
-    prefix = model.base_model.prefix if isinstance(model, PeftModel) else None
+    wrapped = isinstance(model, PeftModel)
     for name, parameter in model.named_parameters():
-        if prefix is None:
-            yield name, parameter
-        elif prefix not in name and "modules_to_save" not in name and "trainable_tokens_" not in name:
-            yield _WRAPPERS.sub("", name.removeprefix("base_model.model.")), parameter
-
-
-def _matches(config: PeftConfig, target: str, modules: list[str]) -> bool:
-    """Whether one target, as PEFT reads it, names a module."""
-    alone = copy.copy(config)
-    alone.target_modules = target if isinstance(config.target_modules, str) else {target}
-    return any(check_target_module_exists(alone, name) for name in modules)
-
-
-def _linear_names(model: nn.Module) -> list[str]:
-    """Last parts of the names of linear layers, without the output head."""
-    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    return sorted(
-        {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
-    )
+        if is_of_the_base(model, name):
+            yield (name_in_base(name) if wrapped else name), parameter
 
 
 def _dtype(section: ModelSection, device: torch.device) -> torch.dtype | str:

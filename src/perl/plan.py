@@ -11,19 +11,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from perl.adapter import attach_adapter, continue_adapter
 from perl.config import PeftRLConfig, training_arguments
 from perl.data import ProblemSet, load_problem_set
 from perl.errors import DataError, MissingExtraError, ModelError, Problem, missing_extra, raise_all
-from perl.methods.registry import build_config, resolved_settings
-from perl.model import attach_adapter, load_empty_base, load_tokenizer, total_parameters, trainable_parameters
+from perl.methods.registry import METHODS, Method
+from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
+from perl.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
 from perl.prompts import render_prompts
 from perl.recipe import Recipe
+from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
 from perl.rewards.builtin import accuracy_reward
 from perl.rewards.verifier import is_plain
+from perl.saved_adapter import SavedAdapter, find_adapter
 
 # Arguments that TRL hands to every reward function; all others are columns of the data set.
 _ARGUMENTS_FROM_TRL = {
@@ -45,6 +50,7 @@ class Plan:
         arguments: The trainer's, complete but for the folder.
         steps: Optimizer steps.
         longest_prompt: In tokens.
+        method: The row of the table of methods.
         settings: The adapter's settings, defaults filled in.
     """
 
@@ -55,6 +61,7 @@ class Plan:
     tokenizer: PreTrainedTokenizerBase
     steps: int
     longest_prompt: int
+    method: Method
     settings: dict[str, Any]
     trainable_parameters: int
     total_parameters: int
@@ -64,8 +71,9 @@ class Plan:
         share = 100 * self.trainable_parameters / self.total_parameters
         heldout = len(self.problems.heldout) if self.problems.heldout is not None else 0
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
-        yield f"model    {self.recipe.model.name}, {self.total_parameters - self.trainable_parameters:,} parameters"
-        yield f"adapter  {self.recipe.peft.method} ({settings})"
+        base = self.total_parameters - (self.trainable_parameters if self.method.config else 0)
+        yield f"model    {self.recipe.model.name}, {base:,} parameters"
+        yield f"adapter  {self.method.name} ({settings})" if self.method.config else "adapter  none: the model itself"
         yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
         yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
@@ -84,9 +92,11 @@ def make_plan(recipe: Recipe) -> Plan:
     _check_extras(recipe)
     rewards = resolve_rewards(recipe.rewards)
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
-    peft_config = build_config(recipe.peft)
+    saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
+    how = continued_adaptation(recipe.peft, saved.config) if saved else adaptation(recipe.peft)
     empty = load_empty_base(recipe.model)
-    policy = attach_adapter(empty, peft_config)
+    total = total_parameters(empty)
+    trained = count_trained(recipe.model, how, saved)
     tokenizer = load_tokenizer(recipe.model)
     problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
     _check_template(problems, tokenizer)
@@ -100,10 +110,47 @@ def make_plan(recipe: Recipe) -> Plan:
         tokenizer=tokenizer,
         steps=_steps(problems.train, arguments, recipe),
         longest_prompt=_longest_prompt(problems, tokenizer, empty.config, arguments),
-        settings=resolved_settings(recipe.peft),
-        trainable_parameters=trainable_parameters(policy),
-        total_parameters=total_parameters(policy),
+        method=how.method,
+        settings=_settings(recipe, saved),
+        trainable_parameters=trained,
+        total_parameters=total + trained if how.config else total,
     )
+
+
+def count_trained(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> int:
+    """Number of parameters that a method trains, counted on a model without weights.
+
+    Args:
+        model: The base.
+        how: The method and its config.
+        saved: The adapter that is continued.
+
+    Raises:
+        PerlError: The adapter does not fit the model.
+    """
+    empty = load_empty_base(model)
+    if how.config is None:
+        return trainable_parameters(empty)
+    alike = METHODS.get(how.method.counted_as)
+    if alike is not None:
+        names = {ours: getattr(how.config, how.method.arguments.get(ours, ours)) for ours in how.method.settings}
+        targets = names.pop("target_modules", None)
+        names["target_modules"] = sorted(targets) if isinstance(targets, set) else targets
+        return trainable_parameters(attach_adapter(empty, adaptation(PeftSection(method=alike.name, **names))))
+    try:
+        return trainable_parameters(continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how))
+    except NotImplementedError:  # PEFT looks at the weights to set this one up: any will do to count
+        return trainable_parameters(attach_adapter(load_empty_base(model, torch.device("cpu")), how))
+
+
+def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
+    """The adapter's settings for a person to read."""
+    if saved is None:
+        return resolved_settings(recipe.peft)
+    names = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
+    found = {ours: getattr(saved.config, theirs, None) for ours, theirs in names.items()}
+    shown = {ours: ", ".join(sorted(value)) if isinstance(value, set) else value for ours, value in found.items()}
+    return {"continues": saved.name, **{ours: value for ours, value in shown.items() if value is not None}}
 
 
 def _check_extras(recipe: Recipe) -> None:

@@ -63,8 +63,8 @@ class Run:
 
     @property
     def adapter(self) -> Path:
-        """The trained adapter and its card."""
-        return self.path / "adapter"
+        """The trained adapter and its card; of a run without an adapter, the model."""
+        return self.path / ("model" if self.facts.get("method") == "full" else "adapter")
 
     @property
     def card(self) -> Path:

@@ -1,35 +1,43 @@
 """PeftGRPOTrainer: TRL's GRPOTrainer with our stages wired into its hooks.
 
-The only module that knows TRL's and transformers' private methods. Each override says which method it replaces and
-why; everything else is TRL's.
+With resumable.py the only module that knows TRL's and transformers' private methods. Each override says which method
+it replaces and why; everything else is TRL's.
 """
 
-import math
-from collections.abc import Iterator
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import TrainOutput, rotate_checkpoints
-from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import RepeatSampler, nanmax, nanmin
+from trl import GRPOConfig
+from trl.models.utils import disable_gradient_checkpointing
 
+from perl.adapter import check_trainable
 from perl.advantages import group_advantages, normalized_sum_advantages, weighted_rewards
-from perl.checkpoint import latest_checkpoint, load_trainer_state, save_trainer_state, seal, unseal, write_adapter
+from perl.callbacks.adapter import AdapterCallback
+from perl.checkpoint import (
+    write_adapter,
+    write_model,
+)
 from perl.config import PeftRLConfig
+from perl.errors import ModelError
 from perl.guards import check_optimizer
 from perl.hub.card import CardFacts, render_card
 from perl.logprobs import token_log_probs
-from perl.losses import LossInputs, LossSettings, Objective, objective, token_weights
-from perl.methods.registry import build_config
-from perl.model import base_identity, check_targets, check_trainable, resolve_model, trainable_parameters
-from perl.reference import reference_log_probs
+from perl.loss_metrics import loss_metrics
+from perl.losses import LossInputs, LossSettings, objective, token_weights
+from perl.methods import adalora
+from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
+from perl.methods.registry import METHODS
+from perl.model import base_identity, resolve_model, trainable_parameters
+from perl.policy import adapted_policy, load_processor, setting_warnings
+from perl.reference import Reference, reference_log_probs
+from perl.resumable import ResumableGRPOTrainer
 from perl.rollouts.hf_engine import fill_with_neutral
 from perl.run import write_text
+
+logger = logging.getLogger("perl")
 
 # Inputs of multimodal models, handed through to the forward pass as TRL does.
 _FORWARD_INPUTS = (
@@ -44,22 +52,28 @@ _FORWARD_INPUTS = (
     "mm_token_type_ids",
     "image_position_ids",
 )
-_CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
-class PeftGRPOTrainer(GRPOTrainer):
+class PeftGRPOTrainer(ResumableGRPOTrainer):
     """Trains an adapter with GRPO and its relatives.
 
     Takes the arguments of TRL's ``GRPOTrainer``, all of them with TRL's meaning. What it adds:
 
     * ``args`` may be a :class:`perl.PeftRLConfig`; then, without a ``peft_config``, the adapter is built from its
-      ``peft_*`` fields.
+      ``peft_*`` fields, or continued from its ``adapter``, and ``reference`` says what the KL divergence is from.
     * ``model`` may be ``"sandbox:base"``.
+    * The base's weights are never written: an initialisation that PEFT would write into them is kept beside them, the
+      reference is exact for every method, and what is saved is what was trained, on the published base.
+    * LoRA+, LoRA-FA and AdaLoRA run as published.
     * Checkpoints are complete or do not count, and a resumed run ends like one that was never interrupted.
     * Nothing is sent anywhere (TRL sends usage statistics).
 
     Raises:
-        perl.errors.ModelError: The adapter would touch no module, or nothing would be trained.
+        perl.errors.ModelError: The adapter would touch no module, nothing would be trained, the adapter to continue was
+            made for another base, or a PeftModel's initialisation has changed its base.
+        perl.errors.RecipeError: The adapter's method cannot be trained; says why.
+        perl.errors.BrokenPromiseError: While training: a trained tensor does not move, the policy does not start at its
+            reference, or the base's weights change.
     """
 
     def __init__(  # noqa: PLR0913 (TRL's signature)
@@ -85,31 +99,40 @@ class PeftGRPOTrainer(GRPOTrainer):
             args = PeftRLConfig(f"{name.rstrip('/').split('/')[-1].replace(':', '-')}-GRPO")
         if isinstance(model, str):
             model = resolve_model(model)
-        if isinstance(model, PeftModel):
-            check_trainable(model)
-        elif peft_config is None and isinstance(args, PeftRLConfig):
-            peft_config = build_config(args.peft)
-        if isinstance(model, PreTrainedModel) and peft_config is not None:
-            check_targets(model, peft_config)
+            if processing_class is None:
+                processing_class = load_processor(model, args)
         self._rewards_NK: torch.Tensor | None = None
-        self._step: int
-        super().__init__(
-            model=model,
-            reward_funcs=reward_funcs,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_processing_classes=reward_processing_classes,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=environment_factory,
-        )
+        self.optimizer: torch.optim.Optimizer | None
+        model, self.adaptation, continued = adapted_policy(model, args, peft_config, quantization_config)
+        for warning in setting_warnings(self.adaptation, float(args.learning_rate or 0.0)):
+            logger.warning("%s", warning)
+        trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
+        beta, args.beta = args.beta, 0.0  # so that TRL neither adds an adapter nor loads a model for the reference
+        try:
+            super().__init__(
+                model=model,
+                reward_funcs=reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                reward_processing_classes=reward_processing_classes,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                quantization_config=quantization_config if isinstance(model, str) else None,
+                tools=tools,
+                rollout_func=rollout_func,
+                environment_factory=environment_factory,
+            )
+        finally:
+            args.beta = beta
+        self.beta = beta
+        for parameter, data in trained.items():
+            parameter.data = data.to(parameter.device)  # TRL rounds adapters on quantised bases to bfloat16
         check_trainable(self.model)
+        self._continued = continued
+        self.reference = self._reference()
+        self.add_callback(AdapterCallback(self))
         if not self.use_vllm:
             fill_with_neutral(self.generation_config)
         self._loss_settings = LossSettings(
@@ -130,9 +153,11 @@ class PeftGRPOTrainer(GRPOTrainer):
         )
 
     @property
-    def policy(self) -> torch.nn.Module:
-        """The model with its adapter, without the wrappers of distributed training."""
-        return self.accelerator.unwrap_model(self.model)
+    def starts_as_reference(self) -> bool:
+        """Whether the policy must equal its reference before the first step."""
+        if self.reference is not None and not self.reference.is_the_base:
+            return True
+        return self.adaptation.method.name in METHODS and not self._continued
 
     def policy_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The policy's log-probabilities at temperature 1, without dropout and without gradient.
@@ -147,17 +172,30 @@ class PeftGRPOTrainer(GRPOTrainer):
         return self._without_dropout(token_log_probs, input_ids, attention_mask)
 
     def reference_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The reference policy's log-probabilities; shapes and meaning as in :meth:`policy_log_probs`."""
-        return self._without_dropout(reference_log_probs, input_ids, attention_mask)
+        """The reference policy's log-probabilities; shapes and meaning as in :meth:`policy_log_probs`.
+
+        Raises:
+            ModelError: A model without an adapter is trained and the loss needs no reference, so none is kept.
+        """
+        reference = self._needed_reference()
+
+        def log_probs(policy: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return reference_log_probs(policy, ids, mask, reference)
+
+        return self._without_dropout(log_probs, input_ids, attention_mask)
 
     def save_adapter(self, path: str | Path) -> None:
-        """Saves the adapter alone; plain PEFT loads it on the base.
+        """Saves the adapter alone; plain PEFT loads it on the pristine base. Without an adapter, the model.
 
         Args:
             path: Folder to write, replaced if it exists.
         """
-        if self.accelerator.is_main_process:
-            write_adapter(self.policy, Path(path), *base_identity(self.policy))
+        if not self.accelerator.is_main_process:
+            return
+        if isinstance(self.policy, PeftModel):
+            write_adapter(self.policy, Path(path), *base_identity(self.policy), self.base_fingerprint)
+        else:
+            write_model(self.policy, self.processing_class, Path(path))
 
     def latest_group(self) -> list[dict[str, Any]]:
         """The newest logged completions of one prompt: prompt, completion, rewards by name, advantage."""
@@ -172,34 +210,22 @@ class PeftGRPOTrainer(GRPOTrainer):
             for i in range(rows)
         ]
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:  # noqa: ANN401
-        """Trains, from the start or from a checkpoint.
-
-        Replaces ``Trainer.train`` to choose the newest *complete* checkpoint, to restore what TRL forgets (its
-        micro-batch counter and rollouts that are not used up), and to take no further step when the checkpoint is the
-        last one.
-
-        Args:
-            resume_from_checkpoint: A checkpoint's folder, or True for the newest one in ``output_dir``.
-            *args: As in transformers.
-            **kwargs: As in transformers.
-        """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = str(latest_checkpoint(Path(self.args.output_dir)) or "") or True
-        if isinstance(resume_from_checkpoint, str):
-            checkpoint = Path(resume_from_checkpoint)
-            finished = self._load_if_finished(checkpoint)
-            if finished is not None:
-                return finished
-            counters, window = load_trainer_state(checkpoint, self.args.process_index, self.args.device)
-            self._step = counters.get("micro_step", self._step)
-            self._buffered_inputs = window
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Replaces ``Trainer.create_optimizer`` to prove that every trainable parameter is in the optimizer."""
+        """Extends ``Trainer.create_optimizer``: the method's own optimizer, which must hold all that trains."""
+        kind, given = self.adaptation.method.optimizer, self.optimizer is not None
+        if kind != "adamw" and self.is_deepspeed_enabled:
+            raise ModelError(f"{kind} needs whole gradients and runs with DDP, not with DeepSpeed", "peft.method")
+        if kind == "lora_plus" and not given:
+            optimizer_class, arguments = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
+                self.args, self.model
+            )
+            arguments = {**arguments, "weight_decay": self.args.weight_decay}
+            ratio = self.adaptation.options["loraplus_lr_ratio"]
+            self.optimizer = lora_plus_optimizer(self.policy, optimizer_class, arguments, ratio)
         optimizer = super().create_optimizer(model)
-        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # those hold shards under other identities
+        if kind == "lora_fa" and not given:
+            precondition_lora_fa(self.policy, optimizer)
+        if self.whole_tensors:  # others hold shards under other identities
             check_optimizer(self.model if model is None else model, optimizer)
         return optimizer
 
@@ -217,7 +243,7 @@ class PeftGRPOTrainer(GRPOTrainer):
             base=base,
             revision=revision,
             name=model_name,
-            method=self.args.peft_method if isinstance(self.args, PeftRLConfig) else None,
+            method=self.adaptation.method.name,
             dataset=dataset_name,
             trainable_parameters=trainable_parameters(self.policy),
             steps=self.state.global_step,
@@ -230,13 +256,6 @@ class PeftGRPOTrainer(GRPOTrainer):
     def _send_telemetry(self) -> None:
         """Replaces TRL's usage statistics: nothing is sent."""
 
-    def _get_train_sampler(self, dataset: Any = None) -> "torch.utils.data.Sampler[int]":  # noqa: ANN401
-        """Replaces TRL's sampler by one with the same order that can start in any epoch."""
-        sampler = super()._get_train_sampler(dataset)
-        if type(sampler) is RepeatSampler:
-            return _ResumableRepeatSampler(sampler, epoch_of=lambda: int(self.state.epoch or 0))
-        return sampler
-
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
         """Extends TRL's rewards: keeps them, (N, K) over all processes, to form the advantages from."""
         self._rewards_NK = super()._calculate_rewards(*args, **kwargs)
@@ -245,7 +264,13 @@ class PeftGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Extends TRL's rollouts: the advantages are ours, exactly 0 in a group whose rewards agree."""
         generations = self.num_generations if self.model.training else self.num_generations_eval
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        beta, self.beta = self.beta, 0.0  # TRL's reference is the policy with its adapter off or a copy named "ref"
+        try:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        finally:
+            self.beta = beta
+        if self.beta != 0.0:
+            output["ref_per_token_logps"] = self._reference_of(output)
         advantages_N = self._advantages(generations)
         logged = self._logs["advantages"]
         for _ in range(min(len(advantages_N), len(logged))):
@@ -254,6 +279,21 @@ class PeftGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         output["advantages"] = advantages_N[first : first + len(inputs)]
         return output
+
+    def _reference_of(self, rollouts: dict[str, Any]) -> torch.Tensor:
+        """(N, T) log-probabilities of the completions under the reference."""
+        rows = self.args.per_device_train_batch_size if self.model.training else self.args.per_device_eval_batch_size
+        gradient_checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), gradient_checkpointing, self._needed_reference().in_place_of(self.policy):
+            log_probs, _, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1),
+                torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1),
+                rollouts["completion_ids"].size(1),
+                batch_size=rows,
+                **{name: rollouts.get(name) for name in _FORWARD_INPUTS},
+            )
+        return log_probs
 
     def _advantages(self, generations: int) -> torch.Tensor:
         """(N,) advantages over all processes, from the rewards of the last rollouts."""
@@ -268,6 +308,13 @@ class PeftGRPOTrainer(GRPOTrainer):
         return group_advantages(rewards_PG, scale=self.scale_rewards).flatten()
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """Extends the loss by AdaLoRA's regulariser, once for each optimizer step."""
+        loss = self._policy_loss(model, inputs)
+        if model.training and adalora.allocates(self.policy):
+            loss = loss + adalora.regulariser(self.policy) / self.current_gradient_accumulation_steps
+        return loss
+
+    def _policy_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """Replaces TRL's loss by ``losses.py``; the same number, from functions that stand alone.
 
         Options that weigh tokens by their entropy, and auxiliary losses, are left to TRL.
@@ -299,7 +346,9 @@ class PeftGRPOTrainer(GRPOTrainer):
             sampling_ratio=inputs.get("importance_sampling_ratio"),
         )
         result = objective(loss_inputs, self._loss_settings)
-        self._log_loss_metrics(result, loss_inputs, entropies)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, value in loss_metrics(result, loss_inputs, entropies, self._loss_settings, self.accelerator):
+            metrics[name].append(value)
         return (result.per_token * self._weights(mask_NT, inputs)).sum()
 
     def _weights(self, mask_NT: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
@@ -317,84 +366,17 @@ class PeftGRPOTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
         )
 
-    def _log_loss_metrics(self, result: Objective, inputs: LossInputs, entropies: torch.Tensor) -> None:
-        """Logs what TRL logs, under its names, as means over the tokens of all processes."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        mask = inputs.mask
+    def _reference(self) -> Reference | None:
+        """The reference that the arguments ask for; a model without an adapter has one only if the loss needs it."""
+        spec = (self.args.reference if isinstance(self.args, PeftRLConfig) else None) or (
+            "initial" if self._continued else "base"
+        )
+        return Reference(self.policy, spec) if isinstance(self.policy, PeftModel) or self.beta != 0.0 else None
 
-        def mean(values: torch.Tensor) -> float:
-            on_rows = values.size(1) == 1
-            total = values.sum() if on_rows else (values * mask).sum()
-            count = mask.new_tensor(values.size(0)) if on_rows else mask.sum()
-            totals = self.accelerator.reduce(torch.stack([total.float(), count.float()]), reduction="sum")
-            return (totals[0] / totals[1].clamp(min=1.0)).item()
-
-        def row_means(values: torch.Tensor) -> torch.Tensor:
-            rows = values.squeeze(1) if values.size(1) == 1 else (values * mask).sum(-1) / mask.sum(-1)
-            return self.accelerator.gather(rows)
-
-        if result.kl is not None:
-            metrics["kl"].append(mean(result.kl))
-        metrics["entropy"].append(mean(entropies))
-        settings = self._loss_settings
-        if settings.loss_type in _CLIPPED_LOSSES:
-            low = ((result.ratio < 1 - settings.epsilon_low) & (inputs.advantages < 0)).float()
-            high = ((result.ratio > 1 + settings.epsilon_high) & (inputs.advantages > 0)).float()
-            metrics["clip_ratio/low_mean"].append(mean(low))
-            metrics["clip_ratio/high_mean"].append(mean(high))
-            metrics["clip_ratio/region_mean"].append(mean(torch.maximum(low, high)))
-            metrics["clip_ratio/low_min"].append(nanmin(row_means(low)).item())
-            metrics["clip_ratio/high_max"].append(nanmax(row_means(high)).item())
-        elif settings.loss_type == "cispo":
-            clipped = (result.ratio > settings.epsilon_high) & (inputs.advantages > 0)
-            metrics["cispo_clip_ratio"].append(mean(clipped.float()))
-        elif result.vespo_weight is not None:
-            metrics["vespo/phi_seq_mean"].append(mean(result.vespo_weight))
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:  # noqa: ANN401
-        """Extends Trainer's checkpoint: adds what TRL forgets, seals it, and only then deletes older ones."""
-        folder = Path(self._get_output_dir(trial=trial))
-        checkpoint = folder / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save:
-            unseal(checkpoint)
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
-        save_trainer_state(checkpoint, {"micro_step": self._step}, self._unused_rollouts(), self.args.process_index)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            seal(checkpoint)
-            rotate_checkpoints(
-                output_dir=str(folder),
-                save_total_limit=limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=False,
-            )
-
-    def _unused_rollouts(self) -> list[dict[str, torch.Tensor]] | None:
-        """The current generation batch, if later steps still train on it.
-
-        Rows with images hold more than tensors; a run that resumes among those generates them anew.
-        """
-        used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
-        if used_up or self._buffered_inputs is None:
-            return None
-        plain = all(isinstance(value, torch.Tensor) for batch in self._buffered_inputs for value in batch.values())
-        return self._buffered_inputs if plain else None
-
-    def _load_if_finished(self, checkpoint: Path) -> TrainOutput | None:
-        """Loads a checkpoint of the last step and returns; None if there are steps left to take."""
-        state_file = checkpoint / TRAINER_STATE_NAME
-        if not state_file.is_file():
-            return None
-        state = TrainerState.load_from_json(str(state_file))
-        if state.global_step < (self.args.max_steps if self.args.max_steps > 0 else state.max_steps):
-            return None
-        self._load_from_checkpoint(str(checkpoint))
-        self.state = state
-        return TrainOutput(state.global_step, math.nan, {})
+    def _needed_reference(self) -> Reference:
+        if self.reference is None:
+            raise ModelError("without an adapter a reference is kept only where beta is above 0", "train.beta")
+        return self.reference
 
     def _without_dropout(self, log_probs: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         policy = self.policy
@@ -405,28 +387,3 @@ class PeftGRPOTrainer(GRPOTrainer):
                 return log_probs(policy, input_ids.to(self.args.device), attention_mask.to(self.args.device))
         finally:
             policy.train(was_training)
-
-
-class _ResumableRepeatSampler(RepeatSampler):
-    """TRL's order of prompts, the same in every epoch whether or not the epochs before it were walked through.
-
-    TRL draws one permutation an epoch from one generator; a resumed run would begin with the first again.
-    """
-
-    def __init__(self, sampler: RepeatSampler, epoch_of: Any) -> None:  # noqa: ANN401 (a callable)
-        super().__init__(
-            data_source=sampler.data_source,
-            mini_repeat_count=sampler.mini_repeat_count,
-            batch_size=sampler.batch_size,
-            repeat_count=sampler.repeat_count,
-            shuffle=sampler.shuffle,
-            seed=sampler.seed,
-        )
-        self.epoch_of = epoch_of
-
-    def __iter__(self) -> Iterator[int]:
-        if self.shuffle and self.seed is not None:
-            self.generator.manual_seed(self.seed)
-            for _ in range(self.epoch_of()):
-                torch.randperm(self.num_samples, generator=self.generator)
-        yield from super().__iter__()

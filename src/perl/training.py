@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel, PrinterCallback
 
 from perl.callbacks.plots import draw_curves
@@ -23,9 +24,9 @@ from perl.callbacks.stopping import StopOnSignal, sigterm_as_interrupt
 from perl.checkpoint import discard_incomplete, latest_checkpoint, step_of
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RunFolderError
 from perl.evaluation.evaluate import TaskScore, evaluate_policy
-from perl.guards import check_base_unchanged, check_saved_adapter
+from perl.guards import check_saved_adapter, check_saved_model
 from perl.hub.card import CardFacts, TaskFacts, render_card
-from perl.methods.registry import method_problems
+from perl.methods.settings import method_problems
 from perl.model import base_fingerprint, base_identity, load_base
 from perl.plan import Plan, make_plan
 from perl.progress import live_line
@@ -34,6 +35,7 @@ from perl.recipe import Recipe, load_recipe
 from perl.rewards import reward_problems
 from perl.rollouts.hf_engine import Sampling
 from perl.run import Run, follow_run, open_run, sha256_of, write_text
+from perl.saved_adapter import WEIGHTS
 from perl.trainer import PeftGRPOTrainer
 
 logger = logging.getLogger("perl")
@@ -138,7 +140,7 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
         base=base,
         revision=revision,
         repo_id=plan.recipe.hub.repo_id,
-        method=plan.recipe.peft.method,
+        method=plan.method.name,
         seed=plan.arguments.seed,
         trainable_parameters=plan.trainable_parameters,
         total_parameters=plan.total_parameters,
@@ -194,6 +196,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         processing_class=plan.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress says the same in a line
+    trainer.base_fingerprint = run.facts.get("fingerprint", {}).get("base")
     stop = StopOnSignal()
     for callback in (Recorder(run, trainer.latest_group), LiveProgress(), stop):
         trainer.add_callback(callback)
@@ -212,19 +215,28 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
 
 
 def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
-    """Writes the adapter, then proves that it is the trained one and that the base is the loaded one."""
+    """Writes the adapter, then proves that it is the trained one."""
     fingerprint = run.facts["fingerprint"]
-    check_base_unchanged(trainer.policy, fingerprint["base"])
     trainer.save_adapter(run.adapter)
-    prompts = render_prompts(list(plan.problems.train.select(range(_PROBE_PROMPTS))), plan.tokenizer)
-    width = min(len(prompt.token_ids) for prompt in prompts)
-    probe = torch.tensor([prompt.token_ids[-width:] for prompt in prompts], device=trainer.args.device)
-    difference = check_saved_adapter(trainer.policy, run.adapter, probe)
+    difference = 0.0
+    if isinstance(trainer.policy, PeftModel):
+        difference = check_saved_adapter(trainer.policy, run.adapter, _probe(plan, trainer.args.device))
+        weights = run.adapter / WEIGHTS
+    else:
+        check_saved_model(trainer.policy, run.adapter)
+        weights = next(iter(sorted(run.adapter.glob("*.safetensors"))))
     run.record(
         steps=trainer.state.global_step,
-        fingerprint={**fingerprint, "adapter": sha256_of(run.adapter / "adapter_model.safetensors")},
+        fingerprint={**fingerprint, "adapter": sha256_of(weights)},
         reload_difference=difference,
     )
+
+
+def _probe(plan: Plan, device: torch.device) -> torch.Tensor:
+    """(B, T) the ends of a few training prompts, all of one length."""
+    prompts = render_prompts(list(plan.problems.train.select(range(_PROBE_PROMPTS))), plan.tokenizer)
+    width = min(len(prompt.token_ids) for prompt in prompts)
+    return torch.tensor([prompt.token_ids[-width:] for prompt in prompts], device=device)
 
 
 def _draw(run: Run) -> None:

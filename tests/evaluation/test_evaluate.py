@@ -7,9 +7,10 @@ import statistics
 import pytest
 import torch
 
+from perl.adapter import attach_adapter
 from perl.evaluation.evaluate import evaluate_policy
-from perl.methods.registry import build_config
-from perl.model import attach_adapter, load_base, load_tokenizer
+from perl.methods.settings import adaptation
+from perl.model import load_base, load_tokenizer
 from perl.prompts import render_prompts
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.hf_engine import Sampling, generate
@@ -59,7 +60,7 @@ def test_each_completion_is_checked_against_its_own_problem(base, tokenizer, pro
 
 def test_an_adapter_that_does_nothing_scores_like_its_base(base, tokenizer, prompts):
     expected = evaluate_policy(base, tokenizer, prompts, SAMPLING, 2)
-    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), build_config(PeftSection(rank=2)))
+    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=2)))
     assert evaluate_policy(policy, tokenizer, prompts, SAMPLING, 2) == expected
     assert policy.training
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 import yaml
 
+from perl.adapter import attach_adapter
 from perl.checkpoint import write_adapter
 from perl.hub.card import CardFacts, TaskFacts, render_card
-from perl.methods.registry import build_config
-from perl.model import attach_adapter, load_base
+from perl.methods.settings import adaptation
+from perl.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.sandbox import BASE_NAME
 
@@ -232,7 +233,7 @@ def test_the_snippet_loads_the_base_at_its_revision(changed, line):
 
 
 def test_the_snippet_loads_an_adapter_of_the_sandbox(tmp_path):
-    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), build_config(PeftSection(rank=4)))
+    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=4)))
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)

@@ -8,9 +8,11 @@ from peft import LoraConfig
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from perl.adapter import attach_adapter
 from perl.errors import RecipeError
-from perl.methods.registry import METHODS, Method, build_config, method_problems, resolved_settings
-from perl.model import attach_adapter, trainable_parameters
+from perl.methods.registry import METHODS, Method
+from perl.methods.settings import adaptation, method_problems, resolved_settings
+from perl.model import trainable_parameters
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 
@@ -47,7 +49,7 @@ def test_every_method_has_a_name_a_sentence_and_a_source():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_method_without_settings_has_its_documented_defaults(name):
     alpha, flags = EXPECTED[name]
-    config = build_config(PeftSection(method=name))
+    config = adaptation(PeftSection(method=name))
     assert type(config) is LoraConfig
     assert config.task_type == "CAUSAL_LM"
     assert (config.r, config.lora_alpha, config.lora_dropout) == (16, alpha, 0.0)
@@ -62,7 +64,7 @@ def test_a_method_without_settings_has_its_documented_defaults(name):
 def test_settings_and_further_arguments_reach_the_config(name):
     _, flags = EXPECTED[name]
     section = PeftSection(method=name, **OTHER_VALUES, kwargs={"bias": "lora_only", "rank_pattern": {"q_proj": 2}})
-    config = build_config(section)
+    config = adaptation(section)
     assert (config.r, config.lora_alpha, config.lora_dropout) == (3, 5.0, 0.25)
     assert config.target_modules == {"q_proj"}
     assert (config.bias, config.rank_pattern) == ("lora_only", {"q_proj": 2})
@@ -100,7 +102,7 @@ def test_an_unknown_method_is_refused_with_the_nearest_name():
     assert path == ("peft", "method")
     assert str(problem) == "no method 'rs-lora' (did you mean rslora?)"
     with pytest.raises(RecipeError, match=r"^peft\.method: no method 'rs-lora' \(did you mean rslora\?\)$"):
-        build_config(section)
+        adaptation(section)
     assert "lora" in str(method_problems({"peft": PeftSection(method="zzzzzz")})[0][1])
 
 
@@ -111,7 +113,7 @@ def test_a_section_that_is_not_valid_is_not_looked_at():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_unknown_further_argument_is_refused_with_the_nearest_name(name):
     with pytest.raises(RecipeError) as caught:
-        build_config(PeftSection(method=name, kwargs={"init_lora_weight": True}))
+        adaptation(PeftSection(method=name, kwargs={"init_lora_weight": True}))
     assert str(caught.value) == (
         "peft.kwargs.init_lora_weight: LoraConfig has no such argument (did you mean init_lora_weights?)"
     )
@@ -120,20 +122,20 @@ def test_an_unknown_further_argument_is_refused_with_the_nearest_name(name):
 @pytest.mark.parametrize("argument", ["r", "lora_alpha", "lora_dropout", "target_modules", "task_type"])
 def test_a_further_argument_that_a_setting_holds_is_refused(argument):
     with pytest.raises(RecipeError, match=rf"^peft\.kwargs\.{argument}: "):
-        build_config(PeftSection(kwargs={argument: 1}))
+        adaptation(PeftSection(kwargs={argument: 1}))
 
 
 @pytest.mark.parametrize(("name", "argument"), [("rslora", "use_rslora"), ("dora", "use_dora")])
 def test_what_makes_a_method_cannot_be_changed(name, argument):
     with pytest.raises(RecipeError, match=rf"^peft\.kwargs\.{argument}: is what makes this method"):
-        build_config(PeftSection(method=name, kwargs={argument: False}))
+        adaptation(PeftSection(method=name, kwargs={argument: False}))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_adapter_is_all_that_trains_and_starts_as_the_base(base, name):
     before = log_probs(base)
     weights = {key: value.clone() for key, value in base.state_dict().items()}
-    policy = attach_adapter(base, build_config(PeftSection(method=name)))
+    policy = attach_adapter(base, adaptation(PeftSection(method=name)))
     assert trainable_parameters(policy) > 0
     trained = [key for key, value in policy.named_parameters() if value.requires_grad]
     assert all("lora_" in key for key in trained)
@@ -156,19 +158,19 @@ def test_the_number_of_trained_parameters_is_that_of_the_paper(base, name, rank)
     assert len(linear) == 4 * 7
     expected = sum(rank * (m.in_features + m.out_features) for m in linear)
     expected += sum(m.out_features for m in linear) if name == "dora" else 0
-    assert trainable_parameters(attach_adapter(base, build_config(PeftSection(method=name, rank=rank)))) == expected
+    assert trainable_parameters(attach_adapter(base, adaptation(PeftSection(method=name, rank=rank)))) == expected
 
 
 @pytest.mark.parametrize(("name", "scale"), [("lora", 12 / 9), ("dora", 12 / 9), ("rslora", 12 / math.sqrt(9))])
 def test_the_update_is_scaled_as_the_paper_says(base, name, scale):
     targets = ["q_proj"]
-    policy = attach_adapter(base, build_config(PeftSection(method=name, rank=9, alpha=12.0, target_modules=targets)))
+    policy = attach_adapter(base, adaptation(PeftSection(method=name, rank=9, alpha=12.0, target_modules=targets)))
     scales = [m.scaling["default"] for m in policy.modules() if hasattr(m, "lora_A")]
     assert scales == pytest.approx([scale] * 4)
 
 
 def test_target_modules_choose_what_is_trained(base):
-    policy = attach_adapter(base, build_config(PeftSection(target_modules=["q_proj", "o_proj"])))
+    policy = attach_adapter(base, adaptation(PeftSection(target_modules=["q_proj", "o_proj"])))
     trained = [key for key, value in policy.named_parameters() if value.requires_grad]
     assert len(trained) == 4 * 2 * 2
     assert all(".q_proj." in key or ".o_proj." in key for key in trained)

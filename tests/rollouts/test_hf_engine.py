@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 import torch
 
+from perl.adapter import attach_adapter
 from perl.logprobs import token_log_probs
-from perl.methods.registry import build_config
-from perl.model import attach_adapter, load_base, load_tokenizer
+from perl.methods.settings import adaptation
+from perl.model import load_base, load_tokenizer
 from perl.prompts import render_prompts
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.hf_engine import Sampling, generate
@@ -48,7 +49,7 @@ def by_hand(model: torch.nn.Module, prompt: Prompt, length: int, ends: tuple[int
 
 
 def moved(base, dropout: float = 0.0) -> torch.nn.Module:
-    policy = attach_adapter(base, build_config(PeftSection(rank=4, dropout=dropout)))
+    policy = attach_adapter(base, adaptation(PeftSection(rank=4, dropout=dropout)))
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:

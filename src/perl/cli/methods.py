@@ -1,23 +1,131 @@
-"""``perl methods``: the PEFT methods, their settings and defaults."""
+"""``perl methods``: the PEFT methods, what they train, and how each is referenced, synced and served."""
 
 import json
+from typing import Any
 
 import click
 
-from perl.methods.registry import METHODS
+from perl.errors import RecipeError, did_you_mean
+from perl.methods.registry import LORA_LEARNING_RATE, METHODS, REFUSED_TYPES, Method
+
+_COLUMNS = ("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving", "tested")
 
 
-@click.command("methods", short_help="List the PEFT methods with their settings.")
+@click.command("methods", short_help="List the PEFT methods: settings, parameters, reference, serving.")
+@click.argument("name", required=False)
+@click.option("--model", help="Count the parameters that each method trains of this model.")
+@click.option("--all", "all_types", is_flag=True, help="Also the other types of the installed PEFT (peft.type).")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
-def command(*, as_json: bool) -> None:
-    """List the PEFT methods that `peft.method` takes, the settings each reads and their defaults."""
+def command(*, name: str | None, model: str | None, all_types: bool, as_json: bool) -> None:
+    """List the methods that `peft.method` takes, or say everything about one NAME.
+
+    rate: usual learning rate, relative to LoRA's. reference: how the base's policy is found again. rollout sync: what
+    an engine is given after each step. tested: reference, saving, reloading and resuming are measured for it.
+    """
+    if name is not None and name not in METHODS:
+        raise RecipeError(f"no method {name!r}", hint=did_you_mean(name, METHODS))
+    rows = [_row(method) for method in METHODS.values() if name in (None, method.name)]
+    if model is not None:
+        _count(rows, model)
+    if all_types:
+        rows += _other_types()
     if as_json:
-        rows = [
-            {"name": m.name, "summary": m.summary, "defaults": dict(m.defaults), "source": m.source}
-            for m in METHODS.values()
-        ]
         click.echo(json.dumps(rows, indent=2))
-        return
-    for method in METHODS.values():
-        defaults = ", ".join(f"{name} {value}" for name, value in method.defaults.items())
-        click.echo(f"{method.name:8}{method.summary}\n{'':8}defaults: {defaults}\n{'':8}{method.source}\n")
+    elif name is not None:
+        click.echo("\n".join(_page(rows[0])))
+    else:
+        click.echo("\n".join(_table(rows)))
+
+
+def _row(method: Method) -> dict[str, Any]:
+    settings = dict(method.settings)
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "source": method.source,
+        "settings": settings,
+        "options": {**method.options, **method.defaults},
+        "rate": method.rate,
+        "learning_rate": LORA_LEARNING_RATE * method.rate,
+        "reference": method.reference,
+        "sync": method.sync,
+        "serving": method.serving,
+        "tested": "yes",
+    }
+
+
+def _count(rows: list[dict[str, Any]], model: str) -> None:
+    """Adds what each method trains of a model; where it cannot be set up there, why."""
+    from perl.errors import PerlError
+    from perl.methods.settings import adaptation
+    from perl.model import load_empty_base, total_parameters
+    from perl.plan import count_trained
+    from perl.recipe.sections import ModelSection, PeftSection
+
+    section = ModelSection(name=model)
+    total = total_parameters(load_empty_base(section))
+    for row in rows:
+        try:
+            row["trainable"] = count_trained(section, adaptation(PeftSection(method=row["name"])))
+            row["share"] = row["trainable"] / total
+        except PerlError as error:
+            row["refused"] = error.problems[0].message
+
+
+def _other_types() -> list[dict[str, Any]]:
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    named = {method.config for method in METHODS.values()}
+    return [
+        {
+            "name": f"type: {kind.value}",
+            "summary": f"PEFT's {config.__name__}, verbatim",
+            "settings": {},
+            "reference": "refused" if kind.value in REFUSED_TYPES else "adapter off",
+            "serving": "" if kind.value in REFUSED_TYPES else "as exported",
+            "sync": "" if kind.value in REFUSED_TYPES else "as measured",
+            "tested": "no",
+            "refused": REFUSED_TYPES.get(kind.value, ""),
+        }
+        for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()
+        if config.__name__ not in named
+    ]
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows under their headings; the column of parameters only if they were counted."""
+    counted = any("trainable" in row or row.get("refused") for row in rows)
+    headings = [column for column in _COLUMNS if column != "trainable" or counted]
+    cells = [headings, *([_cell(row, column) for column in headings] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(headings))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return [*lines, "", "`perl methods NAME` says more; any other type of PEFT: peft: {type: C3A, ...}"]
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    if column == "trainable":
+        if row.get("refused"):
+            return str(row["refused"])[:60]
+        return f"{row['trainable']:,} ({row['share']:.2%})" if "trainable" in row else ""
+    if column in ("rank", "alpha"):
+        return str(row["settings"].get(column, "-"))
+    if column == "rate":
+        return f"{row['rate']:g}" if "rate" in row else ""
+    return str(row[{"method": "name", "rollout sync": "sync"}.get(column, column)])
+
+
+def _page(row: dict[str, Any]) -> list[str]:
+    """One method, in full."""
+    lines = [f"{row['name']}: {row['summary']}", f"source         {row['source']}"]
+    settings = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
+    options = ", ".join(f"{key}: {value}" for key, value in row["options"].items())
+    lines += [f"settings       {settings or 'none'}", f"kwargs         {options or 'those of its PEFT config'}"]
+    lines.append(f"learning rate  {row['learning_rate']:g} where none is asked for ({row['rate']:g} times LoRA's)")
+    if "trainable" in row:
+        lines.append(f"trains         {row['trainable']:,} parameters ({row['share']:.3%})")
+    return [
+        *lines,
+        f"reference      {row['reference']}",
+        f"rollout sync   {row['sync']}",
+        f"serving        {row['serving']}",
+    ]

@@ -22,8 +22,8 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
 
     The same command goes on with a run that was interrupted or killed.
     """
-    _set_up_output(quiet=quiet)
-    from perl.methods.registry import method_problems
+    set_up_output(quiet=quiet)
+    from perl.methods.settings import method_problems
     from perl.recipe import load_recipe
     from perl.rewards import reward_problems
 
@@ -42,7 +42,7 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
         click.echo("\n".join(_summary(run)))
 
 
-def _set_up_output(*, quiet: bool) -> None:
+def set_up_output(*, quiet: bool) -> None:
     """Our own lines on stderr; those of the libraries only if they are errors."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

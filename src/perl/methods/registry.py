@@ -1,21 +1,24 @@
-"""One row a PEFT method: which settings it reads, with what defaults, and how its PEFT config is built.
+"""One row a PEFT method: its settings and defaults, how it starts, what trains it, what its update is as a matrix.
 
-PeftSection -> PeftConfig
+PeftSection -> Method, PeftConfig
 
-Adding a method is adding a row. Importing this module imports neither PEFT nor torch, so that a recipe's method name is
-checked at once. Knows nothing of models or training.
+Adding a method is adding a row; everything else (the recipe's checks, ``perl methods``, the trainer, saving, export,
+the tests and the benchmark) reads this table. Importing this module imports neither PEFT nor torch, so that a recipe's
+method name is checked at once. Knows nothing of models or training.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
 
-from perl.errors import Problem, RecipeError, did_you_mean
-from perl.recipe.sections import PeftSection
+ALL_LINEAR = "all-linear"
+AS_RANK = "as rank"
+"""Default of a setting that is the rank's value, whatever that is."""
 
-if TYPE_CHECKING:
-    from peft import PeftConfig
+
+LORA_LEARNING_RATE = 1e-5
+"""Where nobody asks for a rate; that of other methods is relative to it (Schulman et al. 2025)."""
 
 
 @dataclass(frozen=True)
@@ -23,130 +26,353 @@ class Method:
     """A PEFT method.
 
     Attributes:
+        name: As in ``peft.method``.
         summary: What it trains, in one line.
-        source: The paper it comes from.
-        defaults: The settings it reads and their defaults; any other setting is refused, since it would do nothing.
-        build: Makes the PEFT config from the settings and the user's further arguments.
+        source: The paper it comes from, and where its defaults are not the paper's.
+        config: Name of PEFT's config class; empty: no adapter, all weights train.
+        settings: The settings it reads and their defaults; any other setting is refused, since it would do nothing.
+        arguments: What those settings are called in PEFT's config, where the name differs.
+        fixed: Arguments of the config that make the method what it is.
+        defaults: Arguments of the config that ``peft.kwargs`` may replace.
+        options: Arguments that ``peft.kwargs`` takes and that are ours, not PEFT's.
+        starts: Function of ``methods/starts.py`` that sets the adapter up on the base's weights; empty: PEFT does.
+        frozen: Parts of the adapter that stay as they start, by PEFT's names.
+        optimizer: ``adamw`` stands for whatever ``train.optim`` names.
+        rate: Learning rate relative to LoRA's, used where no learning rate is asked for.
+        delta: What the update of a weight matrix is: ``lora`` (factors as they are), ``low_rank`` (of a bounded rank,
+            see ``delta_rank``), ``full``, ``norms`` (no matrix changes, only norms do), ``weights`` (no adapter).
+        delta_rank: For ``low_rank``: the bound, as a formula for people.
+        counted_as: Method whose number of parameters is the same, for one that PEFT cannot build without weights.
     """
 
     name: str
     summary: str
     source: str
-    defaults: Mapping[str, Any]
-    build: "Callable[[Mapping[str, Any], Mapping[str, Any]], PeftConfig]"
+    config: str
+    settings: Mapping[str, Any]
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    starts: str = ""
+    frozen: tuple[str, ...] = ()
+    optimizer: Literal["adamw", "lora_plus", "lora_fa"] = "adamw"
+    rate: float = 1.0
+    delta: Literal["lora", "low_rank", "full", "norms", "weights"] = "lora"
+    delta_rank: str = "rank"
+    counted_as: str = ""
+
+    @property
+    def reference(self) -> str:
+        """How the base's policy is found again."""
+        return "adapter off" if self.config else "copy of the base"
+
+    @property
+    def sync(self) -> str:
+        """What an engine needs to be given after each step."""
+        rank = "" if self.delta_rank == "rank" else f" (rank {self.delta_rank})"
+        return {
+            "lora": f"adapter{rank}",
+            "low_rank": f"adapter{rank}",
+            "full": "merged targets",
+            "norms": "norms",
+            "weights": "all weights",
+        }[self.delta]
+
+    @property
+    def serving(self) -> str:
+        """How others can serve the finished adapter."""
+        if not self.config:
+            return "model"
+        if self.delta == "lora" and "use_dora" not in self.fixed:
+            return "vLLM LoRA" if self.delta_rank == "rank" else f"vLLM LoRA (rank {self.delta_rank})"
+        return "vLLM LoRA after export" if self.delta == "low_rank" else "merged"
 
 
-def _lora_config(settings: Mapping[str, Any], further: Mapping[str, Any]) -> "PeftConfig":
-    from peft import LoraConfig
-
-    known = {f.name for f in dataclasses.fields(LoraConfig)}
-    for name in further:
-        if name not in known:
-            raise RecipeError("LoraConfig has no such argument", f"peft.kwargs.{name}", did_you_mean(name, known))
-    arguments = {
-        "task_type": "CAUSAL_LM",
-        "r": settings["rank"],
-        "lora_alpha": settings["alpha"],
-        "lora_dropout": settings["dropout"],
-        "target_modules": settings["target_modules"],
-    }
-    for name in further:
-        if name in arguments:
-            raise RecipeError("is set by this package", f"peft.kwargs.{name}", "use the settings of the peft section")
-    try:
-        return LoraConfig(**arguments, **further)
-    except (ValueError, TypeError, ImportError) as error:
-        raise RecipeError(f"PEFT refuses: {error}", "peft.kwargs") from error
+_LORA_NAMES = MappingProxyType({"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"})
+_LORA_SETTINGS = MappingProxyType({"rank": 16, "alpha": 32.0, "dropout": 0.0, "target_modules": ALL_LINEAR})
 
 
-def _with(**fixed: Any) -> "Callable[[Mapping[str, Any], Mapping[str, Any]], PeftConfig]":  # noqa: ANN401
-    """LoRA with some of its arguments fixed by the method."""
-
-    def build(settings: Mapping[str, Any], further: Mapping[str, Any]) -> "PeftConfig":
-        for name in fixed.keys() & further.keys():
-            raise RecipeError("is what makes this method", f"peft.kwargs.{name}", "choose another peft.method")
-        return _lora_config(settings, {**further, **fixed})
-
-    return build
+def _lora(name: str, summary: str, source: str, **changes: Any) -> Method:  # noqa: ANN401 (a row's other columns)
+    """A row of the LoRA family: LoRA's settings unless the row changes some."""
+    settings = {**_LORA_SETTINGS, **changes.pop("settings", {})}
+    return Method(name, summary, source, "LoraConfig", settings, _LORA_NAMES, **changes)
 
 
-_LORA_DEFAULTS = {"rank": 16, "alpha": 32.0, "dropout": 0.0, "target_modules": "all-linear"}
+def _own(name: str, summary: str, source: str, config: str, **columns: Any) -> Method:  # noqa: ANN401
+    """A row with a PEFT config of its own; ``rank`` is its ``r``, and it adapts all linear layers unless it says."""
+    settings = {"target_modules": ALL_LINEAR, **columns.pop("settings", {})}
+    return Method(name, summary, source, config, settings, {"rank": "r", **columns.pop("arguments", {})}, **columns)
 
-METHODS: dict[str, Method] = {
-    row.name: row
-    for row in (
-        Method(
-            "lora",
-            "W + (alpha/rank) B A, with B starting at zero",
-            "Hu et al. 2021, arXiv:2106.09685",
-            _LORA_DEFAULTS,
-            _with(),
-        ),
-        Method(
-            "rslora",
-            "LoRA scaled by alpha/sqrt(rank), so that the update does not shrink as the rank grows",
-            "Kalajdzievski 2023, arXiv:2312.03732; alpha 8 is LoRA's scale at rank 16",
-            {**_LORA_DEFAULTS, "alpha": 8.0},
-            _with(use_rslora=True),
-        ),
-        Method(
-            "dora",
-            "LoRA for the direction of each column of W, and a trained magnitude",
-            "Liu et al. 2024, arXiv:2402.09353",
-            _LORA_DEFAULTS,
-            _with(use_dora=True),
-        ),
-    )
+
+_ROWS = (
+    _lora("lora", "W + (alpha/rank) B A, with B starting at zero", "Hu et al. 2021, arXiv:2106.09685"),
+    _lora(
+        "rslora",
+        "LoRA scaled by alpha/sqrt(rank), so that the update does not shrink as the rank grows",
+        "Kalajdzievski 2023, arXiv:2312.03732; alpha 8 is LoRA's scale at rank 16",
+        settings={"alpha": 8.0},
+        fixed={"use_rslora": True},
+    ),
+    _lora(
+        "dora",
+        "LoRA for the direction of each row of W, and a trained magnitude",
+        "Liu et al. 2024, arXiv:2402.09353",
+        fixed={"use_dora": True},
+        delta="full",
+    ),
+    _lora(
+        "lora_plus",
+        "LoRA whose B has 16 times the learning rate of A",
+        "Hayou et al. 2024, arXiv:2402.12354; a quarter of LoRA's rate for A, so that the mean of both is LoRA's",
+        options={"loraplus_lr_ratio": 16.0},
+        optimizer="lora_plus",
+        rate=0.25,
+    ),
+    _lora(
+        "lora_fa",
+        "LoRA with A frozen and the gradient of B made that of the full weight, projected",
+        "Zhang et al. 2023, arXiv:2308.03303; the optimizer is that of PEFT's LoraFAOptimizer",
+        frozen=("lora_A",),
+        optimizer="lora_fa",
+    ),
+    Method(
+        "adalora",
+        "P diag(E) Q whose rank is moved to where it matters while training; rank is the mean rank at the end",
+        "Zhang et al. 2023, arXiv:2303.10512 (budget from 1.5 times the rank, beta 0.85, regulariser 0.5)",
+        "AdaLoraConfig",
+        _LORA_SETTINGS,
+        {**_LORA_NAMES, "rank": "target_r"},
+        frozen=("ranknum",),
+        delta="low_rank",
+        rate=5.0,
+    ),
+    _lora(
+        "pissa",
+        "LoRA that starts on the first singular triples of W",
+        "Meng et al. 2024, arXiv:2404.02948 (alpha as rank)",
+        settings={"alpha": AS_RANK},
+        fixed={"init_lora_weights": "pissa"},
+        starts="pissa",
+        delta_rank="2 x rank",
+    ),
+    _lora(
+        "milora",
+        "LoRA that starts on the last singular triples of W",
+        "Wang et al. 2024, arXiv:2406.09044 (alpha as rank)",
+        settings={"alpha": AS_RANK},
+        starts="milora",
+        delta_rank="2 x rank",
+    ),
+    _lora(
+        "milora_plus",
+        "LoRA whose A starts as the last right singular vectors of W, B at zero; also published as RLMO",
+        "Geometry-Preserving Orthonormal Initialization 2026, arXiv:2606.31813 (RLMO)",
+        starts="milora_plus",
+    ),
+    _lora(
+        "rlpo",
+        "LoRA whose A starts as the first right singular vectors of W, B at zero",
+        "Geometry-Preserving Orthonormal Initialization 2026, arXiv:2606.31813 (RLPO)",
+        starts="rlpo",
+    ),
+    _lora(
+        "olora",
+        "LoRA that starts on the first columns of the QR decomposition of W",
+        "Buyukakyuz 2024, arXiv:2406.01775 (alpha as rank)",
+        settings={"alpha": AS_RANK},
+        fixed={"init_lora_weights": "olora"},
+        starts="olora",
+        delta_rank="2 x rank",
+    ),
+    _own(
+        "vera",
+        "Random A and B that all layers share and that stay; two trained vectors scale their rows",
+        "Kopiczko et al. 2023, arXiv:2310.11454 (rank 256, ten times LoRA's rate)",
+        "VeraConfig",
+        settings={"rank": 256, "dropout": 0.0},
+        arguments={"dropout": "vera_dropout"},
+        defaults={"d_initial": 0.1, "projection_prng_key": 0, "save_projection": True},
+        delta="low_rank",
+        rate=10.0,
+    ),
+    _own(
+        "miss",
+        "One trained matrix, repeated along the inputs of W",
+        "Kang et al. 2024, arXiv:2409.15371",
+        "MissConfig",
+        settings={"rank": 64, "dropout": 0.0},
+        arguments={"dropout": "miss_dropout"},
+        delta="low_rank",
+    ),
+    _own(
+        "ln_tuning",
+        "The weights of the norms, nothing else",
+        "Zhao et al. 2023, arXiv:2312.11420",
+        "LNTuningConfig",
+        settings={"target_modules": r".*(norm|ln_\w+|layer_norm\w*)"},
+        delta="norms",
+        rate=10.0,
+    ),
+    _own(
+        "ia3",
+        "A factor for each key, value and inner activation",
+        "Liu et al. 2022, arXiv:2205.05638 (ten times LoRA's rate)",
+        "IA3Config",
+        settings={"target_modules": ["k_proj", "v_proj", "down_proj"]},
+        defaults={"feedforward_modules": ["down_proj"]},
+        delta="full",
+        rate=10.0,
+    ),
+    _own(
+        "hra",
+        "W times a chain of Householder reflections",
+        "Yuan et al. 2024, arXiv:2405.17484",
+        "HRAConfig",
+        settings={"rank": 8},
+        delta="low_rank",
+    ),
+    _lora(
+        "slicefine",
+        "Neighbouring columns of W themselves, as many as the rank",
+        "Kowsher et al. 2025, arXiv:2510.08513, with one slice that stays; a LoRA whose A picks the columns",
+        settings={"alpha": AS_RANK},
+        options={"slice_position": 0},
+        starts="slicefine",
+        frozen=("lora_A",),
+    ),
+    _own(
+        "tinylora",
+        "A few trained numbers for each W, spread over its first singular vectors by fixed random matrices",
+        "Morris et al. 2026, arXiv:2602.04118 (rank 2)",
+        "TinyLoraConfig",
+        settings={"rank": 2, "dropout": 0.0},
+        arguments={"dropout": "tinylora_dropout"},
+        defaults={"u": 64, "projection_seed": 42, "save_projection": True},
+        delta="low_rank",
+        rate=10.0,
+    ),
+    _own(
+        "randlora",
+        "A full-rank sum of fixed random low-rank matrices with trained diagonal factors; a higher rank trains fewer",
+        "Albert et al. 2025, arXiv:2502.00987 (alpha 20 times the rank)",
+        "RandLoraConfig",
+        settings={"rank": 32, "alpha": 640.0, "dropout": 0.0},
+        arguments={"alpha": "randlora_alpha", "dropout": "randlora_dropout"},
+        defaults={"projection_prng_key": 0, "save_projection": True},
+        delta="full",
+    ),
+    _own(
+        "oft",
+        "W times a block-diagonal rotation",
+        "Qiu et al. 2023, arXiv:2306.07280; blocks of 32, Cayley-Neumann as in arXiv:2506.19847",
+        "OFTConfig",
+        settings={"dropout": 0.0},
+        arguments={"dropout": "module_dropout"},
+        defaults={"oft_block_size": 32},
+        delta="full",
+    ),
+    _own(
+        "boft",
+        "W times a product of sparse rotations (butterflies)",
+        "Liu et al. 2023, arXiv:2311.06243",
+        "BOFTConfig",
+        settings={"dropout": 0.0},
+        arguments={"dropout": "boft_dropout"},
+        defaults={"boft_block_size": 4, "boft_n_butterfly_factor": 1},
+        delta="full",
+    ),
+    _own(
+        "loha",
+        "The elementwise product of two low-rank matrices",
+        "Hyeon-Woo et al. 2021, arXiv:2108.06098",
+        "LoHaConfig",
+        settings={"rank": 8, "alpha": 8.0},
+        delta="low_rank",
+        delta_rank="rank x rank",
+    ),
+    _own(
+        "lokr",
+        "The Kronecker product of a small matrix and a low-rank one",
+        "Yeh et al. 2023, arXiv:2309.14859",
+        "LoKrConfig",
+        settings={"rank": 8, "alpha": 8.0},
+        delta="full",
+    ),
+    _own(
+        "fourierft",
+        "A few trained coefficients of the Fourier transform of the update, which start at zero",
+        "Gao et al. 2024, arXiv:2405.03003; PEFT's default starts far from the base",
+        "FourierFTConfig",
+        fixed={"init_weights": True},
+        defaults={"n_frequency": 1000, "scaling": 150.0, "random_loc_seed": 777},
+        delta="full",
+        rate=10.0,
+    ),
+    _own(
+        "shira",
+        "As many single weights, chosen at random, as LoRA of this rank would train",
+        "Bhardwaj et al. 2024, arXiv:2406.13175",
+        "ShiraConfig",
+        settings={"rank": 32},
+        defaults={"mask_type": "random", "random_seed": 0},
+        delta="full",
+        counted_as="lora",
+    ),
+    _own(
+        "delora",
+        "LoRA with normalised factors and a trained bound on the size of the update",
+        "Bini et al. 2025, arXiv:2503.18225",
+        "DeloraConfig",
+        settings={"rank": 8, "dropout": 0.0},
+        arguments={"dropout": "module_dropout"},
+        defaults={"delora_lambda": 15},
+        delta="low_rank",
+    ),
+    _own(
+        "gralora",
+        "LoRA for each block of W, as many blocks a side as gralora_k",
+        "Jung et al. 2025, arXiv:2505.20355",
+        "GraloraConfig",
+        settings={"rank": 32, "alpha": 64, "dropout": 0.0},
+        arguments={"alpha": "alpha", "dropout": "gralora_dropout"},
+        defaults={"gralora_k": 2},
+        delta="low_rank",
+        delta_rank="gralora_k x rank",
+    ),
+    _own(
+        "road",
+        "A rotation and a factor for each pair of outputs of W",
+        "Liao and Monz 2024, arXiv:2409.00119",
+        "RoadConfig",
+        defaults={"variant": "road_1", "group_size": 64},
+        delta="full",
+        rate=10.0,
+    ),
+    Method(
+        "full",
+        "No adapter: every weight of the model, what people compare with",
+        "a tenth of LoRA's rate: Schulman et al. 2025, LoRA Without Regret",
+        "",
+        {},
+        delta="weights",
+        rate=0.1,
+    ),
+)
+
+METHODS: Mapping[str, Method] = {row.name: row for row in _ROWS}
+
+_VIRTUAL_TOKENS = (
+    "its virtual tokens lengthen every sequence, so that log-probabilities no longer line up with the rollouts, "
+    "and no engine can serve them as weights"
+)
+REFUSED_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "MULTITASK_PROMPT_TUNING"), _VIRTUAL_TOKENS),
+    **dict.fromkeys(("CPT", "CARTRIDGE"), _VIRTUAL_TOKENS),
+    "ADAPTION_PROMPT": "it adds a prompt inside attention, for few architectures, and can be neither merged nor served",
+    "XLORA": "it mixes finished adapters instead of training one",
+    "POLY": "it needs a task's number with every row, which GRPO does not have",
+    "SHADOW": "it trains a second network beside the model, which PEFT can run only with hidden states as input",
+    "TRAINABLE_TOKENS": "alone it trains embeddings only; give lora `kwargs: {trainable_token_indices: [...]}`",
 }
-
-_UNSET = PeftSection()
-
-
-def method_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Problem]]:
-    """What is wrong with the ``peft`` section that only this table knows.
-
-    Args:
-        sections: The recipe's valid sections by name.
-
-    Returns:
-        Key path and problem: an unknown method, or a setting that the method would ignore.
-    """
-    section = sections.get("peft")
-    if section is None:
-        return []
-    if section.method not in METHODS:
-        problem = Problem(f"no method {section.method!r}", hint=did_you_mean(section.method, METHODS))
-        return [(("peft", "method"), problem)]
-    method = METHODS[section.method]
-    ignored = [name for name in _settings_of(section) if name not in method.defaults]
-    return [(("peft", name), Problem(f"{method.name} has no {name}", hint="leave it out")) for name in ignored]
-
-
-def resolved_settings(section: PeftSection) -> dict[str, Any]:
-    """The settings that the method will use: those asked for, its defaults for the rest.
-
-    Raises:
-        RecipeError: There is no such method, or it would ignore a setting.
-    """
-    for path, problem in method_problems({"peft": section}):
-        raise RecipeError(problem.message, ".".join(path), problem.hint)
-    return {**METHODS[section.method].defaults, **_settings_of(section)}
-
-
-def build_config(section: PeftSection) -> "PeftConfig":
-    """The PEFT config of a method with these settings.
-
-    Raises:
-        RecipeError: There is no such method, it would ignore a setting, or PEFT has no such further argument.
-    """
-    settings = resolved_settings(section)
-    return METHODS[section.method].build(settings, section.kwargs)
-
-
-def _settings_of(section: PeftSection) -> dict[str, Any]:
-    """The settings that differ from saying nothing."""
-    return {
-        name: getattr(section, name)
-        for name in PeftSection.model_fields
-        if name not in {"method", "kwargs"} and getattr(section, name) != getattr(_UNSET, name)
-    }
+"""PEFT types that cannot be trained with GRPO, and why."""

@@ -31,13 +31,32 @@ class PeftSection(Section):
     """The adapter. What a setting means to a method, and its default there, is in ``perl methods``."""
 
     method: str = Field("lora", description="A name from `perl methods`.")
+    type: str | None = Field(
+        None, description="Instead of a method: a type of the installed PEFT; all other keys are its config, verbatim."
+    )
+    adapter: str | None = Field(
+        None, description="Continue training this adapter: a folder, or a Hub id with an optional @revision."
+    )
     rank: int | None = Field(None, ge=1, description="Rank of the update; None: the method's default.")
     alpha: float | None = Field(None, gt=0, description="Scale of the update; None: the method's default.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Adapter dropout; rollouts have none, so leave it at 0.")
-    target_modules: str | list[str] = Field(
-        "all-linear", description="Names or a regular expression; all-linear leaves lm_head out."
+    target_modules: str | list[str] | None = Field(
+        None,
+        description="Names or a regular expression; None: the method's default, mostly all-linear, which leaves "
+        "lm_head out.",
     )
     kwargs: dict[str, Any] = Field({}, description="Further arguments of the method's PEFT config, verbatim.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _verbatim(cls, value: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
+        """With a type, keys that are not ours are arguments of PEFT's config."""
+        if not isinstance(value, dict) or value.get("type") is None:
+            return value
+        own = {key: item for key, item in value.items() if key in cls.model_fields}
+        further = {key: item for key, item in value.items() if key not in cls.model_fields}
+        given = own.get("kwargs", {})
+        return {**own, "kwargs": {**given, **further}} if isinstance(given, dict) else value
 
 
 class Columns(Section):
@@ -154,6 +173,6 @@ SECTION_NAMES = (*SECTIONS, "rewards", "train")
 
 # Fields of PeftRLConfig whose home in a recipe is another section than `train`.
 FIELD_OF_SETTING: dict[tuple[str, str], str] = {
-    **{("peft", key): f"peft_{key}" for key in PeftSection.model_fields},
+    **{("peft", key): "adapter" if key == "adapter" else f"peft_{key}" for key in PeftSection.model_fields},
     **{("rollout", key): key for key in RolloutSection.model_fields},
 }

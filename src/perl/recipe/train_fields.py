@@ -23,6 +23,9 @@ _CLASSES = (
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
     ("perl", "config.py", "PeftRLConfig"),
 )
+REFERENCE_PATTERN = r"base|initial|rolling:[1-9]\d*"
+"""What ``train.reference`` may say."""
+
 # Bounds that the sources state in words only. Whatever else is impossible, PeftRLConfig refuses before a model loads.
 _POSITIVE = Field(gt=0)
 _NOT_NEGATIVE = Field(ge=0)
@@ -42,6 +45,7 @@ _NARROWED: dict[str, Any] = {
     "save_steps": Annotated[float, _POSITIVE],
     "save_total_limit": Annotated[int, _AT_LEAST_ONE] | None,
     "beta": Annotated[float, _NOT_NEGATIVE],
+    "reference": Annotated[str, Field(pattern=f"^({REFERENCE_PATTERN})$")] | None,
     "epsilon": Annotated[float, _NOT_NEGATIVE],
     "epsilon_high": Annotated[float, _NOT_NEGATIVE] | None,
     "num_iterations": Annotated[int, _AT_LEAST_ONE],
@@ -63,7 +67,7 @@ REFUSED: dict[str, str] = {
     "resume_from_checkpoint": "run the same command again, it resumes by itself",
     "reward_weights": "write each weight in rewards, as {accuracy: 1.0, format: 0.2}",
     "save_only_model": "a checkpoint without the optimizer's state cannot be resumed exactly",
-    "sync_ref_model": "TRL cannot move the reference of an adapter",
+    "sync_ref_model": "write train.reference: rolling:N",
     "trust_remote_code": "code from a model's repository is not executed",
     "use_cpu": "write engine.device: cpu",
 }

@@ -1,0 +1,268 @@
+"""Puts an adapter on the base: a new one, or one that is continued. The base's weights are not written.
+
+base, Adaptation -> policy; SavedAdapter -> policy; policy <-> its tensors
+
+Knows nothing of recipes' files, data or training.
+"""
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from perl.errors import BrokenPromiseError, ModelError
+from perl.methods import starts
+from perl.methods.names import is_of_the_base
+from perl.methods.settings import Adaptation, method_of
+from perl.model import base_fingerprint, trainable_parameters
+from perl.saved_adapter import SavedAdapter
+
+# What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT without its CUDA extension.
+_HARMLESS = ("Unsupported layer type", "Failed to load the CUDA extension", "Setting boft_n_butterfly_factor")
+
+
+def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) -> PeftModel:
+    """The base with a new trainable adapter; the base's parameters are frozen.
+
+    An initialisation that PEFT would write into the base's weights (PiSSA, OLoRA) is made beside them instead. On a
+    model without weights (meta device) nothing is computed from them.
+
+    Args:
+        model: The base.
+        adaptation: A method with its config, or the config of any method.
+
+    Raises:
+        RecipeError: The config's method cannot be trained.
+        ModelError: The adapter would touch no module, or has nothing to train.
+    """
+    adaptation = _as_adaptation(adaptation)
+    config = _without_weight_init(adaptation.config)
+    check_targets(model, config)
+    with _explained(model):
+        policy = get_peft_model(model, config)
+    if model.device.type != "meta" and adaptation.method.starts:
+        getattr(starts, adaptation.method.starts)(policy, adaptation.options)
+    freeze_parts(policy, adaptation.method.frozen)
+    check_trainable(policy)
+    return policy
+
+
+def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Adaptation | None = None) -> PeftModel:
+    """The base with a saved adapter, trainable.
+
+    Args:
+        model: The base.
+        saved: The adapter.
+        adaptation: How to go on; None: as the adapter's own method does.
+
+    Raises:
+        RecipeError: The adapter's method cannot be trained.
+        ModelError: The adapter was made for another base.
+    """
+    adaptation = adaptation or Adaptation(method_of(saved.config), saved.config)
+    if saved.base_fingerprint is not None and model.device.type != "meta":
+        now = base_fingerprint(model)
+        if now != saved.base_fingerprint:
+            raise ModelError(
+                f"{saved.name} was trained on other weights of {saved.config.base_model_name_or_path} "
+                f"({saved.base_fingerprint[:12]} then, {now[:12]} here)",
+                "peft.adapter",
+                "load the base's revision that it names",
+            )
+    own = method_of(saved.config)
+    config = copy.deepcopy(saved.config)
+    config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
+    with _explained(model, "peft.adapter"):
+        policy = get_peft_model(model, _without_weight_init(config))
+    _check_fits(policy, saved)
+    if model.device.type != "meta":
+        if own.fixed.get("init_lora_weights"):  # a start that plain PEFT decomposes again when it loads
+            getattr(starts, own.starts)(policy, {})
+        set_peft_model_state_dict(policy, load_file(saved.weights), low_cpu_mem_usage=False)
+    freeze_parts(policy, adaptation.method.frozen)
+    check_trainable(policy)
+    return policy
+
+
+def adapter_tensors(policy: PeftModel) -> dict[str, torch.Tensor]:
+    """Every tensor that the adapter adds to the base, by name, frozen ones and buffers included; not copies."""
+    own = f".{policy.active_adapter}"
+    tensors = {name: p.data for name, p in policy.named_parameters() if not is_of_the_base(policy, name)}
+    tensors |= {name: b for name, b in policy.named_buffers() if own in name}
+    return tensors
+
+
+def load_adapter_tensors(policy: PeftModel, saved: Mapping[str, torch.Tensor]) -> None:
+    """Puts back what :func:`adapter_tensors` gave, bit for bit.
+
+    Raises:
+        BrokenPromiseError: The tensors are those of another adapter.
+    """
+    present = adapter_tensors(policy)
+    different = [name for name, t in present.items() if name not in saved or saved[name].shape != t.shape]
+    different += [name for name in saved if name not in present]
+    if different:
+        raise BrokenPromiseError(f"the checkpoint holds another adapter: {', '.join(sorted(different)[:3])}")
+    with torch.no_grad():
+        for name, tensor in present.items():
+            tensor.copy_(saved[name])
+
+
+@contextlib.contextmanager
+def base_only(policy: PeftModel) -> Iterator[None]:
+    """The policy as its base: adapter off, and afterwards on again.
+
+    PEFT's own context manager switches the adapter on by making all of it trainable, parts that a method freezes
+    included; here what was frozen stays frozen.
+    """
+    frozen = [p for p in policy.parameters() if not p.requires_grad]
+    try:
+        with policy.disable_adapter():
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def freeze_parts(policy: PeftModel, parts: tuple[str, ...]) -> None:
+    """Freezes parts of the active adapter, by PEFT's names for them (``lora_A``)."""
+    for layer in policy.modules():
+        if isinstance(layer, BaseTunerLayer):
+            for part in parts:
+                for name, held in getattr(layer, part, {}).items():
+                    if name == policy.active_adapter:
+                        held.requires_grad_(False)
+
+
+def check_targets(model: nn.Module, config: PeftConfig) -> None:
+    """Refuses names of modules that the model does not have; PEFT ignores a name as long as another one matches.
+
+    Raises:
+        ModelError: With the names that exist.
+    """
+    modules = [name for name, _ in model.named_modules() if name]
+    targets = getattr(config, "target_modules", None)
+    if targets is not None and targets != "all-linear":
+        wanted = [targets] if isinstance(targets, str) else sorted(targets)
+        missing = [name for name in wanted if not _matches(config, name, modules)]
+        if missing:
+            raise ModelError(
+                f"{', '.join(missing)} match no module of {type(model).__name__}",
+                "peft.target_modules",
+                f"the linear layers are {', '.join(_linear_names(model))}; or all-linear",
+            )
+    whole = getattr(config, "modules_to_save", None) or ()
+    absent = [name for name in whole if not any(m == name or m.endswith(f".{name}") for m in modules)]
+    if absent:
+        raise ModelError(
+            f"{', '.join(absent)} match no module of {type(model).__name__}",
+            "peft.kwargs.modules_to_save",
+            f"its parts are {', '.join(sorted({m.rpartition('.')[2] for m in modules if not m[-1].isdigit()}))}",
+        )
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Refuses a model in which nothing would be trained.
+
+    Raises:
+        ModelError: No parameter requires a gradient.
+    """
+    if trainable_parameters(model) == 0:
+        raise ModelError(
+            "the model has no trainable parameters: training would change nothing",
+            hint="load an adapter with is_trainable=True, or pass a peft_config that matches some layer",
+        )
+
+
+def check_untouched_base(policy: PeftModel) -> None:
+    """Refuses a policy whose initialisation has been written into the base's weights.
+
+    Raises:
+        ModelError: The base can no longer be found by switching the adapter off.
+    """
+    initialisation = str(getattr(policy.peft_config[policy.active_adapter], "init_lora_weights", ""))
+    if initialisation.startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
+        raise ModelError(
+            f"the initialisation {initialisation!r} of this PeftModel has changed the weights of its base, so that the "
+            "base's policy is lost and the adapter would belong to no published model",
+            "model",
+            "pass the base and peft_config=..., or the base and PeftRLConfig(adapter=...) to continue",
+        )
+
+
+def _as_adaptation(what: Adaptation | PeftConfig) -> Adaptation:
+    return what if isinstance(what, Adaptation) else Adaptation(method_of(what), what)
+
+
+def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
+    """The config with an initialisation that leaves the base alone; ``methods/starts.py`` makes the other."""
+    if config is None:
+        raise ValueError("method full has no adapter to attach")
+    config = copy.deepcopy(config)
+    if isinstance(getattr(config, "init_lora_weights", None), str) and method_of(config).fixed.get("init_lora_weights"):
+        config.init_lora_weights = True
+    return config
+
+
+def _check_fits(policy: PeftModel, saved: SavedAdapter) -> None:
+    """Names and shapes in the file must be those that the base gives the adapter."""
+    expected = {name: tuple(t.shape) for name, t in get_peft_model_state_dict(policy).items()}
+    pruned = bool(getattr(saved.config, "rank_pattern", None)) and "AdaLora" in type(saved.config).__name__
+    wrong = [
+        f"{name} is {_shape(shape)} there, {_shape(expected[name])} here"
+        for name, shape in saved.shapes.items()
+        if name in expected and expected[name] != shape and not pruned
+    ]
+    wrong += [f"{name} is only there" for name in saved.shapes if name not in expected]
+    wrong += [f"{name} is only here" for name in expected if name not in saved.shapes]
+    if wrong:
+        base = saved.config.base_model_name_or_path
+        raise ModelError(
+            f"{saved.name} does not fit this base, it was made for {base or 'another one'}: {wrong[0]}"
+            + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
+            "peft.adapter",
+        )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(size) for size in shape)
+
+
+def _matches(config: PeftConfig, target: str, modules: list[str]) -> bool:
+    """Whether one target, as PEFT reads it, names a module."""
+    alone = copy.copy(config)
+    alone.target_modules = target if isinstance(config.target_modules, str) else {target}
+    return any(check_target_module_exists(alone, name) for name in modules)
+
+
+def _linear_names(model: nn.Module) -> list[str]:
+    """Last parts of the names of linear layers, without the output head."""
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    return sorted(
+        {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    )
+
+
+@contextlib.contextmanager
+def _explained(model: nn.Module, where: str = "") -> Iterator[None]:
+    """Turns what PEFT raises for a config that the model does not allow into one line."""
+    try:
+        with warnings.catch_warnings():
+            for about in _HARMLESS:
+                warnings.filterwarnings("ignore", about)
+            yield
+    except (ValueError, TypeError, RuntimeError) as error:  # NotImplementedError among them
+        if isinstance(error, NotImplementedError) and "meta" in str(error):
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        on_targets = reason.startswith("Target module")
+        hint = f"the linear layers are {', '.join(_linear_names(model))}; or all-linear" if on_targets else ""
+        place = where or ("peft.target_modules" if on_targets else "peft.kwargs")
+        raise ModelError(f"PEFT refuses: {reason}", place, hint) from error

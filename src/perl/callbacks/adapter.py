@@ -1,0 +1,82 @@
+"""What an adapter needs at each optimizer step, and the proofs that it trains.
+
+trainer events -> AdaLoRA's allocation, the rolling reference, guards
+"""
+
+import logging
+from typing import Any, Protocol
+
+import torch
+from peft import PeftModel
+from transformers import TrainerCallback, TrainerState
+
+from perl.guards import Movement, check_base_unchanged, check_start
+from perl.methods import adalora
+from perl.model import base_fingerprint
+from perl.reference import Reference
+
+logger = logging.getLogger("perl")
+
+
+class AdapterTrainer(Protocol):
+    """What this callback uses of the trainer."""
+
+    base_fingerprint: str | None
+    reference: Reference | None
+    whole_tensors: bool
+
+    @property
+    def policy(self) -> torch.nn.Module: ...  # noqa: D102
+    @property
+    def starts_as_reference(self) -> bool: ...  # noqa: D102
+
+
+class AdapterCallback(TrainerCallback):
+    """Runs a method's own steps and the guards; the trainer adds it by itself."""
+
+    def __init__(self, trainer: Any) -> None:  # noqa: ANN401 (an AdapterTrainer)
+        """Takes the trainer whose policy is trained."""
+        self.trainer: AdapterTrainer = trainer
+        self.movement: Movement | None = None
+
+    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
+        """Fits AdaLoRA's schedule to the number of steps; proves that the policy starts where it should."""
+        policy = self.trainer.policy
+        if adalora.allocates(policy):
+            adalora.set_schedule(policy, state.max_steps)
+        if not self.trainer.whole_tensors:
+            return
+        self.movement = Movement(policy)
+        if isinstance(policy, PeftModel):
+            if self.trainer.base_fingerprint is None:
+                self.trainer.base_fingerprint = base_fingerprint(policy)
+            if state.global_step == 0 and self.trainer.reference is not None:
+                check_start(policy, self.trainer.reference, must=self.trainer.starts_as_reference)
+
+    def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:  # noqa: ANN401 (transformers')
+        """Remembers what is about to move."""
+        if self.movement is not None and not self.movement.proven:
+            self.movement.before_step(optimizer)
+
+    def on_optimizer_step(self, _: Any, state: TrainerState, *__: Any, optimizer: Any = None, **___: Any) -> None:  # noqa: ANN401
+        """Proves that it moved; lets AdaLoRA move its budget while the gradients are still there."""
+        if self.movement is not None and not self.movement.proven:
+            self.movement.after_step(skipped=bool(getattr(optimizer, "step_was_skipped", False)))
+        if adalora.allocates(self.trainer.policy):
+            adalora.allocate(self.trainer.policy, state.global_step + 1)
+
+    def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
+        """Renews a rolling reference."""
+        if self.trainer.reference is not None:
+            self.trainer.reference.after_step(self.trainer.policy, state.global_step)
+
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:  # noqa: ANN401
+        """Adds AdaLoRA's ranks to what is logged."""
+        if logs is not None and adalora.allocates(self.trainer.policy):
+            ranks = adalora.ranks(self.trainer.policy)
+            logs |= {"rank/mean": sum(ranks) / len(ranks), "rank/min": min(ranks), "rank/max": max(ranks)}
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        """Proves that training has not touched the base."""
+        if self.trainer.base_fingerprint is not None and isinstance(self.trainer.policy, PeftModel):
+            check_base_unchanged(self.trainer.policy, self.trainer.base_fingerprint)

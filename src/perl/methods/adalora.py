@@ -1,0 +1,121 @@
+"""AdaLoRA's parts that a trainer must run: the budget's schedule, its moves, the regulariser, the state.
+
+policy, step -> ranks
+
+PEFT has the allocator but nothing calls it outside its own training loop, and its regulariser hangs on a loss that the
+model itself computes, which GRPO's does not. Where these functions say nothing, the allocation is PEFT's.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from peft import AdaLoraConfig, PeftModel
+from peft.tuners.adalora import AdaLoraModel
+from peft.tuners.adalora.layer import AdaLoraLayer
+
+from perl.errors import RecipeError
+
+# Shares of training before the first rank is taken away and after the last one was (the paper: 5 to 20 % and 20 to
+# 50 %, depending on the task), and the steps between two allocations.
+_WARM_UP, _FINAL = 0.1, 0.3
+_ALLOCATIONS = 100
+_FEWEST_STEPS = 2
+_SMOOTHED = ("ipt", "exp_avg_ipt", "exp_avg_unc")
+
+
+def allocates(policy: torch.nn.Module) -> bool:
+    """Whether ranks are still to be allocated: an AdaLoRA that is not the finished one of an earlier run."""
+    return isinstance(policy, PeftModel) and isinstance(policy.base_model, AdaLoraModel) and not _finished(policy)
+
+
+def set_schedule(policy: PeftModel, steps: int) -> None:
+    """Fits the schedule to the true number of optimizer steps; what the user set stays.
+
+    Args:
+        policy: An AdaLoRA policy.
+        steps: Optimizer steps of the whole training.
+
+    Raises:
+        RecipeError: The training is too short for it.
+    """
+    config = _config(policy)
+    if steps < _FEWEST_STEPS:
+        raise RecipeError(f"adalora needs {_FEWEST_STEPS} optimizer steps to move ranks in", "train.max_steps")
+    config.total_step = steps
+    # An importance must have been measured before the last allocation, hence a step before it.
+    config.tfinal = config.tfinal or min(round(_FINAL * steps), steps - _FEWEST_STEPS)
+    config.tinit = config.tinit or min(round(_WARM_UP * steps), steps - config.tfinal - _FEWEST_STEPS)
+    if config.deltaT == 1:
+        config.deltaT = max(1, steps // _ALLOCATIONS)
+    if config.tinit > steps - config.tfinal - _FEWEST_STEPS:
+        raise RecipeError(
+            f"of {steps} steps, tinit {config.tinit} and tfinal {config.tfinal} leave none to move ranks in",
+            "peft.kwargs.tinit",
+            "leave both out, or train longer",
+        )
+
+
+def allocate(policy: PeftModel, step: int) -> None:
+    """Moves the budget after an optimizer step, while its gradients are still there.
+
+    Args:
+        policy: The policy.
+        step: Number of the optimizer step that was just taken, from 1.
+    """
+    policy.base_model.update_and_allocate(step)
+
+
+def regulariser(policy: PeftModel) -> torch.Tensor:
+    """Weight x mean of ||P^T P - I||_F and ||Q Q^T - I||_F over the layers (Zhang et al. 2023, eq. 4)."""
+    adapter = policy.active_adapter
+    distances = []
+    for layer in _layers(policy):
+        for factor in (layer.lora_A[adapter], layer.lora_B[adapter].T):  # both (rank, features)
+            if len(factor):
+                distances.append(torch.linalg.matrix_norm(factor @ factor.T - torch.eye(len(factor)).to(factor)))
+    return float(_config(policy).orth_reg_weight) * torch.stack(distances).mean()
+
+
+def ranks(policy: PeftModel) -> list[int]:
+    """Rank of each adapted matrix: triples whose singular value is not masked."""
+    pattern = _config(policy).rank_pattern
+    if pattern:
+        return [int(sum(kept)) for kept in pattern.values()]
+    return [len(layer.lora_E[policy.active_adapter]) for layer in _layers(policy)]
+
+
+def allocator_state(policy: PeftModel) -> dict[str, torch.Tensor]:
+    """What a checkpoint needs beyond the adapter's tensors: smoothed importances and the ranks."""
+    allocator = policy.base_model.rankallocator
+    state = {f"{part}/{name}": t for part in _SMOOTHED for name, t in getattr(allocator, part).items()}
+    pattern = _config(policy).rank_pattern or {}
+    return state | {f"rank_pattern/{name}": torch.tensor(kept) for name, kept in pattern.items()}
+
+
+def load_allocator_state(policy: PeftModel, state: Mapping[str, torch.Tensor]) -> None:
+    """Puts back what :func:`allocator_state` returned."""
+    parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in (*_SMOOTHED, "rank_pattern")}
+    for key, tensor in state.items():
+        part, _, name = key.partition("/")
+        parts[part][name] = tensor
+    pattern = {name: kept.tolist() for name, kept in parts.pop("rank_pattern").items()}
+    _config(policy).rank_pattern = pattern or None
+    for part, tensors in parts.items():
+        setattr(policy.base_model.rankallocator, part, tensors)
+
+
+def _config(policy: PeftModel) -> AdaLoraConfig:
+    return policy.peft_config[policy.active_adapter]
+
+
+def _finished(policy: PeftModel) -> bool:
+    """An adapter that was loaded with its ranks pruned: its factors have them, there is nothing to mask."""
+    pattern = _config(policy).rank_pattern
+    if not pattern:
+        return False
+    adapter = policy.active_adapter
+    return any(len(layer.lora_E[adapter]) != _config(policy).init_r for layer in _layers(policy))
+
+
+def _layers(policy: PeftModel) -> list[AdaLoraLayer]:
+    return [m for m in policy.modules() if isinstance(m, AdaLoraLayer) and policy.active_adapter in m.lora_A]

@@ -1,0 +1,266 @@
+"""From what a person writes about the adapter to a method with all its settings, and PEFT's config for it.
+
+PeftSection -> Adaptation
+
+Imports PEFT only to build a config; names and settings are checked without it. Knows nothing of models.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from perl.errors import Problem, RecipeError, did_you_mean
+from perl.methods.registry import ALL_LINEAR, AS_RANK, METHODS, REFUSED_TYPES, Method
+from perl.recipe.sections import PeftSection
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+_SETTINGS = ("rank", "alpha", "dropout", "target_modules")
+# AdaLoRA's budget before any rank is taken away, relative to the mean rank at the end (12 for 8 in its paper).
+_ADALORA_START = 1.5
+# Its schedule is set from the number of optimizer steps when training begins; PEFT wants a number before.
+_ADALORA_STEPS_UNKNOWN = 2**31
+# Learning rates below this share of the method's usual one are those of full fine-tuning.
+_FULL_RATE_SHARE = 0.2
+# Full names of initialisations that PEFT makes by writing to the base's weights and that need data of their own.
+_INITS_WITH_DATA = {"corda": "CorDA", "eva": "EVA", "lora_ga": "LoRA-GA", "loftq": "LoftQ"}
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """How a model is adapted: a method, its config, and arguments of ours.
+
+    Attributes:
+        config: PEFT's; None: no adapter, all weights train.
+        options: The method's options, by name.
+    """
+
+    method: Method
+    config: "PeftConfig | None"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def method_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Problem]]:
+    """What is wrong with the ``peft`` section that only the table of methods knows.
+
+    Args:
+        sections: The recipe's valid sections by name.
+
+    Returns:
+        Key path and problem: an unknown method or type, one that cannot be trained, or a setting it would ignore.
+    """
+    section = sections.get("peft")
+    if section is None:
+        return []
+    if section.type is not None:
+        return _type_problems(section)
+    if section.method not in METHODS:
+        problem = Problem(f"no method {section.method!r}", hint=did_you_mean(section.method, METHODS))
+        return [(("peft", "method"), problem)]
+    method = METHODS[section.method]
+    ignored = [name for name in _asked(section) if name not in method.settings]
+    found = [(("peft", name), Problem(f"{method.name} has no {name}", hint="leave it out")) for name in ignored]
+    if not method.config and (section.kwargs or section.adapter):
+        what = "kwargs" if section.kwargs else "adapter"
+        found.append((("peft", what), Problem("method full trains the model itself, without an adapter")))
+    return found + _continued_problems(section, method)
+
+
+def _continued_problems(section: PeftSection, method: Method) -> list[tuple[tuple[str, ...], Problem]]:
+    """An adapter that is continued brings its settings with it."""
+    if section.adapter is None:
+        return []
+    asked = [name for name in _asked(section) if name in method.settings]
+    asked += [f"kwargs.{name}" for name in section.kwargs if name not in method.options]
+    problem = Problem("comes from the adapter that is continued", hint="leave it out")
+    return [(("peft", *name.split(".")), problem) for name in asked]
+
+
+def resolved_settings(section: PeftSection) -> dict[str, Any]:
+    """The settings that the method will use: those asked for, its defaults for the rest.
+
+    Raises:
+        RecipeError: There is no such method, or it would ignore a setting.
+    """
+    _raise_problems(section)
+    asked = _asked(section)
+    if section.type is not None:
+        return {"target_modules": ALL_LINEAR, **asked, **section.kwargs}
+    settings = {**METHODS[section.method].settings, **asked}
+    return {name: settings["rank"] if value == AS_RANK else value for name, value in settings.items()}
+
+
+def adaptation(section: PeftSection) -> Adaptation:
+    """The method with its config, everything filled in.
+
+    Raises:
+        RecipeError: There is no such method, it would ignore a setting, or PEFT refuses an argument.
+    """
+    settings = resolved_settings(section)
+    if section.type is not None:
+        return _verbatim(section, settings)
+    method = METHODS[section.method]
+    if not method.config:
+        return Adaptation(method, None)
+    options = {name: section.kwargs.get(name, default) for name, default in method.options.items()}
+    further = {name: value for name, value in section.kwargs.items() if name not in method.options}
+    for name in method.fixed.keys() & further.keys():
+        raise RecipeError("is what makes this method", f"peft.kwargs.{name}", "choose another peft.method")
+    named = {method.arguments.get(name, name): value for name, value in settings.items()}
+    for name in named.keys() & further.keys():
+        raise RecipeError("is set by this package", f"peft.kwargs.{name}", "use the settings of the peft section")
+    arguments = {**method.defaults, **_derived(method, settings), **further, **method.fixed, **named}
+    return Adaptation(method, _config(method.config, arguments, method.options), options)
+
+
+def continued_adaptation(section: PeftSection, config: "PeftConfig") -> Adaptation:
+    """The method with the config of the adapter that is continued.
+
+    The method's name says how to go on, as far as the adapter allows it: any LoRA may go on as ``lora_plus``. The
+    default ``lora`` stands for the adapter's own method.
+
+    Raises:
+        RecipeError: The adapter belongs to another method, or cannot be trained.
+    """
+    own = method_of(config)
+    _raise_problems(section)
+    method = own if section.method == "lora" or section.type else METHODS[section.method]
+    if method.config != type(config).__name__ or any(
+        not _same(getattr(config, name, None), value) for name, value in method.fixed.items() if name.startswith("use_")
+    ):
+        raise RecipeError(f"the adapter is of the method {own.name}", "peft.method", "leave peft.method out")
+    options = {name: section.kwargs.get(name, default) for name, default in method.options.items()}
+    return Adaptation(method, config, options)
+
+
+def usual_learning_rate(method: Method, lora_rate: float) -> float:
+    """The rate to take for a method where LoRA would have this one."""
+    return lora_rate * method.rate
+
+
+def rate_warning(method: Method, learning_rate: float, lora_rate: float) -> str | None:
+    """What to tell a person whose learning rate would hardly move this adapter, or None."""
+    usual = usual_learning_rate(method, lora_rate)
+    if not method.config or learning_rate >= _FULL_RATE_SHARE * usual:
+        return None
+    return (
+        f"learning rate {learning_rate:g} is in the range of full fine-tuning; {method.name} usually takes about "
+        f"{usual:g}, and would hardly move at this one"
+    )
+
+
+def dropout_of(config: "PeftConfig | None") -> float:
+    """The adapter's dropout, whatever the config calls it."""
+    names = [name for name in vars(config) if name.endswith("_dropout")] if config is not None else []
+    return max((float(getattr(config, name)) for name in names), default=0.0)
+
+
+def method_of(config: "PeftConfig") -> Method:
+    """The row of the table that a PEFT config belongs to, or one made for it.
+
+    Raises:
+        RecipeError: The config's type or initialisation cannot be trained; says why.
+    """
+    kind = config.peft_type.value
+    _refuse_type(kind, "peft_config")
+    if getattr(config, "bias", "none") != "none":
+        raise RecipeError(
+            "trains biases of the base itself, which switching the adapter off does not restore",
+            "peft.kwargs.bias",
+            "leave it out; lora_bias trains biases of the adapter",
+        )
+    initialisation = str(getattr(config, "init_lora_weights", ""))
+    for prefix, name in _INITS_WITH_DATA.items():
+        if initialisation.startswith(prefix):
+            raise RecipeError(
+                f"the initialisation {initialisation!r} ({name}) changes the base or needs data to start from",
+                "peft_config.init_lora_weights",
+                "pissa, olora and milora start from the weights alone and leave the base untouched",
+            )
+    rows = [row for row in METHODS.values() if row.config == type(config).__name__ and not row.options]
+    fitting = [row for row in rows if all(_same(getattr(config, k, None), v) for k, v in row.fixed.items())]
+    plain = [row for row in fitting if row.fixed or not (row.starts or row.frozen)]
+    return max(plain, key=lambda row: len(row.fixed), default=_made_for(kind, type(config).__name__))
+
+
+def _same(value: Any, fixed: Any) -> bool:  # noqa: ANN401 (arguments of configs)
+    """Whether an argument has a row's fixed value; PiSSA by its fast decomposition is PiSSA."""
+    return value == fixed or (fixed == "pissa" and str(value).startswith("pissa"))
+
+
+def _made_for(kind: str, config: str) -> Method:
+    return Method(kind.lower(), f"PEFT's {kind}, as it is", "PEFT's documentation", config, {}, delta="full")
+
+
+def _verbatim(section: PeftSection, settings: Mapping[str, Any]) -> Adaptation:
+    """Any config of the installed PEFT, with its arguments as they stand."""
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    known = {kind.value: config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    kind = str(section.type).upper()
+    if kind not in known:
+        raise RecipeError(f"PEFT has no type {section.type!r}", "peft.type", did_you_mean(kind, known))
+    name = known[kind].__name__
+    targets = {field.name for field in dataclasses.fields(known[kind])} & {"target_modules"}
+    arguments = {key: value for key, value in settings.items() if key != "target_modules" or targets}
+    config = _config(name, arguments, {})
+    return Adaptation(method_of(config), config)
+
+
+def _config(class_name: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> "PeftConfig":
+    """PEFT's config, with its refusals as one line."""
+    import peft
+
+    config_class = getattr(peft, class_name)
+    known = {field.name for field in dataclasses.fields(config_class)} | options.keys()
+    for name in arguments:
+        if name not in known:
+            raise RecipeError(f"{class_name} has no such argument", f"peft.kwargs.{name}", did_you_mean(name, known))
+    try:
+        config = config_class(task_type="CAUSAL_LM", **arguments)
+    except (ValueError, TypeError, ImportError) as error:
+        raise RecipeError(f"PEFT refuses: {error}", "peft.kwargs") from error
+    method_of(config)
+    return config
+
+
+def _derived(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that follow from the settings."""
+    targets = settings.get("target_modules")
+    if method.name == "adalora":
+        rank = settings["rank"]
+        return {"init_r": max(rank + 1, ceil(_ADALORA_START * rank)), "total_step": _ADALORA_STEPS_UNKNOWN}
+    if method.name == "ia3" and isinstance(targets, list):
+        inner = set(method.defaults["feedforward_modules"])
+        return {"feedforward_modules": [name for name in targets if name in inner]}
+    return {}
+
+
+def _type_problems(section: PeftSection) -> list[tuple[tuple[str, ...], Problem]]:
+    kind = str(section.type).upper()
+    if kind in REFUSED_TYPES:
+        return [(("peft", "type"), Problem(f"{kind} cannot be trained: {REFUSED_TYPES[kind]}"))]
+    hint = f"with peft.type the arguments are those of PEFT's config, verbatim ({', '.join(_SETTINGS[:3])} are ours)"
+    ours = [name for name in _asked(section) if name != "target_modules"]
+    return [(("peft", name), Problem("is not an argument of PEFT", hint=hint)) for name in ours]
+
+
+def _refuse_type(kind: str, where: str) -> None:
+    if kind in REFUSED_TYPES:
+        raise RecipeError(f"{kind} cannot be trained: {REFUSED_TYPES[kind]}", where)
+
+
+def _raise_problems(section: PeftSection) -> None:
+    for path, problem in method_problems({"peft": section}):
+        raise RecipeError(problem.message, ".".join(path), problem.hint)
+
+
+def _asked(section: PeftSection) -> dict[str, Any]:
+    """The settings that differ from saying nothing."""
+    return {name: getattr(section, name) for name in _SETTINGS if getattr(section, name) != _UNSET[name]}
+
+
+_UNSET = {name: PeftSection.model_fields[name].default for name in _SETTINGS}

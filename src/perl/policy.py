@@ -1,0 +1,94 @@
+"""From what a trainer is given to the policy that it trains.
+
+model or name, arguments, peft_config -> model with a new, a continued or no adapter
+
+Knows nothing of data, rewards or training.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from accelerate.utils import set_seed
+from peft import PeftConfig, PeftModel
+from transformers import AutoProcessor
+from trl import GRPOConfig
+from trl.trainer.utils import create_model_from_path
+
+from perl.adapter import attach_adapter, check_trainable, check_untouched_base, continue_adapter
+from perl.config import PeftRLConfig
+from perl.errors import ModelError
+from perl.methods.registry import LORA_LEARNING_RATE, METHODS
+from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
+from perl.model import base_identity
+from perl.saved_adapter import find_adapter
+
+
+def adapted_policy(
+    model: Any,  # noqa: ANN401 (TRL's signature)
+    args: GRPOConfig,
+    peft_config: PeftConfig | None,
+    quantization_config: Any,  # noqa: ANN401
+) -> tuple[Any, Adaptation, bool]:
+    """The policy that the trainer's arguments describe, with a new, a continued, or no adapter.
+
+    Returns:
+        The model; how it is adapted; whether an adapter is continued. A name stays a name if no adapter is asked for.
+
+    Raises:
+        PerlError: The method, the adapter or the model is not what it must be.
+    """
+    if isinstance(model, PeftModel):
+        if peft_config is not None or (isinstance(args, PeftRLConfig) and args.adapter):
+            raise ModelError("the model has an adapter already", "peft_config", "pass the base, or no peft_config")
+        check_trainable(model)
+        check_untouched_base(model)
+        config = model.peft_config[model.active_adapter]
+        return model, Adaptation(method_of(config), config), True
+    saved = find_adapter(args.adapter, _base_name(model)) if isinstance(args, PeftRLConfig) and args.adapter else None
+    if peft_config is not None:
+        how = Adaptation(method_of(peft_config), peft_config)
+    elif not isinstance(args, PeftRLConfig):
+        how = Adaptation(METHODS["full"], None)
+    else:
+        how = continued_adaptation(args.peft, saved.config) if saved else adaptation(args.peft)
+    if how.config is None:
+        return model, how, False
+    set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
+    if isinstance(model, str):
+        options = dict(args.model_init_kwargs or {})
+        if quantization_config is not None:
+            options["quantization_config"] = quantization_config
+        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+            options["device_map"] = None
+        model = create_model_from_path(model, **{**options, "trust_remote_code": args.trust_remote_code})
+    if saved is not None and peft_config is None:
+        return continue_adapter(model, saved, how), how, True
+    return attach_adapter(model, how), how, False
+
+
+def _base_name(model: Any) -> str | None:  # noqa: ANN401 (a name or a model)
+    return None if isinstance(model, str) else base_identity(model)[0]
+
+
+def load_processor(name: str, args: GRPOConfig) -> Any:  # noqa: ANN401 (a tokenizer or a multimodal processor)
+    """The tokenizer or processor that belongs to a model's name, at the model's revision, as TRL sets it up."""
+    return AutoProcessor.from_pretrained(
+        name,
+        revision=(args.model_init_kwargs or {}).get("revision"),
+        truncation_side="left",
+        padding_side="left",
+        trust_remote_code=args.trust_remote_code,
+    )
+
+
+def setting_warnings(how: Adaptation, learning_rate: float) -> Iterator[str]:
+    """What is allowed and probably not meant."""
+    warning = rate_warning(how.method, learning_rate, LORA_LEARNING_RATE)
+    if warning:
+        yield warning
+    dropout = dropout_of(how.config)
+    if dropout:
+        yield (
+            f"adapter dropout {dropout:g}: rollouts have none, so the policy that is trained is not the one that "
+            "sampled; leave it at 0"
+        )

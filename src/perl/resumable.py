@@ -1,0 +1,166 @@
+"""ResumableGRPOTrainer: TRL's GRPOTrainer whose checkpoints are complete and resume bit for bit.
+
+checkpoint -> the policy, the reference, the counters and the rollouts, as they were
+
+With trainer.py the only module that knows TRL's and transformers' private methods; each override says which method it
+replaces and why. Knows nothing of methods, rewards or losses.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from perl.checkpoint import (
+    latest_checkpoint,
+    load_policy,
+    load_trainer_state,
+    save_policy,
+    save_trainer_state,
+    seal,
+    unseal,
+    write_adapter_files,
+)
+from perl.model import base_identity
+from perl.reference import Reference
+from perl.sampler import ResumableRepeatSampler
+
+
+class ResumableGRPOTrainer(GRPOTrainer):
+    """GRPOTrainer with checkpoints that another process can go on from as if nothing had happened.
+
+    Attributes:
+        reference: What the KL divergence is measured against; None if the loss has no such term.
+        base_fingerprint: Of the base's weights, once it is known; goes into saved adapters.
+    """
+
+    _step: int
+    reference: Reference | None = None
+    base_fingerprint: str | None = None
+
+    @property
+    def policy(self) -> torch.nn.Module:
+        """The model with its adapter, without the wrappers of distributed training."""
+        return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def whole_tensors(self) -> bool:
+        """Whether this process holds the whole of each tensor: not under DeepSpeed or FSDP."""
+        return not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:  # noqa: ANN401
+        """Trains, from the start or from a checkpoint.
+
+        Replaces ``Trainer.train`` to choose the newest *complete* checkpoint, to restore what TRL forgets (its
+        micro-batch counter and rollouts that are not used up), and to take no further step when the checkpoint is the
+        last one.
+
+        Args:
+            resume_from_checkpoint: A checkpoint's folder, or True for the newest one in ``output_dir``.
+            *args: As in transformers.
+            **kwargs: As in transformers.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(latest_checkpoint(Path(self.args.output_dir)) or "") or True
+        if isinstance(resume_from_checkpoint, str):
+            checkpoint = Path(resume_from_checkpoint)
+            finished = self._load_if_finished(checkpoint)
+            if finished is not None:
+                return finished
+            counters, window = load_trainer_state(checkpoint, self.args.process_index, self.args.device)
+            self._step = counters.get("micro_step", self._step)
+            self._buffered_inputs = window
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _get_train_sampler(self, dataset: Any = None) -> "torch.utils.data.Sampler[int]":  # noqa: ANN401
+        """Replaces TRL's sampler by one with the same order that can start in any epoch."""
+        sampler = super()._get_train_sampler(dataset)
+        if type(sampler) is RepeatSampler:
+            return ResumableRepeatSampler(sampler, epoch_of=lambda: int(self.state.epoch or 0))
+        return sampler
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:  # noqa: ANN401
+        """Extends Trainer's checkpoint: adds what TRL forgets, seals it, and only then deletes older ones."""
+        folder = Path(self._get_output_dir(trial=trial))
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            unseal(checkpoint)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save and self.whole_tensors:
+            save_policy(checkpoint, self.policy, self._reference_to_keep())
+        save_trainer_state(checkpoint, {"micro_step": self._step}, self._unused_rollouts(), self.args.process_index)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            seal(checkpoint)
+            rotate_checkpoints(
+                output_dir=str(folder),
+                save_total_limit=limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=False,
+            )
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Replaces ``Trainer._save`` for adapters: what plain PEFT loads on the pristine base, and no pickles."""
+        if not isinstance(self.policy, PeftModel) or not self.whole_tensors:
+            super()._save(output_dir, state_dict)
+            return
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_adapter_files(self.policy, folder, *base_identity(self.policy), self.base_fingerprint)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        """Replaces ``Trainer._load_from_checkpoint`` for adapters: every tensor as it was, and the reference."""
+        snapshot = load_policy(Path(resume_from_checkpoint), self.policy)
+        if snapshot is None or not isinstance(self.policy, PeftModel):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if snapshot and self.reference is not None:
+            self.reference.load(snapshot)
+
+    def _load_best_model(self) -> None:
+        """Replaces ``Trainer._load_best_model`` for adapters, as :meth:`_load_from_checkpoint` does."""
+        best = Path(self.state.best_model_checkpoint)
+        if not isinstance(self.policy, PeftModel) or load_policy(best, self.policy) is None:
+            super()._load_best_model()
+
+    def _reference_to_keep(self) -> dict[str, torch.Tensor]:
+        """The reference's snapshot for a checkpoint; that of a whole model's base is made anew instead."""
+        if self.reference is None or self.reference.is_the_base:
+            return {}
+        return self.reference.snapshot
+
+    def _unused_rollouts(self) -> list[dict[str, torch.Tensor]] | None:
+        """The current generation batch, if later steps still train on it.
+
+        Rows with images hold more than tensors; a run that resumes among those generates them anew.
+        """
+        used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+        if used_up or self._buffered_inputs is None:
+            return None
+        plain = all(isinstance(value, torch.Tensor) for batch in self._buffered_inputs for value in batch.values())
+        return self._buffered_inputs if plain else None
+
+    def _load_if_finished(self, checkpoint: Path) -> TrainOutput | None:
+        """Loads a checkpoint of the last step and returns; None if there are steps left to take."""
+        state_file = checkpoint / TRAINER_STATE_NAME
+        if not state_file.is_file():
+            return None
+        state = TrainerState.load_from_json(str(state_file))
+        if state.global_step < (self.args.max_steps if self.args.max_steps > 0 else state.max_steps):
+            return None
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = state
+        return TrainOutput(state.global_step, math.nan, {})
