@@ -192,7 +192,10 @@ def test_the_fields_that_our_config_adds_to_trls():
         "peft_rank": None,
         "peft_alpha": None,
         "peft_dropout": 0.0,
+        "peft_type": None,
         "peft_kwargs": None,
+        "adapter": None,
+        "reference": None,
     }
 
 

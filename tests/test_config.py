@@ -13,6 +13,7 @@ from trl import GRPOConfig
 
 from perl.config import PeftRLConfig, training_arguments
 from perl.errors import RecipeError
+from perl.methods.registry import METHODS
 from perl.recipe import load_recipe
 from perl.recipe.sections import PeftSection
 
@@ -65,7 +66,8 @@ def test_every_argument_of_the_parent_does_what_it_does_there():
 
 
 def test_the_documented_defaults_are_the_ones_that_differ():
-    documented = re.findall(r"``(\w+)`` ([\d.e-]+) instead of ([\d.e-]+)", PeftRLConfig.__doc__)
+    said = PeftRLConfig.__doc__.replace("is the method's usual one, 1e-5 for LoRA,", "1e-5")
+    documented = re.findall(r"``(\w+)`` ([\d.e-]+) instead of ([\d.e-]+)", said)
     documented = {name: (float(theirs), float(ours)) for name, ours, theirs in documented}
     assert documented == {"learning_rate": (1e-6, 1e-5), "logging_steps": (10, 1), "save_steps": (500, 50)}
     assert "``bf16``, ``gradient_checkpointing`` and ``dataloader_pin_memory`` are off on a CPU" in PeftRLConfig.__doc__
@@ -180,6 +182,8 @@ def test_prompts_per_step_below_one_is_refused(prompts):
         ("peft_target_modules", 5),
         ("peft_kwargs", ["a"]),
         ("peft_method", None),
+        ("peft_type", 5),
+        ("adapter", 5),
     ],
 )
 def test_an_impossible_adapter_is_refused_at_once(name, value):
@@ -190,8 +194,47 @@ def test_an_impossible_adapter_is_refused_at_once(name, value):
 
 def test_the_adapter_fields_are_the_recipes_section():
     names = [field.name for field in dataclasses.fields(PeftRLConfig) if field.name.startswith("peft_")]
-    assert names == [f"peft_{key}" for key in PeftSection.model_fields]
+    assert set(names) == {f"peft_{key}" for key in PeftSection.model_fields if key != "adapter"}
     assert PeftRLConfig("out", use_cpu=True).peft == PeftSection()
+    config = PeftRLConfig("out", use_cpu=True, peft_type="C3A", peft_kwargs={"block_size": 32}, adapter="folder")
+    assert config.peft == PeftSection(type="C3A", kwargs={"block_size": 32}, adapter="folder")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_default_learning_rate_is_the_methods(method):
+    config = PeftRLConfig("out", use_cpu=True, peft_method=method)
+    assert config.learning_rate == pytest.approx(1e-5 * METHODS[method].rate, rel=1e-12)
+    assert PeftRLConfig("out", use_cpu=True, peft_method=method, learning_rate=3e-7).learning_rate == 3e-7
+    recipe = load_recipe({"peft": {"method": method}, "engine": {"device": "cpu"}})
+    assert training_arguments(recipe, "out").learning_rate == config.learning_rate
+
+
+def test_the_usual_learning_rates_of_lora_and_of_all_weights_differ_tenfold():
+    rates = [PeftRLConfig("out", use_cpu=True, peft_method=method).learning_rate for method in ("lora", "full")]
+    assert rates == pytest.approx([1e-5, 1e-6], rel=1e-12)
+
+
+def test_null_gives_the_methods_learning_rate_back_to_a_recipe_that_extends_another():
+    recipe = load_recipe("quickstart", ["peft.method=dora", "train.learning_rate=null", "engine.device=cpu"])
+    assert training_arguments(recipe, "out").learning_rate == 1e-5 * METHODS["dora"].rate
+
+
+@pytest.mark.parametrize("reference", [None, "base", "initial", "rolling:1", "rolling:50"])
+def test_a_reference_of_the_kl_divergence_is_named(reference):
+    assert PeftRLConfig("out", use_cpu=True, reference=reference).reference == reference
+    recipe = load_recipe({"train": {"reference": reference}, "engine": {"device": "cpu"}})
+    assert training_arguments(recipe, "out").reference == reference
+
+
+@pytest.mark.parametrize("reference", ["", "pristine", "rolling", "rolling:0", "rolling:-2", "rolling:1.5", "base\n"])
+def test_a_reference_that_does_not_exist_is_refused(reference):
+    with pytest.raises(RecipeError) as caught:
+        PeftRLConfig("out", use_cpu=True, reference=reference)
+    (problem,) = caught.value.problems
+    assert problem.where == "reference"
+    assert "rolling:N" in problem.hint
+    with pytest.raises(RecipeError, match=r"^train\.reference: must "):
+        load_recipe({"train": {"reference": reference}})
 
 
 def test_a_recipes_training_arguments_arrive():

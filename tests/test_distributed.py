@@ -1,9 +1,13 @@
 """Two processes on one machine train one adapter: one of them writes, both take the same steps."""
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
@@ -39,3 +43,26 @@ def test_two_processes_train_one_adapter(tmp_path):
     base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
     PeftModel.from_pretrained(base, tmp_path / "run" / "adapter")
     assert done.stdout.count("card  ") == 1
+
+
+METHODS = ["lora_plus", "lora_fa", "adalora", "pissa", "slicefine"]
+
+
+def test_methods_with_an_optimizer_a_start_or_a_step_of_their_own_train_alike_in_two_processes(tmp_path, checkout):
+    benchmarks = checkout / "benchmarks"
+    spec = importlib.util.spec_from_file_location("method_properties", benchmarks / "method_properties.py")
+    properties = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(properties)
+    model = properties.write_model("biases", tmp_path)
+    script = str(Path(__file__).with_name("distributed_methods.py"))
+    environment = {**os.environ, "PYTHONPATH": str(benchmarks)}
+    for processes, rows in ((1, 8), (2, 4)):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        command = [*launcher, script, model, str(tmp_path), str(rows), *METHODS]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+    alone, first, second = (json.loads((tmp_path / f"found-{end}.json").read_text()) for end in ("8-0", "4-0", "4-1"))
+    for method in METHODS:
+        assert first[method]["digest"] == second[method]["digest"]
+        assert first[method]["logits"] == pytest.approx(alone[method]["logits"], abs=1e-4)
+        assert first[method]["optimizer"] == {"lora_plus": "LoRA+", "lora_fa": "LoRA-FA"}.get(method, "AdamW")

@@ -1,5 +1,6 @@
 """Each guard lets a good run pass and stops a broken one with a message that says what broke."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,27 @@ from safetensors.torch import load_file, save_file
 from perl.adapter import attach_adapter
 from perl.checkpoint import write_adapter
 from perl.errors import EXIT_FAILED, BrokenPromiseError
-from perl.guards import RELOAD_TOLERANCE, check_base_unchanged, check_optimizer, check_saved_adapter
+from perl.guards import (
+    PATIENCE,
+    RELOAD_TOLERANCE,
+    START_TOLERANCE,
+    Movement,
+    check_base_unchanged,
+    check_optimizer,
+    check_saved_adapter,
+    check_saved_model,
+    check_start,
+)
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.model import base_fingerprint, load_base
 from perl.recipe.sections import ModelSection, PeftSection
+from perl.reference import Reference
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
+
+
+ADAPTERS = [name for name, method in METHODS.items() if method.config]
 
 
 @pytest.fixture
@@ -23,15 +38,21 @@ def policy():
     return moved("lora")
 
 
+def new(method: str):
+    """A policy with a small new adapter."""
+    rank = {"rank": 2} if "rank" in METHODS[method].settings else {}
+    base = load_base(ModelSection(), torch.device("cpu"))
+    return attach_adapter(base, adaptation(PeftSection(method=method, **rank))).eval()
+
+
 def moved(method: str):
     """A policy whose adapter is no longer the identity."""
-    base = load_base(ModelSection(), torch.device("cpu"))
-    policy = attach_adapter(base, adaptation(PeftSection(method=method, rank=2)))
+    policy = new(method)
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:
                 parameter += 0.05 * torch.randn(parameter.shape)
-    return policy.eval()
+    return policy
 
 
 def test_an_optimizer_with_every_trainable_parameter_passes(policy):
@@ -71,7 +92,7 @@ def test_merging_the_adapter_into_the_base_is_stopped(policy):
         check_base_unchanged(policy, fingerprint)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_a_saved_adapter_that_is_the_trained_one_passes(method):
     policy = moved(method)
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
@@ -101,3 +122,101 @@ def test_a_saved_adapter_that_was_tampered_with_is_stopped(policy, value):
 
 def test_a_broken_promise_is_not_the_users_mistake():
     assert BrokenPromiseError.exit_code == EXIT_FAILED
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_a_policy_that_starts_at_its_reference_passes(method):
+    policy = new(method).train()
+    before = [(p.clone(), p.requires_grad) for p in policy.parameters()]
+    assert check_start(policy, Reference(policy), must=True) <= START_TOLERANCE
+    assert policy.training
+    assert all(
+        torch.equal(p, q) and p.requires_grad == g for p, (q, g) in zip(policy.parameters(), before, strict=True)
+    )
+
+
+def test_a_policy_that_starts_elsewhere_is_stopped_or_only_said(policy, caplog):
+    with pytest.raises(BrokenPromiseError, match=r"differs from its reference by .* nats \(at most 1e-04\)"):
+        check_start(policy, Reference(policy), must=True)
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        assert check_start(policy, Reference(policy), must=False) > START_TOLERANCE
+    assert "this adapter does not start as the base" in caplog.text
+    assert check_start(policy, Reference(policy, "initial"), must=True) == 0.0
+
+
+def a_step(movement: Movement, optimizer: torch.optim.Optimizer, gradients: dict) -> None:
+    """An optimizer step with these gradients."""
+    for parameter, gradient in gradients.items():
+        parameter.grad = torch.full_like(parameter, gradient)
+    movement.before_step(optimizer)
+    optimizer.step()
+    movement.after_step(skipped=False)
+    optimizer.zero_grad()
+
+
+@pytest.fixture
+def pair():
+    """Two trained tensors."""
+    return torch.nn.ParameterDict({"one": torch.ones(3), "other": torch.ones(3)})
+
+
+def test_tensors_that_moved_once_are_proven_and_may_have_waited(pair):
+    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=0.1), Movement(pair)
+    for _ in range(PATIENCE - 1):
+        a_step(movement, optimizer, {pair["one"]: 1.0})
+        assert not movement.proven
+    a_step(movement, optimizer, {pair["other"]: 1.0})
+    assert movement.proven
+
+
+def test_a_tensor_with_a_gradient_that_does_not_move_is_stopped(pair):
+    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=1e-9), Movement(pair)  # 1 - 1e-9 is 1 in float32
+    with pytest.raises(BrokenPromiseError, match=r"2 trained tensors have a gradient and did not move .*: one, other "):
+        a_step(movement, optimizer, {pair["one"]: 1.0, pair["other"]: 1.0})
+
+
+def test_a_tensor_that_never_gets_a_gradient_is_stopped(pair):
+    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=0.1), Movement(pair)
+    for _ in range(PATIENCE - 1):
+        a_step(movement, optimizer, {pair["one"]: 1.0})
+    with pytest.raises(BrokenPromiseError, match=f"1 trained tensors got no gradient in {PATIENCE} updates: other"):
+        a_step(movement, optimizer, {pair["one"]: 1.0})
+
+
+def test_an_expert_that_was_not_chosen_is_only_said(caplog):
+    pair = torch.nn.ParameterDict({"one": torch.ones(3), "expert": torch.ones(3)})
+    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=0.1), Movement(pair)
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        for _ in range(PATIENCE):
+            a_step(movement, optimizer, {pair["one"]: 1.0})
+    assert "experts may not have been chosen yet" in caplog.text
+    assert movement.proven
+
+
+def test_updates_that_could_move_nothing_prove_nothing(pair):
+    movement = Movement(pair)
+    for learning_rate, gradient in ((0.0, 1.0), (0.1, 0.0)):  # a warm-up's first step, groups whose rewards agree
+        optimizer = torch.optim.SGD(pair.parameters(), lr=learning_rate)
+        for _ in range(2 * PATIENCE):
+            a_step(movement, optimizer, {pair["one"]: gradient, pair["other"]: gradient})
+    assert not movement.proven
+
+
+def test_a_step_that_mixed_precision_skipped_is_no_failure(pair):
+    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=0.1), Movement(pair)
+    pair["one"].grad = torch.ones(3)
+    movement.before_step(optimizer)
+    movement.after_step(skipped=True)
+    assert not movement.proven
+
+
+def test_a_model_that_was_saved_whole_is_compared_bit_for_bit():
+    model = load_base(ModelSection(), torch.device("cpu"))
+    model.save_pretrained("model")
+    check_saved_model(model, Path("model"))
+    file = Path("model/model.safetensors")
+    tensors = load_file(file)
+    tensors["model.norm.weight"].view(torch.int32)[-1] ^= 1
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(BrokenPromiseError, match=r"the model in model is not the one .*: model\.norm\.weight differs"):
+        check_saved_model(model, Path("model"))

@@ -33,14 +33,22 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 # From the sandbox's config: 4 layers of width 128, 4 query and 2 key heads of 32, 384 inside, 128 tokens, tied.
 LINEAR_SHAPES = [(128, 128), (128, 64), (128, 64), (128, 128), (128, 384), (128, 384), (384, 128)]
 LAYERS = 4
+ADAPTERS = [name for name, method in METHODS.items() if method.config]
 
 
 def base():
     return load_base(ModelSection(), CPU)
 
 
-def adapted(method: str = "lora", rank: int = 4, **kwargs):
-    return attach_adapter(base(), adaptation(PeftSection(method=method, rank=rank, kwargs=kwargs)))
+def adapted(method: str = "lora", rank: int = 4, model: torch.nn.Module | None = None, **kwargs):
+    settings = {"rank": rank} if "rank" in METHODS[method].settings else {}
+    return attach_adapter(model or base(), adaptation(PeftSection(method=method, **settings, kwargs=kwargs)))
+
+
+def beside(method: str, modules: list[str]) -> list[str] | None:
+    """Modules to train whole; LN tuning adapts the norms, so others in their place."""
+    others = {"norm": "o_proj", "q_norm": "v_proj"} if method == "ln_tuning" else {}
+    return [others.get(name, name) for name in modules] or None
 
 
 def move_adapter(policy: torch.nn.Module) -> None:
@@ -60,10 +68,10 @@ def test_the_fingerprint_is_the_same_at_every_load(pristine):
     assert re.fullmatch(r"[0-9a-f]{64}", pristine)
 
 
-@pytest.mark.parametrize("modules", [None, ["norm"], ["q_norm", "norm"]], ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("modules", [[], ["norm"], ["q_norm", "norm"]], ids=str)
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_the_fingerprint_is_the_bases_with_an_adapter_moved_or_not(pristine, method, modules):
-    policy = adapted(method, modules_to_save=modules)
+    policy = adapted(method, modules_to_save=beside(method, modules))
     assert base_fingerprint(policy) == pristine
     move_adapter(policy)
     assert base_fingerprint(policy) == pristine
@@ -99,12 +107,14 @@ def test_the_fingerprint_is_the_bases_when_parameters_of_experts_are_adapted():
     assert base_fingerprint(attach_adapter(model, adapter)) == before
 
 
-@pytest.mark.parametrize("method", [None, *METHODS])
+@pytest.mark.parametrize("method", [None, *ADAPTERS])
 def test_the_fingerprint_notices_a_single_bit_of_any_weight_of_the_base(pristine, method):
-    model = base() if method is None else adapted(method, modules_to_save=["norm"])
-    weights = {n: p for n, p in model.named_parameters() if method is None or not p.requires_grad}
+    model = base()
+    weights = list(model.parameters())
     assert len(weights) == 46
-    for weight in weights.values():
+    if method is not None:
+        model = adapted(method, model=model, modules_to_save=beside(method, ["norm"]))
+    for weight in weights:
         bits = weight.data.view(torch.int32).flatten()
         bits[-1] ^= 1
         assert base_fingerprint(model) != pristine
@@ -141,7 +151,7 @@ def test_a_new_adapter_freezes_the_base():
 
 
 @pytest.mark.parametrize("rank", [1, 8])
-@pytest.mark.parametrize(("method", "magnitudes"), [("lora", 0), ("rslora", 0), ("dora", 1)])
+@pytest.mark.parametrize(("method", "magnitudes"), [("lora", 0), ("rslora", 0), ("dora", 1), ("pissa", 0)])
 def test_what_trains_is_counted(method, magnitudes, rank):
     expected = LAYERS * sum(rank * (inputs + outputs) + magnitudes * outputs for inputs, outputs in LINEAR_SHAPES)
     assert trainable_parameters(adapted(method, rank)) == expected
@@ -153,6 +163,7 @@ def test_tied_weights_are_counted_once():
     assert total_parameters(base()) == norms + matrices
     policy = adapted()
     assert total_parameters(policy) == norms + matrices + trainable_parameters(policy)
+    assert trainable_parameters(load_empty_base(ModelSection())) == norms + matrices  # method full
 
 
 def test_a_model_in_which_nothing_would_train_is_refused():

@@ -8,7 +8,7 @@ Knows nothing of recipes' files, data or training.
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -19,13 +19,20 @@ from transformers import PreTrainedModel
 
 from perl.errors import BrokenPromiseError, ModelError
 from perl.methods import starts
-from perl.methods.names import is_of_the_base
+from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.settings import Adaptation, method_of
-from perl.model import base_fingerprint, trainable_parameters
+from perl.model import base_fingerprint, base_parameters, trainable_parameters
 from perl.saved_adapter import SavedAdapter
 
-# What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT without its CUDA extension.
-_HARMLESS = ("Unsupported layer type", "Failed to load the CUDA extension", "Setting boft_n_butterfly_factor")
+# What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT without its CUDA extension,
+# AdaLoRA's ranks taken for LoRA's, a layer of AdaLoRA without any rank left.
+_HARMLESS = (
+    "Unsupported layer type",
+    "Failed to load the CUDA extension",
+    "Setting boft_n_butterfly_factor",
+    "The following rank_pattern keys",
+    "Adapter .* LoRA tensor",
+)
 
 
 def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) -> PeftModel:
@@ -45,6 +52,9 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     adaptation = _as_adaptation(adaptation)
     config = _without_weight_init(adaptation.config)
     check_targets(model, config)
+    if getattr(config, "modules_to_save", None):
+        config.modules_to_save = _full_names(model, config.modules_to_save)
+    _quiet_sparse_tensors(config)
     with _explained(model):
         policy = get_peft_model(model, config)
     if model.device.type != "meta" and adaptation.method.starts:
@@ -77,15 +87,23 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
                 "load the base's revision that it names",
             )
     own = method_of(saved.config)
+    if "_niter_" in str(getattr(saved.config, "init_lora_weights", "")):
+        raise ModelError(
+            f"{saved.name} started from a random decomposition ({saved.config.init_lora_weights}) that cannot be made "
+            "again: its policy is lost",
+            "peft.adapter",
+            "save it with PEFT's path_initial_model_for_weight_conversion where it was trained",
+        )
     config = copy.deepcopy(saved.config)
     config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
+    _quiet_sparse_tensors(config)
     with _explained(model, "peft.adapter"):
         policy = get_peft_model(model, _without_weight_init(config))
-    _check_fits(policy, saved)
+    own_names = _check_fits(policy, saved)
     if model.device.type != "meta":
         if own.fixed.get("init_lora_weights"):  # a start that plain PEFT decomposes again when it loads
             getattr(starts, own.starts)(policy, {})
-        set_peft_model_state_dict(policy, load_file(saved.weights), low_cpu_mem_usage=False)
+        set_peft_model_state_dict(policy, _tensors_of(saved, policy, own_names), low_cpu_mem_usage=False)
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)
     return policy
@@ -129,6 +147,15 @@ def base_only(policy: PeftModel) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
+
+
+@contextlib.contextmanager
+def without_harmless_warnings() -> Iterator[None]:
+    """Drops what PEFT warns of where nothing is wrong."""
+    with warnings.catch_warnings():
+        for about in _HARMLESS:
+            warnings.filterwarnings("ignore", about)
+        yield
 
 
 def freeze_parts(policy: PeftModel, parts: tuple[str, ...]) -> None:
@@ -197,6 +224,12 @@ def check_untouched_base(policy: PeftModel) -> None:
         )
 
 
+def _quiet_sparse_tensors(config: PeftConfig) -> None:
+    """SHiRA's sparse tensors go unchecked, which is torch's default; said, so that torch does not warn of it."""
+    if "Shira" in type(config).__name__:
+        torch.sparse.check_sparse_tensor_invariants.disable()
+
+
 def _as_adaptation(what: Adaptation | PeftConfig) -> Adaptation:
     return what if isinstance(what, Adaptation) else Adaptation(method_of(what), what)
 
@@ -206,21 +239,22 @@ def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
     if config is None:
         raise ValueError("method full has no adapter to attach")
     config = copy.deepcopy(config)
-    if isinstance(getattr(config, "init_lora_weights", None), str) and method_of(config).fixed.get("init_lora_weights"):
+    if str(getattr(config, "init_lora_weights", "")).startswith(("pissa", "olora")):
         config.init_lora_weights = True
     return config
 
 
-def _check_fits(policy: PeftModel, saved: SavedAdapter) -> None:
-    """Names and shapes in the file must be those that the base gives the adapter."""
-    expected = {name: tuple(t.shape) for name, t in get_peft_model_state_dict(policy).items()}
-    pruned = bool(getattr(saved.config, "rank_pattern", None)) and "AdaLora" in type(saved.config).__name__
+def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
+    """Names and shapes in the file must be those that the base gives the adapter, whose names are returned."""
+    with without_harmless_warnings():
+        tensors = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    expected = {name: tuple(t.shape) for name, t in tensors.items()}
     wrong = [
         f"{name} is {_shape(shape)} there, {_shape(expected[name])} here"
         for name, shape in saved.shapes.items()
-        if name in expected and expected[name] != shape and not pruned
+        if name in expected and expected[name] != shape
     ]
-    wrong += [f"{name} is only there" for name in saved.shapes if name not in expected]
+    wrong += [f"{name} is only there" for name in saved.shapes if name not in expected and not _is_base(policy, name)]
     wrong += [f"{name} is only here" for name in expected if name not in saved.shapes]
     if wrong:
         base = saved.config.base_model_name_or_path
@@ -229,10 +263,32 @@ def _check_fits(policy: PeftModel, saved: SavedAdapter) -> None:
             + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
             "peft.adapter",
         )
+    return expected.keys()
+
+
+def _is_base(policy: PeftModel, name: str) -> bool:
+    """Whether a tensor in an adapter's file is the base's, which PEFT may save beside an adapter on embeddings."""
+    return is_of_the_base(policy, name) and name_in_base(name) in dict(base_parameters(policy))
+
+
+def _tensors_of(saved: SavedAdapter, policy: PeftModel, own_names: Set[str]) -> dict[str, torch.Tensor]:
+    """The adapter's tensors; the base's own beside them must be those of this base."""
+    tensors = load_file(saved.weights)
+    base = dict(base_parameters(policy))
+    for name in tensors.keys() - own_names:
+        if not torch.equal(tensors.pop(name).to(base[name_in_base(name)]), base[name_in_base(name)]):
+            raise ModelError(f"{saved.name} brings other weights of the base: {name_in_base(name)}", "peft.adapter")
+    return tensors
 
 
 def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join(str(size) for size in shape)
+
+
+def _full_names(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """The modules that are meant; PEFT takes ``norm`` for the ending of any name, so for ``q_norm`` too."""
+    modules = [module for module, _ in model.named_modules()]
+    return sorted(m for m in modules if any(m == name or m.endswith(f".{name}") for name in names))
 
 
 def _matches(config: PeftConfig, target: str, modules: list[str]) -> bool:
@@ -254,9 +310,7 @@ def _linear_names(model: nn.Module) -> list[str]:
 def _explained(model: nn.Module, where: str = "") -> Iterator[None]:
     """Turns what PEFT raises for a config that the model does not allow into one line."""
     try:
-        with warnings.catch_warnings():
-            for about in _HARMLESS:
-                warnings.filterwarnings("ignore", about)
+        with without_harmless_warnings():
             yield
     except (ValueError, TypeError, RuntimeError) as error:  # NotImplementedError among them
         if isinstance(error, NotImplementedError) and "meta" in str(error):

@@ -19,13 +19,13 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from perl.adapter import adapter_tensors, load_adapter_tensors
+from perl.adapter import adapter_tensors, load_adapter_tensors, without_harmless_warnings
 from perl.logprobs import token_log_probs
 from perl.methods import adalora
 from perl.methods.anchor import anchored_layers
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.names import name_in_base
-from perl.model import clean_base
+from perl.model import clean_base, public_name
 from perl.run import replace_folder, write_text
 from perl.saved_adapter import BASE_FINGERPRINT, CONFIG, WEIGHTS
 
@@ -214,7 +214,8 @@ def _write(
     revision: str | None,
     fingerprint: str | None,
 ) -> None:
-    config.base_model_name_or_path, config.revision, config.inference_mode = base, revision, True
+    config.base_model_name_or_path, config.revision = public_name(base, revision)
+    config.inference_mode = True
     metadata = {"format": "pt"} | ({BASE_FINGERPRINT: fingerprint} if fingerprint else {})
     save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, folder / WEIGHTS, metadata)
     _sort_metadata(folder / WEIGHTS)
@@ -260,18 +261,19 @@ def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConf
         tensors[f"base_model.model.{name}.lora_A.weight"] = factor.A_RI
         tensors[f"base_model.model.{name}.lora_B.weight"] = factor.B_OR
     prefix = policy.base_model.prefix
-    saved = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    saved = get_peft_model_state_dict(policy, adapter_name=policy.active_adapter, save_embedding_layers=False)
     return config, tensors | {name: t for name, t in saved.items() if prefix not in name}
 
 
 def _as_peft_saves(policy: PeftModel) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
     """The adapter in the method's own form. AdaLoRA's comes with its ranks pruned."""
-    config = copy.deepcopy(policy.peft_config[policy.active_adapter])
     pattern = getattr(policy.peft_config[policy.active_adapter], "rank_pattern", None)
     # The base's embeddings never change, so they are never part of the adapter.
-    tensors = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    with without_harmless_warnings():
+        tensors = get_peft_model_state_dict(policy, adapter_name=policy.active_adapter, save_embedding_layers=False)
     config = copy.deepcopy(policy.peft_config[policy.active_adapter])  # PEFT renames AdaLoRA's pattern as it saves
-    policy.peft_config[policy.active_adapter].rank_pattern = pattern
+    if pattern is not None:
+        policy.peft_config[policy.active_adapter].rank_pattern = pattern
     return config, tensors
 
 
@@ -314,7 +316,8 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
     try:
         with torch.no_grad():
             expected = token_log_probs(policy, input_ids_BT, mask_BT)
-            reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
+            with without_harmless_warnings():
+                reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
             difference = (token_log_probs(reloaded, input_ids_BT, mask_BT) - expected).abs().max().item()
     finally:
         policy.train(was_training)

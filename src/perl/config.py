@@ -70,7 +70,7 @@ class PeftRLConfig(GRPOConfig):
     peft_alpha: float | None = _setting("alpha")
     peft_dropout: float = _setting("dropout")
     # A factory, since transformers' command-line parser ignores the plain default of a field that may be a list.
-    peft_target_modules: str | list[str] | None = field(
+    peft_target_modules: list[str] | None | str = field(  # noqa: RUF036 (it takes the first member, the second is None)
         default_factory=lambda: None, metadata={"help": PeftSection.model_fields["target_modules"].description}
     )
     peft_type: str | None = _setting("type")
@@ -102,6 +102,7 @@ class PeftRLConfig(GRPOConfig):
             raise RecipeError(
                 f"no reference {self.reference!r}", "reference", "base, initial, or rolling:N with N >= 1"
             )
+        self.learning_rate_asked = self.learning_rate is not None
         if self.learning_rate is None:
             method = METHODS.get(self.peft_method if self.peft_type is None else "lora", METHODS["lora"])
             self.learning_rate = LORA_LEARNING_RATE * method.rate

@@ -5,6 +5,7 @@ run or adapter folder -> folder that PEFT, transformers or a server loads
 Exact or refused: what is written is loaded again on a clean base and compared with the adapter.
 """
 
+import copy
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -82,22 +83,23 @@ def export(
     staged = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
-    largest = None
-    if form == "lora":
-        largest = _write_lora(policy, staged)
-        difference = _largest_difference(policy, lambda ids: reload_difference(policy, staged, ids))
-        tolerance = RELOAD_TOLERANCE
-    else:
-        merged = merge(policy, getattr(torch, dtype))
-        merged.save_pretrained(staged)
-        load_tokenizer(model_section).save_pretrained(staged)
-        difference = _largest_difference(policy, lambda ids: _saved_difference(policy, staged, ids))
-        tolerance = RELOAD_TOLERANCE if dtype == "float32" else _HALF_TOLERANCE
-    if not difference <= tolerance:
-        shutil.rmtree(staged)
-        raise BrokenPromiseError(
-            f"what was exported differs from the adapter by {difference:.2e} nats (at most {tolerance:.0e})"
-        )
+    try:
+        if form == "lora":
+            largest: int | None = _write_lora(policy, staged)
+            difference = _largest_difference(policy, lambda ids: reload_difference(policy, staged, ids))
+        else:
+            largest = None
+            merge(policy, getattr(torch, dtype)).save_pretrained(staged)
+            load_tokenizer(model_section).save_pretrained(staged)
+            difference = _largest_difference(policy, lambda ids: _saved_difference(policy, staged, ids))
+        tolerance = RELOAD_TOLERANCE if form == "lora" or dtype == "float32" else _HALF_TOLERANCE
+        if not difference <= tolerance:
+            raise BrokenPromiseError(
+                f"what was exported differs from the adapter by {difference:.2e} nats (at most {tolerance:.0e})"
+            )
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
     replace_folder(staged, target)
     return Export(target, form, largest, difference)
 
@@ -129,6 +131,7 @@ def merge(policy: PeftModel, dtype: torch.dtype = torch.float32) -> PreTrainedMo
 def _assembled(policy: PeftModel, state: Mapping[str, torch.Tensor]) -> PreTrainedModel:
     """A model of the base's kind with these weights; tied ones that were trained apart are tied no longer."""
     merged = clean_base(policy)
+    merged.config = copy.deepcopy(merged.config)  # it is the base's
     tied = merged.config.get_text_config().tie_word_embeddings
     head = merged.get_output_embeddings()
     names = {module: name for name, module in merged.named_modules()}
@@ -140,8 +143,8 @@ def _assembled(policy: PeftModel, state: Mapping[str, torch.Tensor]) -> PreTrain
         changed = present[embeddings]
         if own_head is not None or not torch.equal(changed, base_embeddings.to(changed.dtype)):
             merged.config.get_text_config().tie_word_embeddings = merged.config.tie_word_embeddings = False
-            head.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
             present[output] = own_head if own_head is not None else base_embeddings.to(changed.dtype).clone()
+            head.weight = torch.nn.Parameter(present[output], requires_grad=False)
     merged.load_state_dict(present, strict=False, assign=True)
     merged.tie_weights()
     return merged.eval()

@@ -27,7 +27,7 @@ def token_log_probs(
     Returns:
         (B, T-1) float32; entry t belongs to token t+1. Entries of padding mean nothing.
     """
-    vocabulary = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     rows = max(1, _LARGEST_LOGITS // (vocabulary * input_ids_BT.size(1)))
     parts = [
         _rows_log_probs(model, ids, mask, temperature)

@@ -132,6 +132,23 @@ def base_identity(model: nn.Module) -> tuple[str, str | None]:
     return (BASE_NAME if name == str(BASE_FOLDER) else name), commit
 
 
+def public_name(name: str, revision: str | None) -> tuple[str, str | None]:
+    """A base's name and commit without anything of this machine: of a folder its last part, or what it is a copy of.
+
+    Args:
+        name: As :func:`base_identity` gives it.
+        revision: The commit, if it is known.
+    """
+    path = Path(name).expanduser()
+    if is_sandbox(name) or not path.is_dir():
+        return name, revision
+    path = path.resolve()
+    cached = next((part for part in path.parts if part.startswith("models--")), None)
+    if cached is not None and path.parent.name == "snapshots":  # the Hub's cache
+        return cached.removeprefix("models--").replace("--", "/"), path.name
+    return path.name, revision
+
+
 def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """Another model over the base's own weights, without the adapter: what others load, for no further memory.
 

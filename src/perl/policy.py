@@ -51,19 +51,26 @@ def adapted_policy(
         how = Adaptation(METHODS["full"], None)
     else:
         how = continued_adaptation(args.peft, saved.config) if saved else adaptation(args.peft)
+    if isinstance(args, PeftRLConfig) and not args.learning_rate_asked:
+        args.learning_rate = LORA_LEARNING_RATE * how.method.rate  # of a continued adapter's or a type's own method
     if how.config is None:
         return model, how, False
     set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
     if isinstance(model, str):
-        options = dict(args.model_init_kwargs or {})
-        if quantization_config is not None:
-            options["quantization_config"] = quantization_config
-        if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-            options["device_map"] = None
-        model = create_model_from_path(model, **{**options, "trust_remote_code": args.trust_remote_code})
+        model = _loaded(model, args, quantization_config)
     if saved is not None and peft_config is None:
         return continue_adapter(model, saved, how), how, True
     return attach_adapter(model, how), how, False
+
+
+def _loaded(name: str, args: GRPOConfig, quantization_config: Any) -> Any:  # noqa: ANN401 (TRL's)
+    """The base as TRL loads it by name."""
+    options = {**(args.model_init_kwargs or {}), "trust_remote_code": args.trust_remote_code}
+    if quantization_config is not None:
+        options["quantization_config"] = quantization_config
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        options["device_map"] = None
+    return create_model_from_path(name, **options)
 
 
 def _base_name(model: Any) -> str | None:  # noqa: ANN401 (a name or a model)

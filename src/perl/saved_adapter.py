@@ -60,6 +60,8 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
             raise ModelError(f"{name} holds no adapter: {file} is absent", "peft.adapter", hint)
     try:
         config = PeftConfig.from_pretrained(str(folder))
+        if config.peft_type is None:
+            raise ValueError(f"{CONFIG} names no peft_type")
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             metadata = file.metadata() or {}
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (no mapping)
@@ -92,4 +94,5 @@ def _folder(name: str) -> Path:
 
 def _is_public(name: str) -> bool:
     """Whether a base's name says which model it is: the sandbox's or a Hub id, not a path."""
-    return name.startswith("sandbox:") or (name.count("/") == 1 and not Path(name).expanduser().exists())
+    a_path = name.startswith((".", "/", "~")) or Path(name).expanduser().exists()
+    return name.startswith("sandbox:") or (name.count("/") == 1 and not a_path)

@@ -312,6 +312,9 @@ class PeftGRPOTrainer(ResumableGRPOTrainer):
         loss = self._policy_loss(model, inputs)
         if model.training and adalora.allocates(self.policy):
             loss = loss + adalora.regulariser(self.policy) / self.current_gradient_accumulation_steps
+            ranks = adalora.ranks(self.policy)
+            for name, value in (("mean", sum(ranks) / len(ranks)), ("min", min(ranks)), ("max", max(ranks))):
+                self._metrics["train"][f"rank/{name}"].append(float(value))
         return loss
 
     def _policy_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:

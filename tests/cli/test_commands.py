@@ -1,7 +1,9 @@
 """Every command prints what it promises, to the right stream, with the right exit code."""
 
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import yaml
 import perl
 from perl.assets import packaged_recipes
 from perl.cli.main import COMMANDS
-from perl.methods.registry import METHODS
+from perl.methods.registry import METHODS, REFUSED_TYPES
 from perl.recipe import load_recipe
 
 
@@ -80,13 +82,24 @@ def test_an_unknown_recipe_is_the_users_mistake(perl_command):
     assert result.stderr == "error: no recipe named 'quikstart' (did you mean quickstart?)\n"
 
 
-def test_methods_lists_every_method_with_defaults_and_source(perl_command):
+def test_methods_lists_every_method_with_defaults_and_how_it_is_referenced_synced_and_served(perl_command):
     result = perl_command("methods")
     assert (result.returncode, result.stderr) == (0, "")
-    for method in METHODS.values():
-        assert f"\n{method.name} " in f"\n{result.stdout}"
-        assert method.summary in result.stdout
-        assert method.source in result.stdout
+    heading, *lines = result.stdout.partition("\n\n")[0].splitlines()
+    titles = list(re.finditer(r"\S+(?: \S+)*", heading))
+    names, starts = [title[0] for title in titles], [title.start() for title in titles]
+    cells = [[line[a:b].strip() for a, b in itertools.pairwise([*starts, None])] for line in lines]
+    assert names == ["method", "rank", "alpha", "rate", "reference", "rollout sync", "serving", "tested"]
+    rows = {row[0]: dict(zip(names, row, strict=True)) for row in cells}
+    assert list(rows) == list(METHODS)
+    assert all(all(row.values()) for row in rows.values())
+    for name, method in METHODS.items():
+        assert rows[name]["rank"] == str(method.settings.get("rank", "-"))
+        assert rows[name]["alpha"] == str(method.settings.get("alpha", "-"))
+        assert float(rows[name]["rate"]) == method.rate
+    assert (rows["lora"]["rollout sync"], rows["lora"]["serving"]) == ("adapter", "vLLM LoRA")
+    assert (rows["dora"]["rollout sync"], rows["dora"]["serving"]) == ("merged targets", "merged")
+    assert (rows["full"]["reference"], rows["vera"]["reference"]) == ("copy of the base", "adapter off")
 
 
 def test_methods_as_json(perl_command):
@@ -95,8 +108,50 @@ def test_methods_as_json(perl_command):
     rows = {row["name"]: row for row in json.loads(result.stdout)}
     assert list(rows) == list(METHODS)
     for name, method in METHODS.items():
-        assert rows[name]["defaults"] == json.loads(json.dumps(dict(method.defaults)))
+        assert rows[name]["settings"] == json.loads(json.dumps(dict(method.settings)))
+        assert rows[name]["options"] == {**method.defaults, **method.options}
+        assert rows[name]["learning_rate"] == pytest.approx(1e-5 * method.rate)
         assert (rows[name]["summary"], rows[name]["source"]) == (method.summary, method.source)
+
+
+@pytest.mark.parametrize("name", ["lora", "slicefine", "vera", "full"])
+def test_a_method_has_a_page_with_its_settings_options_and_source(perl_command, name):
+    result = perl_command("methods", name)
+    assert (result.returncode, result.stderr) == (0, "")
+    method, text = METHODS[name], result.stdout
+    assert text.splitlines()[0] == f"{name}: {method.summary}"
+    for part in (method.source, *method.settings, *method.options, *method.defaults, f"{1e-5 * method.rate:g}"):
+        assert part in text
+    assert json.loads(perl_command("methods", name, "--json").stdout)[0]["name"] == name
+
+
+def test_the_methods_of_a_model_are_listed_with_what_they_train_of_it(perl_command):
+    result = perl_command("methods", "--model", "sandbox:base", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    rows = {row["name"]: row for row in json.loads(result.stdout)}
+    assert list(rows) == list(METHODS)
+    width = 4 * (128 + 128 + 2 * (128 + 64) + 128 + 128 + 3 * (128 + 384))  # inputs and outputs of all linear layers
+    assert rows["lora"]["trainable"] == 16 * width
+    assert rows["shira"]["trainable"] == 32 * width
+    assert (rows["full"]["trainable"], rows["full"]["share"]) == (804_224, 1.0)
+    assert rows["lora"]["share"] == 16 * width / 804_224
+    assert all(row["trainable"] > 0 for row in rows.values())
+    table = perl_command("methods", "--model", "sandbox:base")
+    assert (table.returncode, table.stderr) == (0, "")
+    assert f"{16 * width:,} ({16 * width / 804_224:.2%})" in table.stdout
+
+
+def test_other_types_of_peft_are_listed_with_why_some_are_refused(perl_command):
+    result = perl_command("methods", "--all", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    rows = {row["name"]: row for row in json.loads(result.stdout)}
+    types = {name.removeprefix("type: "): row for name, row in rows.items() if name not in METHODS}
+    assert {"C3A", *REFUSED_TYPES} <= set(types)
+    assert not {"LORA", "VERA", "ADALORA"} & set(types)
+    for name, row in types.items():
+        assert row["refused"] == REFUSED_TYPES.get(name, "")
+        assert (row["reference"] == "refused") is (name in REFUSED_TYPES)
+        assert row["tested"] == "no"
 
 
 @pytest.mark.parametrize(
@@ -107,11 +162,15 @@ def test_methods_as_json(perl_command):
         (("train",), "Missing argument 'RECIPE'"),
         (("train", "quickstart", "--fast"), "No such option '--fast'"),
         (("recipes", "--yaml"), "No such option '--yaml'"),
-        (("methods", "extra"), "unexpected extra argument"),
+        (("methods", "lora", "extra"), "unexpected extra argument"),
+        (("methods", "lorra"), "did you mean lora?"),
         (("train", "quickstrat"), "did you mean quickstart?"),
         (("train", "absent.yaml"), "no such file"),
         (("train", "quickstart", "peft.rnak=4"), "did you mean rank?"),
-        (("train", "quickstart", "peft.method=lroa"), "did you mean lora?"),
+        (("train", "quickstart", "peft.method=lorra"), "did you mean lora?"),
+        (("train", "quickstart", "peft.method=ia3", "peft.rank=4"), "peft.rank: ia3 has no rank (leave it out)"),
+        (("train", "quickstart", "peft.type=PREFIX_TUNING"), "peft.type: PREFIX_TUNING cannot be trained: its virtual"),
+        (("train", "quickstart", "train.reference=rolling:0"), "train.reference: must match"),
         (("train", "quickstart", "max_steps"), "is not an override"),
     ],
 )

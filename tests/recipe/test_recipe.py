@@ -132,6 +132,7 @@ def sample(name, hint):
         "top_p": 0.5,
         "min_p": 0.5,
         "peft_dropout": 0.5,
+        "reference": "rolling:8",
     }
     if name in special:
         return special[name]
@@ -154,7 +155,8 @@ def test_train_takes_every_field_of_the_trainers_arguments():
     from perl.config import PeftRLConfig
 
     hints = typing.get_type_hints(PeftRLConfig)
-    homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields}
+    homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields if key != "adapter"}
+    homes |= {"adapter": ("peft", "adapter")}
     homes |= {key: ("rollout", key) for key in SECTIONS["rollout"].model_fields}
     names = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and f.name not in REFUSED]
     assert {"adam_beta2", "mask_truncated_completions", "lr_scheduler_type", "peft_rank", "temperature"} <= set(names)
@@ -186,6 +188,8 @@ def test_a_refused_field_is_said_once_whatever_its_value(value):
     [
         ("peft_rank", "4", "peft", "rank"),
         ("peft_target_modules", "[q_proj]", "peft", "target_modules"),
+        ("peft_type", "C3A", "peft", "type"),
+        ("adapter", "folder/adapter", "peft", "adapter"),
         ("temperature", "0.5", "rollout", "temperature"),
         ("max_completion_length", "9", "rollout", "max_completion_length"),
     ],
@@ -299,6 +303,28 @@ def test_nothing_is_converted_silently(text, line):
 def test_a_whole_number_will_do_for_a_number():
     recipe = loaded("train: {learning_rate: 1}\nrollout: {temperature: 2}\nrewards: {accuracy: 3}\n")
     assert (recipe.train["learning_rate"], recipe.rollout.temperature, recipe.rewards["accuracy"].weight) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("value", ["base", "initial", "rolling:1", "rolling:250", "null"])
+def test_a_reference_of_the_kl_divergence_is_named(value):
+    assert loaded(f"train: {{reference: {value}}}\n").train["reference"] == yaml.safe_load(value)
+
+
+@pytest.mark.parametrize("value", ["rolling", "rolling:0", "rolling:-1", "rolling:2.5", "Base", "''", "'base '", "5"])
+def test_a_reference_that_does_not_exist_is_refused(value):
+    (line,) = lines_of(f"model: {{}}\ntrain:\n  reference: {value}\n")
+    assert line.startswith("recipe.yaml:3: train.reference: must ")
+
+
+def test_a_type_of_peft_takes_its_arguments_verbatim():
+    short = loaded("peft: {type: C3A, block_size: 32, target_modules: [q_proj]}\n")
+    long = loaded("peft: {type: C3A, target_modules: [q_proj], kwargs: {block_size: 32}}\n")
+    assert short == long == written_and_read(short)
+    assert short.peft.kwargs == {"block_size": 32}
+    assert loaded("peft: {type: C3A, block_size: 32, kwargs: {mask: 1}}\n").peft.kwargs == {"mask": 1, "block_size": 32}
+    assert loaded("extends: quickstart\n", ["peft.type=C3A", "peft.block_size=32"]).peft.kwargs == {"block_size": 32}
+    (line,) = lines_of("peft: {block_size: 32}\n")
+    assert line.startswith("recipe.yaml:1: peft.block_size: unknown key")
 
 
 def test_bare_names_and_weights_are_short_for_mappings():

@@ -3,7 +3,6 @@
 trainer events -> AdaLoRA's allocation, the rolling reference, guards
 """
 
-import logging
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +13,6 @@ from perl.guards import Movement, check_base_unchanged, check_start
 from perl.methods import adalora
 from perl.model import base_fingerprint
 from perl.reference import Reference
-
-logger = logging.getLogger("perl")
 
 
 class AdapterTrainer(Protocol):
@@ -69,12 +66,6 @@ class AdapterCallback(TrainerCallback):
         """Renews a rolling reference."""
         if self.trainer.reference is not None:
             self.trainer.reference.after_step(self.trainer.policy, state.global_step)
-
-    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:  # noqa: ANN401
-        """Adds AdaLoRA's ranks to what is logged."""
-        if logs is not None and adalora.allocates(self.trainer.policy):
-            ranks = adalora.ranks(self.trainer.policy)
-            logs |= {"rank/mean": sum(ranks) / len(ranks), "rank/min": min(ranks), "rank/max": max(ranks)}
 
     def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
         """Proves that training has not touched the base."""

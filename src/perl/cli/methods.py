@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from perl.cli.train import set_up_output
 from perl.errors import RecipeError, did_you_mean
 from perl.methods.registry import LORA_LEARNING_RATE, METHODS, REFUSED_TYPES, Method
 
@@ -26,6 +27,7 @@ def command(*, name: str | None, model: str | None, all_types: bool, as_json: bo
         raise RecipeError(f"no method {name!r}", hint=did_you_mean(name, METHODS))
     rows = [_row(method) for method in METHODS.values() if name in (None, method.name)]
     if model is not None:
+        set_up_output(quiet=True)
         _count(rows, model)
     if all_types:
         rows += _other_types()

@@ -44,7 +44,7 @@ def set_schedule(policy: PeftModel, steps: int) -> None:
     config.total_step = steps
     # An importance must have been measured before the last allocation, hence a step before it.
     config.tfinal = config.tfinal or min(round(_FINAL * steps), steps - _FEWEST_STEPS)
-    config.tinit = config.tinit or min(round(_WARM_UP * steps), steps - config.tfinal - _FEWEST_STEPS)
+    config.tinit = config.tinit or max(0, min(round(_WARM_UP * steps), steps - config.tfinal - _FEWEST_STEPS))
     if config.deltaT == 1:
         config.deltaT = max(1, steps // _ALLOCATIONS)
     if config.tinit > steps - config.tfinal - _FEWEST_STEPS:

@@ -6,6 +6,7 @@ Exact, not randomised: a randomised decomposition gives other factors in every p
 read.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -76,12 +77,13 @@ def _one(weight: torch.Tensor, rank: int, decomposition: Decomposition, folder: 
     weight_OI = weight.detach().float()
     if weight_OI.numel() < _WORTH_KEEPING:
         return decomposition(weight_OI, rank)
-    digest = hashlib.sha256(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(f"{tuple(weight.shape)} {weight.dtype}".encode())
+    digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     # The device is part of the key: other libraries round and sign differently.
-    path = folder / f"{decomposition.__name__}-{rank}-{weight.device.type}-{digest}.safetensors"
+    path = folder / f"{decomposition.__name__}-{rank}-{weight.device.type}-{digest.hexdigest()}.safetensors"
     try:
         return load_file(path, device=str(weight.device))
-    except (FileNotFoundError, SafetensorError):  # a file that a kill cut short is made anew
+    except (OSError, SafetensorError):  # not there, not readable, or cut short by a kill
         factors = decomposition(weight_OI, rank)
     _keep(factors, path)
     return factors
@@ -95,7 +97,8 @@ def _keep(factors: Factors, path: Path) -> None:
         save_file(factors, staged)
         os.replace(staged, path)
     except (OSError, SafetensorError):
-        staged.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            staged.unlink()
 
 
 def _cache_folder() -> Path:

@@ -16,6 +16,7 @@ from peft import PeftModel
 from peft.tuners.adalora.layer import AdaLoraLayer
 from peft.tuners.lora.layer import Linear as LoraLinear
 from peft.tuners.miss.layer import MissLinear
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.tuners.vera.layer import VeraLayer
 from torch import nn
@@ -29,8 +30,8 @@ LARGEST_RANK = 512
 EXACT = 1e-5
 # Singular values below this share of the largest are rounding.
 _NEGLIGIBLE = 1e-6
-# Seed of the range finder's random directions.
-_SEED = 0
+# Seed of the range finder's random directions, and its power iterations where the rank is not low.
+_SEED, _ITERATIONS = 0, 4
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def adapted_layers(policy: PeftModel) -> Iterator[tuple[str, BaseTunerLayer]]:
     """Layers that the active adapter changes, under the base's names."""
     adapter = policy.active_adapter
     for name, layer in policy.named_modules():
+        if isinstance(layer, TrainableTokensLayer):  # of embeddings; it goes with the modules that are trained whole
+            continue
         if isinstance(layer, BaseTunerLayer) and any(
             adapter in getattr(layer, part, {}) for part in layer.adapter_layer_names
         ):
@@ -101,7 +104,7 @@ def factorise(update_OI: torch.Tensor) -> LowRank:
     outputs, inputs = update_OI.shape
     if norm == 0:
         return LowRank(torch.zeros(1, inputs, device=norm.device), torch.zeros(outputs, 1, device=norm.device))
-    largest = min(LARGEST_RANK, outputs * inputs // (outputs + inputs))
+    largest = max(1, min(LARGEST_RANK, outputs * inputs // (outputs + inputs)))
     generator = torch.Generator(update_OI.device).manual_seed(_SEED)
     rank = min(32, largest)
     while True:
@@ -112,6 +115,12 @@ def factorise(update_OI: torch.Tensor) -> LowRank:
         if error <= EXACT or rank == largest:
             break
         rank = min(2 * rank, largest)
+    if error > EXACT:  # then at least the best factors of that rank
+        for _ in range(_ITERATIONS):
+            Q, _ = torch.linalg.qr(update_OI.T @ Q)
+            Q, _ = torch.linalg.qr(update_OI @ Q)
+        A = Q.T @ update_OI
+        error = float((update_OI - Q @ A).norm() / norm)
     U, S, V = torch.linalg.svd(A, full_matrices=False)
     kept = max(1, int((_NEGLIGIBLE * S[0] < S).sum()))
     return LowRank((S[:kept, None] * V[:kept]).float(), (Q @ U[:, :kept]).float(), error)

@@ -124,10 +124,10 @@ _ROWS = (
     _lora(
         "lora_plus",
         "LoRA whose B has 16 times the learning rate of A",
-        "Hayou et al. 2024, arXiv:2402.12354; a quarter of LoRA's rate for A, so that the mean of both is LoRA's",
+        "Hayou et al. 2024, arXiv:2402.12354; a sixteenth of LoRA's rate for A, so that B has LoRA's",
         options={"loraplus_lr_ratio": 16.0},
         optimizer="lora_plus",
-        rate=0.25,
+        rate=0.0625,
     ),
     _lora(
         "lora_fa",
@@ -145,7 +145,7 @@ _ROWS = (
         {**_LORA_NAMES, "rank": "target_r"},
         frozen=("ranknum",),
         delta="low_rank",
-        rate=5.0,
+        rate=20.0,
     ),
     _lora(
         "pissa",
@@ -155,6 +155,7 @@ _ROWS = (
         fixed={"init_lora_weights": "pissa"},
         starts="pissa",
         delta_rank="2 x rank",
+        rate=0.3,
     ),
     _lora(
         "milora",
@@ -175,6 +176,7 @@ _ROWS = (
         "LoRA whose A starts as the first right singular vectors of W, B at zero",
         "Geometry-Preserving Orthonormal Initialization 2026, arXiv:2606.31813 (RLPO)",
         starts="rlpo",
+        rate=0.5,
     ),
     _lora(
         "olora",
@@ -194,7 +196,7 @@ _ROWS = (
         arguments={"dropout": "vera_dropout"},
         defaults={"d_initial": 0.1, "projection_prng_key": 0, "save_projection": True},
         delta="low_rank",
-        rate=10.0,
+        rate=30.0,
     ),
     _own(
         "miss",
@@ -204,6 +206,7 @@ _ROWS = (
         settings={"rank": 64, "dropout": 0.0},
         arguments={"dropout": "miss_dropout"},
         delta="low_rank",
+        rate=0.3,
     ),
     _own(
         "ln_tuning",
@@ -212,7 +215,7 @@ _ROWS = (
         "LNTuningConfig",
         settings={"target_modules": r".*(norm|ln_\w+|layer_norm\w*)"},
         delta="norms",
-        rate=10.0,
+        rate=20.0,
     ),
     _own(
         "ia3",
@@ -222,7 +225,7 @@ _ROWS = (
         settings={"target_modules": ["k_proj", "v_proj", "down_proj"]},
         defaults={"feedforward_modules": ["down_proj"]},
         delta="full",
-        rate=10.0,
+        rate=30.0,
     ),
     _own(
         "hra",
@@ -231,6 +234,7 @@ _ROWS = (
         "HRAConfig",
         settings={"rank": 8},
         delta="low_rank",
+        rate=3.0,
     ),
     _lora(
         "slicefine",
@@ -240,6 +244,7 @@ _ROWS = (
         options={"slice_position": 0},
         starts="slicefine",
         frozen=("lora_A",),
+        rate=3.0,
     ),
     _own(
         "tinylora",
@@ -250,7 +255,7 @@ _ROWS = (
         arguments={"dropout": "tinylora_dropout"},
         defaults={"u": 64, "projection_seed": 42, "save_projection": True},
         delta="low_rank",
-        rate=10.0,
+        rate=1.0,
     ),
     _own(
         "randlora",
@@ -289,7 +294,8 @@ _ROWS = (
         "LoHaConfig",
         settings={"rank": 8, "alpha": 8.0},
         delta="low_rank",
-        delta_rank="rank x rank",
+        delta_rank="rank²",
+        rate=5.0,
     ),
     _own(
         "lokr",
@@ -298,6 +304,7 @@ _ROWS = (
         "LoKrConfig",
         settings={"rank": 8, "alpha": 8.0},
         delta="full",
+        rate=5.0,
     ),
     _own(
         "fourierft",
@@ -307,7 +314,7 @@ _ROWS = (
         fixed={"init_weights": True},
         defaults={"n_frequency": 1000, "scaling": 150.0, "random_loc_seed": 777},
         delta="full",
-        rate=10.0,
+        rate=1.0,
     ),
     _own(
         "shira",
@@ -328,6 +335,7 @@ _ROWS = (
         arguments={"dropout": "module_dropout"},
         defaults={"delora_lambda": 15},
         delta="low_rank",
+        rate=0.1,
     ),
     _own(
         "gralora",

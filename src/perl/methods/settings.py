@@ -113,7 +113,13 @@ def adaptation(section: PeftSection) -> Adaptation:
     for name in named.keys() & further.keys():
         raise RecipeError("is set by this package", f"peft.kwargs.{name}", "use the settings of the peft section")
     arguments = {**method.defaults, **_derived(method, settings), **further, **method.fixed, **named}
-    return Adaptation(method, _config(method.config, arguments, method.options), options)
+    config = _config(method.config, arguments, method.options)
+    _refuse_dora(config, bool(method.starts))
+    own = method_of(config)
+    for name in own.fixed.keys() & further.keys():
+        if method.name == "lora" or name == "init_lora_weights":
+            raise RecipeError("makes this another method", f"peft.kwargs.{name}", f"write peft.method: {own.name}")
+    return Adaptation(method, config, options)
 
 
 def continued_adaptation(section: PeftSection, config: "PeftConfig") -> Adaptation:
@@ -182,8 +188,21 @@ def method_of(config: "PeftConfig") -> Method:
             )
     rows = [row for row in METHODS.values() if row.config == type(config).__name__ and not row.options]
     fitting = [row for row in rows if all(_same(getattr(config, k, None), v) for k, v in row.fixed.items())]
-    plain = [row for row in fitting if row.fixed or not (row.starts or row.frozen)]
-    return max(plain, key=lambda row: len(row.fixed), default=_made_for(kind, type(config).__name__))
+    # Of LoRA's rows, those that the config does not tell from plain LoRA are not meant by it.
+    plain = [row for row in fitting if len(rows) == 1 or row.fixed or not (row.starts or row.frozen)]
+    _refuse_dora(config, initialisation.startswith(("pissa", "olora")))
+    by_weight = ("init_lora_weights", "use_dora")  # what says more about a method comes first
+    return max(
+        plain,
+        key=lambda row: (*(name in row.fixed for name in by_weight), len(row.fixed)),
+        default=_made_for(kind, type(config).__name__),
+    )
+
+
+def _refuse_dora(config: "PeftConfig", starts_on_weights: bool) -> None:
+    if starts_on_weights and getattr(config, "use_dora", False):
+        problem = "DoRA cannot start on parts of the base's weights"
+        raise RecipeError(problem, "peft.kwargs.use_dora", "take one of the two")
 
 
 def _same(value: Any, fixed: Any) -> bool:  # noqa: ANN401 (arguments of configs)
@@ -245,7 +264,17 @@ def _type_problems(section: PeftSection) -> list[tuple[tuple[str, ...], Problem]
         return [(("peft", "type"), Problem(f"{kind} cannot be trained: {REFUSED_TYPES[kind]}"))]
     hint = f"with peft.type the arguments are those of PEFT's config, verbatim ({', '.join(_SETTINGS[:3])} are ours)"
     ours = [name for name in _asked(section) if name != "target_modules"]
-    return [(("peft", name), Problem("is not an argument of PEFT", hint=hint)) for name in ours]
+    found: list[tuple[tuple[str, ...], Problem]] = [
+        (("peft", name), Problem("is not an argument of PEFT", hint=hint)) for name in ours
+    ]
+    if section.method != PeftSection.model_fields["method"].default:
+        found.append((("peft", "method"), Problem("is not read beside peft.type", hint="leave one of them out")))
+    if section.adapter is not None:
+        paths: list[tuple[str, ...]] = [("kwargs", name) for name in section.kwargs]
+        paths += [("target_modules",)] if section.target_modules is not None else []
+        comes = Problem("comes from the adapter that is continued", hint="leave it out")
+        found += [(("peft", *path), comes) for path in paths]
+    return found
 
 
 def _refuse_type(kind: str, where: str) -> None:

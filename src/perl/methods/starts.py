@@ -16,6 +16,7 @@ from peft.utils.integrations import dequantize_module_weight, get_bnb_param_type
 from perl.errors import ModelError
 from perl.methods.anchor import drop_anchor
 from perl.methods.decompositions import Decomposition, Factors, decompose, first_columns, first_triples, last_triples
+from perl.methods.names import name_in_base
 
 _Options = Mapping[str, Any]
 
@@ -51,7 +52,7 @@ def slicefine(policy: PeftModel, options: _Options) -> None:
     for name, layer in _layers(policy).items():
         A = layer.lora_A[policy.active_adapter]
         rank, inputs = A.weight.shape
-        if not 0 <= position <= inputs - rank:
+        if not (isinstance(position, int) and 0 <= position <= inputs - rank):
             raise ModelError(
                 f"{name} has {inputs} inputs, so a slice of {rank} cannot start at {position}",
                 "peft.kwargs.slice_position",
@@ -110,10 +111,10 @@ def _layers(policy: PeftModel) -> dict[str, Linear]:
     """
     layers = {}
     for name, module in policy.named_modules():
-        if policy.active_adapter in getattr(module, "lora_A", {}) or policy.active_adapter in getattr(
-            module, "lora_embedding_A", {}
-        ):
+        parts = (getattr(module, part, {}) for part in ("lora_A", "lora_embedding_A"))
+        if any(policy.active_adapter in part for part in parts):
+            here = name_in_base(name)
             if not isinstance(module, Linear):
-                raise ModelError(f"{name} is no linear layer", "peft.target_modules", "leave it out")
-            layers[name.removeprefix("base_model.model.")] = module
+                raise ModelError(f"{here} is no linear layer", "peft.target_modules", "leave it out")
+            layers[here] = module
     return layers

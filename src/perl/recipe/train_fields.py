@@ -37,7 +37,7 @@ _NARROWED: dict[str, Any] = {
     "gradient_accumulation_steps": Annotated[int, _AT_LEAST_ONE] | None,
     "max_steps": Annotated[int, _AT_LEAST_ONE],
     "num_train_epochs": Annotated[float, _POSITIVE],
-    "learning_rate": Annotated[float, _POSITIVE],
+    "learning_rate": Annotated[float, _POSITIVE] | None,
     "warmup_steps": Annotated[float, _NOT_NEGATIVE],
     "weight_decay": Annotated[float, _NOT_NEGATIVE],
     "max_grad_norm": Annotated[float, _NOT_NEGATIVE],

@@ -1,0 +1,205 @@
+"""Decompositions are exact, and kept for the next run where that is worth it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from perl.methods.decompositions import decompose, first_columns, first_triples, last_triples
+
+LARGE = (512, 512)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """Where results are kept unless somebody says otherwise."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "perl-rl" / "decompositions"
+
+
+class Counting:
+    """Stands for an expensive decomposition: the first rows, and how often it was asked."""
+
+    __name__ = "counting"
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, weight, rank):
+        self.calls += 1
+        return {"rows": weight[:rank].clone(), "first": weight[:, :rank].clone()}
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name, factors in one.items():
+        assert factors.keys() == other[name].keys()
+        assert all(torch.equal(factors[part], other[name][part]) for part in factors)
+
+
+def spectrum(*shape):
+    """A matrix with known, well separated singular values, and its triples."""
+    U, _ = torch.linalg.qr(torch.randn(shape[0], min(shape)))
+    V, _ = torch.linalg.qr(torch.randn(shape[1], min(shape)))
+    S = 2.0 ** -torch.arange(min(shape))
+    return U * S @ V.T, U, S, V.T
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (12, 6), (6, 12)], ids=str)
+@pytest.mark.parametrize(("decomposition", "part"), [(first_triples, slice(None, 3)), (last_triples, slice(-3, None))])
+def test_triples_are_those_the_matrix_was_made_of(decomposition, part, shape):
+    weight, U, S, V = spectrum(*shape)
+    factors = decomposition(weight, 3)
+    assert {name: tuple(t.shape) for name, t in factors.items()} == {"U": (shape[0], 3), "S": (3,), "V": (3, shape[1])}
+    torch.testing.assert_close(factors["S"], S[part], rtol=1e-4, atol=1e-6)
+    expected = U[:, part] * S[part] @ V[part]
+    torch.testing.assert_close(factors["U"] * factors["S"] @ factors["V"], expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(factors["V"] @ factors["V"].T, torch.eye(3), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (12, 6), (6, 12)], ids=str)
+def test_columns_are_an_orthonormal_basis_of_the_first_columns_of_the_matrix(shape):
+    weight = torch.randn(shape)
+    factors = first_columns(weight, 3)
+    Q, R = factors["Q"], factors["R"]
+    torch.testing.assert_close(Q.T @ Q, torch.eye(3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(Q @ R[:, :3], weight[:, :3], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(R, Q.T @ weight, rtol=1e-4, atol=1e-5)
+
+
+def test_results_are_in_the_order_of_the_weights_each_at_its_own_rank():
+    weights = {name: (torch.randn(6, 5), rank) for name, rank in [("z", 1), ("a", 3), ("m", 2)]}
+    results = decompose(weights, first_triples)
+    assert list(results) == ["z", "a", "m"]
+    for name, (weight, rank) in weights.items():
+        expected = torch.linalg.svdvals(weight)[:rank]
+        torch.testing.assert_close(results[name]["S"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_result_does_not_depend_on_the_number_of_threads(threads):
+    weights = {str(i): (torch.randn(40, 30), 4) for i in range(6)}
+    torch.set_num_threads(threads)
+    same(decompose(weights, first_triples), {name: first_triples(w, rank) for name, (w, rank) in weights.items()})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_factors_are_float32_and_the_weight_is_only_read(dtype):
+    weight = torch.randn(LARGE).to(dtype)
+    before = weight.clone()
+    results = decompose({"w": (weight, 2)}, Counting())
+    assert all(t.dtype == torch.float32 for t in results["w"].values())
+    assert torch.equal(weight, before)
+
+
+def test_a_second_call_gives_the_same_bytes_without_decomposing_again(cache):
+    counting, weights = Counting(), {str(i): (torch.randn(LARGE), 3) for i in range(2)}
+    first = decompose(weights, counting)
+    kept = {path.name: path.read_bytes() for path in cache.iterdir()}
+    assert counting.calls == len(kept) == 2
+    same(decompose(weights, counting), first)
+    assert counting.calls == 2
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == kept
+
+
+def test_an_exact_decomposition_comes_back_from_disk_bit_for_bit():
+    weights = {"w": (torch.randn(LARGE), 3)}
+    same(decompose(weights, first_columns), decompose(weights, first_columns))
+
+
+def test_small_weights_are_not_kept(cache):
+    counting, weights = Counting(), {"w": (torch.randn(511, 512), 3)}
+    same(decompose(weights, counting), decompose(weights, counting))
+    assert counting.calls == 2
+    assert not cache.exists()
+
+
+def test_another_weight_rank_type_or_decomposition_is_decomposed_by_itself(cache):
+    counting, weight = Counting(), torch.randn(LARGE)
+    other = weight.clone()
+    other[5, 5] += 1e-3
+    for variant, rank in [(weight, 3), (weight, 4), (other, 3), (weight.bfloat16(), 3)]:
+        expected = variant.float()[:rank]
+        assert torch.equal(decompose({"w": (variant, rank)}, counting)["w"]["rows"], expected)
+    assert counting.calls == 4
+    decompose({"w": (weight, 3)}, first_columns)
+    assert len(list(cache.iterdir())) == 5
+
+
+def test_weights_of_the_same_bytes_and_another_shape_are_decomposed_by_themselves():
+    numbers = torch.randn(512 * 512)
+    for shape in ((512, 512), (256, 1024), (1024, 256)):
+        weight = numbers.view(shape)
+        assert torch.equal(decompose({"w": (weight, 3)}, Counting())["w"]["rows"], weight[:3])
+
+
+def test_weights_of_the_same_bytes_and_another_type_are_decomposed_by_themselves():
+    weight = torch.zeros(LARGE)
+    as_half = torch.zeros(1024, 512, dtype=torch.bfloat16)
+    for variant in (weight, as_half):
+        assert decompose({"w": (variant, 3)}, Counting())["w"]["first"].shape == (len(variant), 3)
+
+
+@pytest.mark.parametrize("left", [0, 4, 100, -1])
+def test_a_file_that_was_cut_short_is_made_anew(cache, left):
+    counting, weights = Counting(), {"w": (torch.randn(LARGE), 3)}
+    first = decompose(weights, counting)
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+    same(decompose(weights, counting), first)
+    assert counting.calls == 2
+    assert path.read_bytes() == whole
+
+
+def test_nothing_else_is_left_in_the_cache(cache):
+    decompose({str(i): (torch.randn(LARGE), 3) for i in range(3)}, Counting())
+    assert len(list(cache.iterdir())) == 3
+    assert all(path.suffix == ".safetensors" and not path.name.startswith(".") for path in cache.iterdir())
+
+
+def test_a_folder_of_ones_own_is_used_instead(tmp_path, cache):
+    counting, weights = Counting(), {"w": (torch.randn(LARGE), 3)}
+    same(
+        decompose(weights, counting, tmp_path / "mine" / "deep"),
+        decompose(weights, counting, tmp_path / "mine" / "deep"),
+    )
+    assert counting.calls == len(list((tmp_path / "mine" / "deep").iterdir())) == 1
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc/nowhere", "/dev/null/cache"])
+def test_a_cache_that_cannot_be_written_does_not_stop(tmp_path, monkeypatch, place):
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))  # an absolute place stays itself
+    counting, weight = Counting(), torch.randn(LARGE)
+    for calls in (1, 2):
+        assert torch.equal(decompose({"w": (weight, 3)}, counting)["w"]["rows"], weight[:3])
+        assert counting.calls == calls
+
+
+def test_a_file_in_the_cache_that_cannot_be_read_does_not_stop(cache):
+    counting, weights = Counting(), {"w": (torch.randn(LARGE), 3)}
+    first = decompose(weights, counting)
+    (path,) = cache.iterdir()
+    path.unlink()
+    path.mkdir()
+    same(decompose(weights, counting), first)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_is_what_it_was(threads):
+    torch.set_num_threads(threads)
+    decompose({"w": (torch.randn(6, 5), 2)}, first_triples)
+    assert torch.get_num_threads() == threads
+
+
+def test_the_number_of_threads_is_what_it_was_after_an_error():
+    torch.set_num_threads(2)
+    with pytest.raises(torch.linalg.LinAlgError):
+        decompose({"w": (torch.full((6, 5), torch.nan), 2)}, first_triples)
+    assert torch.get_num_threads() == 2
+
+
+def test_without_weights_there_is_nothing():
+    assert decompose({}, first_triples) == {}

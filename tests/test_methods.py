@@ -1,0 +1,292 @@
+"""Every method of the table, trained for a few steps by the trainer: reference, saving, resuming, base, own optimizer.
+
+The measuring is that of ``benchmarks/method_properties.py``; here its numbers are held to what is promised.
+"""
+
+import importlib.util
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import TrainerCallback
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import BrokenPromiseError, ModelError, RecipeError
+from perl.methods import adalora
+from perl.methods.registry import METHODS
+from perl.model import base_fingerprint
+
+_BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "method_properties.py"
+_spec = importlib.util.spec_from_file_location("method_properties", _BENCHMARK)
+properties = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = properties
+_spec.loader.exec_module(properties)
+
+TOLERANCE = 1e-4
+OWN_OPTIMIZER = {"lora_plus": "LoRA+", "lora_fa": "LoRA-FA"}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory) -> str:
+    """A tiny random model with grouped-query attention and attention biases."""
+    return properties.write_model("biases", tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_trained_right(name, model_path, tmp_path):
+    row = properties.measure(PeftGRPOTrainer, model_path, METHODS[name], tmp_path)
+    assert row["reference at 0"] <= TOLERANCE
+    assert row["reference after 5"] <= TOLERANCE
+    assert row["reloaded"] <= TOLERANCE
+    assert row["resumed"] == 0.0
+    assert row["base unchanged"]
+    assert row["moved"] > 10 * TOLERANCE
+    assert row["optimizer"] == OWN_OPTIMIZER.get(name, "AdamW")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model", ["tied", "gqa", "untied"])
+@pytest.mark.parametrize("name", ["pissa", "adalora", "ln_tuning"])
+def test_other_architectures_too(name, model, tmp_path):
+    row = properties.measure(PeftGRPOTrainer, properties.write_model(model, tmp_path), METHODS[name], tmp_path)
+    assert max(row["reference at 0"], row["reference after 5"], row["reloaded"]) <= TOLERANCE
+    assert row["resumed"] == 0.0
+    assert row["base unchanged"]
+
+
+def trainer_of(model, folder: Path, **changes) -> PeftGRPOTrainer:
+    arguments = {
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "beta": 0.04,
+        "learning_rate": 5e-3,
+        "num_generations": properties.GENERATIONS,
+        "per_device_train_batch_size": 2 * properties.GENERATIONS,
+        "max_completion_length": 16,
+        "max_steps": 5,
+        "save_strategy": "no",
+        "lr_scheduler_type": "constant",
+        "seed": 1,
+    }
+    peft_config = changes.pop("peft_config", None)
+    prompts = properties.Dataset.from_dict({"prompt": properties.PROMPTS})
+    trainer = PeftGRPOTrainer(
+        model=model,
+        reward_funcs=properties.reward,
+        args=PeftRLConfig(str(folder), **{**arguments, **changes}),
+        train_dataset=prompts,
+        eval_dataset=prompts if "eval_strategy" in changes else None,
+        processing_class=properties.load_tokenizer(properties.ModelSection()),
+        peft_config=peft_config,
+        rollout_func=properties.rollouts,
+    )
+    trainer.remove_callback(properties.PrinterCallback)
+    return trainer
+
+
+def kl_of(trainer) -> list[float]:
+    return [row["kl"] for row in trainer.state.log_history if "kl" in row]
+
+
+def test_the_kl_divergence_is_zero_at_the_first_step_and_then_grows(model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path, peft_method="pissa")
+    trainer.train()
+    assert kl_of(trainer)[0] == 0.0
+    assert all(kl > 1e-4 for kl in kl_of(trainer)[1:])
+
+
+def test_a_rolling_reference_follows_the_policy_every_n_steps(model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path, reference="rolling:2")
+    trainer.train()
+    kl = kl_of(trainer)
+    assert kl[0] == kl[2] == kl[4] == 0.0
+    assert kl[1] > 1e-4
+    assert kl[3] > 1e-4
+
+
+@pytest.mark.parametrize("reference", ["rolling:2", "initial"])
+def test_a_run_with_another_reference_resumes_exactly(reference, model_path, tmp_path):
+    changes = {"reference": reference, "save_strategy": "steps", "save_steps": 3}
+    whole = trainer_of(properties.fresh(model_path), tmp_path, **changes)
+    whole.train()
+    resumed = trainer_of(properties.fresh(model_path), tmp_path, **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert torch.equal(properties.logits_of(resumed.policy), properties.logits_of(whole.policy))
+    assert torch.equal(properties.reference_logits(resumed), properties.reference_logits(whole))
+    assert kl_of(resumed)[-2:] == kl_of(whole)[-2:]
+
+
+@pytest.fixture
+def saved(model_path, tmp_path) -> str:
+    """An adapter of an earlier run."""
+    trainer = trainer_of(properties.fresh(model_path), tmp_path / "earlier", peft_method="olora", learning_rate=0.02)
+    trainer.train()
+    trainer.save_adapter(tmp_path / "adapter")
+    return str(tmp_path / "adapter")
+
+
+def test_a_continued_adapter_starts_where_it_ended_and_is_its_own_reference(saved, model_path, tmp_path):
+    earlier = properties.logits_of(PeftModel.from_pretrained(properties.fresh(model_path), saved))
+    trainer = trainer_of(properties.fresh(model_path), tmp_path / "later", adapter=saved)
+    torch.testing.assert_close(properties.logits_of(trainer.policy), earlier, rtol=0, atol=TOLERANCE)
+    trainer.train()
+    assert kl_of(trainer)[0] == 0.0
+    assert properties.distance(properties.logits_of(trainer.policy), earlier) > 10 * TOLERANCE
+    torch.testing.assert_close(properties.reference_logits(trainer), earlier, rtol=0, atol=TOLERANCE)
+
+
+def test_a_continued_adapter_may_be_held_to_the_base(saved, model_path, tmp_path):
+    pristine = properties.logits_of(properties.fresh(model_path))
+    trainer = trainer_of(properties.fresh(model_path), tmp_path / "later", adapter=saved, reference="base")
+    trainer.train()
+    assert properties.distance(properties.reference_logits(trainer), pristine) <= TOLERANCE
+    assert kl_of(trainer)[0] > 1e-4
+
+
+def test_a_pissa_config_of_the_users_own_does_not_touch_the_base(model_path, tmp_path):
+    config = LoraConfig(init_lora_weights="pissa_niter_4", r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    base = properties.fresh(model_path)
+    fingerprint = base_fingerprint(base)
+    trainer = trainer_of(base, tmp_path, peft_config=config)
+    assert base_fingerprint(trainer.policy) == fingerprint
+    trainer.train()
+    assert kl_of(trainer)[0] == 0.0
+
+
+def test_a_model_whose_base_was_altered_before_is_refused(model_path, tmp_path):
+    config = LoraConfig(init_lora_weights="pissa", r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    policy = get_peft_model(properties.fresh(model_path), config)
+    with pytest.raises(ModelError, match="has changed the weights of its base"):
+        trainer_of(policy, tmp_path)
+
+
+def test_a_frozen_adapter_is_refused(saved, model_path, tmp_path):
+    policy = PeftModel.from_pretrained(properties.fresh(model_path), saved)
+    with pytest.raises(ModelError, match="is_trainable=True"):
+        trainer_of(policy, tmp_path)
+
+
+def test_what_is_saved_holds_neither_references_nor_pickles(model_path, tmp_path):
+    config = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    policy = get_peft_model(properties.fresh(model_path), config)
+    trainer = trainer_of(policy, tmp_path / "run", reference="rolling:1", save_strategy="steps", save_steps=5)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    for folder in (tmp_path / "saved", tmp_path / "run" / "checkpoint-5"):
+        names = {path.name for path in folder.iterdir()}
+        assert {"adapter_config.json", "adapter_model.safetensors"} <= names
+        assert not {"ref", "training_args.bin"} & names
+        assert str(tmp_path) not in (folder / "adapter_config.json").read_text()
+    config = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "biases"
+
+
+def test_ranks_move_while_training_and_end_at_their_budget(model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path, peft_method="adalora", peft_rank=4, max_steps=10)
+    trainer.train()
+    ranks = [row["rank/mean"] for row in trainer.state.log_history if "rank/mean" in row]
+    assert ranks[0] == 6
+    assert ranks == sorted(ranks, reverse=True)
+    final = adalora.ranks(trainer.policy)
+    assert sum(final) / len(final) == 4
+    assert max(final) > min(final)
+    trainer.save_adapter(tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert sum(sum(kept) for kept in config["rank_pattern"].values()) == 4 * len(final)
+    assert config["total_step"] == 10
+
+
+def test_ranks_that_could_not_move_are_refused(model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path, peft_method="adalora", max_steps=1)
+    with pytest.raises(RecipeError, match=r"train\.max_steps: adalora needs 2 optimizer steps"):
+        trainer.train()
+
+
+def test_a_tensor_that_does_not_move_stops_the_run(model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path)
+    name, stuck = next((n, p) for n, p in trainer.policy.named_parameters() if "lora_B" in n)
+    value = stuck.detach().clone()
+    trainer.create_optimizer()
+    trainer.optimizer.register_step_post_hook(lambda *_: stuck.data.copy_(value))
+    with pytest.raises(BrokenPromiseError, match=f"1 trained tensors have a gradient and did not move.*{name}"):
+        trainer.train()
+
+
+def test_a_tensor_without_a_gradient_stops_the_run(model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path, max_steps=8)
+    trainer.policy.register_parameter("forgotten", torch.nn.Parameter(torch.zeros(3)))
+    with pytest.raises(BrokenPromiseError, match="1 trained tensors got no gradient in 5 updates: forgotten"):
+        trainer.train()
+
+
+def test_a_policy_that_does_not_start_at_its_reference_stops_the_run(model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path)
+    for name, parameter in trainer.policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.constant_(parameter, 0.02)
+    with pytest.raises(BrokenPromiseError, match="before its first step the policy differs from its reference by"):
+        trainer.train()
+
+
+def test_a_base_that_changes_while_training_stops_the_run(model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path)
+    weight = next(p for n, p in trainer.policy.named_parameters() if "base_layer.weight" in n)
+    trainer.create_optimizer()
+    trainer.optimizer.register_step_post_hook(lambda *_: weight.data.add_(1e-3))
+    with pytest.raises(BrokenPromiseError, match="the base's weights changed"):
+        trainer.train()
+
+
+def test_adapters_on_a_quantised_base_keep_their_precision(model_path, tmp_path):
+    base = properties.fresh(model_path)
+    base.is_loaded_in_4bit = True  # TRL rounds the adapters of such models to bfloat16
+    trainer = trainer_of(base, tmp_path, peft_method="milora")
+    assert {p.dtype for p in trainer.policy.parameters() if p.requires_grad} == {torch.float32}
+    trainer.train()
+    assert kl_of(trainer)[0] == 0.0
+
+
+def test_learning_rates_of_full_fine_tuning_and_dropout_are_warned_of(model_path, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        trainer_of(properties.fresh(model_path), tmp_path, learning_rate=1e-6, peft_dropout=0.1)
+    said = caplog.text
+    assert "learning rate 1e-06 is in the range of full fine-tuning; lora usually takes about 1e-05" in said
+    assert "adapter dropout 0.1: rollouts have none" in said
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        trainer_of(properties.fresh(model_path), tmp_path, learning_rate=1e-6, peft_method="full")
+    assert "learning rate" not in caplog.text
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_takes_its_usual_learning_rate_where_none_is_asked_for(name):
+    assert PeftRLConfig("out", use_cpu=True, peft_method=name).learning_rate == pytest.approx(1e-5 * METHODS[name].rate)
+
+
+def test_the_best_checkpoint_is_loaded_whole(model_path, tmp_path):
+    trainer = trainer_of(
+        properties.fresh(model_path),
+        tmp_path,
+        peft_method="pissa",
+        max_steps=4,
+        **{"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2},
+        per_device_eval_batch_size=4,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_reward",
+    )
+    at_step_2 = {}
+
+    class Remember(TrainerCallback):
+        def on_save(self, *_, **__):
+            at_step_2.setdefault("logits", properties.logits_of(trainer.policy))
+
+    trainer.add_callback(Remember())
+    trainer.train()
+    assert trainer.state.best_global_step == 2  # the rewards do not change, and the first of equals is the best
+    assert torch.equal(properties.logits_of(trainer.policy), at_step_2["logits"])
