@@ -300,7 +300,8 @@ def test_an_adapter_that_starts_on_the_bases_weights_is_saved_as_a_lora_of_twice
 def test_names_are_in_alphabetical_order_in_the_config():
     write_adapter(policy_of(modules_to_save=["q_norm", "norm"]), Path("adapter"), "sandbox:base", None)
     config = json.loads(Path("adapter/adapter_config.json").read_text())
-    assert config["modules_to_save"] == ["norm", "q_norm"]
+    # Whole names: PEFT would take "norm" for the ending of any other name, "q_norm" too.
+    assert config["modules_to_save"] == [*(f"model.layers.{i}.self_attn.q_norm" for i in range(4)), "model.norm"]
     assert len(config["target_modules"]) == 7
     assert config["target_modules"] == sorted(config["target_modules"])
     assert list(config) == sorted(config)

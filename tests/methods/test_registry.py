@@ -58,7 +58,7 @@ EXPECTED = {
     "lokr": ("LoKrConfig", {"r": 8, "alpha": 8}),
     "fourierft": ("FourierFTConfig", {"n_frequency": 1000, "scaling": 150.0, "init_weights": True}),
     "shira": ("ShiraConfig", {"r": 32, "mask_type": "random", "random_seed": 0}),
-    "delora": ("DeloraConfig", {"r": 8, "delora_lambda": 15, "module_dropout": 0.0}),
+    "delora": ("DeloraConfig", {"r": 8, "delora_lambda": 1, "module_dropout": 0.0}),
     "gralora": ("GraloraConfig", {"r": 32, "alpha": 64, "gralora_k": 2, "gralora_dropout": 0.0}),
     "road": ("RoadConfig", {"variant": "road_1", "group_size": 64}),
 }

@@ -255,7 +255,7 @@ _ROWS = (
         arguments={"dropout": "tinylora_dropout"},
         defaults={"u": 64, "projection_seed": 42, "save_projection": True},
         delta="low_rank",
-        rate=1.0,
+        rate=3.0,
     ),
     _own(
         "randlora",
@@ -314,7 +314,7 @@ _ROWS = (
         fixed={"init_weights": True},
         defaults={"n_frequency": 1000, "scaling": 150.0, "random_loc_seed": 777},
         delta="full",
-        rate=1.0,
+        rate=3.0,
     ),
     _own(
         "shira",
@@ -329,13 +329,13 @@ _ROWS = (
     _own(
         "delora",
         "LoRA with normalised factors and a trained bound on the size of the update",
-        "Bini et al. 2025, arXiv:2503.18225",
+        "Bini et al. 2025, arXiv:2503.18225; bound 1 instead of 15, since the first step goes all the way to it",
         "DeloraConfig",
         settings={"rank": 8, "dropout": 0.0},
         arguments={"dropout": "module_dropout"},
-        defaults={"delora_lambda": 15},
+        defaults={"delora_lambda": 1},
         delta="low_rank",
-        rate=0.1,
+        rate=5.0,
     ),
     _own(
         "gralora",
