@@ -16,8 +16,8 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from perl.adapter import attach_adapter
+from perl.adapter_files import write_adapter
 from perl.advantages import group_advantages
-from perl.checkpoint import write_adapter
 from perl.evaluation.evaluate import evaluate_policy
 from perl.logprobs import token_log_probs
 from perl.losses import LossInputs, LossSettings, objective, token_weights

@@ -20,7 +20,7 @@ from perl.adapter import (
     continue_adapter,
     load_adapter_tensors,
 )
-from perl.checkpoint import write_adapter
+from perl.adapter_files import write_adapter
 from perl.errors import BrokenPromiseError, PerlError, RecipeError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation, continued_adaptation

@@ -12,18 +12,17 @@ from safetensors.torch import load_file, save_file
 from trl.trainer.utils import split_tensor_dict
 
 from perl.adapter import adapter_tensors, attach_adapter
+from perl.adapter_files import reload_difference, write_adapter
 from perl.checkpoint import (
     discard_incomplete,
     is_complete,
     latest_checkpoint,
     load_policy,
     load_trainer_state,
-    reload_difference,
     save_policy,
     save_trainer_state,
     seal,
     step_of,
-    write_adapter,
 )
 from perl.errors import BrokenPromiseError
 from perl.logprobs import token_log_probs

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import os
 import pkgutil
 import re
@@ -12,6 +13,7 @@ import sys
 import pytest
 
 import perl
+from perl.methods.registry import METHODS
 from tests.conftest import CHECKOUT
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
@@ -89,3 +91,20 @@ def test_examples_in_docstrings_are_true():
             assert result.failed == 0, module.name
             tried += result.attempted
     assert tried >= 2
+
+
+def test_the_table_of_methods_says_what_was_measured():
+    results = CHECKOUT / "benchmarks" / "results"
+    accuracy = {line["method"]: line for line in json.loads((results / "methods.json").read_text())["summary"]}
+    table = (CHECKOUT / "docs" / "methods.md").read_text(encoding="utf-8")
+    for name in METHODS:
+        line = accuracy[name]
+        assert line["seeds"] == 3
+        assert line["failed"] == 0
+        shown = f"| `{name}` | {line['mean']:.3f} ({line['lowest']:.3f}–{line['highest']:.3f}) |"
+        assert shown in table
+    properties = json.loads((results / "method_properties.json").read_text())["rows"]
+    ours = [row for row in properties if row["trainer"] == "perl"]
+    assert len(ours) == 4 * len(METHODS)
+    assert all(max(row["reference at 0"], row["reference after 5"], row["reloaded"]) <= 1e-4 for row in ours)
+    assert all(row["resumed"] == 0 and row["base unchanged"] for row in ours)

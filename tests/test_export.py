@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from perl.adapter import attach_adapter
-from perl.checkpoint import write_adapter
+from perl.adapter_files import write_adapter
 from perl.errors import ModelError, PerlError, RunFolderError
 from perl.export import export, merge
 from perl.logprobs import token_log_probs

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from perl.adapter import attach_adapter
-from perl.checkpoint import write_adapter
+from perl.adapter_files import write_adapter
 from perl.errors import EXIT_FAILED, BrokenPromiseError
 from perl.guards import (
     PATIENCE,

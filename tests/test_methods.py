@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import BrokenPromiseError, ModelError, RecipeError
 from perl.methods import adalora
+from perl.methods.anchor import anchor_of, anchored_layers
 from perl.methods.registry import METHODS
 from perl.model import base_fingerprint
 
@@ -139,6 +140,21 @@ def test_a_continued_adapter_starts_where_it_ended_and_is_its_own_reference(save
     assert kl_of(trainer)[0] == 0.0
     assert properties.distance(properties.logits_of(trainer.policy), earlier) > 10 * TOLERANCE
     torch.testing.assert_close(properties.reference_logits(trainer), earlier, rtol=0, atol=TOLERANCE)
+
+
+def test_a_continued_adapter_keeps_its_start_apart_from_what_trains(saved, model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path / "later", adapter=saved)
+    assert trainer.adaptation.method.name == "olora"
+    policy = trainer.policy
+    ranks = {p.shape[0] for name, p in policy.named_parameters() if "lora_A" in name}
+    assert ranks == {16}  # the trained half; in the file it is 32 with the start
+    anchors = dict(anchored_layers(policy))
+    assert len(anchors) == 14
+    fresh = trainer_of(properties.fresh(model_path), tmp_path / "fresh", peft_method="olora").policy
+    for name, layer in anchored_layers(fresh):
+        scale = layer.scaling["default"]
+        for again, first in zip(anchor_of(anchors[name], "default"), anchor_of(layer, "default"), strict=True):
+            torch.testing.assert_close(again, first if first.shape[0] == 16 else scale * first)
 
 
 def test_a_continued_adapter_may_be_held_to_the_base(saved, model_path, tmp_path):

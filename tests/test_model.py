@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from perl.adapter import attach_adapter, check_targets, check_trainable
+from perl.adapter import attach_adapter, check_trainable
 from perl.errors import ModelError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
@@ -27,6 +27,7 @@ from perl.model import (
 )
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.sandbox import BASE_FOLDER
+from perl.targets import check_targets
 
 CPU = torch.device("cpu")
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -9,7 +9,7 @@ from peft import LoraConfig, PromptTuningConfig
 from safetensors.torch import load_file, save_file
 
 from perl.adapter import attach_adapter, continue_adapter
-from perl.checkpoint import write_adapter
+from perl.adapter_files import write_adapter
 from perl.errors import ModelError, PerlError
 from perl.methods.settings import method_of
 from perl.model import base_fingerprint, load_base

@@ -8,21 +8,24 @@ Knows nothing of recipes' files, data or training.
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from perl.errors import BrokenPromiseError, ModelError
 from perl.methods import starts
+from perl.methods.anchor import lift_anchor, without_anchor
 from perl.methods.names import is_of_the_base, name_in_base
+from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, method_of
 from perl.model import base_fingerprint, base_parameters, trainable_parameters
 from perl.saved_adapter import SavedAdapter
+from perl.targets import check_targets, full_names, linear_names
 
 # What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT without its CUDA extension,
 # AdaLoRA's ranks taken for LoRA's, a layer of AdaLoRA without any rank left.
@@ -53,12 +56,13 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     config = _without_weight_init(adaptation.config)
     check_targets(model, config)
     if getattr(config, "modules_to_save", None):
-        config.modules_to_save = _full_names(model, config.modules_to_save)
+        config.modules_to_save = full_names(model, config.modules_to_save)
     _quiet_sparse_tensors(config)
     with _explained(model):
         policy = get_peft_model(model, config)
     if model.device.type != "meta" and adaptation.method.starts:
         getattr(starts, adaptation.method.starts)(policy, adaptation.options)
+        policy.start = adaptation.method.name
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)
     return policy
@@ -76,7 +80,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
         RecipeError: The adapter's method cannot be trained.
         ModelError: The adapter was made for another base.
     """
-    adaptation = adaptation or Adaptation(method_of(saved.config), saved.config)
+    adaptation = adaptation or Adaptation(own_method(saved), saved.config)
     if saved.base_fingerprint is not None and model.device.type != "meta":
         now = base_fingerprint(model)
         if now != saved.base_fingerprint:
@@ -86,7 +90,6 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
                 "peft.adapter",
                 "load the base's revision that it names",
             )
-    own = method_of(saved.config)
     if "_niter_" in str(getattr(saved.config, "init_lora_weights", "")):
         raise ModelError(
             f"{saved.name} started from a random decomposition ({saved.config.init_lora_weights}) that cannot be made "
@@ -94,19 +97,28 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
             "peft.adapter",
             "save it with PEFT's path_initial_model_for_weight_conversion where it was trained",
         )
-    config = copy.deepcopy(saved.config)
+    config = without_anchor(saved.config) if saved.start else copy.deepcopy(saved.config)
     config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
     _quiet_sparse_tensors(config)
     with _explained(model, "peft.adapter"):
         policy = get_peft_model(model, _without_weight_init(config))
     own_names = _check_fits(policy, saved)
     if model.device.type != "meta":
-        if own.fixed.get("init_lora_weights"):  # a start that plain PEFT decomposes again when it loads
-            getattr(starts, own.starts)(policy, {})
-        set_peft_model_state_dict(policy, _tensors_of(saved, policy, own_names), low_cpu_mem_usage=False)
+        tensors = _tensors_of(saved, policy, own_names)
+        if saved.start:
+            tensors = lift_anchor(policy, tensors)
+        elif method_of(saved.config).fixed.get("init_lora_weights"):  # plain PEFT decomposes again when it loads
+            getattr(starts, method_of(saved.config).starts)(policy, {})
+        set_peft_model_state_dict(policy, tensors, low_cpu_mem_usage=False)
+        policy.start = saved.start or own_method(saved).name
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)
     return policy
+
+
+def own_method(saved: SavedAdapter) -> Method:
+    """The method that a saved adapter was trained with, as far as its files tell."""
+    return METHODS.get(saved.start or "") or method_of(saved.config)
 
 
 def adapter_tensors(policy: PeftModel) -> dict[str, torch.Tensor]:
@@ -168,33 +180,6 @@ def freeze_parts(policy: PeftModel, parts: tuple[str, ...]) -> None:
                         held.requires_grad_(False)
 
 
-def check_targets(model: nn.Module, config: PeftConfig) -> None:
-    """Refuses names of modules that the model does not have; PEFT ignores a name as long as another one matches.
-
-    Raises:
-        ModelError: With the names that exist.
-    """
-    modules = [name for name, _ in model.named_modules() if name]
-    targets = getattr(config, "target_modules", None)
-    if targets is not None and targets != "all-linear":
-        wanted = [targets] if isinstance(targets, str) else sorted(targets)
-        missing = [name for name in wanted if not _matches(config, name, modules)]
-        if missing:
-            raise ModelError(
-                f"{', '.join(missing)} match no module of {type(model).__name__}",
-                "peft.target_modules",
-                f"the linear layers are {', '.join(_linear_names(model))}; or all-linear",
-            )
-    whole = getattr(config, "modules_to_save", None) or ()
-    absent = [name for name in whole if not any(m == name or m.endswith(f".{name}") for m in modules)]
-    if absent:
-        raise ModelError(
-            f"{', '.join(absent)} match no module of {type(model).__name__}",
-            "peft.kwargs.modules_to_save",
-            f"its parts are {', '.join(sorted({m.rpartition('.')[2] for m in modules if not m[-1].isdigit()}))}",
-        )
-
-
 def check_trainable(model: nn.Module) -> None:
     """Refuses a model in which nothing would be trained.
 
@@ -248,7 +233,7 @@ def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
     """Names and shapes in the file must be those that the base gives the adapter, whose names are returned."""
     with without_harmless_warnings():
         tensors = get_peft_model_state_dict(policy, save_embedding_layers=False)
-    expected = {name: tuple(t.shape) for name, t in tensors.items()}
+    expected = {name: _shape_in_file(name, t, anchored=bool(saved.start)) for name, t in tensors.items()}
     wrong = [
         f"{name} is {_shape(shape)} there, {_shape(expected[name])} here"
         for name, shape in saved.shapes.items()
@@ -264,6 +249,14 @@ def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
             "peft.adapter",
         )
     return expected.keys()
+
+
+def _shape_in_file(name: str, tensor: torch.Tensor, *, anchored: bool) -> tuple[int, ...]:
+    """The shape that a tensor of the adapter has in a file; with its anchor a factor has twice the rank."""
+    shape = tuple(tensor.shape)
+    if anchored and name.endswith("lora_A.weight"):
+        return (2 * shape[0], shape[1])
+    return (shape[0], 2 * shape[1]) if anchored and name.endswith("lora_B.weight") else shape
 
 
 def _is_base(policy: PeftModel, name: str) -> bool:
@@ -285,27 +278,6 @@ def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join(str(size) for size in shape)
 
 
-def _full_names(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """The modules that are meant; PEFT takes ``norm`` for the ending of any name, so for ``q_norm`` too."""
-    modules = [module for module, _ in model.named_modules()]
-    return sorted(m for m in modules if any(m == name or m.endswith(f".{name}") for name in names))
-
-
-def _matches(config: PeftConfig, target: str, modules: list[str]) -> bool:
-    """Whether one target, as PEFT reads it, names a module."""
-    alone = copy.copy(config)
-    alone.target_modules = target if isinstance(config.target_modules, str) else {target}
-    return any(check_target_module_exists(alone, name) for name in modules)
-
-
-def _linear_names(model: nn.Module) -> list[str]:
-    """Last parts of the names of linear layers, without the output head."""
-    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    return sorted(
-        {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
-    )
-
-
 @contextlib.contextmanager
 def _explained(model: nn.Module, where: str = "") -> Iterator[None]:
     """Turns what PEFT raises for a config that the model does not allow into one line."""
@@ -317,6 +289,6 @@ def _explained(model: nn.Module, where: str = "") -> Iterator[None]:
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         on_targets = reason.startswith("Target module")
-        hint = f"the linear layers are {', '.join(_linear_names(model))}; or all-linear" if on_targets else ""
+        hint = f"the linear layers are {', '.join(linear_names(model))}; or all-linear" if on_targets else ""
         place = where or ("peft.target_modules" if on_targets else "peft.kwargs")
         raise ModelError(f"PEFT refuses: {reason}", place, hint) from error

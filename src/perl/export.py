@@ -19,7 +19,7 @@ from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from perl.adapter import continue_adapter
-from perl.checkpoint import reload_difference, write_lora
+from perl.adapter_files import reload_difference, write_lora
 from perl.errors import BrokenPromiseError, ModelError, RunFolderError
 from perl.guards import RELOAD_TOLERANCE
 from perl.logprobs import token_log_probs

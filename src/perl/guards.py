@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 
-from perl.checkpoint import reload_difference
+from perl.adapter_files import reload_difference
 from perl.errors import BrokenPromiseError
 from perl.logprobs import token_log_probs
 from perl.model import base_fingerprint

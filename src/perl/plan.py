@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from perl.adapter import attach_adapter, continue_adapter
+from perl.adapter import attach_adapter, continue_adapter, own_method
 from perl.config import PeftRLConfig, training_arguments
 from perl.data import ProblemSet, load_problem_set
 from perl.errors import DataError, MissingExtraError, ModelError, Problem, missing_extra, raise_all
@@ -93,7 +93,7 @@ def make_plan(recipe: Recipe) -> Plan:
     rewards = resolve_rewards(recipe.rewards)
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
-    how = continued_adaptation(recipe.peft, saved.config) if saved else adaptation(recipe.peft)
+    how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
     empty = load_empty_base(recipe.model)
     total = total_parameters(empty)
     trained = count_trained(recipe.model, how, saved)

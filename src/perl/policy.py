@@ -14,7 +14,7 @@ from transformers import AutoProcessor
 from trl import GRPOConfig
 from trl.trainer.utils import create_model_from_path
 
-from perl.adapter import attach_adapter, check_trainable, check_untouched_base, continue_adapter
+from perl.adapter import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
 from perl.config import PeftRLConfig
 from perl.errors import ModelError
 from perl.methods.registry import LORA_LEARNING_RATE, METHODS
@@ -50,7 +50,7 @@ def adapted_policy(
     elif not isinstance(args, PeftRLConfig):
         how = Adaptation(METHODS["full"], None)
     else:
-        how = continued_adaptation(args.peft, saved.config) if saved else adaptation(args.peft)
+        how = continued_adaptation(args.peft, saved.config, own_method(saved)) if saved else adaptation(args.peft)
     if isinstance(args, PeftRLConfig) and not args.learning_rate_asked:
         args.learning_rate = LORA_LEARNING_RATE * how.method.rate  # of a continued adapter's or a type's own method
     if how.config is None:

@@ -18,6 +18,7 @@ from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from perl.adapter_files import write_adapter_files
 from perl.checkpoint import (
     latest_checkpoint,
     load_policy,
@@ -26,7 +27,6 @@ from perl.checkpoint import (
     save_trainer_state,
     seal,
     unseal,
-    write_adapter_files,
 )
 from perl.model import base_identity
 from perl.reference import Reference

@@ -19,6 +19,8 @@ from perl.hub_lookup import look_up
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE_FINGERPRINT = "base_sha256"
 """Key in the header of the weights: fingerprint of the base that the adapter was trained on."""
+START = "perl_start"
+"""Key in the header of the weights: the method whose start (its anchor) is the second half of the adapter's rank."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class SavedAdapter:
         name: As the user wrote it.
         shapes: Tensor name -> shape.
         base_fingerprint: Of the base it was trained on, if it was saved by this package.
+        start: The method on whose start it was trained, if half of its rank is that start.
     """
 
     name: str
@@ -36,6 +39,7 @@ class SavedAdapter:
     config: PeftConfig
     shapes: dict[str, tuple[int, ...]]
     base_fingerprint: str | None
+    start: str | None = None
 
     @property
     def weights(self) -> Path:
@@ -70,7 +74,7 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
     made_for = config.base_model_name_or_path
     if base and made_for and made_for != base and _is_public(made_for) and _is_public(base):
         raise ModelError(f"{name} was made for {made_for}, not for {base}", "peft.adapter", f"model.name: {made_for}")
-    return SavedAdapter(name, folder, config, shapes, metadata.get(BASE_FINGERPRINT))
+    return SavedAdapter(name, folder, config, shapes, metadata.get(BASE_FINGERPRINT), metadata.get(START))
 
 
 def _folder(name: str) -> Path:

@@ -14,12 +14,9 @@ from trl import GRPOConfig
 from trl.models.utils import disable_gradient_checkpointing
 
 from perl.adapter import check_trainable
+from perl.adapter_files import write_adapter, write_model
 from perl.advantages import group_advantages, normalized_sum_advantages, weighted_rewards
 from perl.callbacks.adapter import AdapterCallback
-from perl.checkpoint import (
-    write_adapter,
-    write_model,
-)
 from perl.config import PeftRLConfig
 from perl.errors import ModelError
 from perl.guards import check_optimizer

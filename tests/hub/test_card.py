@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from perl.adapter import attach_adapter
-from perl.checkpoint import write_adapter
+from perl.adapter_files import write_adapter
 from perl.hub.card import CardFacts, TaskFacts, render_card
 from perl.methods.settings import adaptation
 from perl.model import load_base

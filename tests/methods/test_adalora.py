@@ -12,7 +12,8 @@ from peft.tuners.adalora.layer import AdaLoraLayer
 from transformers import AutoModelForCausalLM
 
 from perl.adapter import attach_adapter, continue_adapter
-from perl.checkpoint import load_policy, save_policy, write_adapter
+from perl.adapter_files import write_adapter
+from perl.checkpoint import load_policy, save_policy
 from perl.errors import RecipeError
 from perl.logprobs import token_log_probs
 from perl.methods import adalora

@@ -9,11 +9,12 @@ subtracted beside it. It is the same function of A and B, so the training is the
 twice the rank, [B, -B0] [A; A0].
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from peft.tuners._buffer_dict import BufferDict
 from peft.tuners.lora.layer import Linear, LoraLayer, LoraVariant
 from torch import nn
@@ -46,6 +47,34 @@ def anchor_of(layer: nn.Module, adapter: str) -> tuple[torch.Tensor, torch.Tenso
     if not hasattr(layer, _A) or adapter not in getattr(layer, _A):
         return None
     return getattr(layer, _A)[adapter], getattr(layer, _B)[adapter]
+
+
+def without_anchor(config: LoraConfig) -> LoraConfig:
+    """The config of the trained half of a saved adapter that holds its anchor as the other half of its rank."""
+    config = copy.deepcopy(config)
+    config.r, config.lora_alpha = config.r // 2, config.lora_alpha / 2
+    config.rank_pattern = {name: rank // 2 for name, rank in config.rank_pattern.items()}
+    config.alpha_pattern = {name: alpha / 2 for name, alpha in config.alpha_pattern.items()}
+    return config
+
+
+def lift_anchor(policy: PeftModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Drops the anchors that a saved adapter holds as the second half of its rank: [B, -B0] [A; A0].
+
+    Args:
+        policy: With a fresh adapter of :func:`without_anchor`'s config.
+        tensors: Of the file, by PEFT's names.
+
+    Returns:
+        The tensors of the trained half, for PEFT to load.
+    """
+    adapter, own = policy.active_adapter, dict(tensors)
+    for name, layer in policy.named_modules():
+        if isinstance(layer, Linear) and adapter in layer.lora_A:
+            rank, A, B = layer.r[adapter], f"{name}.lora_A.weight", f"{name}.lora_B.weight"
+            drop_anchor(layer, adapter, own[A][rank:], -own[B][:, rank:])
+            own[A], own[B] = own[A][:rank], own[B][:, :rank]
+    return own
 
 
 def anchored_layers(policy: PeftModel) -> Iterator[tuple[str, Linear]]:

@@ -122,16 +122,21 @@ def adaptation(section: PeftSection) -> Adaptation:
     return Adaptation(method, config, options)
 
 
-def continued_adaptation(section: PeftSection, config: "PeftConfig") -> Adaptation:
+def continued_adaptation(section: PeftSection, config: "PeftConfig", own: Method | None = None) -> Adaptation:
     """The method with the config of the adapter that is continued.
 
     The method's name says how to go on, as far as the adapter allows it: any LoRA may go on as ``lora_plus``. The
     default ``lora`` stands for the adapter's own method.
 
+    Args:
+        section: What the person writes.
+        config: The adapter's.
+        own: The method that it was trained with; None: the one that its config tells.
+
     Raises:
         RecipeError: The adapter belongs to another method, or cannot be trained.
     """
-    own = method_of(config)
+    own = own or method_of(config)
     _raise_problems(section)
     method = own if section.method == "lora" or section.type else METHODS[section.method]
     if method.config != type(config).__name__ or any(
