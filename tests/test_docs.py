@@ -101,7 +101,7 @@ def test_the_table_of_methods_says_what_was_measured():
         line = accuracy[name]
         assert line["seeds"] == 3
         assert line["failed"] == 0
-        shown = f"| `{name}` | {line['mean']:.3f} ({line['lowest']:.3f}–{line['highest']:.3f}) |"
+        shown = f"| `{name}` | {line['mean']:.3f} ({line['lowest']:.3f} to {line['highest']:.3f}) |"
         assert shown in table
     properties = json.loads((results / "method_properties.json").read_text())["rows"]
     ours = [row for row in properties if row["trainer"] == "perl"]
