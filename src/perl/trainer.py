@@ -127,6 +127,9 @@ class PeftGRPOTrainer(ResumableGRPOTrainer):
         for parameter, data in trained.items():
             parameter.data = data.to(parameter.device)  # TRL rounds adapters on quantised bases to bfloat16
         check_trainable(self.model)
+        if self.adaptation.method.starts and not self.whole_tensors:
+            problem = f"{self.adaptation.method.name} needs each tensor whole and runs with DDP, not in shards"
+            raise ModelError(problem, "peft.method", "lora, or accelerate launch without DeepSpeed and FSDP")
         self._continued = continued
         self.reference = self._reference()
         self.add_callback(AdapterCallback(self))

@@ -186,6 +186,7 @@ _ROWS = (
         fixed={"init_lora_weights": "olora"},
         starts="olora",
         delta_rank="2 x rank",
+        rate=0.5,
     ),
     _own(
         "vera",
