@@ -277,10 +277,11 @@ def test_the_header_of_the_weights_says_which_base_they_belong_to(method):
     fingerprint = base_fingerprint(policy)
     for folder, known in (("adapter", fingerprint), ("unknown", None)):
         write_adapter(policy, Path(folder), "sandbox:base", None, known)
+    start = {"perl_start": method} if method in ANCHORED else {}  # half of its rank is its start
     with safe_open("adapter/adapter_model.safetensors", framework="pt") as file:
-        assert file.metadata() == {"base_sha256": base_fingerprint(base_for(method)), "format": "pt"}
+        assert file.metadata() == {"base_sha256": base_fingerprint(base_for(method)), "format": "pt", **start}
     with safe_open("unknown/adapter_model.safetensors", framework="pt") as file:
-        assert file.metadata() == {"format": "pt"}
+        assert file.metadata() == {"format": "pt", **start}
 
 
 @pytest.mark.parametrize("method", sorted(ANCHORED))
