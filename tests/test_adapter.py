@@ -1,6 +1,7 @@
 """Adapters are put on a base that nobody writes to, continued where they were, and switched off without a trace."""
 
 import copy
+import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -26,7 +27,7 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation, continued_adaptation
 from perl.model import base_fingerprint, load_base, load_empty_base
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.saved_adapter import find_adapter
+from perl.saved_adapter import SavedAdapter, find_adapter
 
 pytestmark = [
     # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
@@ -213,6 +214,60 @@ def test_an_adapter_of_a_base_with_other_weights_is_refused():
     assert refusal(continue_adapter, model, saved) == (
         f"peft.adapter: adapter was trained on other weights of sandbox:base ({then[:12]} then, {now[:12]} here) "
         "(load the base's revision that it names)"
+    )
+
+
+def loaded_in(dtype, published_in="float32"):
+    """A base as it is loaded in one type from files in another; float32 holds numbers that half precision does not."""
+    if not Path(published_in).exists():
+        model = base()
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 1e-3 * torch.randn(parameter.shape, generator=generator)
+        model.to(getattr(torch, published_in)).save_pretrained(published_in)
+    return load_base(ModelSection(name=published_in, dtype=dtype), CPU)
+
+
+def saved_on(model, dtype_is_said=True) -> SavedAdapter:
+    """An adapter trained on this base; older ones do not say in which type that was."""
+    found = find_adapter(str(saved_by_us(attach_adapter(model, LoraConfig(r=3, init_lora_weights=False, **LINEAR)))))
+    return found if dtype_is_said else dataclasses.replace(found, base_dtype=None)
+
+
+@pytest.mark.parametrize("dtype_is_said", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_adapter_is_continued_on_the_same_base_in_float32(dtype, dtype_is_said):
+    saved = saved_on(loaded_in(dtype), dtype_is_said)
+    assert saved.base_dtype == (dtype if dtype_is_said else None)
+    assert trained(continue_adapter(loaded_in("float32"), saved))
+    other = loaded_in("float32")
+    with torch.no_grad():
+        other.model.layers[3].mlp.up_proj.weight[5, 5] += 0.1
+    assert "was trained on other weights of sandbox:base" in refusal(continue_adapter, other, saved)
+
+
+@pytest.mark.parametrize("dtype_is_said", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_adapter_trained_in_float32_is_continued_on_a_base_that_is_published_in_half_precision(dtype, dtype_is_said):
+    saved = saved_on(loaded_in("float32", dtype), dtype_is_said)
+    assert trained(continue_adapter(loaded_in(dtype, dtype), saved))
+
+
+@pytest.mark.parametrize(
+    ("then", "now"), [("float32", "bfloat16"), ("float32", "float16"), ("float16", "bfloat16"), ("bfloat16", "float16")]
+)
+def test_a_base_that_was_rounded_when_it_was_loaded_is_refused_with_the_type_to_load(then, now):
+    saved = saved_on(loaded_in(then))
+    fingerprint = base_fingerprint(loaded_in(now))[:12]
+    assert refusal(continue_adapter, loaded_in(now), saved) == (
+        f"peft.adapter: adapter was trained on other weights of sandbox:base ({saved.base_fingerprint[:12]} in {then} "
+        f"then, {fingerprint} in {now} here) (it was trained on the base in {then}: set model.dtype: {then}; or load "
+        "the base's revision that it names)"
+    )
+    unsaid = dataclasses.replace(saved, base_dtype=None)
+    assert "may have been trained on the base in float32: set model.dtype: float32" in refusal(
+        continue_adapter, loaded_in(now), unsaid
     )
 
 

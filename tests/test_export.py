@@ -23,6 +23,7 @@ from perl.model import base_fingerprint, load_base
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.sandbox import BASE_FOLDER
+from perl.saved_adapter import find_adapter
 
 pytestmark = [
     # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
@@ -217,6 +218,23 @@ def test_a_merged_model_is_whole():
     assert changed == {
         f"model.layers.{i}.{part}.weight" for i in range(4) for part in ("self_attn.q_proj", "mlp.down_proj")
     }
+
+
+@pytest.mark.parametrize("form", ["lora", "merged"])
+def test_an_adapter_of_a_base_in_half_precision_is_exported(form):
+    policy = policy_of("lora", load_base(ModelSection(dtype="bfloat16"), torch.device("cpu")))
+    done = export(saved(policy), form)
+    assert done.difference <= 1e-4
+    if form == "lora":  # it still belongs to the base that it was trained on
+        found = find_adapter("adapter-lora")
+        assert (found.base_fingerprint, found.base_dtype) == (base_fingerprint(policy), "bfloat16")
+
+
+def test_the_lora_of_an_adapter_of_another_program_names_the_base_it_was_compared_on():
+    write_adapter(policy_of("lora"), Path("adapter"), "sandbox:base", None)
+    export("adapter", "lora")
+    found = find_adapter("adapter-lora")
+    assert (found.base_fingerprint, found.base_dtype) == (base_fingerprint(base()), "float32")
 
 
 @pytest.mark.parametrize("method", ["lora", "dora", "pissa"])

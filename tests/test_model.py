@@ -15,9 +15,11 @@ from perl.errors import ModelError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.model import (
+    base_dtype,
     base_fingerprint,
     base_identity,
     eos_token_ids,
+    is_the_base,
     load_base,
     load_empty_base,
     load_tokenizer,
@@ -125,6 +127,17 @@ def test_the_fingerprint_notices_a_single_bit_of_any_weight_of_the_base(pristine
 
 def test_the_fingerprint_notices_another_type_of_number(pristine):
     assert base_fingerprint(load_base(ModelSection(dtype="bfloat16"), CPU)) != pristine
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rounding_gives_the_fingerprint_of_a_base_that_was_loaded_so(dtype):
+    loaded = load_base(ModelSection(dtype=dtype), CPU)
+    assert base_dtype(loaded) == dtype
+    assert base_fingerprint(base(), getattr(torch, dtype)) == base_fingerprint(loaded)
+    for model in (base(), adapted("pissa")):
+        assert is_the_base(model, base_fingerprint(loaded))
+        assert is_the_base(model, base_fingerprint(loaded), dtype)
+        assert not is_the_base(model, base_fingerprint(loaded), "no type") or dtype == "float32"
 
 
 @pytest.mark.parametrize(

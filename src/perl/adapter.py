@@ -23,7 +23,7 @@ from perl.methods.anchor import lift_anchor, without_anchor
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, method_of
-from perl.model import base_fingerprint, base_parameters, trainable_parameters
+from perl.model import base_dtype, base_fingerprint, base_parameters, is_the_base, trainable_parameters
 from perl.saved_adapter import SavedAdapter
 from perl.targets import check_targets, full_names, linear_names
 
@@ -81,15 +81,8 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
         ModelError: The adapter was made for another base.
     """
     adaptation = adaptation or Adaptation(own_method(saved), saved.config)
-    if saved.base_fingerprint is not None and model.device.type != "meta":
-        now = base_fingerprint(model)
-        if now != saved.base_fingerprint:
-            raise ModelError(
-                f"{saved.name} was trained on other weights of {saved.config.base_model_name_or_path} "
-                f"({saved.base_fingerprint[:12]} then, {now[:12]} here)",
-                "peft.adapter",
-                "load the base's revision that it names",
-            )
+    if model.device.type != "meta":
+        _check_base(model, saved)
     if "_niter_" in str(getattr(saved.config, "init_lora_weights", "")):
         raise ModelError(
             f"{saved.name} started from a random decomposition ({saved.config.init_lora_weights}) that cannot be made "
@@ -227,6 +220,25 @@ def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
     if str(getattr(config, "init_lora_weights", "")).startswith(("pissa", "olora")):
         config.init_lora_weights = True
     return config
+
+
+def _check_base(model: PreTrainedModel, saved: SavedAdapter) -> None:
+    """The base must be the one of the header, in whatever type either was loaded."""
+    if saved.base_fingerprint is None or is_the_base(model, saved.base_fingerprint, saved.base_dtype):
+        return
+    then, now = saved.base_fingerprint[:12], base_fingerprint(model)[:12]
+    dtype_then, dtype_now = saved.base_dtype or "float32", base_dtype(model)
+    hint = "load the base's revision that it names"
+    if dtype_now not in ("float32", dtype_then):  # rounded when it was loaded, so what was there before is lost
+        then, now = f"{then} in {dtype_then}" if saved.base_dtype else then, f"{now} in {dtype_now}"
+        may = "it was" if saved.base_dtype else "it may have been"
+        hint = f"{may} trained on the base in {dtype_then}: set model.dtype: {dtype_then}; or {hint}"
+    raise ModelError(
+        f"{saved.name} was trained on other weights of {saved.config.base_model_name_or_path} ({then} then, {now} "
+        "here)",
+        "peft.adapter",
+        hint,
+    )
 
 
 def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:

@@ -23,9 +23,9 @@ from perl.logprobs import token_log_probs
 from perl.methods.anchor import anchored_layers
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.names import name_in_base
-from perl.model import clean_base, public_name
+from perl.model import base_dtype, clean_base, public_name
 from perl.run import replace_folder, write_text
-from perl.saved_adapter import BASE_FINGERPRINT, CONFIG, START, WEIGHTS
+from perl.saved_adapter import BASE_DTYPE, BASE_FINGERPRINT, CONFIG, START, WEIGHTS
 
 
 def write_adapter(
@@ -56,11 +56,12 @@ def write_adapter_files(
     factors = {
         name_in_base(name): low_rank_update(layer, policy.active_adapter) for name, layer in anchored_layers(policy)
     }
-    start = getattr(policy, "start", None)
+    facts = _of_the_base(fingerprint, base_dtype(policy))
     if factors:
-        _write(*as_lora(policy, factors), folder, base, revision, {BASE_FINGERPRINT: fingerprint, START: start})
+        facts[START] = getattr(policy, "start", None)
+        _write(*as_lora(policy, factors), folder, base, revision, facts)
     else:
-        _write(*_as_peft_saves(policy), folder, base, revision, {BASE_FINGERPRINT: fingerprint})
+        _write(*_as_peft_saves(policy), folder, base, revision, facts)
 
 
 def write_lora(
@@ -70,9 +71,25 @@ def write_lora(
     base: str,
     revision: str | None,
     fingerprint: str | None,
+    dtype: str | None,
 ) -> None:
-    """Writes factors as a plain LoRA; arguments as in :func:`write_adapter` and :func:`as_lora`."""
-    _write(*as_lora(policy, factors), folder, base, revision, {BASE_FINGERPRINT: fingerprint})
+    """Writes factors as a plain LoRA.
+
+    Args:
+        policy: As in :func:`as_lora`.
+        factors: As in :func:`as_lora`.
+        folder: As in :func:`write_adapter_files`.
+        base: As in :func:`write_adapter`.
+        revision: Likewise.
+        fingerprint: Likewise.
+        dtype: Type in which the base was when the fingerprint was taken.
+    """
+    _write(*as_lora(policy, factors), folder, base, revision, _of_the_base(fingerprint, dtype))
+
+
+def _of_the_base(fingerprint: str | None, dtype: str | None) -> dict[str, str | None]:
+    """What the header says of the base; of its type nothing where the base is not known."""
+    return {BASE_FINGERPRINT: fingerprint, BASE_DTYPE: dtype if fingerprint is not None else None}
 
 
 def _write(

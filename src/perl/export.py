@@ -26,11 +26,19 @@ from perl.logprobs import token_log_probs
 from perl.methods.delta import EXACT, adapted_layers, low_rank_update, merged_parameters
 from perl.methods.names import name_in_base
 from perl.methods.settings import method_of
-from perl.model import base_fingerprint, base_identity, base_parameters, clean_base, load_base, load_tokenizer
+from perl.model import (
+    base_dtype,
+    base_fingerprint,
+    base_identity,
+    base_parameters,
+    clean_base,
+    load_base,
+    load_tokenizer,
+)
 from perl.progress import live_line
 from perl.recipe.sections import ModelSection
 from perl.run import Run, replace_folder
-from perl.saved_adapter import CONFIG, find_adapter
+from perl.saved_adapter import CONFIG, SavedAdapter, find_adapter
 
 Form = Literal["lora", "merged"]
 # Rounding the merged weights to half precision changes log-probabilities by about this much, in nats.
@@ -85,7 +93,7 @@ def export(
     staged.mkdir(parents=True)
     try:
         if form == "lora":
-            largest: int | None = _write_lora(policy, staged)
+            largest: int | None = _write_lora(policy, saved, staged)
             difference = _largest_difference(policy, lambda ids: reload_difference(policy, staged, ids))
         else:
             largest = None
@@ -150,7 +158,7 @@ def _assembled(policy: PeftModel, state: Mapping[str, torch.Tensor]) -> PreTrain
     return merged.eval()
 
 
-def _write_lora(policy: PeftModel, folder: Path) -> int:
+def _write_lora(policy: PeftModel, source: SavedAdapter, folder: Path) -> int:
     """Writes the factors of every layer, or refuses with the error that factors could reach."""
     adapter, factors = policy.active_adapter, {}
     layers = dict(adapted_layers(policy))
@@ -174,7 +182,10 @@ def _write_lora(policy: PeftModel, folder: Path) -> int:
             "use --as merged",
         )
     _refuse_changed_biases(policy, method.name)
-    write_lora(policy, factors, folder, *base_identity(policy), base_fingerprint(policy))
+    # The base it was trained on, in the type of then; loading it in another one does not make it another base.
+    known = source.base_fingerprint is not None
+    of = (source.base_fingerprint, source.base_dtype) if known else (base_fingerprint(policy), base_dtype(policy))
+    write_lora(policy, factors, folder, *base_identity(policy), *of)
     return max(factor.rank for factor in factors.values())
 
 

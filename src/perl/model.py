@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import importlib.util
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
 
 _META = torch.device("meta")
+# Types in which people load a base.
+_LOADED_AS = ("bfloat16", "float32", "float16")
 
 
 def resolve_model(name: str) -> str:
@@ -107,13 +110,48 @@ def total_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def base_fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, shapes, types and bytes of the base's parameters, the same with and without an adapter."""
+def base_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str:
+    """SHA-256 over names, shapes, types and bytes of the base's parameters, the same with and without an adapter.
+
+    Args:
+        model: The base, with or without an adapter.
+        dtype: Type that floating numbers are rounded to first; None: as they are.
+    """
     digest = hashlib.sha256()
     for name, parameter in sorted(base_parameters(model)):
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        tensor = parameter.detach()
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def base_dtype(model: nn.Module) -> str:
+    """Type of most of the base's floating numbers, as ``model.dtype`` has it: ``bfloat16``."""
+    numbers: Counter[torch.dtype] = Counter()
+    for _, parameter in base_parameters(model):
+        if parameter.is_floating_point():
+            numbers[parameter.dtype] += parameter.numel()
+    return str(numbers.most_common(1)[0][0]).removeprefix("torch.")
+
+
+def is_the_base(model: nn.Module, fingerprint: str, dtype: str | None = None) -> bool:
+    """Whether a fingerprint is of the weights that this base was loaded from, in whatever type it was taken.
+
+    Weights in float32 are rounded as loading them in half precision would; weights of a half-precision checkpoint are
+    the same numbers in float32. Only a base that was rounded when it was loaded cannot be told from another one.
+
+    Args:
+        model: The base.
+        fingerprint: As :func:`base_fingerprint` gave it for a base of any type.
+        dtype: That type, if it is known.
+    """
+    if base_fingerprint(model) == fingerprint:
+        return True
+    present = {p.dtype for _, p in base_parameters(model) if p.is_floating_point()}
+    others = [getattr(torch, name) for name in _LOADED_AS if dtype in (None, name)]
+    return any(base_fingerprint(model, other) == fingerprint for other in others if present != {other})
 
 
 def eos_token_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

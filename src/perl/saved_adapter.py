@@ -19,6 +19,8 @@ from perl.hub_lookup import look_up
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE_FINGERPRINT = "base_sha256"
 """Key in the header of the weights: fingerprint of the base that the adapter was trained on."""
+BASE_DTYPE = "base_dtype"
+"""Key in the header of the weights: type in which that base was loaded, hence the fingerprint taken."""
 START = "perl_start"
 """Key in the header of the weights: the method whose start (its anchor) is the second half of the adapter's rank."""
 
@@ -31,6 +33,7 @@ class SavedAdapter:
         name: As the user wrote it.
         shapes: Tensor name -> shape.
         base_fingerprint: Of the base it was trained on, if it was saved by this package.
+        base_dtype: Type of that base's numbers, if its fingerprint is known.
         start: The method on whose start it was trained, if half of its rank is that start.
     """
 
@@ -39,6 +42,7 @@ class SavedAdapter:
     config: PeftConfig
     shapes: dict[str, tuple[int, ...]]
     base_fingerprint: str | None
+    base_dtype: str | None = None
     start: str | None = None
 
     @property
@@ -74,7 +78,8 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
     made_for = config.base_model_name_or_path
     if base and made_for and made_for != base and _is_public(made_for) and _is_public(base):
         raise ModelError(f"{name} was made for {made_for}, not for {base}", "peft.adapter", f"model.name: {made_for}")
-    return SavedAdapter(name, folder, config, shapes, metadata.get(BASE_FINGERPRINT), metadata.get(START))
+    facts = (metadata.get(key) for key in (BASE_FINGERPRINT, BASE_DTYPE, START))
+    return SavedAdapter(name, folder, config, shapes, *facts)
 
 
 def _folder(name: str) -> Path:
