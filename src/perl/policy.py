@@ -20,7 +20,7 @@ from perl.errors import ModelError
 from perl.methods.registry import LORA_LEARNING_RATE, METHODS
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
 from perl.model import base_identity
-from perl.saved_adapter import find_adapter
+from perl.saved_adapter import SavedAdapter, find_adapter
 
 
 def adapted_policy(
@@ -44,7 +44,7 @@ def adapted_policy(
         check_untouched_base(model)
         config = model.peft_config[model.active_adapter]
         return model, Adaptation(method_of(config), config), True
-    saved = find_adapter(args.adapter, _base_name(model)) if isinstance(args, PeftRLConfig) and args.adapter else None
+    saved = _to_continue(args, peft_config, model)
     if peft_config is not None:
         how = Adaptation(method_of(peft_config), peft_config)
     elif not isinstance(args, PeftRLConfig):
@@ -58,9 +58,22 @@ def adapted_policy(
     set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
     if isinstance(model, str):
         model = _loaded(model, args, quantization_config)
-    if saved is not None and peft_config is None:
+    if saved is not None:
         return continue_adapter(model, saved, how), how, True
     return attach_adapter(model, how), how, False
+
+
+def _to_continue(args: GRPOConfig, peft_config: PeftConfig | None, model: Any) -> SavedAdapter | None:  # noqa: ANN401
+    """The adapter that the arguments ask to continue, which a config of a new one contradicts."""
+    if not isinstance(args, PeftRLConfig) or not args.adapter:
+        return None
+    if peft_config is not None:
+        raise ModelError(
+            f"asks for a new adapter, and PeftRLConfig.adapter to continue {args.adapter}",
+            "peft_config",
+            "leave one of the two out",
+        )
+    return find_adapter(args.adapter, _base_name(model))
 
 
 def _loaded(name: str, args: GRPOConfig, quantization_config: Any) -> Any:  # noqa: ANN401 (TRL's)
