@@ -182,6 +182,24 @@ def test_a_model_whose_base_was_altered_before_is_refused(model_path, tmp_path):
         trainer_of(policy, tmp_path)
 
 
+@pytest.mark.parametrize("sharded", ["is_deepspeed_enabled", "is_fsdp_enabled"])
+@pytest.mark.parametrize("method", ["lora_plus", "lora_fa"])
+def test_an_optimizer_of_its_own_needs_whole_gradients(method, sharded, model_path, tmp_path):
+    trainer = trainer_of(properties.fresh(model_path), tmp_path, peft_method=method)
+    setattr(trainer, sharded, True)
+    with pytest.raises(ModelError, match=f"{method} needs whole gradients and runs with DDP, not in shards"):
+        trainer.create_optimizer()
+
+
+def test_a_config_beside_an_adapter_to_continue_is_refused(model_path, tmp_path):
+    with pytest.raises(ModelError) as caught:
+        trainer_of(properties.fresh(model_path), tmp_path, adapter="earlier/adapter", peft_config=LoraConfig())
+    assert str(caught.value) == (
+        "peft_config: asks for a new adapter, and PeftRLConfig.adapter to continue earlier/adapter (leave one of the "
+        "two out)"
+    )
+
+
 def test_a_frozen_adapter_is_refused(saved, model_path, tmp_path):
     policy = PeftModel.from_pretrained(properties.fresh(model_path), saved)
     with pytest.raises(ModelError, match="is_trainable=True"):

@@ -213,8 +213,8 @@ class PeftGRPOTrainer(ResumableGRPOTrainer):
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Extends ``Trainer.create_optimizer``: the method's own optimizer, which must hold all that trains."""
         kind, given = self.adaptation.method.optimizer, self.optimizer is not None
-        if kind != "adamw" and self.is_deepspeed_enabled:
-            raise ModelError(f"{kind} needs whole gradients and runs with DDP, not with DeepSpeed", "peft.method")
+        if kind != "adamw" and not self.whole_tensors:
+            raise ModelError(f"{kind} needs whole gradients and runs with DDP, not in shards", "peft.method")
         if kind == "lora_plus" and not given:
             optimizer_class, arguments = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
                 self.args, self.model
