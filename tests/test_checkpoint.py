@@ -19,6 +19,7 @@ from perl.checkpoint import (
     latest_checkpoint,
     load_policy,
     load_trainer_state,
+    reference_of,
     save_policy,
     save_trainer_state,
     seal,
@@ -455,7 +456,8 @@ def test_adalora_comes_back_with_its_ranks_and_importances():
 def test_the_snapshot_of_a_reference_comes_back_with_the_policy():
     policy = policy_of()
     snapshot = {name: torch.randn(p.shape) for name, p in policy.named_parameters() if p.requires_grad}
-    save_policy(Path(), policy, snapshot)
+    save_policy(Path(), policy, snapshot, "rolling:3")
+    assert reference_of(Path()) == "rolling:3"
     loaded = load_policy(Path(), policy)
     assert loaded.keys() == snapshot.keys()
     assert all(torch.equal(tensor, snapshot[name]) for name, tensor in loaded.items())
@@ -465,6 +467,7 @@ def test_a_checkpoint_of_plain_trl_holds_no_policy_of_ours():
     policy = policy_of()
     before = log_probs(policy)
     assert load_policy(Path(), policy) is None
+    assert reference_of(Path()) is None
     assert torch.equal(log_probs(policy), before)
 
 

@@ -123,6 +123,43 @@ def test_a_run_with_another_reference_resumes_exactly(reference, model_path, tmp
     assert kl_of(resumed)[-2:] == kl_of(whole)[-2:]
 
 
+REFERENCES = ("base", "initial", "rolling:2")
+
+
+@pytest.mark.parametrize("then", REFERENCES)
+@pytest.mark.parametrize("now", REFERENCES)
+def test_a_run_that_resumes_with_a_reference_of_another_kind_has_it_right_or_is_refused(
+    then, now, model_path, tmp_path
+):
+    changes = {"save_strategy": "steps", "save_steps": 3}
+    first = trainer_of(properties.fresh(model_path), tmp_path, reference=then, **changes)
+    start = properties.logits_of(first.policy)
+    first.train()
+    resumed = trainer_of(properties.fresh(model_path), tmp_path, reference=now, **changes)
+    checkpoint = str(tmp_path / "checkpoint-3")
+    if now == "rolling:2" != then:  # the policy as it was after step 2
+        with pytest.raises(ModelError, match=f"was written with the reference {then}, so that rolling:2 cannot go on"):
+            resumed.train(resume_from_checkpoint=checkpoint)
+        return
+    resumed.train(resume_from_checkpoint=checkpoint)
+    if now == then:
+        assert torch.equal(properties.reference_logits(resumed), properties.reference_logits(first))
+    else:  # a new LoRA starts as the base
+        assert torch.equal(properties.reference_logits(resumed), start)
+
+
+def test_a_checkpoint_that_does_not_say_its_reference_goes_on_with_one_that_does_not_move(model_path, tmp_path):
+    changes = {"save_strategy": "steps", "save_steps": 3}
+    trainer_of(properties.fresh(model_path), tmp_path, **changes).train()
+    (tmp_path / "checkpoint-3" / "policy.safetensors").unlink()  # as plain TRL writes it
+    checkpoint = str(tmp_path / "checkpoint-3")
+    for reference in ("base", "initial"):
+        trainer_of(properties.fresh(model_path), tmp_path, reference=reference, **changes).train(checkpoint)
+    moving = trainer_of(properties.fresh(model_path), tmp_path, reference="rolling:2", **changes)
+    with pytest.raises(ModelError, match="does not say what its reference was"):
+        moving.train(checkpoint)
+
+
 @pytest.fixture
 def saved(model_path, tmp_path) -> str:
     """An adapter of an earlier run."""

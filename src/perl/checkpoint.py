@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from perl.adapter import adapter_tensors, load_adapter_tensors
@@ -22,6 +23,8 @@ _MANIFEST = "complete.json"
 _ROLLOUTS = "rollouts-rank{rank}.safetensors"
 _COUNTERS = "perl_state.json"
 _POLICY = "policy.safetensors"
+# Key in its header.
+_REFERENCE = "reference"
 
 
 def seal(checkpoint: Path) -> None:
@@ -108,7 +111,9 @@ def load_trainer_state(
     return counters, [window[i] for i in sorted(window)]
 
 
-def save_policy(checkpoint: Path, policy: torch.nn.Module, reference: Mapping[str, torch.Tensor]) -> None:
+def save_policy(
+    checkpoint: Path, policy: torch.nn.Module, reference: Mapping[str, torch.Tensor], spec: str = ""
+) -> None:
     """Every tensor of the adapter, what AdaLoRA knows, and the reference's snapshot, as they are in memory.
 
     Beside them the checkpoint holds the adapter as plain PEFT loads it, which may have another shape.
@@ -117,13 +122,23 @@ def save_policy(checkpoint: Path, policy: torch.nn.Module, reference: Mapping[st
         checkpoint: The folder.
         policy: The model; without an adapter nothing is written, transformers saves it whole.
         reference: Snapshot of the reference, empty if it needs none.
+        spec: Which reference that is, ``rolling:100``.
     """
     tensors = {f"reference/{name}": t for name, t in reference.items()}
     if isinstance(policy, PeftModel):
         tensors |= {f"adapter/{name}": t for name, t in adapter_tensors(policy).items()}
         if adalora.allocates(policy):
             tensors |= {f"adalora/{name}": t for name, t in adalora.allocator_state(policy).items()}
-    save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, checkpoint / _POLICY)
+    whole = {name: t.detach().clone().contiguous() for name, t in tensors.items()}
+    save_file(whole, checkpoint / _POLICY, {_REFERENCE: spec})
+
+
+def reference_of(checkpoint: Path) -> str | None:
+    """Which reference a checkpoint was written with; None if it does not say, as one of plain TRL."""
+    if not (checkpoint / _POLICY).is_file():
+        return None
+    with safe_open(checkpoint / _POLICY, framework="pt") as file:
+        return (file.metadata() or {}).get(_REFERENCE)
 
 
 def load_policy(checkpoint: Path, policy: torch.nn.Module) -> dict[str, torch.Tensor] | None:

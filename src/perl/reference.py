@@ -22,6 +22,7 @@ class Reference:
     """Which policy the KL divergence is measured against.
 
     Attributes:
+        spec: As it was asked for.
         every: For ``rolling:N``, N; else None.
         is_the_base: Whether it is the base, which a new start of the same run finds again by itself.
         snapshot: Name -> copy of a trained tensor; empty if the base is found by switching the adapter off.
@@ -35,6 +36,7 @@ class Reference:
             spec: ``base``, ``initial`` or ``rolling:N``. A policy without an adapter has no other base than itself
                 before the first step, which is copied.
         """
+        self.spec = spec
         kind, _, steps = spec.partition(":")
         self.every = int(steps) if kind == "rolling" else None
         self.is_the_base = kind == "base"

@@ -23,11 +23,13 @@ from perl.checkpoint import (
     latest_checkpoint,
     load_policy,
     load_trainer_state,
+    reference_of,
     save_policy,
     save_trainer_state,
     seal,
     unseal,
 )
+from perl.errors import ModelError
 from perl.model import base_identity
 from perl.reference import Reference
 from perl.sampler import ResumableRepeatSampler
@@ -98,7 +100,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save and self.whole_tensors:
-            save_policy(checkpoint, self.policy, self._reference_to_keep())
+            spec = self.reference.spec if self.reference is not None else ""
+            save_policy(checkpoint, self.policy, self._reference_to_keep(), spec)
         save_trainer_state(checkpoint, {"micro_step": self._step}, self._unused_rollouts(), self.args.process_index)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -127,8 +130,26 @@ class ResumableGRPOTrainer(GRPOTrainer):
         snapshot = load_policy(Path(resume_from_checkpoint), self.policy)
         if snapshot is None or not isinstance(self.policy, PeftModel):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if snapshot and self.reference is not None:
+        self._load_reference(Path(resume_from_checkpoint), snapshot or {})
+
+    def _load_reference(self, checkpoint: Path, snapshot: dict[str, torch.Tensor]) -> None:
+        """Puts the reference back. The base and the policy at the start, this process has found again by itself.
+
+        Raises:
+            ModelError: The reference moves along and the checkpoint does not hold it.
+        """
+        if self.reference is None or self.reference.is_the_base:
+            return
+        written = reference_of(checkpoint)
+        if written == self.reference.spec:
             self.reference.load(snapshot)
+        elif self.reference.every is not None:
+            was = f"was written with the reference {written}" if written else "does not say what its reference was"
+            raise ModelError(
+                f"{checkpoint} {was}, so that {self.reference.spec} cannot go on from it",
+                "train.reference",
+                f"resume with {written or 'base'}, or start anew",
+            )
 
     def _load_best_model(self) -> None:
         """Replaces ``Trainer._load_best_model`` for adapters, as :meth:`_load_from_checkpoint` does."""
