@@ -10,11 +10,11 @@ import pytest
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from perl.adapter import attach_adapter
 from perl.adapter_files import write_adapter
-from perl.errors import ModelError, PerlError, RunFolderError
+from perl.errors import BrokenPromiseError, ModelError, PerlError, RunFolderError
 from perl.export import export, merge
 from perl.logprobs import token_log_probs
 from perl.methods.registry import METHODS
@@ -348,6 +348,20 @@ def test_an_adapter_that_names_no_base_asks_for_one():
     Path("adapter/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": None}))
     with pytest.raises(ModelError, match=r"^--base: adapter does not say which base it belongs to .*name it"):
         export(source, "lora")
+
+
+def test_a_merged_model_that_was_not_written_as_it_is_in_memory_is_stopped(monkeypatch):
+    source, save = saved(policy_of("lora")), PreTrainedModel.save_pretrained
+
+    def save_a_bit_apart(model, folder):
+        model.lm_head.weight.data.view(torch.int32)[0, 0] ^= 1
+        save(model, folder)
+        model.lm_head.weight.data.view(torch.int32)[0, 0] ^= 1
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_a_bit_apart)
+    with pytest.raises(BrokenPromiseError, match="is not the one in memory"):
+        export(source, "merged")
+    assert [path.name for path in Path().iterdir()] == ["adapter"]
 
 
 @pytest.mark.parametrize("form", ["lora", "merged"])

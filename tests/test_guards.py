@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from perl.adapter import attach_adapter
 from perl.adapter_files import write_adapter
@@ -218,5 +219,22 @@ def test_a_model_that_was_saved_whole_is_compared_bit_for_bit():
     tensors = load_file(file)
     tensors["model.norm.weight"].view(torch.int32)[-1] ^= 1
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(BrokenPromiseError, match=r"the model in model is not the one .*: model\.norm\.weight differs"):
+    with pytest.raises(
+        BrokenPromiseError, match=r"^the model in model is not the one .*: model\.norm\.weight differs$"
+    ):
+        check_saved_model(model, Path("model"))
+
+
+def test_a_model_whose_experts_are_stored_one_by_one_is_compared_too():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 8, "head_dim": 8, "vocab_size": 32}
+    counts = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 2}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **counts, num_experts_per_tok=1))
+    model.save_pretrained("model")
+    check_saved_model(model, Path("model"))
+    file = Path("model/model.safetensors")
+    tensors = load_file(file)
+    assert tensors.keys() - model.state_dict().keys()
+    tensors["model.layers.0.mlp.experts.1.down_proj.weight"].view(torch.int32)[-1] ^= 1
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(BrokenPromiseError, match=r"model\.layers\.0\.mlp\.experts\.down_proj differs$"):
         check_saved_model(model, Path("model"))

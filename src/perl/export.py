@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from perl.adapter import continue_adapter
 from perl.adapter_files import reload_difference, write_lora
 from perl.errors import BrokenPromiseError, ModelError, RunFolderError
-from perl.guards import RELOAD_TOLERANCE
+from perl.guards import RELOAD_TOLERANCE, check_saved_model
 from perl.logprobs import token_log_probs
 from perl.methods.delta import EXACT, adapted_layers, low_rank_update, merged_parameters
 from perl.methods.names import name_in_base
@@ -36,12 +36,15 @@ from perl.model import (
     load_tokenizer,
 )
 from perl.progress import live_line
+from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
 from perl.run import Run, replace_folder
 from perl.saved_adapter import CONFIG, SavedAdapter, find_adapter
 
 Form = Literal["lora", "merged"]
-# Rounding the merged weights to half precision changes log-probabilities by about this much, in nats.
+# The same in nats for a merged model in half precision. How far rounding moves log-probabilities depends on the model,
+# so this finds no more than an update that is absent or in the wrong place; that the files hold the rounded weights is
+# compared bit for bit.
 _HALF_TOLERANCE = 1.0
 # Rows and tokens on which what was written is compared with the adapter.
 _PROBE = (2, 32)
@@ -75,7 +78,7 @@ def export(
     Args:
         source: A run folder, or an adapter's folder or Hub id.
         form: ``lora``: factors that PEFT and servers load on the published base, where the update has a low rank.
-            ``merged``: the whole model, each changed weight added up in float32 and rounded once.
+            ``merged``: the whole model, each changed weight added up in float64 and rounded once.
         destination: Folder to write, replaced if it exists; None: ``SOURCE-FORM``.
         dtype: Type of a merged model's weights.
         base: The base; None: the one that the run or the adapter names.
@@ -97,7 +100,7 @@ def export(
             difference = _largest_difference(policy, lambda ids: reload_difference(policy, staged, ids))
         else:
             largest = None
-            merge(policy, getattr(torch, dtype)).save_pretrained(staged)
+            _write_merged(policy, getattr(torch, dtype), staged)
             load_tokenizer(model_section).save_pretrained(staged)
             difference = _largest_difference(policy, lambda ids: _saved_difference(policy, staged, ids))
         tolerance = RELOAD_TOLERANCE if form == "lora" or dtype == "float32" else _HALF_TOLERANCE
@@ -112,12 +115,19 @@ def export(
     return Export(target, form, largest, difference)
 
 
+def _write_merged(policy: PeftModel, dtype: torch.dtype, folder: Path) -> None:
+    """Writes the merged model and proves that the files hold it."""
+    merged = merge(policy, dtype)
+    merged.save_pretrained(folder)
+    check_saved_model(merged, folder)
+
+
 def merge(policy: PeftModel, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The base with the active adapter's update added, as a new model; the policy's base is left alone.
 
     Args:
         policy: The model with its adapter.
-        dtype: Type of the result; each changed weight is added up in float32 and rounded once.
+        dtype: Type of the result; each changed weight is added up in float64 and rounded once.
     """
     adapter = policy.active_adapter
     state = {name: p.detach() for name, p in base_parameters(policy)}
@@ -219,16 +229,10 @@ def _located(source: str, base: str | None) -> tuple[str, ModelSection]:
         run = Run.read(path)
         if run.facts.get("method") == "full":
             raise RunFolderError("trained the model itself, there is no adapter to export", source)
-        recipe = _recipe_model(path)
-        return str(run.adapter), ModelSection(name=base or recipe.name, revision=recipe.revision)
+        model = Recipe.load(path / "recipe.yaml").model
+        return str(run.adapter), ModelSection(name=base or model.name, revision=model.revision)
     config: Any = find_adapter(source).config
     name = base or config.base_model_name_or_path
     if not name:
         raise ModelError(f"{source} does not say which base it belongs to ({CONFIG})", "--base", "name it")
     return source, ModelSection(name=name, revision=config.revision if base is None else None)
-
-
-def _recipe_model(run: Path) -> ModelSection:
-    from perl.recipe import Recipe
-
-    return Recipe.load(run / "recipe.yaml").model

@@ -6,11 +6,13 @@ Knows nothing of recipes, folders or progress.
 """
 
 import logging
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 from safetensors import safe_open
+from transformers import AutoModelForCausalLM
 
 from perl.adapter_files import reload_difference
 from perl.errors import BrokenPromiseError
@@ -189,9 +191,25 @@ def check_saved_model(model: torch.nn.Module, folder: Path) -> None:
     Raises:
         BrokenPromiseError: A tensor differs.
     """
-    trained = model.state_dict()
+    present = model.state_dict()
+    for name, tensor in _saved_tensors(folder, present.keys()):
+        if not _same_bits(tensor, present[name].cpu()):
+            raise BrokenPromiseError(f"the model in {folder} is not the one in memory: {name} differs")
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """As ``torch.equal``, for numbers that are none too."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (one, other)))
+
+
+def _saved_tensors(folder: Path, names: Set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a saved model, one after another under the names that the model in memory has."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as saved:
+            if not names >= set(saved.keys()):  # transformers stores experts one by one and joins them when it loads
+                yield from AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict().items()
+                return
             for name in saved.keys():  # noqa: SIM118 (no mapping)
-                if not torch.equal(saved.get_tensor(name), trained[name].cpu()):
-                    raise BrokenPromiseError(f"the model in {folder} is not the one that was trained: {name} differs")
+                yield name, saved.get_tensor(name)

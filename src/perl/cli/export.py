@@ -11,7 +11,7 @@ import click
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
-    help="Type of a merged model's weights; the sum is float32 and rounded once.",
+    help="Type of a merged model's weights; the sum is float64 and rounded once.",
 )
 @click.option("--base", help="The base [default: the one that the run or the adapter names].")
 @click.option("-o", "--output", type=click.Path(), help="Folder to write [default: DIR-lora or DIR-merged].")
