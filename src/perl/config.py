@@ -11,7 +11,7 @@ import torch
 from trl import GRPOConfig
 
 from perl.errors import PerlError, RecipeError
-from perl.methods.registry import LORA_LEARNING_RATE, METHODS
+from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.recipe import world_size
@@ -105,7 +105,7 @@ class PeftRLConfig(GRPOConfig):
         self.learning_rate_asked = self.learning_rate is not None
         if self.learning_rate is None:
             method = METHODS.get(self.peft_method if self.peft_type is None else "lora", METHODS["lora"])
-            self.learning_rate = LORA_LEARNING_RATE * method.rate
+            self.learning_rate = method.learning_rate
         if self.peft_target_modules == ["all-linear"]:  # as the command-line parser gives it
             self.peft_target_modules = "all-linear"
         on_cpu = self.use_cpu or not torch.accelerator.is_available()

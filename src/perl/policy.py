@@ -17,7 +17,7 @@ from trl.trainer.utils import create_model_from_path
 from perl.adapter import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
 from perl.config import PeftRLConfig
 from perl.errors import ModelError
-from perl.methods.registry import LORA_LEARNING_RATE, METHODS
+from perl.methods.registry import METHODS
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
 from perl.model import base_identity
 from perl.saved_adapter import SavedAdapter, find_adapter
@@ -52,7 +52,7 @@ def adapted_policy(
     else:
         how = continued_adaptation(args.peft, saved.config, own_method(saved)) if saved else adaptation(args.peft)
     if isinstance(args, PeftRLConfig) and not args.learning_rate_asked:
-        args.learning_rate = LORA_LEARNING_RATE * how.method.rate  # of a continued adapter's or a type's own method
+        args.learning_rate = how.method.learning_rate  # of a continued adapter's or a type's own method
     if how.config is None:
         return model, how, False
     set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
@@ -103,7 +103,7 @@ def load_processor(name: str, args: GRPOConfig) -> Any:  # noqa: ANN401 (a token
 
 def setting_warnings(how: Adaptation, learning_rate: float) -> Iterator[str]:
     """What is allowed and probably not meant."""
-    warning = rate_warning(how.method, learning_rate, LORA_LEARNING_RATE)
+    warning = rate_warning(how.method, learning_rate)
     if warning:
         yield warning
     dropout = dropout_of(how.config)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from perl.adapter import attach_adapter
 from perl.errors import ModelError, RecipeError
-from perl.methods.registry import LORA_LEARNING_RATE, METHODS, REFUSED_TYPES, Method
+from perl.methods.registry import METHODS, REFUSED_TYPES, Method
 from perl.methods.settings import (
     adaptation,
     continued_adaptation,
@@ -472,10 +472,11 @@ def test_a_config_that_cannot_be_trained_is_refused_before_it_is_attached(base):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_learning_rate_that_would_hardly_move_an_adapter_is_said(name):
     method = METHODS[name]
-    usual = LORA_LEARNING_RATE * method.rate
+    usual = method.learning_rate
+    assert usual == pytest.approx(1e-5 * method.rate)
     for rate in (usual, 10 * usual, 0.21 * usual):
-        assert rate_warning(method, rate, LORA_LEARNING_RATE) is None
-    said = rate_warning(method, 0.19 * usual, LORA_LEARNING_RATE)
+        assert rate_warning(method, rate) is None
+    said = rate_warning(method, 0.19 * usual)
     if name == "full":
         assert said is None
     else:
@@ -485,7 +486,7 @@ def test_a_learning_rate_that_would_hardly_move_an_adapter_is_said(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_dropout_of_an_adapter_is_said(name):
-    rate = LORA_LEARNING_RATE * METHODS[name].rate
+    rate = METHODS[name].learning_rate
     assert list(setting_warnings(adaptation(PeftSection(method=name)), rate)) == []
     if "dropout" in METHODS[name].settings:
         how = adaptation(PeftSection(method=name, dropout=0.25))

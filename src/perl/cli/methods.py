@@ -7,7 +7,7 @@ import click
 
 from perl.cli.train import set_up_output
 from perl.errors import RecipeError, did_you_mean
-from perl.methods.registry import LORA_LEARNING_RATE, METHODS, REFUSED_TYPES, Method
+from perl.methods.registry import METHODS, REFUSED_TYPES, Method
 
 _COLUMNS = ("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving", "tested")
 
@@ -48,7 +48,7 @@ def _row(method: Method) -> dict[str, Any]:
         "settings": settings,
         "options": {**method.options, **method.defaults},
         "rate": method.rate,
-        "learning_rate": LORA_LEARNING_RATE * method.rate,
+        "learning_rate": method.learning_rate,
         "reference": method.reference,
         "sync": method.sync,
         "serving": method.serving,

@@ -18,7 +18,7 @@ AS_RANK = "as rank"
 
 
 LORA_LEARNING_RATE = 1e-5
-"""Where nobody asks for a rate; that of other methods is relative to it (Schulman et al. 2025)."""
+"""LoRA's, where nobody asks for one; that of other methods is relative to it (Schulman et al. 2025)."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class Method:
     delta: Literal["lora", "low_rank", "full", "norms", "weights"] = "lora"
     delta_rank: str = "rank"
     counted_as: str = ""
+
+    @property
+    def learning_rate(self) -> float:
+        """Where nobody asks for one."""
+        return LORA_LEARNING_RATE * self.rate
 
     @property
     def reference(self) -> str:

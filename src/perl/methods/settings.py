@@ -147,19 +147,13 @@ def continued_adaptation(section: PeftSection, config: "PeftConfig", own: Method
     return Adaptation(method, config, options)
 
 
-def usual_learning_rate(method: Method, lora_rate: float) -> float:
-    """The rate to take for a method where LoRA would have this one."""
-    return lora_rate * method.rate
-
-
-def rate_warning(method: Method, learning_rate: float, lora_rate: float) -> str | None:
+def rate_warning(method: Method, learning_rate: float) -> str | None:
     """What to tell a person whose learning rate would hardly move this adapter, or None."""
-    usual = usual_learning_rate(method, lora_rate)
-    if not method.config or learning_rate >= _FULL_RATE_SHARE * usual:
+    if not method.config or learning_rate >= _FULL_RATE_SHARE * method.learning_rate:
         return None
     return (
         f"learning rate {learning_rate:g} is in the range of full fine-tuning; {method.name} usually takes about "
-        f"{usual:g}, and would hardly move at this one"
+        f"{method.learning_rate:g}, and would hardly move at this one"
     )
 
 
