@@ -1,6 +1,6 @@
 """One row a PEFT method: its settings and defaults, how it starts, what trains it, what its update is as a matrix.
 
-PeftSection -> Method, PeftConfig
+name -> Method
 
 Adding a method is adding a row; everything else (the recipe's checks, ``perl methods``, the trainer, saving, export,
 the tests and the benchmark) reads this table. Importing this module imports neither PEFT nor torch, so that a recipe's
@@ -15,8 +15,6 @@ from typing import Any, Literal
 ALL_LINEAR = "all-linear"
 AS_RANK = "as rank"
 """Default of a setting that is the rank's value, whatever that is."""
-
-
 LORA_LEARNING_RATE = 1e-5
 """LoRA's, where nobody asks for one; that of other methods is relative to it (Schulman et al. 2025)."""
 
@@ -39,9 +37,9 @@ class Method:
         frozen: Parts of the adapter that stay as they start, by PEFT's names.
         optimizer: ``adamw`` stands for whatever ``train.optim`` names.
         rate: Learning rate relative to LoRA's, used where no learning rate is asked for.
-        delta: What the update of a weight matrix is: ``lora`` (factors as they are), ``low_rank`` (of a bounded rank,
-            see ``delta_rank``), ``full``, ``norms`` (no matrix changes, only norms do), ``weights`` (no adapter).
-        delta_rank: For ``low_rank``: the bound, as a formula for people.
+        delta: What the update of a weight matrix is: ``lora`` (factors as they are), ``low_rank`` (factors after
+            export), ``full``, ``norms`` (no matrix changes, only norms do), ``weights`` (no adapter).
+        delta_rank: For ``lora`` and ``low_rank``: the update's rank at most, as a formula for people.
         counted_as: Method whose number of parameters is the same, for one that PEFT cannot build without weights.
     """
 
@@ -89,7 +87,7 @@ class Method:
         """How others can serve the finished adapter."""
         if not self.config:
             return "model"
-        if self.delta == "lora" and "use_dora" not in self.fixed:
+        if self.delta == "lora":
             return "vLLM LoRA" if self.delta_rank == "rank" else f"vLLM LoRA (rank {self.delta_rank})"
         return "vLLM LoRA after export" if self.delta == "low_rank" else "merged"
 
