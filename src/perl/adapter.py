@@ -22,7 +22,7 @@ from perl.methods import starts
 from perl.methods.anchor import lift_anchor, without_anchor
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.registry import METHODS, Method
-from perl.methods.settings import Adaptation, method_of
+from perl.methods.settings import Adaptation, initialisation_of, method_of
 from perl.model import base_dtype, base_fingerprint, base_parameters, is_the_base, trainable_parameters
 from perl.saved_adapter import SavedAdapter
 from perl.targets import check_targets, full_names, linear_names
@@ -192,11 +192,12 @@ def check_untouched_base(policy: PeftModel) -> None:
     Raises:
         ModelError: The base can no longer be found by switching the adapter off.
     """
-    initialisation = str(getattr(policy.peft_config[policy.active_adapter], "init_lora_weights", ""))
-    if initialisation.startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
+    config = policy.peft_config[policy.active_adapter]
+    start = initialisation_of(config)
+    if start is not None and start.writes:
         raise ModelError(
-            f"the initialisation {initialisation!r} of this PeftModel has changed the weights of its base, so that the "
-            "base's policy is lost and the adapter would belong to no published model",
+            f"the initialisation {config.init_lora_weights!r} of this PeftModel has changed the weights of its "
+            "base, so that the base's policy is lost and the adapter would belong to no published model",
             "model",
             "pass the base and peft_config=..., or the base and PeftRLConfig(adapter=...) to continue",
         )
@@ -217,7 +218,8 @@ def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
     if config is None:
         raise ValueError("method full has no adapter to attach")
     config = copy.deepcopy(config)
-    if str(getattr(config, "init_lora_weights", "")).startswith(("pissa", "olora")):
+    start = initialisation_of(config)
+    if start is not None and start.writes:
         config.init_lora_weights = True
     return config
 

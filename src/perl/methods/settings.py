@@ -25,8 +25,33 @@ _ADALORA_START = 1.5
 _ADALORA_STEPS_UNKNOWN = 2**31
 # Learning rates below this share of the method's usual one are those of full fine-tuning.
 _FULL_RATE_SHARE = 0.2
-# Full names of initialisations that PEFT makes by writing to the base's weights and that need data of their own.
-_INITS_WITH_DATA = {"corda": "CorDA", "eva": "EVA", "lora_ga": "LoRA-GA", "loftq": "LoftQ"}
+
+
+@dataclass(frozen=True)
+class Initialisation:
+    """One of PEFT's initialisations of LoRA that depend on more than random numbers.
+
+    Attributes:
+        prefix: How PEFT's names for it begin; the rest are options (``pissa_niter_4``).
+        name: As its paper has it.
+        writes: Whether PEFT changes the base's weights for it.
+        needs_data: Whether it needs more than those weights. One that does not is made beside them (``starts.py``).
+    """
+
+    prefix: str
+    name: str
+    writes: bool
+    needs_data: bool
+
+
+_INITIALISATIONS = (
+    Initialisation("pissa", "PiSSA", writes=True, needs_data=False),
+    Initialisation("olora", "OLoRA", writes=True, needs_data=False),
+    Initialisation("corda", "CorDA", writes=True, needs_data=True),
+    Initialisation("lora_ga", "LoRA-GA", writes=True, needs_data=True),
+    Initialisation("loftq", "LoftQ", writes=True, needs_data=True),
+    Initialisation("eva", "EVA", writes=False, needs_data=True),
+)
 
 
 @dataclass(frozen=True)
@@ -163,6 +188,12 @@ def dropout_of(config: "PeftConfig | None") -> float:
     return max((float(getattr(config, name)) for name in names), default=0.0)
 
 
+def initialisation_of(config: "PeftConfig") -> Initialisation | None:
+    """The initialisation that a config asks for, if it depends on more than random numbers."""
+    asked = str(getattr(config, "init_lora_weights", ""))
+    return next((known for known in _INITIALISATIONS if asked.startswith(known.prefix)), None)
+
+
 def method_of(config: "PeftConfig") -> Method:
     """The row of the table that a PEFT config belongs to, or one made for it.
 
@@ -177,19 +208,19 @@ def method_of(config: "PeftConfig") -> Method:
             "peft.kwargs.bias",
             "leave it out; lora_bias trains biases of the adapter",
         )
-    initialisation = str(getattr(config, "init_lora_weights", ""))
-    for prefix, name in _INITS_WITH_DATA.items():
-        if initialisation.startswith(prefix):
-            raise RecipeError(
-                f"the initialisation {initialisation!r} ({name}) changes the base or needs data to start from",
-                "peft_config.init_lora_weights",
-                "pissa, olora and milora start from the weights alone and leave the base untouched",
-            )
+    start = initialisation_of(config)
+    if start is not None and start.needs_data:
+        raise RecipeError(
+            f"the initialisation {config.init_lora_weights!r} ({start.name}) changes the base or needs data to start "
+            "from",
+            "peft_config.init_lora_weights",
+            "pissa, olora and milora start from the weights alone and leave the base untouched",
+        )
     rows = [row for row in METHODS.values() if row.config == type(config).__name__ and not row.options]
     fitting = [row for row in rows if all(_same(getattr(config, k, None), v) for k, v in row.fixed.items())]
     # Of LoRA's rows, those that the config does not tell from plain LoRA are not meant by it.
     plain = [row for row in fitting if len(rows) == 1 or row.fixed or not (row.starts or row.frozen)]
-    _refuse_dora(config, initialisation.startswith(("pissa", "olora")))
+    _refuse_dora(config, start is not None)
     by_weight = ("init_lora_weights", "use_dora")  # what says more about a method comes first
     return max(
         plain,
