@@ -2,6 +2,8 @@
 
 import click
 
+from perl.cli.output import set_up_output
+
 
 @click.command("export", short_help="Write a trained adapter as a plain LoRA or merged into its base.")
 @click.argument("source", metavar="DIR")
@@ -20,8 +22,6 @@ def command(*, source: str, form: str, dtype: str, base: str | None, output: str
 
     `lora` is exact or refused, with the error that could be reached; what was written is loaded again and compared.
     """
-    from perl.cli.train import set_up_output
-
     set_up_output(quiet=False)
     from perl.export import export
 

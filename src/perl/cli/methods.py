@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from perl.cli.train import set_up_output
+from perl.cli.output import set_up_output
 from perl.errors import RecipeError, did_you_mean
 from perl.methods.registry import METHODS, REFUSED_TYPES, Method
 

@@ -1,11 +1,10 @@
 """``perl train``: parse, train, print where everything is."""
 
-import logging
-import os
-import sys
 from typing import TYPE_CHECKING
 
 import click
+
+from perl.cli.output import set_up_output
 
 if TYPE_CHECKING:
     from perl.run import Run
@@ -40,23 +39,6 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
     run = train(resolved)
     if is_first_process() and not quiet:
         click.echo("\n".join(_summary(run)))
-
-
-def set_up_output(*, quiet: bool) -> None:
-    """Our own lines on stderr; those of the libraries only if they are errors."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not sys.warnoptions:
-        import warnings
-
-        warnings.simplefilter("ignore", FutureWarning)
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("perl")
-    logger.addHandler(handler)
-    logger.propagate = False
-    logger.setLevel(logging.ERROR if quiet else logging.INFO)
 
 
 def _summary(run: "Run") -> list[str]:
