@@ -63,7 +63,7 @@ def decompose(
     results: dict[str, Factors] = {}
     torch.set_num_threads(1)  # as many matrices at once as there are threads, instead of threads on one matrix
     try:
-        with ThreadPoolExecutor(threads) as pool, live_line(len(weights), decomposition.__name__) as line:
+        with ThreadPoolExecutor(threads) as pool, live_line(len(weights), "decomposing") as line:
             found = pool.map(lambda item: _one(item[1][0], item[1][1], decomposition, folder), weights.items())
             for name, factors in zip(weights, found, strict=True):
                 results[name] = factors
