@@ -111,14 +111,10 @@ class Movement:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Keeps the tensors that have a gradient and a learning rate."""
-        rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-        moving = [p for p in (p for g in optimizer.param_groups for p in g["params"]) if rates[id(p)] > 0]
-        self._real = any(p.grad is not None and bool(p.grad.any()) for p in moving)
-        self._about_to_move = {
-            name: p.detach().clone()
-            for name, p in self._unproven.items()
-            if rates.get(id(p), 0.0) > 0 and p.grad is not None and bool(p.grad.any())
-        }
+        held = [p for group in optimizer.param_groups if group["lr"] > 0 for p in group["params"]]
+        moving = {id(p) for p in held if p.grad is not None and bool(p.grad.any())}
+        self._real = bool(moving)
+        self._about_to_move = {name: p.detach().clone() for name, p in self._unproven.items() if id(p) in moving}
 
     def after_step(self, *, skipped: bool) -> None:
         """Compares.

@@ -20,8 +20,9 @@ class AdapterTrainer(Protocol):
 
     base_fingerprint: str | None
     reference: Reference | None
-    whole_tensors: bool
 
+    @property
+    def whole_tensors(self) -> bool: ...  # noqa: D102
     @property
     def policy(self) -> torch.nn.Module: ...  # noqa: D102
     @property
@@ -31,9 +32,9 @@ class AdapterTrainer(Protocol):
 class AdapterCallback(TrainerCallback):
     """Runs a method's own steps and the guards; the trainer adds it by itself."""
 
-    def __init__(self, trainer: Any) -> None:  # noqa: ANN401 (an AdapterTrainer)
+    def __init__(self, trainer: AdapterTrainer) -> None:
         """Takes the trainer whose policy is trained."""
-        self.trainer: AdapterTrainer = trainer
+        self.trainer = trainer
         self.movement: Movement | None = None
 
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
