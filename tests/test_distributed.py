@@ -1,12 +1,12 @@
 """Two processes on one machine train one adapter: one of them writes, both take the same steps."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import method_properties as properties
 import pytest
 import torch
 from peft import PeftModel
@@ -48,14 +48,14 @@ def test_two_processes_train_one_adapter(tmp_path):
 METHODS = ["lora_plus", "lora_fa", "adalora", "pissa", "slicefine"]
 
 
-def test_methods_with_an_optimizer_a_start_or_a_step_of_their_own_train_alike_in_two_processes(tmp_path, checkout):
-    benchmarks = checkout / "benchmarks"
-    spec = importlib.util.spec_from_file_location("method_properties", benchmarks / "method_properties.py")
-    properties = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(properties)
+def test_methods_with_an_optimizer_a_start_or_a_step_of_their_own_train_alike_in_two_processes(tmp_path):
     model = properties.write_model("biases", tmp_path)
     script = str(Path(__file__).with_name("distributed_methods.py"))
-    environment = {**os.environ, "PYTHONPATH": str(benchmarks)}
+    benchmarks = str(Path(properties.__file__).parent)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (benchmarks, os.environ.get("PYTHONPATH")))),
+    }
     for processes, rows in ((1, 8), (2, 4)):
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         command = [*launcher, script, model, str(tmp_path), str(rows), *METHODS]

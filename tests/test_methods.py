@@ -3,12 +3,11 @@
 The measuring is that of ``benchmarks/method_properties.py``; here its numbers are held to what is promised.
 """
 
-import importlib.util
 import json
 import logging
-import sys
 from pathlib import Path
 
+import method_properties as properties
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -20,12 +19,6 @@ from perl.methods import adalora
 from perl.methods.anchor import anchor_of, anchored_layers
 from perl.methods.registry import METHODS
 from perl.model import base_fingerprint
-
-_BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "method_properties.py"
-_spec = importlib.util.spec_from_file_location("method_properties", _BENCHMARK)
-properties = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = properties
-_spec.loader.exec_module(properties)
 
 TOLERANCE = 1e-4
 OWN_OPTIMIZER = {"lora_plus": "LoRA+", "lora_fa": "LoRA-FA"}

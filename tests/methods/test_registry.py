@@ -5,29 +5,21 @@ import math
 import peft
 import pytest
 import torch
-from peft import LoraConfig
-from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from perl.adapter import attach_adapter
-from perl.errors import ModelError, RecipeError
-from perl.methods.registry import METHODS, REFUSED_TYPES, Method
+from perl.methods.registry import METHODS
 from perl.methods.settings import (
     adaptation,
-    continued_adaptation,
-    dropout_of,
-    method_of,
-    method_problems,
-    rate_warning,
     resolved_settings,
 )
 from perl.model import trainable_parameters
-from perl.policy import setting_warnings
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 
 LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "use_rslora": False, "use_dora": False}
+
 # Name -> PEFT's class, and what its arguments are where nothing is asked for.
 EXPECTED = {
     "lora": ("LoraConfig", LORA),
@@ -62,10 +54,10 @@ EXPECTED = {
     "gralora": ("GraloraConfig", {"r": 32, "alpha": 64, "gralora_k": 2, "gralora_dropout": 0.0}),
     "road": ("RoadConfig", {"variant": "road_1", "group_size": 64}),
 }
+
 TARGETS = {"ln_tuning": r".*(norm|ln_\w+|layer_norm\w*)", "ia3": {"k_proj", "v_proj", "down_proj"}}
+
 LORA_FAMILY = [name for name, (config, _) in EXPECTED.items() if config == "LoraConfig"]
-FLAGS = ("use_rslora", "use_dora")
-OTHER_VALUES = {"rank": 3, "alpha": 5.0, "dropout": 0.25, "target_modules": ["q_proj"]}
 
 
 @pytest.fixture
@@ -121,139 +113,6 @@ def test_the_method_full_has_no_adapter_and_no_settings():
     how = adaptation(PeftSection(method="full"))
     assert (how.method.name, how.config, dict(how.options)) == ("full", None, {})
     assert resolved_settings(PeftSection(method="full")) == {}
-
-
-@pytest.mark.parametrize("name", LORA_FAMILY)
-def test_settings_and_further_arguments_reach_the_config(name):
-    section = PeftSection(method=name, **OTHER_VALUES, kwargs={"exclude_modules": ["a"], "rank_pattern": {"q_proj": 2}})
-    config = adaptation(section).config
-    assert (config.r, config.lora_alpha, config.lora_dropout) == (3, 5.0, 0.25)
-    assert config.target_modules == {"q_proj"}
-    assert (config.exclude_modules, config.rank_pattern) == ({"a"}, {"q_proj": 2})
-    assert {flag: getattr(config, flag) for flag in FLAGS} == {flag: EXPECTED[name][1][flag] for flag in FLAGS}
-    assert resolved_settings(section) == OTHER_VALUES
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_every_setting_of_a_method_reaches_its_config(name):
-    asked = {setting: value for setting, value in OTHER_VALUES.items() if setting in METHODS[name].settings}
-    asked |= {"rank": 6} if "rank" in asked else {}
-    config = adaptation(PeftSection(method=name, **asked)).config
-    names = {"rank": "target_r" if name == "adalora" else "r", "target_modules": "target_modules"}
-    for setting, value in asked.items():
-        found = [vars(config)[a] for a in vars(config) if a == names.get(setting) or a.endswith(setting)]
-        assert found in ([value], [{*value}] if setting == "target_modules" else [value]), setting
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_refuses_exactly_the_settings_it_does_not_read(name):
-    for setting, value in OTHER_VALUES.items():
-        section = PeftSection(method=name, **{setting: value})
-        problems = method_problems({"peft": section})
-        if setting in METHODS[name].settings:
-            assert problems == []
-        else:
-            ((path, problem),) = problems
-            assert path == ("peft", setting)
-            assert str(problem) == f"{name} has no {setting} (leave it out)"
-            with pytest.raises(RecipeError, match=rf"^peft\.{setting}: {name} has no {setting} \(leave it out\)$"):
-                adaptation(section)
-
-
-def test_a_setting_that_a_method_would_ignore_is_refused(monkeypatch):
-    fixed = Method("fixed", "none", "none", "LoraConfig", {"rank": 4}, {"rank": "r"})
-    monkeypatch.setitem(METHODS, "fixed", fixed)
-    section = PeftSection(method="fixed", rank=2, alpha=3.0, dropout=0.5)
-    assert [(path, problem.message) for path, problem in method_problems({"peft": section})] == [
-        (("peft", "alpha"), "fixed has no alpha"),
-        (("peft", "dropout"), "fixed has no dropout"),
-    ]
-    with pytest.raises(RecipeError, match=r"^peft\.alpha: fixed has no alpha \(leave it out\)$"):
-        resolved_settings(section)
-    assert resolved_settings(PeftSection(method="fixed", rank=2)) == {"rank": 2}
-
-
-@pytest.mark.parametrize(
-    ("further", "path"), [({"kwargs": {"r": 4}}, "kwargs"), ({"adapter": "folder/adapter"}, "adapter")]
-)
-def test_the_method_full_refuses_what_an_adapter_would_need(further, path):
-    ((found, problem),) = method_problems({"peft": PeftSection(method="full", **further)})
-    assert found == ("peft", path)
-    assert "without an adapter" in problem.message
-
-
-@pytest.mark.parametrize("setting", OTHER_VALUES)
-def test_an_adapter_that_is_continued_brings_its_settings(setting):
-    section = PeftSection(adapter="folder", **{setting: OTHER_VALUES[setting]})
-    ((path, problem),) = method_problems({"peft": section})
-    assert path == ("peft", setting)
-    assert problem.message == "comes from the adapter that is continued"
-
-
-def test_an_adapter_is_continued_by_its_own_method_or_by_one_that_fits_it():
-    config = LoraConfig(r=3, use_dora=True, task_type="CAUSAL_LM")
-    assert continued_adaptation(PeftSection(adapter="x"), config).method.name == "dora"
-    plus = PeftSection(adapter="x", method="lora_plus", kwargs={"loraplus_lr_ratio": 4.0})
-    how = continued_adaptation(plus, LoraConfig(r=3))
-    assert (how.method.name, dict(how.options)) == ("lora_plus", {"loraplus_lr_ratio": 4.0})
-    for method in ("vera", "dora"):
-        with pytest.raises(RecipeError, match=r"^peft\.method: the adapter is of the method lora "):
-            continued_adaptation(PeftSection(adapter="x", method=method), LoraConfig(r=3))
-
-
-def test_an_unknown_method_is_refused_with_the_nearest_name():
-    section = PeftSection(method="rs-lora")
-    ((path, problem),) = method_problems({"peft": section})
-    assert path == ("peft", "method")
-    assert str(problem) == "no method 'rs-lora' (did you mean rslora?)"
-    with pytest.raises(RecipeError, match=r"^peft\.method: no method 'rs-lora' \(did you mean rslora\?\)$"):
-        adaptation(section)
-    assert "lora" in str(method_problems({"peft": PeftSection(method="zzzzzz")})[0][1])
-
-
-def test_a_section_that_is_not_valid_is_not_looked_at():
-    assert method_problems({}) == []
-
-
-@pytest.mark.parametrize("name", LORA_FAMILY)
-def test_an_unknown_further_argument_is_refused_with_the_nearest_name(name):
-    with pytest.raises(RecipeError) as caught:
-        adaptation(PeftSection(method=name, kwargs={"init_lora_weight": True}))
-    assert str(caught.value) == (
-        "peft.kwargs.init_lora_weight: LoraConfig has no such argument (did you mean init_lora_weights?)"
-    )
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_an_unknown_argument_of_any_method_is_refused(name):
-    with pytest.raises(RecipeError, match=rf"^peft\.kwargs\.nonsense: {EXPECTED[name][0]} has no such argument"):
-        adaptation(PeftSection(method=name, kwargs={"nonsense": 1}))
-
-
-@pytest.mark.parametrize("argument", ["r", "lora_alpha", "lora_dropout", "target_modules"])
-def test_a_further_argument_that_a_setting_holds_is_refused(argument):
-    with pytest.raises(RecipeError, match=rf"^peft\.kwargs\.{argument}: "):
-        adaptation(PeftSection(kwargs={argument: 1}))
-
-
-def test_the_task_is_no_further_argument():
-    with pytest.raises(RecipeError, match=r"^peft\.kwargs.*task_type"):
-        adaptation(PeftSection(kwargs={"task_type": "SEQ_CLS"}))
-
-
-@pytest.mark.parametrize(
-    ("name", "argument"),
-    [
-        ("rslora", "use_rslora"),
-        ("dora", "use_dora"),
-        ("pissa", "init_lora_weights"),
-        ("olora", "init_lora_weights"),
-        ("fourierft", "init_weights"),
-    ],
-)
-def test_what_makes_a_method_cannot_be_changed(name, argument):
-    with pytest.raises(RecipeError, match=rf"^peft\.kwargs\.{argument}: is what makes this method"):
-        adaptation(PeftSection(method=name, kwargs={argument: False}))
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -340,163 +199,3 @@ def test_the_update_is_scaled_as_the_paper_says(base, name, scale):
     policy = attach_adapter(base, adaptation(PeftSection(method=name, rank=9, alpha=12.0, target_modules=targets)))
     scales = [m.scaling["default"] for m in policy.modules() if hasattr(m, "lora_A")]
     assert scales == pytest.approx([scale] * 4)
-
-
-def test_target_modules_choose_what_is_trained(base):
-    policy = attach_adapter(base, adaptation(PeftSection(target_modules=["q_proj", "o_proj"])))
-    trained = [key for key, value in policy.named_parameters() if value.requires_grad]
-    assert len(trained) == 4 * 2 * 2
-    assert all(".q_proj." in key or ".o_proj." in key for key in trained)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "name"),
-    [
-        ({}, "lora"),
-        ({"use_rslora": True}, "rslora"),
-        ({"use_dora": True}, "dora"),
-        ({"init_lora_weights": "pissa"}, "pissa"),
-        ({"init_lora_weights": "pissa_niter_4"}, "pissa"),
-        ({"init_lora_weights": "olora"}, "olora"),
-        ({"init_lora_weights": "gaussian"}, "lora"),
-    ],
-    ids=str,
-)
-def test_a_config_of_peft_belongs_to_the_method_that_builds_it(kwargs, name):
-    assert method_of(LoraConfig(**kwargs)).name == name
-
-
-@pytest.mark.parametrize("name", sorted(set(EXPECTED) - set(LORA_FAMILY)))
-def test_the_config_of_a_method_with_a_class_of_its_own_is_recognised(name):
-    assert method_of(adaptation(PeftSection(method=name)).config) is METHODS[name]
-
-
-@pytest.mark.filterwarnings("ignore:`init_lora_weights` is")  # PEFT misses the settings of CorDA and EVA
-@pytest.mark.parametrize(
-    ("kwargs", "where"),
-    [
-        ({"bias": "all"}, "peft.kwargs.bias"),
-        ({"bias": "lora_only"}, "peft.kwargs.bias"),
-        ({"init_lora_weights": "corda"}, "peft_config.init_lora_weights"),
-        ({"init_lora_weights": "eva"}, "peft_config.init_lora_weights"),
-        ({"init_lora_weights": "lora_ga"}, "peft_config.init_lora_weights"),
-    ],
-    ids=str,
-)
-def test_a_config_that_would_change_the_base_is_refused(kwargs, where):
-    with pytest.raises(RecipeError) as caught:
-        method_of(LoraConfig(**kwargs))
-    assert caught.value.problems[0].where == where
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "name"),
-    [
-        ("init_lora_weights", "pissa", "pissa"),
-        ("init_lora_weights", "pissa_niter_4", "pissa"),
-        ("init_lora_weights", "olora", "olora"),
-        ("use_dora", True, "dora"),
-        ("use_rslora", True, "rslora"),
-    ],
-)
-def test_an_argument_that_makes_another_method_is_refused_with_its_name(argument, value, name):
-    with pytest.raises(RecipeError) as caught:
-        adaptation(PeftSection(kwargs={argument: value}))
-    (problem,) = caught.value.problems
-    assert problem.where == f"peft.kwargs.{argument}"
-    assert f"peft.method: {name}" in problem.hint
-
-
-def test_flags_of_lora_may_go_with_methods_that_they_do_not_make():
-    how = adaptation(PeftSection(method="lora_plus", kwargs={"use_rslora": True, "loraplus_lr_ratio": 8.0}))
-    assert (how.method.name, how.config.use_rslora) == ("lora_plus", True)
-    assert dict(how.options) == {"loraplus_lr_ratio": 8.0}
-
-
-def test_a_type_of_peft_is_taken_verbatim(base):
-    section = PeftSection.model_validate({"type": "C3A", "block_size": 32, "target_modules": ["q_proj", "v_proj"]})
-    assert section.kwargs == {"block_size": 32}
-    assert method_problems({"peft": section}) == []
-    how = adaptation(section)
-    assert type(how.config) is peft.C3AConfig
-    assert (how.config.block_size, how.config.target_modules) == (32, {"q_proj", "v_proj"})
-    assert (how.config.task_type, how.method.name) == ("CAUSAL_LM", "c3a")
-    assert resolved_settings(section) == {"target_modules": ["q_proj", "v_proj"], "block_size": 32}
-    # A circulant block of size b has b numbers: in x out / b.
-    assert trainable_parameters(attach_adapter(base, how)) == 4 * (128 * 128 + 128 * 64) // 32
-
-
-@pytest.mark.parametrize("kind", ["lora", "LORA"])
-def test_a_type_that_has_a_row_is_that_method(kind):
-    how = adaptation(PeftSection(type=kind, kwargs={"r": 3, "use_dora": True}))
-    assert (how.method.name, how.config.r) == ("dora", 3)
-
-
-def test_an_unknown_type_is_refused_with_the_nearest_name():
-    with pytest.raises(RecipeError, match=r"^peft\.type: PEFT has no type 'C3B' \(did you mean C3A\?\)$"):
-        adaptation(PeftSection(type="C3B"))
-
-
-@pytest.mark.parametrize("setting", ["rank", "alpha", "dropout"])
-def test_our_settings_are_not_arguments_of_a_type(setting):
-    section = PeftSection(type="C3A", **{setting: OTHER_VALUES[setting]})
-    ((path, _),) = method_problems({"peft": section})
-    assert path == ("peft", setting)
-
-
-def test_a_method_beside_a_type_is_refused():
-    ((path, _),) = method_problems({"peft": PeftSection(type="C3A", method="dora")})
-    assert path == ("peft", "method")
-
-
-def test_an_argument_of_a_type_beside_an_adapter_that_is_continued_is_refused():
-    section = PeftSection(type="C3A", adapter="folder", kwargs={"block_size": 32})
-    assert [path for path, _ in method_problems({"peft": section})] == [("peft", "kwargs", "block_size")]
-
-
-@pytest.mark.parametrize("kind", REFUSED_TYPES)
-def test_a_type_that_cannot_be_trained_is_refused_with_the_reason(kind):
-    assert kind in {known.value for known in PEFT_TYPE_TO_CONFIG_MAPPING}
-    for written in (kind, kind.lower()):
-        ((path, problem),) = method_problems({"peft": PeftSection(type=written)})
-        assert path == ("peft", "type")
-        assert str(problem) == f"{kind} cannot be trained: {REFUSED_TYPES[kind]}"
-
-
-def test_a_config_that_cannot_be_trained_is_refused_before_it_is_attached(base):
-    with pytest.raises(RecipeError, match=r"^peft_config: PROMPT_TUNING cannot be trained: its virtual tokens"):
-        attach_adapter(base, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
-    assert not hasattr(base, "peft_config")
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_learning_rate_that_would_hardly_move_an_adapter_is_said(name):
-    method = METHODS[name]
-    usual = method.learning_rate
-    assert usual == pytest.approx(1e-5 * method.rate)
-    for rate in (usual, 10 * usual, 0.21 * usual):
-        assert rate_warning(method, rate) is None
-    said = rate_warning(method, 0.19 * usual)
-    if name == "full":
-        assert said is None
-    else:
-        assert f"learning rate {0.19 * usual:g} is in the range of full fine-tuning" in said
-        assert f"{name} usually takes about {usual:g}" in said
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_dropout_of_an_adapter_is_said(name):
-    rate = METHODS[name].learning_rate
-    assert list(setting_warnings(adaptation(PeftSection(method=name)), rate)) == []
-    if "dropout" in METHODS[name].settings:
-        how = adaptation(PeftSection(method=name, dropout=0.25))
-        assert dropout_of(how.config) == 0.25
-        (said,) = setting_warnings(how, rate)
-        assert said.startswith("adapter dropout 0.25: rollouts have none")
-
-
-def test_a_rank_that_a_layer_does_not_have_is_refused(base):
-    for name in ("pissa", "milora", "milora_plus", "rlpo"):
-        with pytest.raises(ModelError, match=r"^peft\.rank: .*k_proj is 64 x 128 and has no 65 singular triples"):
-            attach_adapter(base, adaptation(PeftSection(method=name, rank=65, target_modules=["k_proj"])))
-        base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)

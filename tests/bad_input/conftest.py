@@ -1,0 +1,75 @@
+"""A sound recipe whose base has no weights, and what the command line says of one with a mistake."""
+
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from perl.cli.commands import run
+from perl.errors import EXIT_USER_MISTAKE
+from perl.sandbox import BASE_FOLDER
+
+SOUND = """\
+model: {name: weightless}
+data: {train: problems.jsonl}
+train: {prompts_per_step: 2, num_generations: 2, max_steps: 1}
+rollout: {max_completion_length: 8}
+engine: {device: cpu, threads: 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _a_sound_recipe_without_weights():
+    shutil.copytree(BASE_FOLDER, "weightless")
+    Path("weightless/model.safetensors").unlink()
+    Path("sound.yaml").write_text(SOUND, encoding="utf-8")
+    rows = [json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) for i in range(8)]
+    Path("problems.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_in_the_process(tmp_path, monkeypatch):
+    """The command line sets up logging, and rewards are imported from the current folder."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    logger = logging.getLogger("perl")
+    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def mistakes(capsys):
+    """What the command line prints for ``perl train``, a line a problem; the recipe's lines start at 2."""
+
+    def run_train(*arguments, recipe=None):
+        if recipe is not None:
+            Path("recipe.yaml").write_text(f"extends: sound.yaml\n{recipe}", encoding="utf-8")
+            arguments = ("recipe.yaml", *arguments)
+        assert run(["train", *arguments], "perl") == EXIT_USER_MISTAKE == 2
+        printed = capsys.readouterr()
+        lines = printed.err.splitlines()
+        assert printed.out == ""
+        assert lines
+        assert all(line.startswith("error: ") for line in lines), lines
+        assert "Traceback" not in printed.err
+        return [line.removeprefix("error: ") for line in lines]
+
+    return run_train
+
+
+@pytest.fixture
+def mistake(mistakes):
+    """The same where there is one problem."""
+
+    def run_train(*arguments, recipe=None):
+        (line,) = mistakes(*arguments, recipe=recipe)
+        return line
+
+    return run_train
