@@ -331,6 +331,29 @@ def test_a_run_without_an_adapter_is_refused():
         export("run", "lora")
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("absent", "no such folder"),
+        ("file", "no such folder"),
+        ("empty", "adapter_config.json is absent"),
+        ("broken", "holds no run: Expecting value"),
+        ("list", "holds no run: run.json is no mapping"),
+        ("bytes", "holds no run: 'utf-8' codec"),
+    ],
+)
+def test_what_holds_neither_a_run_nor_an_adapter_is_refused_in_a_line(source, words):
+    Path("file").touch()
+    for name, content in (("empty", None), ("broken", b"nonsense"), ("list", b"[]"), ("bytes", b"\xff\xff")):
+        Path(name).mkdir()
+        if content is not None:
+            (Path(name) / "run.json").write_bytes(content)
+    with pytest.raises(PerlError) as caught:
+        export(source, "lora")
+    (said,) = str(caught.value).splitlines()
+    assert words in said
+
+
 def test_the_base_that_is_named_takes_the_place_of_the_adapters_own():
     policy = policy_of("lora")
     source = saved(policy, "someone/else")

@@ -52,7 +52,9 @@ class Run:
         path = Path(path)
         try:
             facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+            if not isinstance(facts, dict):
+                raise ValueError("run.json is no mapping")
+        except (OSError, ValueError) as error:
             raise RunFolderError(f"holds no run: {error}", str(path)) from None
         return cls(path, facts, _seconds_before=float(facts.get("seconds", 0.0)))
 

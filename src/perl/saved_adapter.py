@@ -74,7 +74,8 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
             metadata = file.metadata() or {}
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{name} cannot be read: {str(error).splitlines()[0]}", "peft.adapter") from error
+        reason = f"PEFT has no type {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise ModelError(f"{name} cannot be read: {reason}", "peft.adapter") from error
     made_for = config.base_model_name_or_path
     if base and made_for and made_for != base and _is_public(made_for) and _is_public(base):
         raise ModelError(f"{name} was made for {made_for}, not for {base}", "peft.adapter", f"model.name: {made_for}")

@@ -89,15 +89,42 @@ def test_a_type_that_peft_does_not_have(mistake):
     )
 
 
-def test_a_reference_that_does_not_exist(mistake):
-    line = mistake(recipe="train:\n  reference: rolling:0\n")
-    assert line.startswith("recipe.yaml:3: train.reference: must match pattern")
+@pytest.mark.parametrize("reference", ["rolling:0", "rolling", "start"])
+def test_a_reference_that_does_not_exist(mistake, reference):
+    line = mistake(recipe=f"train:\n  reference: {reference}\n")
+    assert line == (
+        f"recipe.yaml:3: train.reference: must be base, initial, or rolling:N with N >= 1, not '{reference}'"
+    )
 
 
 @pytest.mark.parametrize("name", ["absent/folder/adapter", "./adapter"])
 def test_an_adapter_to_continue_that_does_not_exist(mistake, name):
     line = mistake(recipe=f"peft:\n  adapter: {name}\n")
     assert line.startswith(f"recipe.yaml:3: peft.adapter: {name}: no such folder")
+
+
+def test_an_adapter_to_continue_without_a_name(mistake):
+    line = mistake(recipe="peft:\n  adapter: ''\n")
+    assert line == "recipe.yaml:3: peft.adapter: must have at least 1 character, not ''"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("nonsense", "Expecting value"),
+        ("[1]", "not a mapping"),
+        ("{}", "adapter_config.json names no peft_type"),
+        ('{"peft_type": "LORRA"}', "PEFT has no type 'LORRA'"),
+        ('{"peft_type": "LORA"}', "header"),  # its weights are no safetensors
+    ],
+)
+def test_an_adapter_whose_files_cannot_be_read(mistake, config, words):
+    Path("broken").mkdir()
+    Path("broken/adapter_config.json").write_text(config, encoding="utf-8")
+    Path("broken/adapter_model.safetensors").write_bytes(b"nonsense")
+    line = mistake(recipe="peft:\n  adapter: broken\n")
+    assert line.startswith("recipe.yaml:3: peft.adapter: broken cannot be read: ")
+    assert words in line
 
 
 def test_a_folder_that_holds_no_adapter(mistake):

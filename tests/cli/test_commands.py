@@ -170,7 +170,7 @@ def test_other_types_of_peft_are_listed_with_why_some_are_refused(perl_command):
         (("train", "quickstart", "peft.method=lorra"), "did you mean lora?"),
         (("train", "quickstart", "peft.method=ia3", "peft.rank=4"), "peft.rank: ia3 has no rank (leave it out)"),
         (("train", "quickstart", "peft.type=PREFIX_TUNING"), "peft.type: PREFIX_TUNING cannot be trained: its virtual"),
-        (("train", "quickstart", "train.reference=rolling:0"), "train.reference: must match"),
+        (("train", "quickstart", "train.reference=rolling:0"), "train.reference: must be base, initial, or rolling:N"),
         (("train", "quickstart", "max_steps"), "is not an override"),
     ],
 )

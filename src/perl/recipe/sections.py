@@ -35,7 +35,9 @@ class PeftSection(Section):
         None, description="Instead of a method: a type of the installed PEFT; all other keys are its config, verbatim."
     )
     adapter: str | None = Field(
-        None, description="Continue training this adapter: a folder, or a Hub id with an optional @revision."
+        None,
+        min_length=1,
+        description="Continue training this adapter: a folder, or a Hub id with an optional @revision.",
     )
     rank: int | None = Field(None, ge=1, description="Rank of the update; None: the method's default.")
     alpha: float | None = Field(None, gt=0, description="Scale of the update; None: the method's default.")

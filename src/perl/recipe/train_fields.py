@@ -10,11 +10,12 @@ dataclasses are parsed, not imported. Knows nothing of recipes.
 import ast
 import functools
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 # From the base class to ours: a later class overrides the fields of an earlier one.
 _CLASSES = (
@@ -25,6 +26,13 @@ _CLASSES = (
 )
 REFERENCE_PATTERN = r"base|initial|rolling:[1-9]\d*"
 """What ``train.reference`` may say."""
+
+
+def _reference(spec: str) -> str:
+    if re.fullmatch(REFERENCE_PATTERN, spec) is None:
+        raise ValueError(f"must be base, initial, or rolling:N with N >= 1, not {spec!r}")
+    return spec
+
 
 # Bounds that the sources state in words only. Whatever else is impossible, PeftRLConfig refuses before a model loads.
 _POSITIVE = Field(gt=0)
@@ -45,7 +53,7 @@ _NARROWED: dict[str, Any] = {
     "save_steps": Annotated[float, _POSITIVE],
     "save_total_limit": Annotated[int, _AT_LEAST_ONE] | None,
     "beta": Annotated[float, _NOT_NEGATIVE],
-    "reference": Annotated[str, Field(pattern=f"^({REFERENCE_PATTERN})$")] | None,
+    "reference": Annotated[str, AfterValidator(_reference)] | None,
     "epsilon": Annotated[float, _NOT_NEGATIVE],
     "epsilon_high": Annotated[float, _NOT_NEGATIVE] | None,
     "num_iterations": Annotated[int, _AT_LEAST_ONE],
