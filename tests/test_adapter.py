@@ -247,6 +247,12 @@ def test_an_adapter_is_continued_on_the_same_base_in_float32(dtype, dtype_is_sai
     assert "was trained on other weights of sandbox:base" in refusal(continue_adapter, other, saved)
 
 
+def test_an_adapter_trained_in_float64_is_continued_in_float32():
+    saved = saved_on(loaded_in("float32").double())
+    assert saved.base_dtype == "float64"
+    assert trained(continue_adapter(loaded_in("float32"), saved))
+
+
 @pytest.mark.parametrize("dtype_is_said", [True, False])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_adapter_trained_in_float32_is_continued_on_a_base_that_is_published_in_half_precision(dtype, dtype_is_said):

@@ -30,7 +30,7 @@ from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
 
 _META = torch.device("meta")
 # Types in which people load a base.
-_LOADED_AS = ("bfloat16", "float32", "float16")
+_LOADED_AS = ("bfloat16", "float32", "float16", "float64")
 
 
 def resolve_model(name: str) -> str:
