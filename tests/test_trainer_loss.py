@@ -28,6 +28,8 @@ PROBLEMS = load_problems("sandbox:addition", "train")[:2]
 GENERATIONS = 4
 # Differs between two runs of the same thing.
 CLOCKS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+# What ours logs besides.
+OWN_METRICS = {"rows/trained_fraction", "tokens/run", "tokens/passes"}
 
 
 @pytest.fixture(autouse=True)
@@ -151,16 +153,36 @@ def loss_gradient_metrics(trainer, inputs, mode: str, compute):
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
     trainer.model.zero_grad()
-    loss = compute(trainer, trainer.model, inputs)
-    loss.backward()
+    loss = compute(trainer, inputs)
     gradient = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
     return loss.item(), gradient, trainer._metrics
 
 
-def assert_same_as_trl(trainer, inputs, mode: str) -> dict[str, list[float]]:
+def step_of_ours(trainer, inputs) -> torch.Tensor:
+    """An optimizer step of one micro-batch, or an evaluation batch, and its gradient."""
+    if trainer.model.training:
+        return trainer._run_window(trainer.model, [inputs])
+    loss = trainer.compute_loss(trainer.model, inputs)
+    loss.backward()
+    return loss
+
+
+def trls_loss(trainer, inputs) -> torch.Tensor:
+    loss = GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+    loss.backward()
+    return loss
+
+
+def own_loss(trainer, inputs) -> torch.Tensor:
+    loss = trainer.compute_loss(trainer.model, inputs)
+    loss.backward()
+    return loss
+
+
+def assert_same_as_trl(trainer, inputs, mode: str, compute=step_of_ours) -> dict[str, list[float]]:
     """Compares both losses on one trainer and one micro-batch, and returns TRL's metrics."""
-    loss, gradient, metrics = loss_gradient_metrics(trainer, inputs, mode, PeftGRPOTrainer._compute_loss)
-    trl_loss, trl_gradient, trl_metrics = loss_gradient_metrics(trainer, inputs, mode, GRPOTrainer._compute_loss)
+    loss, gradient, metrics = loss_gradient_metrics(trainer, inputs, mode, compute)
+    trl_loss, trl_gradient, trl_metrics = loss_gradient_metrics(trainer, inputs, mode, trls_loss)
     assert math.sqrt(sum(g.pow(2).sum().item() for g in trl_gradient.values())) > 1e-4
     assert relative_difference(gradient, trl_gradient) <= RELATIVE
     # Terms of either sign cancel; they are averaged over tokens, except in LUSPO, which sums over them.
@@ -168,7 +190,8 @@ def assert_same_as_trl(trainer, inputs, mode: str) -> dict[str, list[float]]:
     largest_term *= inputs["completion_ids"].size(1) if trainer.loss_type == "luspo" else 1
     assert loss == pytest.approx(trl_loss, rel=RELATIVE, abs=torch.finfo(torch.float32).eps * largest_term)
     for other in ("train", "eval"):
-        assert metrics[other].keys() == trl_metrics[other].keys()
+        own = {name for name in metrics[other] if name in OWN_METRICS or name.startswith("sampling/")}
+        assert metrics[other].keys() - own == trl_metrics[other].keys()
         for name, values in trl_metrics[other].items():
             assert metrics[other][name] == pytest.approx(values, rel=RELATIVE, abs=1e-7, nan_ok=True), name
     assert "entropy" in trl_metrics[mode]
@@ -188,30 +211,43 @@ def test_loss_gradient_and_metrics_are_trls(loss_type, level, beta, situation):
         epsilon=0.05,
         epsilon_high=0.9 if loss_type == "cispo" else None,  # CISPO bounds the ratio itself
         num_iterations=1 if situation == "on policy" else 2,
+        skip_zero_advantage=False,  # metrics are compared, and TRL's are over all rows
     )
     trainer = build(PeftGRPOTrainer, args, tool_results=situation == "tool results")
     inputs = {mode: prepared_inputs(trainer, mode) for mode in ("train", "eval")}
     move_adapter(trainer)
     for mode in inputs:
-        assert ("old_per_token_logps" in inputs[mode]) == (situation != "on policy")
+        off_policy = situation != "on policy" and mode == "train"  # in evaluation the policy does not move
+        assert ("old_per_token_logps" in inputs[mode]) == off_policy
         assert ("tool_mask" in inputs[mode]) == (situation == "tool results")
         metrics = assert_same_as_trl(trainer, inputs[mode], mode)
         assert ("kl" in metrics) == (beta > 0)
-        if loss_type == "cispo" and situation != "on policy":
+        if loss_type == "cispo" and off_policy:
             assert 0 < metrics["cispo_clip_ratio"][0] < 1
         if loss_type in CLIPPED:
-            assert (metrics["clip_ratio/region_mean"][0] > 0) == (situation != "on policy")
+            assert (metrics["clip_ratio/region_mean"][0] > 0) == off_policy
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "cispo", "vespo"])
 @pytest.mark.parametrize("per_row", [False, True])
 def test_the_correction_for_another_engines_numbers_is_trls(loss_type, per_row):
-    trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, loss_type=loss_type, beta=0.04, num_iterations=2))
+    mode = "sequence_mask" if per_row else "token_truncate"
+    args = settings(
+        PeftRLConfig, loss_type=loss_type, beta=0.04, num_iterations=2, vllm_importance_sampling_mode=mode
+    )
+    trainer = build(PeftGRPOTrainer, args)
     inputs = prepared_inputs(trainer, "train")
     move_adapter(trainer)
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
-    shape = (GENERATIONS, 1) if per_row else inputs["completion_ids"].shape
-    inputs["importance_sampling_ratio"] = (0.2 * torch.randn(shape, generator=torch.Generator().manual_seed(5))).exp()
+    old, mask = inputs["old_per_token_logps"], inputs["completion_mask"]
+    difference = 0.2 * torch.randn(old.shape, generator=torch.Generator().manual_seed(5)) * mask
+    inputs["sampling_per_token_logps"] = old - difference
+    if per_row:
+        ratio = difference.sum(1, keepdim=True).exp()
+        ratio[ratio > trainer.vllm_importance_sampling_clip_max] = 0
+    else:
+        ratio = difference.exp().clamp(max=trainer.vllm_importance_sampling_clip_max)
+    inputs["importance_sampling_ratio"] = ratio  # for TRL, which computes it with the rollouts
     assert_same_as_trl(trainer, inputs, "train")
 
 
@@ -219,23 +255,24 @@ def test_the_correction_for_another_engines_numbers_is_trls(loss_type, per_row):
 def test_two_sided_clipping_and_uneven_bounds_are_trls(loss_type):
     options = {"loss_type": loss_type, "epsilon": 0.01, "epsilon_high": 0.3, "delta": 1.5, "num_iterations": 2}
     trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, beta=0.04, use_bias_correction_kl=False, **options))
-    inputs = prepared_inputs(trainer, "eval")
+    inputs = prepared_inputs(trainer, "train")
     move_adapter(trainer)
-    assert_same_as_trl(trainer, inputs, "eval")
+    assert_same_as_trl(trainer, inputs, "train")
 
 
 @pytest.mark.parametrize(
     "options", [{"top_entropy_quantile": 0.1}, {"entropy_coef": 0.1}, {"off_policy_mask_threshold": 1e-4}], ids=str
 )
-def test_options_that_are_left_to_trl_still_act(options):
+def test_options_beside_the_loss_type_act_as_in_trl(options):
     trainer = build(PeftGRPOTrainer, settings(PeftRLConfig, num_iterations=2, **options))
     inputs = prepared_inputs(trainer, "train")
     move_adapter(trainer)
-    assert_same_as_trl(trainer, inputs, "train")
-    _, with_option, _ = loss_gradient_metrics(trainer, inputs, "train", PeftGRPOTrainer._compute_loss)
+    compute = step_of_ours if trainer.step_is_ours else own_loss
+    assert_same_as_trl(trainer, inputs, "train", compute)
+    _, with_option, _ = loss_gradient_metrics(trainer, inputs, "train", compute)
     plain = build(PeftGRPOTrainer, settings(PeftRLConfig, num_iterations=2))
     move_adapter(plain)
-    _, without, _ = loss_gradient_metrics(plain, inputs, "train", PeftGRPOTrainer._compute_loss)
+    _, without, _ = loss_gradient_metrics(plain, inputs, "train", step_of_ours)
     assert relative_difference(with_option, without) > 1e-2
 
 
@@ -254,7 +291,7 @@ def history_of(trainer) -> list[dict[str, float]]:
 def assert_same_history(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
     assert len(ours) == len(theirs)
     for our_entry, their_entry in zip(ours, theirs, strict=True):
-        assert our_entry.keys() == their_entry.keys()
+        assert our_entry.keys() - OWN_METRICS == their_entry.keys()
         for name, value in their_entry.items():
             assert our_entry[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 

@@ -51,7 +51,8 @@ class PeftRLConfig(GRPOConfig):
     logging_steps: float = field(default=1, metadata={"help": "Log every X optimizer steps."})
     save_steps: float = field(default=50, metadata={"help": "Save a checkpoint every X optimizer steps."})
     gradient_checkpointing: bool | None = field(
-        default=None, metadata={"help": "Recompute activations in the backward pass. None: not on a CPU."}
+        default=None,
+        metadata={"help": "Recompute activations in the backward pass. None: if they would not fit otherwise."},
     )
     dataloader_pin_memory: bool | None = field(
         default=None, metadata={"help": "Pin memory in data loaders. None: not on a CPU."}
@@ -88,6 +89,39 @@ class PeftRLConfig(GRPOConfig):
         },
     )
 
+    padding_free: bool = field(
+        default=True,
+        metadata={
+            "help": "Run rows end to end, without padding, where the model allows it; else every micro-batch is padded "
+            "to its own longest row."
+        },
+    )
+    train_tokens_per_microbatch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens in one forward and backward pass; the rows of an optimizer step are distributed over such "
+            "passes. None: 8192 on a CPU, what fits into memory elsewhere. 0: the rows of each pass as TRL cuts them."
+        },
+    )
+    skip_zero_advantage: bool = field(
+        default=True,
+        metadata={"help": "Leave out rows that add exactly nothing to the gradient: no advantage, no KL term."},
+    )
+    reuse_old_log_probs: bool = field(
+        default=True,
+        metadata={
+            "help": "Take the old policy's log-probabilities from the training pass where no update lies between."
+        },
+    )
+    share_prompts: bool = field(
+        default=True,
+        metadata={"help": "Run a prompt once for all completions of its group where that saves tokens."},
+    )
+    fused_lora: bool = field(
+        default=True,
+        metadata={"help": "Run plain LoRA layers as one operation instead of six; the same numbers in float32."},
+    )
+
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs"]
 
     bf16: bool | None = field(default=None, metadata={"help": "Train in bfloat16. None: not on a CPU."})
@@ -113,6 +147,7 @@ class PeftRLConfig(GRPOConfig):
             self.bf16 = False
         if self.dataloader_pin_memory is None:
             self.dataloader_pin_memory = not on_cpu
+        self.recompute_asked = self.gradient_checkpointing is not None
         if self.gradient_checkpointing is None:
             self.gradient_checkpointing = not on_cpu
         if self.activation_checkpointing is None:

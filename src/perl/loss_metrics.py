@@ -1,53 +1,142 @@
-"""What is logged of a loss, under TRL's names, as means over the tokens of all processes.
+"""What is logged of an optimizer step's loss, under TRL's names and with TRL's meaning.
 
-Objective, LossInputs -> (name, value)
+Objective, rows -> sums for each micro-batch as TRL would have cut it -> (name, value)
+
+TRL logs a mean for every micro-batch, over the tokens of all processes. Here the rows of a micro-batch may have gone
+through the model in several passes, so sums are kept for each and the processes are asked once a step. Rows that were
+left out are not in them: a metric is one of the rows that were trained.
 """
 
 from collections.abc import Iterator
 
 import torch
 from accelerate import Accelerator
-from trl.trainer.utils import nanmax, nanmin
 
 from perl.losses import LossInputs, LossSettings, Objective
 
 _CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
-def loss_metrics(
-    result: Objective,
-    inputs: LossInputs,
-    entropies: torch.Tensor,
-    settings: LossSettings,
-    accelerator: Accelerator,
-) -> Iterator[tuple[str, float]]:
-    """The metrics of one micro-batch."""
-    mask = inputs.mask
+class LossMetrics:
+    """Sums over the rows of a window, by micro-batch."""
 
-    def mean(values: torch.Tensor) -> float:
-        on_rows = values.size(1) == 1
-        total = values.sum() if on_rows else (values * mask).sum()
-        count = mask.new_tensor(values.size(0)) if on_rows else mask.sum()
-        totals = accelerator.reduce(torch.stack([total.float(), count.float()]), reduction="sum")
-        return float((totals[0] / totals[1].clamp(min=1.0)).item())
+    def __init__(self, micro_batches: int, settings: LossSettings, device: torch.device) -> None:
+        """Starts at zero.
 
-    def row_means(values: torch.Tensor) -> torch.Tensor:
-        rows = values.squeeze(1) if values.size(1) == 1 else (values * mask).sum(-1) / mask.sum(-1)
-        return accelerator.gather(rows)
+        Args:
+            micro_batches: M, of the window.
+            settings: Of the loss; they say what there is to log.
+            device: Of the sums.
+        """
+        self._settings = settings
+        self._device = device
+        self._sums: dict[str, torch.Tensor] = {}  # name -> (M, 2) sum and count
+        self._lowest = torch.full((micro_batches,), torch.inf, device=device)
+        self._highest = torch.full((micro_batches,), -torch.inf, device=device)
+        self._micro_batches = micro_batches
+        for name in self._names():
+            self._sums[name] = torch.zeros(micro_batches, 2, device=device, dtype=torch.float32)
 
-    if result.kl is not None:
-        yield "kl", mean(result.kl)
-    yield "entropy", mean(entropies)
-    if settings.loss_type in _CLIPPED_LOSSES:
-        low = ((result.ratio < 1 - settings.epsilon_low) & (inputs.advantages < 0)).float()
-        high = ((result.ratio > 1 + settings.epsilon_high) & (inputs.advantages > 0)).float()
-        yield "clip_ratio/low_mean", mean(low)
-        yield "clip_ratio/high_mean", mean(high)
-        yield "clip_ratio/region_mean", mean(torch.maximum(low, high))
-        yield "clip_ratio/low_min", nanmin(row_means(low)).item()
-        yield "clip_ratio/high_max", nanmax(row_means(high)).item()
-    elif settings.loss_type == "cispo":
-        clipped = (result.ratio > settings.epsilon_high) & (inputs.advantages > 0)
-        yield "cispo_clip_ratio", mean(clipped.float())
-    elif result.vespo_weight is not None:
-        yield "vespo/phi_seq_mean", mean(result.vespo_weight)
+    @torch.no_grad()
+    def add(
+        self, result: Objective, inputs: LossInputs, entropies_NT: torch.Tensor, micro_batch_N: torch.Tensor
+    ) -> None:
+        """Adds rows.
+
+        Args:
+            result: Their objective.
+            inputs: What it was computed from.
+            entropies_NT: (N, T) float.
+            micro_batch_N: (N,) int64, which micro-batch each belongs to.
+        """
+        settings = self._settings
+        self._add("entropy", entropies_NT, inputs.mask, micro_batch_N)
+        if result.kl is not None:
+            self._add("kl", result.kl, inputs.mask, micro_batch_N)
+        if settings.loss_type in _CLIPPED_LOSSES:
+            low = ((result.ratio < 1 - settings.epsilon_low) & (inputs.advantages < 0)).float()
+            high = ((result.ratio > 1 + settings.epsilon_high) & (inputs.advantages > 0)).float()
+            self._add("clip_ratio/low_mean", low, inputs.mask, micro_batch_N)
+            self._add("clip_ratio/high_mean", high, inputs.mask, micro_batch_N)
+            self._add("clip_ratio/region_mean", torch.maximum(low, high), inputs.mask, micro_batch_N)
+            self._lowest.scatter_reduce_(0, micro_batch_N, _row_means(low, inputs.mask, torch.inf), "amin")
+            self._highest.scatter_reduce_(0, micro_batch_N, _row_means(high, inputs.mask, -torch.inf), "amax")
+        elif settings.loss_type == "cispo":
+            clipped = (result.ratio > settings.epsilon_high) & (inputs.advantages > 0)
+            self._add("cispo_clip_ratio", clipped.float(), inputs.mask, micro_batch_N)
+        elif result.vespo_weight is not None:
+            self._add("vespo/phi_seq_mean", result.vespo_weight, inputs.mask, micro_batch_N)
+
+    def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
+        """A value for each metric and micro-batch with rows, over all processes; every process must ask."""
+        if not self._sums:
+            return
+        totals = accelerator.reduce(torch.stack(list(self._sums.values())), reduction="sum")
+        for name, means in zip(self._sums, totals.tolist(), strict=True):
+            yield from ((name, total / count) for total, count in means if count)
+        if self._settings.loss_type in _CLIPPED_LOSSES:
+            extremes = accelerator.gather(torch.stack([self._lowest, -self._highest]).unsqueeze(0)).amin(dim=0)
+            yield from (("clip_ratio/low_min", value) for value in extremes[0].tolist() if value != torch.inf)
+            yield from (("clip_ratio/high_max", -value) for value in extremes[1].tolist() if value != torch.inf)
+
+    def _names(self) -> Iterator[str]:
+        """The means there will be, the same on every process whatever rows it has."""
+        yield "entropy"
+        if self._settings.beta != 0.0:
+            yield "kl"
+        if self._settings.loss_type in _CLIPPED_LOSSES:
+            yield from ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+        elif self._settings.loss_type == "cispo":
+            yield "cispo_clip_ratio"
+        elif self._settings.loss_type == "vespo":
+            yield "vespo/phi_seq_mean"
+
+    def _add(self, name: str, values: torch.Tensor, mask_NT: torch.Tensor, micro_batch_N: torch.Tensor) -> None:
+        if values.size(1) == 1:  # one number a row, as at the level of sequences
+            sums, counts = values[:, 0], torch.ones_like(values[:, 0])
+        else:
+            sums, counts = (values * mask_NT).sum(dim=1), mask_NT.sum(dim=1)
+        self._sums[name].index_add_(0, micro_batch_N, torch.stack([sums, counts], dim=1).to(torch.float32))
+
+
+class SamplingMetrics:
+    """How far the engine's numbers are from the trainer's, over the rows of a window."""
+
+    def __init__(self, device: torch.device, *, corrects: bool) -> None:
+        """Starts without rows; says nothing if the run has no correction."""
+        self._sums = torch.zeros(4, device=device)  # of |difference|, its count, of ratios, their count
+        self._extremes = torch.full((3,), -torch.inf, device=device)  # |difference|, -ratio, ratio
+        self._corrects = corrects
+
+    @torch.no_grad()
+    def add(self, old_NT: torch.Tensor, sampling_NT: torch.Tensor, ratio: torch.Tensor, mask_NT: torch.Tensor) -> None:
+        """Adds rows: (N, T) log-probabilities of old and sampling policy, (N, T) or (N, 1) ratio, (N, T) mask."""
+        difference = (old_NT - sampling_NT).abs()[mask_NT.bool() & ~sampling_NT.isnan()]
+        ratios = ratio.flatten() if ratio.size(1) == 1 else ratio[mask_NT.bool()]
+        if not len(difference) or not len(ratios):
+            return
+        counts = [difference.new_tensor(float(len(values))) for values in (difference, ratios)]
+        self._sums += torch.stack([difference.sum(), counts[0], ratios.sum(), counts[1]])
+        extremes = torch.stack([difference.max(), -ratios.min(), ratios.max()])
+        self._extremes = torch.maximum(self._extremes, extremes)
+
+    def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
+        """A value for each metric, over all processes, if there is a correction at all."""
+        if not self._corrects:
+            return
+        total, count, ratios, ratio_count = accelerator.reduce(self._sums, reduction="sum").tolist()
+        widest, lowest, highest = accelerator.gather(self._extremes.unsqueeze(0)).amax(dim=0).tolist()
+        if count and ratio_count:
+            yield "sampling/sampling_logp_difference/mean", total / count
+            yield "sampling/sampling_logp_difference/max", widest
+            yield "sampling/importance_sampling_ratio/min", -lowest
+            yield "sampling/importance_sampling_ratio/mean", ratios / ratio_count
+            yield "sampling/importance_sampling_ratio/max", highest
+
+
+def _row_means(values: torch.Tensor, mask_NT: torch.Tensor, empty: float) -> torch.Tensor:
+    """(N,) means over tokens; ``empty`` for a row without any."""
+    if values.size(1) == 1:
+        return values[:, 0]
+    tokens_N = mask_NT.sum(dim=1)
+    return ((values * mask_NT).sum(dim=1) / tokens_N).masked_fill(tokens_N == 0, empty)

@@ -60,6 +60,7 @@ class LossInputs:
         mask: (N, T) 1 for tokens the policy wrote, 0 for padding and tool results.
         reference_log_probs: (N, T) float; None where beta is 0.
         sampling_ratio: (N, T) or (N, 1) correction for an engine that samples from other numbers; None: none.
+        keep: (N, 1) or (N, T) 0 where a row is too far off policy for its advantage to count; None: all count.
     """
 
     policy_log_probs: torch.Tensor
@@ -68,6 +69,7 @@ class LossInputs:
     mask: torch.Tensor
     reference_log_probs: torch.Tensor | None = None
     sampling_ratio: torch.Tensor | None = None
+    keep: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ def objective(inputs: LossInputs, settings: LossSettings) -> Objective:
         per_token = _SURROGATES[settings.loss_type](ratio, inputs, settings)
         if inputs.sampling_ratio is not None:  # VESPO has it in its weight
             per_token = per_token * inputs.sampling_ratio
+    if inputs.keep is not None:
+        per_token = per_token * inputs.keep
     kl = None
     if settings.beta != 0.0:
         if inputs.reference_log_probs is None:

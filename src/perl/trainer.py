@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from trl import GRPOConfig
-from trl.models.utils import disable_gradient_checkpointing
 
 from perl.adapter import check_trainable
 from perl.adapter_files import write_adapter, write_model
@@ -22,36 +21,20 @@ from perl.errors import ModelError
 from perl.guards import check_optimizer
 from perl.hub.card import CardFacts, render_card
 from perl.logprobs import token_log_probs
-from perl.loss_metrics import loss_metrics
-from perl.losses import LossInputs, LossSettings, objective, token_weights
-from perl.methods import adalora
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
+from perl.methods.settings import asks_for_random_start
 from perl.model import base_identity, resolve_model, trainable_parameters
 from perl.policy import adapted_policy, load_processor, setting_warnings
 from perl.reference import Reference, reference_log_probs
-from perl.resumable import ResumableGRPOTrainer
 from perl.rollouts.hf_engine import fill_with_neutral
 from perl.run import write_text
+from perl.step import StepGRPOTrainer
 
 logger = logging.getLogger("perl")
 
-# Inputs of multimodal models, handed through to the forward pass as TRL does.
-_FORWARD_INPUTS = (
-    "pixel_values",
-    "image_grid_thw",
-    "num_images",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "num_tiles",
-    "image_sizes",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "image_position_ids",
-)
 
-
-class PeftGRPOTrainer(ResumableGRPOTrainer):
+class PeftGRPOTrainer(StepGRPOTrainer):
     """Trains an adapter with GRPO and its relatives.
 
     Takes the arguments of TRL's ``GRPOTrainer``, all of them with TRL's meaning. What it adds:
@@ -135,29 +118,16 @@ class PeftGRPOTrainer(ResumableGRPOTrainer):
         self.add_callback(AdapterCallback(self))
         if not self.use_vllm:
             fill_with_neutral(self.generation_config)
-        self._loss_settings = LossSettings(
-            loss_type=args.loss_type,
-            ratio_level=args.importance_sampling_level,
-            epsilon_low=self.epsilon_low,
-            epsilon_high=self.epsilon_high,
-            delta=args.delta,
-            beta=args.beta,
-            correct_kl=args.use_bias_correction_kl,
-            max_completion_length=args.max_completion_length,
-            sapo_temperature_pos=args.sapo_temperature_pos,
-            sapo_temperature_neg=args.sapo_temperature_neg,
-            vespo_k_pos=args.vespo_k_pos,
-            vespo_lambda_pos=args.vespo_lambda_pos,
-            vespo_k_neg=args.vespo_k_neg,
-            vespo_lambda_neg=args.vespo_lambda_neg,
-        )
+        self.prepare_step()
 
     @property
     def starts_as_reference(self) -> bool:
         """Whether the policy must equal its reference before the first step."""
         if self.reference is not None and not self.reference.is_the_base:
             return True
-        return self.adaptation.method.name in METHODS and not self._continued
+        if self._continued or asks_for_random_start(self.adaptation.config):
+            return False
+        return self.adaptation.method.name in METHODS
 
     def policy_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The policy's log-probabilities at temperature 1, without dropout and without gradient.
@@ -177,7 +147,7 @@ class PeftGRPOTrainer(ResumableGRPOTrainer):
         Raises:
             ModelError: A model without an adapter is trained and the loss needs no reference, so none is kept.
         """
-        reference = self._needed_reference()
+        reference = self.needed_reference()
 
         def log_probs(policy: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return reference_log_probs(policy, ids, mask, reference)
@@ -262,15 +232,14 @@ class PeftGRPOTrainer(ResumableGRPOTrainer):
         return self._rewards_NK
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Extends TRL's rollouts: the advantages are ours, exactly 0 in a group whose rewards agree."""
+        """Extends TRL's rollouts: advantages are ours, exactly 0 in a group whose rewards agree.
+
+        Log-probabilities come last, when it is known which rows need them; TRL computes them before the rewards, and
+        takes for the reference the policy with its adapter off or a copy named "ref".
+        """
         generations = self.num_generations if self.model.training else self.num_generations_eval
-        beta, self.beta = self.beta, 0.0  # TRL's reference is the policy with its adapter off or a copy named "ref"
-        try:
+        with self.without_log_probs():
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        finally:
-            self.beta = beta
-        if self.beta != 0.0:
-            output["ref_per_token_logps"] = self._reference_of(output)
         advantages_N = self._advantages(generations)
         logged = self._logs["advantages"]
         for _ in range(min(len(advantages_N), len(logged))):
@@ -278,22 +247,9 @@ class PeftGRPOTrainer(ResumableGRPOTrainer):
         logged.extend(advantages_N.tolist())
         first = self.accelerator.process_index * len(inputs)
         output["advantages"] = advantages_N[first : first + len(inputs)]
+        output["largest_advantage"] = advantages_N.abs().max()
+        self.add_log_probs(output)
         return output
-
-    def _reference_of(self, rollouts: dict[str, Any]) -> torch.Tensor:
-        """(N, T) log-probabilities of the completions under the reference."""
-        rows = self.args.per_device_train_batch_size if self.model.training else self.args.per_device_eval_batch_size
-        gradient_checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
-        with torch.no_grad(), gradient_checkpointing, self._needed_reference().in_place_of(self.policy):
-            log_probs, _, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1),
-                torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1),
-                rollouts["completion_ids"].size(1),
-                batch_size=rows,
-                **{name: rollouts.get(name) for name in _FORWARD_INPUTS},
-            )
-        return log_probs
 
     def _advantages(self, generations: int) -> torch.Tensor:
         """(N,) advantages over all processes, from the rewards of the last rollouts."""
@@ -307,79 +263,12 @@ class PeftGRPOTrainer(ResumableGRPOTrainer):
         rewards_PG = weighted_rewards(rewards_NK, weights_K).view(-1, generations)
         return group_advantages(rewards_PG, scale=self.scale_rewards).flatten()
 
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """Extends the loss by AdaLoRA's regulariser, once for each optimizer step."""
-        loss = self._policy_loss(model, inputs)
-        if model.training and adalora.allocates(self.policy):
-            loss = loss + adalora.regulariser(self.policy) / self.current_gradient_accumulation_steps
-            ranks = adalora.ranks(self.policy)
-            for name, value in (("mean", sum(ranks) / len(ranks)), ("min", min(ranks)), ("max", max(ranks))):
-                self._metrics["train"][f"rank/{name}"].append(float(value))
-        return loss
-
-    def _policy_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """Replaces TRL's loss by ``losses.py``; the same number, from functions that stand alone.
-
-        Options that weigh tokens by their entropy, and auxiliary losses, are left to TRL.
-        """
-        if (
-            self.top_entropy_quantile < 1.0
-            or self._entropy_bonus_enabled
-            or self.aux_loss_enabled
-            or self.off_policy_mask_threshold is not None
-        ):
-            return super()._compute_loss(model, inputs)
-        mask_NT = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        policy_log_probs, entropies, _ = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-            inputs["completion_ids"].size(1),
-            compute_entropy=True,
-            **{name: inputs.get(name) for name in _FORWARD_INPUTS},
-        )
-        advantages = inputs["advantages"]
-        old_log_probs = inputs.get("old_per_token_logps")
-        loss_inputs = LossInputs(
-            policy_log_probs=policy_log_probs,
-            old_log_probs=policy_log_probs.detach() if old_log_probs is None else old_log_probs,
-            advantages=advantages.unsqueeze(1) if advantages.dim() == 1 else advantages,
-            mask=mask_NT,
-            reference_log_probs=inputs.get("ref_per_token_logps"),
-            sampling_ratio=inputs.get("importance_sampling_ratio"),
-        )
-        result = objective(loss_inputs, self._loss_settings)
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, value in loss_metrics(result, loss_inputs, entropies, self._loss_settings, self.accelerator):
-            metrics[name].append(value)
-        return (result.per_token * self._weights(mask_NT, inputs)).sum()
-
-    def _weights(self, mask_NT: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """(N, T) weights of a micro-batch's tokens in the loss of its optimizer step."""
-        micro_batches, generation_batches = 1.0, 1.0  # evaluation neither accumulates nor splits
-        if self.model.training:
-            micro_batches = self.current_gradient_accumulation_steps
-            generation_batches = self.args.steps_per_generation
-        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        return token_weights(
-            mask_NT,
-            self.loss_type,
-            micro_batches=micro_batches,
-            window_tokens=tokens * micro_batches / generation_batches,
-            max_completion_length=self.max_completion_length,
-        )
-
     def _reference(self) -> Reference | None:
         """The reference that the arguments ask for; a model without an adapter has one only if the loss needs it."""
         spec = (self.args.reference if isinstance(self.args, PeftRLConfig) else None) or (
             "initial" if self._continued else "base"
         )
         return Reference(self.policy, spec) if isinstance(self.policy, PeftModel) or self.beta != 0.0 else None
-
-    def _needed_reference(self) -> Reference:
-        if self.reference is None:
-            raise ModelError("without an adapter a reference is kept only where beta is above 0", "train.beta")
-        return self.reference
 
     def _without_dropout(self, log_probs: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         policy = self.policy

@@ -194,6 +194,12 @@ def initialisation_of(config: "PeftConfig") -> Initialisation | None:
     return next((known for known in _INITIALISATIONS if asked.startswith(known.prefix)), None)
 
 
+def asks_for_random_start(config: "PeftConfig | None") -> bool:
+    """Whether a config of the user's own switches its method's start off, so that the adapter is not 0 at first."""
+    names = ("init_lora_weights", "init_weights", "init_ia3_weights")
+    return any(getattr(config, name, None) is False for name in names)
+
+
 def method_of(config: "PeftConfig") -> Method:
     """The row of the table that a PEFT config belongs to, or one made for it.
 

@@ -58,6 +58,7 @@ _NARROWED: dict[str, Any] = {
     "epsilon_high": Annotated[float, _NOT_NEGATIVE] | None,
     "num_iterations": Annotated[int, _AT_LEAST_ONE],
     "steps_per_generation": Annotated[int, _AT_LEAST_ONE] | None,
+    "train_tokens_per_microbatch": Annotated[int, _NOT_NEGATIVE] | None,
     "seed": Annotated[int, _NOT_NEGATIVE],
     "loss_type": Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"],
     "scale_rewards": Literal["group", "batch", "none"] | bool,

@@ -1,0 +1,397 @@
+"""StepGRPOTrainer: one optimizer step of GRPO without the passes and the padding that add nothing to its gradient.
+
+micro-batches as TRL prepares them -> Window -> passes of the model -> loss, gradient, metrics
+
+TRL calls for a forward and backward pass a micro-batch. Here the micro-batches of an optimizer step are collected, and
+at the last one all of their rows run together: packed, by a budget of tokens, without the rows that have no gradient.
+With resumable.py and trainer.py the only module that knows TRL's and transformers' private methods; each override says
+which method it replaces and why.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import Trainer
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from perl.batching import DEAD_ADVANTAGE, MicroBatch, Window, idle_micro_batch, join, live_rows, micro_batches, rows_of
+from perl.errors import ModelError
+from perl.importance import SamplingCorrection, on_policy_rows, sampling_ratio
+from perl.loss_metrics import LossMetrics, SamplingMetrics
+from perl.losses import LossInputs, LossSettings, objective, token_weights
+from perl.methods import adalora
+from perl.packed import PackedGRPOTrainer
+from perl.reference import Reference
+from perl.scoring import score
+
+logger = logging.getLogger("perl")
+
+# What a subclass may have replaced; then every micro-batch goes through its methods, as in TRL.
+_REPLACEABLE = ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "_prepare_inputs")
+
+
+class StepGRPOTrainer(PackedGRPOTrainer):
+    """GRPOTrainer whose optimizer step runs no token that its gradient does not need."""
+
+    beta: float
+    vllm_importance_sampling_correction: bool
+    _current_train_step_time: float
+    _loss_settings: LossSettings
+    _window: list[dict[str, Any]]
+    _window_metrics: tuple[LossMetrics, SamplingMetrics]
+
+    def prepare_step(self) -> None:
+        """Takes over the optimizer step; called once the model and the arguments are complete."""
+        args = self.args
+        self._window = []
+        self.prepare_passes()
+        self._loss_settings = LossSettings(
+            loss_type=args.loss_type,
+            ratio_level=args.importance_sampling_level,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            delta=args.delta,
+            beta=args.beta,
+            correct_kl=args.use_bias_correction_kl,
+            max_completion_length=args.max_completion_length,
+            sapo_temperature_pos=args.sapo_temperature_pos,
+            sapo_temperature_neg=args.sapo_temperature_neg,
+            vespo_k_pos=args.vespo_k_pos,
+            vespo_lambda_pos=args.vespo_lambda_pos,
+            vespo_k_neg=args.vespo_k_neg,
+            vespo_lambda_neg=args.vespo_lambda_neg,
+        )
+
+    @cached_property
+    def step_is_ours(self) -> bool:
+        """Whether rows are re-binned and left out; if not, micro-batches are TRL's and only their passes are packed.
+
+        TRL weighs tokens by the entropies of a whole micro-batch, adds a router's loss or an entropy term of one, and
+        sends images along; a subclass may have a loss of its own.
+        """
+        replaced = [name for name in _REPLACEABLE if getattr(type(self), name) is not getattr(StepGRPOTrainer, name)]
+        return not (
+            self.top_entropy_quantile < 1.0
+            or self._entropy_bonus_enabled
+            or self.aux_loss_enabled
+            or self._is_vlm
+            or replaced
+        )
+
+    @property
+    def correction(self) -> SamplingCorrection | None:
+        """The correction for an engine that samples from other numbers, if there is one."""
+        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+            return None
+        return SamplingCorrection(
+            self.vllm_importance_sampling_mode,
+            self.vllm_importance_sampling_clip_min,
+            self.vllm_importance_sampling_clip_max,
+        )
+
+    @property
+    def skips_dead_rows(self) -> bool:
+        """Whether a row without an advantage adds exactly nothing."""
+        return bool(self._switch("skip_zero_advantage")) and self.beta == 0.0
+
+    def needed_reference(self) -> Reference:
+        """The reference.
+
+        Raises:
+            ModelError: A model without an adapter is trained and the loss needs no reference, so none is kept.
+        """
+        if self.reference is None:
+            raise ModelError("without an adapter a reference is kept only where beta is above 0", "train.beta")
+        return self.reference
+
+    @contextlib.contextmanager
+    def without_log_probs(self) -> Iterator[None]:
+        """Keeps TRL from passes over the rollouts; those of :meth:`add_log_probs` take their place.
+
+        Where the loss is TRL's, so are the old policy's passes.
+        """
+        beta, self.beta = self.beta, 0.0
+        corrects = self.vllm_importance_sampling_correction
+        if self.step_is_ours:
+            self._scores_rollouts = self.vllm_importance_sampling_correction = False
+        try:
+            yield
+        finally:
+            self.beta, self.vllm_importance_sampling_correction, self._scores_rollouts = beta, corrects, True
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (transformers')
+        """Extends ``train``: nothing is left of a step that an exception ended."""
+        self._window = []
+        return super().train(*args, **kwargs)
+
+    def training_step(
+        self,
+        model: torch.nn.Module,
+        inputs: Any,  # noqa: ANN401 (TRL's)
+        num_items_in_batch: Any = None,  # noqa: ANN401
+    ) -> torch.Tensor:
+        """Replaces TRL's step of a micro-batch: collects, and runs all of an optimizer step's rows at the last one.
+
+        The loss returned is the whole step's at the last micro-batch and 0 before, so that what is logged is the same.
+        """
+        if not self.step_is_ours:
+            return super().training_step(model, inputs, num_items_in_batch)
+        started = time.perf_counter()
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        self._window.append(self._prepare_inputs(inputs))
+        loss = torch.zeros((), device=self.args.device)
+        if self.accelerator.sync_gradients:
+            batches, self._window = self._window, []
+            loss = self._run_window(model, batches)
+        self._step += 1
+        self._current_train_step_time += time.perf_counter() - started
+        if self.accelerator.sync_gradients:
+            self._metrics["train"]["step_time"].append(self._current_train_step_time)
+            self._current_train_step_time = 0.0
+        return loss
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:  # noqa: ANN401 (TRL's)
+        """Extends TRL's preparation: a pass of ours is prepared already."""
+        return (
+            generation_batch if isinstance(generation_batch, MicroBatch) else super()._prepare_inputs(generation_batch)
+        )
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Any,  # noqa: ANN401 (TRL's)
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,  # noqa: ANN401
+    ) -> torch.Tensor:
+        """Extends TRL's loss: of a pass of ours, or of an evaluation batch by passes of ours."""
+        if isinstance(inputs, MicroBatch):
+            return self._loss_of(model, inputs)
+        if self.step_is_ours and not self.model.training:
+            return self._evaluation_loss(model, inputs)
+        loss: torch.Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return loss
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """Extends TRL's loss by AdaLoRA's regulariser, once for each optimizer step."""
+        loss = super()._compute_loss(model, inputs)
+        if model.training and adalora.allocates(self.policy):
+            loss = loss + self._regulariser() / self.current_gradient_accumulation_steps
+        return loss
+
+    def add_log_probs(self, rollouts: dict[str, Any]) -> None:
+        """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
+
+        The old policy's only if an update lies between the rollout and the loss, or by request; else the training
+        pass has them.
+        """
+        mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
+        needed_N = mask_NT.any(dim=1)
+        if self.step_is_ours and self.model.training and self.skips_dead_rows:
+            needed_N &= _row_advantages(rollouts) > DEAD_ADVANTAGE * rollouts["largest_advantage"]
+        indices = needed_N.nonzero().flatten()
+        every = self.args.steps_per_generation * self.num_iterations
+        aligned = self.args.gradient_accumulation_steps % every == 0
+        asked = self.correction is not None and not self._switch("reuse_old_log_probs")
+        if self.step_is_ours and self.model.training and (not aligned or asked):
+            rollouts["old_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
+        if self.beta != 0.0:
+            with self.needed_reference().in_place_of(self.policy):
+                rollouts["ref_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
+
+    def _scattered(self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """(N, T) log-probabilities of some rows, zeros for the others."""
+        rows = rows_of(rollouts, mask_NT)
+        result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
+        if len(indices):
+            chosen = [rows[index] for index in indices.tolist()]
+            result_NT[indices] = self._score_all(self.model, chosen, mask_NT.size(1)).to(result_NT)
+        return result_NT
+
+    def _run_window(self, model: torch.nn.Module, batches: list[dict[str, Any]]) -> torch.Tensor:
+        """The gradient of an optimizer step; on too little memory once more with half the tokens in a pass."""
+        window = join(batches, [self._weights(batch) for batch in batches])
+        largest = max((float(b.get("largest_advantage", b["advantages"].abs().max())) for b in batches), default=0.0)
+        live = live_rows(window, largest_advantage=largest, skip=self.skips_dead_rows)
+        while True:
+            plan = self._plan(window, live)
+            loss = self._backward(model, plan, len(batches))
+            if loss is not None:
+                self._log_step(window, live, plan)
+                return loss
+            model.zero_grad()
+            if all(len(batch.rows) == 1 for batch in plan):
+                raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
+            self._budget = max(max(batch.tokens for batch in plan) // 2, 1)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            logger.warning("out of memory: the step runs again with %d tokens in a pass", self._budget)
+
+    def _plan(self, window: Window, live: Sequence[int]) -> list[MicroBatch]:
+        """The passes of a step, as many on every process; at least one, so that every gradient is there."""
+        budget = self._tokens_in_a_pass(window.rows)
+        plan = micro_batches(window, live, budget=budget, **self._grouping(window.rows))
+        wanted = max(len(plan), 1)
+        if self.accelerator.num_processes > 1:
+            counts = self.accelerator.gather(torch.tensor([wanted], device=self.accelerator.device))
+            wanted = int(counts.max())
+        return plan + [idle_micro_batch(window) for _ in range(wanted - len(plan))]
+
+    def _backward(self, model: torch.nn.Module, plan: list[MicroBatch], micro_batch_count: int) -> torch.Tensor | None:
+        """Runs the passes; gradients are exchanged in the last one. None if memory did not suffice on some process."""
+        self._start_metrics(micro_batch_count)
+        self._regulariser_due = adalora.allocates(self.policy)
+        loss, failed = torch.zeros((), device=self.args.device), False
+        *early, last = plan
+        for batch in early:
+            try:
+                with self._without_exchange(model):
+                    loss += Trainer.training_step(self, model, batch)  # TRL's also counts and times micro-batches
+            except torch.OutOfMemoryError:
+                if not self.whole_tensors:
+                    raise  # other processes wait for this one's shards
+                failed = True
+                break
+        if self._any(failed):
+            return None
+        try:
+            return loss + Trainer.training_step(self, model, last)
+        except torch.OutOfMemoryError:
+            if self.accelerator.num_processes > 1:
+                raise  # the others are exchanging gradients already
+            return None
+
+    @contextlib.contextmanager
+    def _without_exchange(self, model: torch.nn.Module) -> Iterator[None]:
+        """For a pass that is not a step's last: gradients are added up on this process only."""
+        state = self.accelerator.gradient_state
+        state._set_sync_gradients(False)
+        try:
+            if self.is_distributed_loading_by_transformers and is_fsdp_managed_module(self.model):
+                with self._defer_fsdp_gradient_reduction():
+                    yield
+            elif self.is_deepspeed_enabled:
+                yield
+            else:
+                with self.accelerator.no_sync(model=model):
+                    yield
+        finally:
+            state._set_sync_gradients(True)
+
+    def _any(self, flag: bool) -> bool:
+        """Whether it is so on any process."""
+        if self.accelerator.num_processes == 1:
+            return flag
+        return bool(self.accelerator.gather(torch.tensor([int(flag)], device=self.accelerator.device)).any())
+
+    def _loss_of(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+        """The part of a step's loss that a pass computes."""
+        mask_NT, values = batch.mask_NT, batch.values
+        with self.accelerator.autocast():
+            policy_log_probs, entropies = score(
+                model, batch.rows, batch.families, packed=self.passes.packs(batch.rows), columns=mask_NT.size(1)
+            )
+        old_log_probs = values.get("old_per_token_logps", policy_log_probs.detach())
+        sampling_log_probs = values.get("sampling_per_token_logps")
+        ratio = keep = None
+        if self.correction is not None and sampling_log_probs is not None:
+            ratio = sampling_ratio(old_log_probs, sampling_log_probs, mask_NT, self.correction)
+        if self.off_policy_mask_threshold is not None:
+            sampled = old_log_probs if sampling_log_probs is None else sampling_log_probs
+            keep = on_policy_rows(policy_log_probs, sampled, batch.advantages, mask_NT, self.off_policy_mask_threshold)
+        inputs = LossInputs(
+            policy_log_probs=policy_log_probs,
+            old_log_probs=old_log_probs,
+            advantages=batch.advantages,
+            mask=mask_NT,
+            reference_log_probs=values.get("ref_per_token_logps"),
+            sampling_ratio=ratio,
+            keep=keep,
+        )
+        result = objective(inputs, self._loss_settings)
+        if batch.counts and entropies is not None:
+            of_loss, of_sampling = self._window_metrics
+            of_loss.add(result, inputs, entropies, batch.micro_batch_N)
+            if ratio is not None and sampling_log_probs is not None:
+                of_sampling.add(old_log_probs, sampling_log_probs, ratio, mask_NT)
+        loss = (result.per_token * batch.weights_NT).sum()
+        if self._regulariser_due and self.model.training:
+            self._regulariser_due = False
+            loss = loss + self._regulariser()
+        return loss
+
+    def _evaluation_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of an evaluation batch, over all of its rows."""
+        window = join([inputs], [self._weights(inputs)])
+        live = live_rows(window, largest_advantage=0.0, skip=False)
+        plan = micro_batches(
+            window, live, budget=self._tokens_without_gradient(window.rows), **self._grouping(window.rows)
+        )
+        self._start_metrics(1)
+        self._regulariser_due = False
+        loss = torch.zeros((), device=self.args.device)
+        for batch in plan:
+            loss += self._loss_of(model, batch)
+        self._log_metrics("eval")
+        return loss
+
+    def _weights(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """(N, T) weights of a micro-batch's tokens in the loss of its optimizer step."""
+        steps, generation_batches = 1.0, 1.0  # evaluation neither accumulates nor splits
+        if self.model.training:
+            steps = self.current_gradient_accumulation_steps
+            generation_batches = self.args.steps_per_generation
+        tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        return token_weights(
+            batch["completion_mask"] * batch.get("tool_mask", 1),
+            self.loss_type,
+            micro_batches=steps,
+            window_tokens=tokens * steps / generation_batches,
+            max_completion_length=self.max_completion_length,
+        )
+
+    def _regulariser(self) -> torch.Tensor:
+        """AdaLoRA's, and its ranks to the log."""
+        ranks = adalora.ranks(self.policy)
+        for name, value in (("mean", sum(ranks) / len(ranks)), ("min", min(ranks)), ("max", max(ranks))):
+            self._metrics["train"][f"rank/{name}"].append(float(value))
+        return adalora.regulariser(self.policy)
+
+    def _log_step(self, window: Window, live: Sequence[int], plan: Sequence[MicroBatch]) -> None:
+        """The metrics of an optimizer step, and how much of it was run."""
+        self._log_metrics("train")
+        counts = torch.tensor(
+            [[len(live), len(window.rows), sum(b.tokens for b in plan), len(plan)]],
+            device=self.accelerator.device,
+            dtype=torch.float32,
+        )
+        trained, rows, tokens, passes = self.accelerator.gather(counts).sum(dim=0).tolist()
+        metrics = self._metrics["train"]
+        metrics["rows/trained_fraction"].append(trained / rows)
+        metrics["tokens/run"].append(tokens)
+        metrics["tokens/passes"].append(passes / self.accelerator.num_processes)
+
+    def _start_metrics(self, count: int) -> None:
+        """Empty sums for a window of so many micro-batches."""
+        device = self.accelerator.device
+        self._window_metrics = (
+            LossMetrics(count, self._loss_settings, device),
+            SamplingMetrics(device, corrects=self.correction is not None),
+        )
+
+    def _log_metrics(self, mode: str) -> None:
+        for source in self._window_metrics:
+            for name, value in source.values(self.accelerator):
+                self._metrics[mode][name].append(value)
+
+
+def _row_advantages(rollouts: dict[str, Any]) -> torch.Tensor:
+    """(N,) the largest magnitude of each row."""
+    advantages = rollouts["advantages"]
+    return advantages.abs() if advantages.dim() == 1 else advantages.abs().amax(dim=1)
