@@ -132,7 +132,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
             model = self.policy.get_base_model() if isinstance(self.policy, PeftModel) else self.policy
             asked = getattr(self.args, "recompute_asked", True)
             if model.is_gradient_checkpointing and not asked and not plan.recompute:
-                model.gradient_checkpointing_disable()  # type: ignore[operator]
+                model.activation_checkpointing_disable()  # type: ignore[operator]
                 logger.info("passes of %d tokens fit without recomputing activations", plan.tokens)
         return self._budget
 

@@ -228,7 +228,8 @@ class StepGRPOTrainer(PackedGRPOTrainer):
             model.zero_grad()
             if all(len(batch.rows) == 1 for batch in plan):
                 raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
-            self._budget = max(max(batch.tokens for batch in plan) // 2, 1)
+            longest = max(batch.tokens for batch in plan)
+            self._budget = max(min(self._budget or longest, longest) // 2, 1)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             logger.warning("out of memory: the step runs again with %d tokens in a pass", self._budget)
