@@ -196,6 +196,12 @@ def test_the_fields_that_our_config_adds_to_trls():
         "peft_kwargs": None,
         "adapter": None,
         "reference": None,
+        "padding_free": True,
+        "train_tokens_per_microbatch": None,
+        "skip_zero_advantage": True,
+        "reuse_old_log_probs": True,
+        "share_prompts": True,
+        "fused_lora": True,
     }
 
 

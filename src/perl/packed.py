@@ -20,6 +20,7 @@ from perl.batching import rows_of
 from perl.config import PeftRLConfig
 from perl.head import EntropyKind, add_scored_forward, logit_settings
 from perl.memory import CPU_TOKENS, MemoryPlan, measure, plan_memory
+from perl.methods.fused_lora import fuse_lora
 from perl.methods.settings import Adaptation, dropout_of
 from perl.model import trainable_parameters
 from perl.packing import Row
@@ -42,6 +43,8 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         """Teaches the model the passes; called once it is complete."""
         self._budget: int | None = self._switch("train_tokens_per_microbatch")
         policy = self.policy
+        if self._switch("fused_lora") and self.whole_tensors:
+            fuse_lora(policy)
         model: PreTrainedModel = policy.get_base_model() if isinstance(policy, PeftModel) else policy
         float32 = self.args.cast_lm_head_to_fp32
         add_scored_forward(model, logit_settings(model.config, temperature=self.temperature, float32=float32))
