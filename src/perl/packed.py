@@ -1,13 +1,14 @@
-"""PackedGRPOTrainer: TRL's trainer whose passes over rows are packed, and as long as memory allows.
+"""PackedGRPOTrainer: TRL's trainer whose passes over rows are packed, as few as needed and as long as memory allows.
 
-padded batch -> rows -> packed passes -> log-probabilities as TRL wants them
+padded batch -> rows -> packed passes -> log-probabilities of policy, old policy and reference as TRL wants them
 
 With resumable.py, step.py and trainer.py the only module that knows TRL's and transformers' private methods; each
 override says which method it replaces and why. Knows nothing of losses or optimizer steps.
 """
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,19 +17,24 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 from trl.models.utils import disable_gradient_checkpointing
 
-from perl.batching import rows_of
+from perl.batching import DEAD_ADVANTAGE, rows_of
 from perl.config import PeftRLConfig
+from perl.errors import ModelError
 from perl.head import EntropyKind, add_scored_forward, logit_settings
-from perl.memory import CPU_TOKENS, MemoryPlan, measure, plan_memory
+from perl.importance import SamplingCorrection
+from perl.memory import CPU_TOKENS, measure, plan_memory
 from perl.methods.fused_lora import fuse_lora
 from perl.methods.settings import Adaptation, dropout_of
 from perl.model import trainable_parameters
 from perl.packing import Row
+from perl.reference import Reference
 from perl.resumable import ResumableGRPOTrainer
 from perl.scoring import Passes, choose_passes, score, score_all
 
 logger = logging.getLogger("perl")
 
+# What a subclass may have replaced; then every micro-batch goes through its methods, as in TRL.
+_REPLACEABLE = ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "_prepare_inputs")
 # A pass without gradient keeps no activations, so it may be longer.
 _FORWARD_ONLY = 2
 
@@ -37,6 +43,8 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     """GRPOTrainer that runs rows without padding, wherever the model allows it."""
 
     adaptation: Adaptation
+    beta: float
+    vllm_importance_sampling_correction: bool
     _scores_rollouts = True
 
     def prepare_passes(self) -> None:
@@ -48,6 +56,62 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         model: PreTrainedModel = policy.get_base_model() if isinstance(policy, PeftModel) else policy
         float32 = self.args.cast_lm_head_to_fp32
         add_scored_forward(model, logit_settings(model.config, temperature=self.temperature, float32=float32))
+
+    @cached_property
+    def step_is_ours(self) -> bool:
+        """Whether rows are re-binned and left out; if not, micro-batches are TRL's and only their passes are packed.
+
+        TRL weighs tokens by the entropies of a whole micro-batch, adds a router's loss or an entropy term of one, and
+        sends images along; a subclass may have a loss of its own.
+        """
+        return not (
+            self.top_entropy_quantile < 1.0
+            or self._entropy_bonus_enabled
+            or self.aux_loss_enabled
+            or self._is_vlm
+            or self._replaced(*_REPLACEABLE)
+        )
+
+    @property
+    def correction(self) -> SamplingCorrection | None:
+        """The correction for an engine that samples from other numbers, if there is one."""
+        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+            return None
+        return SamplingCorrection(
+            self.vllm_importance_sampling_mode,
+            self.vllm_importance_sampling_clip_min,
+            self.vllm_importance_sampling_clip_max,
+        )
+
+    @property
+    def skips_dead_rows(self) -> bool:
+        """Whether a row without an advantage adds exactly nothing."""
+        return bool(self._switch("skip_zero_advantage")) and self.beta == 0.0
+
+    def needed_reference(self) -> Reference:
+        """The reference.
+
+        Raises:
+            ModelError: A model without an adapter is trained and the loss needs no reference, so none is kept.
+        """
+        if self.reference is None:
+            raise ModelError("without an adapter a reference is kept only where beta is above 0", "train.beta")
+        return self.reference
+
+    @contextlib.contextmanager
+    def without_log_probs(self) -> Iterator[None]:
+        """Keeps TRL from passes over the rollouts; those of :meth:`add_log_probs` take their place.
+
+        Where the loss is TRL's, so are the old policy's passes.
+        """
+        beta, self.beta = self.beta, 0.0
+        corrects = self.vllm_importance_sampling_correction
+        if self.step_is_ours:
+            self._scores_rollouts = self.vllm_importance_sampling_correction = False
+        try:
+            yield
+        finally:
+            self.beta, self.vllm_importance_sampling_correction, self._scores_rollouts = beta, corrects, True
 
     @cached_property
     def passes(self) -> Passes:
@@ -119,38 +183,83 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing, self.accelerator.autocast():
             return score_all(
-                model, rows, budget=self._tokens_without_gradient(rows), columns=columns, **self._grouping(rows)
+                model, rows, budget=self._tokens_without_gradient(), columns=columns, **self._grouping(rows)
             )
+
+    def add_log_probs(self, rollouts: dict[str, Any]) -> None:
+        """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
+
+        The old policy's only if an update lies between the rollout and the loss, or by request; else the training
+        pass has them.
+        """
+        self._plan_memory(rollouts["prompt_ids"].size(1))
+        mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
+        needed_N = mask_NT.any(dim=1)
+        own = self.step_is_ours and self.model.training
+        if own and self.skips_dead_rows and "largest_advantage" in rollouts:
+            needed_N &= _row_advantages(rollouts) > DEAD_ADVANTAGE * rollouts["largest_advantage"]
+        indices = needed_N.nonzero().flatten()
+        every = self.args.steps_per_generation * self.num_iterations
+        aligned = self.args.gradient_accumulation_steps % every == 0
+        asked = self.correction is not None and not self._switch("reuse_old_log_probs")
+        if own and (not aligned or asked):
+            rollouts["old_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
+        if self.beta != 0.0:
+            with self.needed_reference().in_place_of(self.policy):
+                rollouts["ref_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
+
+    def _scattered(self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """(N, T) log-probabilities of some rows, zeros for the others."""
+        rows = rows_of(rollouts, mask_NT)
+        result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
+        if len(indices):
+            chosen = [rows[index] for index in indices.tolist()]
+            result_NT[indices] = self._score_all(self.model, chosen, mask_NT.size(1)).to(result_NT)
+        return result_NT
 
     def _grouping(self, rows: Sequence[Row]) -> dict[str, bool]:
         """How rows are put into passes."""
         packed = self.passes.packs(rows)
         return {"packed": packed, "share": packed and self.passes.shared}
 
-    def _tokens_in_a_pass(self, rows: Sequence[Row]) -> int:
-        """The budget of a pass with gradient; measured when first needed, if it is not given."""
-        if self._budget is None:
-            plan = self._memory_plan(max(row.tokens for row in rows))
-            self._budget = plan.tokens
-            model = self.policy.get_base_model() if isinstance(self.policy, PeftModel) else self.policy
-            asked = getattr(self.args, "recompute_asked", True)
-            if model.is_gradient_checkpointing and not asked and not plan.recompute:
-                model.activation_checkpointing_disable()  # type: ignore[operator]
-                logger.info("passes of %d tokens fit without recomputing activations", plan.tokens)
-        return self._budget
+    def _tokens_in_a_pass(self) -> int:
+        """The budget of a pass with gradient; 0: rows as TRL cuts them."""
+        return CPU_TOKENS if self._budget is None else self._budget
 
-    def _tokens_without_gradient(self, rows: Sequence[Row]) -> int:
-        return _FORWARD_ONLY * (self._tokens_in_a_pass(rows) or CPU_TOKENS)
+    def _tokens_without_gradient(self) -> int:
+        return _FORWARD_ONLY * (self._tokens_in_a_pass() or CPU_TOKENS)
 
-    def _memory_plan(self, longest_row: int) -> MemoryPlan:
+    def _plan_memory(self, longest_prompt: int) -> None:
+        """Measures what fits, once, if it is not given; every process must ask, since they go by the least of them."""
+        if self._budget is not None:
+            return
+        self._budget = CPU_TOKENS
         if self.accelerator.device.type != "cuda":
-            return MemoryPlan(CPU_TOKENS, recompute=False)
+            return
         free, _ = torch.cuda.mem_get_info()
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         with self.accelerator.autocast(), disable_gradient_checkpointing(self.model, None):
             per_token = measure(self.policy if self.whole_tensors else self.model, packed=self.passes.packed)
-        return plan_memory(free, trainable_parameters(self.policy), per_token, longest_row=longest_row)
+        longest = longest_prompt + (self.max_completion_length or 0)
+        plan = plan_memory(free, trainable_parameters(self.policy), per_token, longest_row=longest)
+        found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=self.accelerator.device)
+        tokens, fits = self.accelerator.gather(found).amin(dim=0).tolist()
+        self._budget = int(tokens)
+        model: PreTrainedModel = self.policy.get_base_model() if isinstance(self.policy, PeftModel) else self.policy
+        if fits and model.is_gradient_checkpointing and not getattr(self.args, "recompute_asked", True):
+            model.activation_checkpointing_disable()
+        logger.info("%d tokens in a pass, activations %s", tokens, "kept" if fits else "computed again")
 
     def _switch(self, name: str) -> Any:  # noqa: ANN401
         """A setting of ours; its default under TRL's own arguments."""
         return getattr(self.args, name, PeftRLConfig.__dataclass_fields__[name].default)
+
+    def _replaced(self, *names: str) -> bool:
+        """Whether a subclass of somebody else's has methods of its own under these names."""
+        return any(getattr(type(self), name).__module__.partition(".")[0] not in ("perl", "trl") for name in names)
+
+
+def _row_advantages(rollouts: dict[str, Any]) -> torch.Tensor:
+    """(N,) the largest magnitude of each row."""
+    advantages = rollouts["advantages"]
+    return advantages.abs() if advantages.dim() == 1 else advantages.abs().amax(dim=1)

@@ -12,34 +12,26 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 from transformers import Trainer
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from perl.batching import DEAD_ADVANTAGE, MicroBatch, Window, idle_micro_batch, join, live_rows, micro_batches, rows_of
-from perl.errors import ModelError
-from perl.importance import SamplingCorrection, on_policy_rows, sampling_ratio
+from perl.batching import MicroBatch, Window, idle_micro_batch, join, live_rows, micro_batches
+from perl.importance import on_policy_rows, sampling_ratio
 from perl.loss_metrics import LossMetrics, SamplingMetrics
 from perl.losses import LossInputs, LossSettings, objective, token_weights
 from perl.methods import adalora
 from perl.packed import PackedGRPOTrainer
-from perl.reference import Reference
 from perl.scoring import score
 
 logger = logging.getLogger("perl")
-
-# What a subclass may have replaced; then every micro-batch goes through its methods, as in TRL.
-_REPLACEABLE = ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "_prepare_inputs")
 
 
 class StepGRPOTrainer(PackedGRPOTrainer):
     """GRPOTrainer whose optimizer step runs no token that its gradient does not need."""
 
-    beta: float
-    vllm_importance_sampling_correction: bool
     _current_train_step_time: float
     _loss_settings: LossSettings
     _window: list[dict[str, Any]]
@@ -66,63 +58,6 @@ class StepGRPOTrainer(PackedGRPOTrainer):
             vespo_k_neg=args.vespo_k_neg,
             vespo_lambda_neg=args.vespo_lambda_neg,
         )
-
-    @cached_property
-    def step_is_ours(self) -> bool:
-        """Whether rows are re-binned and left out; if not, micro-batches are TRL's and only their passes are packed.
-
-        TRL weighs tokens by the entropies of a whole micro-batch, adds a router's loss or an entropy term of one, and
-        sends images along; a subclass may have a loss of its own.
-        """
-        replaced = [name for name in _REPLACEABLE if getattr(type(self), name) is not getattr(StepGRPOTrainer, name)]
-        return not (
-            self.top_entropy_quantile < 1.0
-            or self._entropy_bonus_enabled
-            or self.aux_loss_enabled
-            or self._is_vlm
-            or replaced
-        )
-
-    @property
-    def correction(self) -> SamplingCorrection | None:
-        """The correction for an engine that samples from other numbers, if there is one."""
-        if not (self.use_vllm and self.vllm_importance_sampling_correction):
-            return None
-        return SamplingCorrection(
-            self.vllm_importance_sampling_mode,
-            self.vllm_importance_sampling_clip_min,
-            self.vllm_importance_sampling_clip_max,
-        )
-
-    @property
-    def skips_dead_rows(self) -> bool:
-        """Whether a row without an advantage adds exactly nothing."""
-        return bool(self._switch("skip_zero_advantage")) and self.beta == 0.0
-
-    def needed_reference(self) -> Reference:
-        """The reference.
-
-        Raises:
-            ModelError: A model without an adapter is trained and the loss needs no reference, so none is kept.
-        """
-        if self.reference is None:
-            raise ModelError("without an adapter a reference is kept only where beta is above 0", "train.beta")
-        return self.reference
-
-    @contextlib.contextmanager
-    def without_log_probs(self) -> Iterator[None]:
-        """Keeps TRL from passes over the rollouts; those of :meth:`add_log_probs` take their place.
-
-        Where the loss is TRL's, so are the old policy's passes.
-        """
-        beta, self.beta = self.beta, 0.0
-        corrects = self.vllm_importance_sampling_correction
-        if self.step_is_ours:
-            self._scores_rollouts = self.vllm_importance_sampling_correction = False
-        try:
-            yield
-        finally:
-            self.beta, self.vllm_importance_sampling_correction, self._scores_rollouts = beta, corrects, True
 
     def train(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (transformers')
         """Extends ``train``: nothing is left of a step that an exception ended."""
@@ -185,35 +120,6 @@ class StepGRPOTrainer(PackedGRPOTrainer):
             loss = loss + self._regulariser() / self.current_gradient_accumulation_steps
         return loss
 
-    def add_log_probs(self, rollouts: dict[str, Any]) -> None:
-        """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
-
-        The old policy's only if an update lies between the rollout and the loss, or by request; else the training
-        pass has them.
-        """
-        mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
-        needed_N = mask_NT.any(dim=1)
-        if self.step_is_ours and self.model.training and self.skips_dead_rows:
-            needed_N &= _row_advantages(rollouts) > DEAD_ADVANTAGE * rollouts["largest_advantage"]
-        indices = needed_N.nonzero().flatten()
-        every = self.args.steps_per_generation * self.num_iterations
-        aligned = self.args.gradient_accumulation_steps % every == 0
-        asked = self.correction is not None and not self._switch("reuse_old_log_probs")
-        if self.step_is_ours and self.model.training and (not aligned or asked):
-            rollouts["old_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
-        if self.beta != 0.0:
-            with self.needed_reference().in_place_of(self.policy):
-                rollouts["ref_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
-
-    def _scattered(self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """(N, T) log-probabilities of some rows, zeros for the others."""
-        rows = rows_of(rollouts, mask_NT)
-        result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
-        if len(indices):
-            chosen = [rows[index] for index in indices.tolist()]
-            result_NT[indices] = self._score_all(self.model, chosen, mask_NT.size(1)).to(result_NT)
-        return result_NT
-
     def _run_window(self, model: torch.nn.Module, batches: list[dict[str, Any]]) -> torch.Tensor:
         """The gradient of an optimizer step; on too little memory once more with half the tokens in a pass."""
         window = join(batches, [self._weights(batch) for batch in batches])
@@ -236,7 +142,7 @@ class StepGRPOTrainer(PackedGRPOTrainer):
 
     def _plan(self, window: Window, live: Sequence[int]) -> list[MicroBatch]:
         """The passes of a step, as many on every process; at least one, so that every gradient is there."""
-        budget = self._tokens_in_a_pass(window.rows)
+        budget = self._tokens_in_a_pass()
         plan = micro_batches(window, live, budget=budget, **self._grouping(window.rows))
         wanted = max(len(plan), 1)
         if self.accelerator.num_processes > 1:
@@ -331,9 +237,7 @@ class StepGRPOTrainer(PackedGRPOTrainer):
         """The loss of an evaluation batch, over all of its rows."""
         window = join([inputs], [self._weights(inputs)])
         live = live_rows(window, largest_advantage=0.0, skip=False)
-        plan = micro_batches(
-            window, live, budget=self._tokens_without_gradient(window.rows), **self._grouping(window.rows)
-        )
+        plan = micro_batches(window, live, budget=self._tokens_without_gradient(), **self._grouping(window.rows))
         self._start_metrics(1)
         self._regulariser_due = False
         loss = torch.zeros((), device=self.args.device)
@@ -390,9 +294,3 @@ class StepGRPOTrainer(PackedGRPOTrainer):
         for source in self._window_metrics:
             for name, value in source.values(self.accelerator):
                 self._metrics[mode][name].append(value)
-
-
-def _row_advantages(rollouts: dict[str, Any]) -> torch.Tensor:
-    """(N,) the largest magnitude of each row."""
-    advantages = rollouts["advantages"]
-    return advantages.abs() if advantages.dim() == 1 else advantages.abs().amax(dim=1)

@@ -247,7 +247,8 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         logged.extend(advantages_N.tolist())
         first = self.accelerator.process_index * len(inputs)
         output["advantages"] = advantages_N[first : first + len(inputs)]
-        output["largest_advantage"] = advantages_N.abs().max()
+        if not self._replaced("_generate_and_score_completions"):  # a subclass may change advantages yet
+            output["largest_advantage"] = advantages_N.abs().max()
         self.add_log_probs(output)
         return output
 
