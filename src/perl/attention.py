@@ -27,6 +27,8 @@ _KERNEL_TYPES = (torch.bfloat16, torch.float16)
 def use_packed_attention(model: PreTrainedModel) -> str | None:
     """Lets a model run packed rows.
 
+    Passes that are not packed stay what they were, but for FlashAttention, whose place SDPA takes there.
+
     Args:
         model: A model of transformers, without wrappers.
 
@@ -36,8 +38,10 @@ def use_packed_attention(model: PreTrainedModel) -> str | None:
     original = model.config._attn_implementation
     if original.startswith(_PREFIX):
         return None
+    if "flash" in original:  # finds its kernel by the name that the model is given, which will be ours
+        original = "sdpa"
     if original not in ALL_ATTENTION_FUNCTIONS.valid_keys():
-        return f"its attention is {original!r}; load it with attn_implementation='sdpa'"
+        return f"its attention is {original!r}; packed rows need attn_implementation='sdpa'"
     if not model._can_set_attn_implementation():
         return "its attention is written into the model and cannot be exchanged"
     register(original)
@@ -100,6 +104,10 @@ def packed_attention(
     Returns:
         (1, L, H, D), as transformers' attention functions return it.
     """
+    if query_1HLD.is_cuda and query_1HLD.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+        # What SDPA does under autocast; queries and keys that were rotated are float32 there if the weights are.
+        dtype = torch.get_autocast_dtype("cuda")
+        query_1HLD, key_1KLD, value_1KLD = query_1HLD.to(dtype), key_1KLD.to(dtype), value_1KLD.to(dtype)
     if query_1HLD.is_cuda and query_1HLD.dtype in _KERNEL_TYPES:
         return _by_kernel(query_1HLD, key_1KLD, value_1KLD, layout, scaling)
     return _by_segment(query_1HLD, key_1KLD, value_1KLD, layout, scaling)

@@ -153,7 +153,11 @@ def micro_batches(window: Window, live: Sequence[int], *, budget: int, packed: b
     else:
         bins = _fill(window.rows, families, budget) if packed else _fill_padded(window.rows, live, budget)
     passes = [_cut(window, members) for members in bins]
-    return sorted(passes, key=lambda batch: batch.tokens, reverse=True)
+
+    def size(batch: MicroBatch) -> int:
+        return batch.tokens if packed else len(batch.rows) * max(row.tokens for row in batch.rows)
+
+    return sorted(passes, key=size, reverse=True)
 
 
 def idle_micro_batch(window: Window) -> MicroBatch:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from perl.packing import Scored
 
@@ -85,9 +87,13 @@ def add_scored_forward(model: PreTrainedModel, settings: LogitSettings) -> None:
         hidden = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         hidden = hidden[:, hidden.size(1) - scored.width :].flatten(0, 1)  # virtual tokens stand in front
         head = self.get_output_embeddings()
-        hidden_SD = hidden[scored.predictors].to(head.weight.device)
-        targets_S = scored.targets.to(head.weight.device)
-        return head_log_probs(hidden_SD, head.weight, head.bias, targets_S, settings, entropy=entropy)
+        weight_VD, bias_V = (
+            p.full_tensor() if isinstance(p, DTensor) else p for p in (head.weight, head.bias)
+        )  # FSDP2
+        hidden_SD = hidden[scored.predictors].to(weight_VD.device)
+        targets_S = scored.targets.to(weight_VD.device)
+        with maybe_gather_lm_head_ctx(weight_VD, bias_V):  # ZeRO-3: the head's own forward, which would, does not run
+            return head_log_probs(hidden_SD, weight_VD, bias_V, targets_S, settings, entropy=entropy)
 
     model.forward = types.MethodType(forward, model)
 
@@ -112,12 +118,12 @@ def head_log_probs(
         entropy: ``none``; ``value``: without a gradient; ``gradient``: with one.
 
     Returns:
-        (S,) log-probabilities and (S,) entropies in nats or None; float32, or float64 for float64 hidden states.
+        (S,) log-probabilities and (S,) entropies in nats or None; float32, or on a CPU, where neither the head nor the
+        entropy has a gradient, float64 for float64 hidden states.
     """
     trains = weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad)
     if settings.float32 and hidden_SD.dtype != torch.float64:
-        hidden_SD, weight_VD = hidden_SD.float(), weight_VD.float()
-        bias_V = None if bias_V is None else bias_V.float()
+        hidden_SD = hidden_SD.float()  # the head's weight follows tile by tile
     with torch.autocast(
         hidden_SD.device.type, enabled=torch.is_autocast_enabled(hidden_SD.device.type) and not settings.float32
     ):
@@ -160,27 +166,28 @@ class _Head(torch.autograd.Function):
         slopes_SD = torch.empty_like(hidden_SD, dtype=exact) if ctx.needs_input_grad[0] else None
         log_probs_S = hidden_SD.new_empty(hidden_SD.size(0), dtype=exact)
         entropies_S = torch.empty_like(log_probs_S) if with_entropy else None
-        for start in range(0, hidden_SD.size(0), rows):
-            tile = slice(start, start + rows)
-            logits_TV = torch.mm(hidden_SD[tile].to(compute), weight_VD.t())
-            if bias_V is not None:
-                logits_TV += bias_V.to(compute)
-            logits_TV, cap_slope_TV = _transformed(logits_TV.to(exact), settings)
-            logits_TV -= logits_TV.amax(dim=-1, keepdim=True)
-            wanted_T1 = targets_S[tile].unsqueeze(-1)
-            target_logits_T = logits_TV.gather(-1, wanted_T1).squeeze(-1)
-            exp_TV = logits_TV.exp()
-            total_T = exp_TV.sum(dim=-1)
-            log_probs_S[tile] = target_logits_T - total_T.log()
-            if entropies_S is not None:
-                entropies_S[tile] = total_T.log() - torch.linalg.vecdot(exp_TV, logits_TV) / total_T
-            if slopes_SD is not None:
-                # d log p(target) / d logit = [is target] - p, then back through the cap and the head.
-                slope_TV = exp_TV.div_(-total_T.unsqueeze(-1))
-                slope_TV.scatter_add_(-1, wanted_T1, torch.ones_like(wanted_T1, dtype=exact))
-                if cap_slope_TV is not None:
-                    slope_TV *= cap_slope_TV
-                slopes_SD[tile] = torch.mm(slope_TV.to(compute), weight_VD)
+        with torch.autocast(kind, enabled=False):  # it would round the exponentials of an entropy
+            for start in range(0, hidden_SD.size(0), rows):
+                tile = slice(start, start + rows)
+                logits_TV = torch.mm(hidden_SD[tile].to(compute), weight_VD.t())
+                if bias_V is not None:
+                    logits_TV += bias_V.to(compute)
+                logits_TV, cap_slope_TV = _transformed(logits_TV.to(exact), settings)
+                logits_TV -= logits_TV.amax(dim=-1, keepdim=True)
+                wanted_T1 = targets_S[tile].unsqueeze(-1)
+                target_logits_T = logits_TV.gather(-1, wanted_T1).squeeze(-1)
+                exp_TV = logits_TV.exp()
+                total_T = exp_TV.sum(dim=-1)
+                log_probs_S[tile] = target_logits_T - total_T.log()
+                if entropies_S is not None:
+                    entropies_S[tile] = total_T.log() - torch.linalg.vecdot(exp_TV, logits_TV) / total_T
+                if slopes_SD is not None:
+                    # d log p(target) / d logit = [is target] - p, then back through the cap and the head.
+                    slope_TV = exp_TV.div_(-total_T.unsqueeze(-1))
+                    slope_TV.scatter_add_(-1, wanted_T1, torch.ones_like(wanted_T1, dtype=exact))
+                    if cap_slope_TV is not None:
+                        slope_TV *= cap_slope_TV
+                    slopes_SD[tile] = torch.mm(slope_TV.to(compute), weight_VD)
         if slopes_SD is not None:
             ctx.save_for_backward(slopes_SD.mul_(settings.scale / settings.temperature))
             ctx.hidden_dtype = hidden_SD.dtype

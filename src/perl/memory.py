@@ -2,7 +2,7 @@
 
 model, memory at hand -> MemoryPlan
 
-Measured, not guessed: one small pass shows what the model, its adapter and its types keep for the backward pass. Knows
+Measured, not guessed: two small passes show what the model, its adapter and its types keep for the backward pass. Knows
 nothing of data or losses.
 """
 
@@ -24,7 +24,7 @@ MOST_TOKENS = 65536
 _SHARE = 0.7
 # Adapter parameters are float32, and so are their gradients and Adam's two averages.
 _BYTES_PER_TRAINED = 12
-# Tokens of the row that is measured.
+# Tokens of the longer of the two rows that are measured.
 _PROBE = 256
 
 
@@ -48,10 +48,12 @@ class TokenBytes:
     Attributes:
         kept: Without recomputation.
         recomputed: With it: the inputs of the layers, and one layer's activations.
+        fixed: Bytes that a pass keeps however many tokens it has: weights as autocast has rounded them.
     """
 
     kept: float
     recomputed: float
+    fixed: float = 0.0
 
 
 def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longest_row: int) -> MemoryPlan:
@@ -63,7 +65,7 @@ def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longe
         per_token: What a token keeps.
         longest_row: Tokens of the longest row that may come; it must fit, since rows are not cut.
     """
-    usable = max(_SHARE * (free_bytes - _BYTES_PER_TRAINED * trained), 0.0)
+    usable = max(_SHARE * (free_bytes - _BYTES_PER_TRAINED * trained) - per_token.fixed, 0.0)
     kept = int(usable / per_token.kept)
     if kept >= longest_row:
         return MemoryPlan(min(kept, max(MOST_TOKENS, longest_row)), recompute=False)
@@ -72,19 +74,25 @@ def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longe
 
 
 def measure(model: nn.Module, *, packed: bool) -> TokenBytes:
-    """What a token keeps in this model, from one pass of a row of tokens that stand for nothing.
+    """What a token keeps in this model, from passes of two rows of tokens that stand for nothing.
 
     Args:
         model: Prepared by :func:`perl.head.add_scored_forward`; gradient checkpointing off.
         packed: Whether rows will be packed.
     """
     parameter = next(model.parameters())
-    tokens = torch.zeros(_PROBE, dtype=torch.long, device=parameter.device)
-    row = Row(tokens[:1], tokens[1:], torch.ones(_PROBE - 1, dtype=torch.bool))
-    kept = kept_bytes(lambda: score(model, [row], [[0]], packed=packed, columns=_PROBE), model) / _PROBE
+
+    def kept_of(count: int) -> int:
+        tokens = torch.zeros(count + 1, dtype=torch.long, device=parameter.device)
+        row = Row(tokens[:1], tokens[1:], torch.ones(count, dtype=torch.bool))
+        return kept_bytes(lambda: score(model, [row], [[0]], packed=packed, columns=count), model)
+
+    short, long = kept_of(_PROBE // 2), kept_of(_PROBE)
+    kept = (long - short) / (_PROBE - _PROBE // 2)
+    fixed = long - kept * _PROBE
     config = model.config.get_text_config()  # type: ignore[union-attr, operator]
     inputs = config.num_hidden_layers * config.hidden_size * parameter.element_size()
-    return TokenBytes(kept=kept, recomputed=inputs + kept / config.num_hidden_layers)
+    return TokenBytes(kept=kept, recomputed=inputs + kept / config.num_hidden_layers, fixed=max(fixed, 0.0))
 
 
 def kept_bytes(run: Callable[[], object], model: nn.Module) -> int:

@@ -117,12 +117,13 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     def passes(self) -> Passes:
         """How rows go through this model; found out, and said if it is not as asked for, when first needed."""
         dropout = dropout_of(self.adaptation.config)
-        how = choose_passes(
-            self.policy if self.whole_tensors else self.model,
-            self.policy,
-            padding_free=self._switch("padding_free"),
-            share=self._switch("share_prompts") and not dropout,  # a shared prompt would draw one mask for all
-        )
+        with self.accelerator.autocast():  # whoever asks: the types decide what difference is rounding
+            how = choose_passes(
+                self.policy if self.whole_tensors else self.model,
+                self.policy,
+                padding_free=self._switch("padding_free"),
+                share=self._switch("share_prompts") and not dropout,  # a shared prompt would draw one mask for all
+            )
         if how.why:
             what = "prompts are not shared" if how.packed else "rows are padded to the longest of each pass"
             logger.warning("%s: %s", what, how.why)

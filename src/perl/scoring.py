@@ -23,6 +23,8 @@ from perl.packing import Row, pack, pad_right
 
 # Adapters that act on each token by itself, or not at all on the order of rows; others see a row as a whole.
 _BY_ROW = (PeftType.XLORA, PeftType.POLY)
+# Where configs keep the dropout of attention weights, which is off in the pass that compares.
+_ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
 # Layers that packing keeps apart; recurrent and convolutional ones carry a state from row to row.
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 # Largest difference of a log-probability between a packed and a padded row, in nats: the rounding of a float32 pass,
@@ -84,6 +86,7 @@ def score(
     return log_probs_NT, None if entropies_S is None else batch.scored.rectangle(entropies_S, len(rows), columns)
 
 
+@torch.no_grad()
 def score_all(
     model: nn.Module, rows: Sequence[Row], *, packed: bool, share: bool, budget: int, columns: int
 ) -> torch.Tensor:
@@ -112,10 +115,15 @@ def choose_passes(model: nn.Module, policy: nn.Module, *, padding_free: bool, sh
     if not padding_free:
         return Passes(packed=False, shared=False)
     base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
-    why = _adapter_by_row(policy) or _layers_by_row(base) or use_packed_attention(base) or _differs(model, shared=False)
+    why = (
+        _adapter_by_row(policy)
+        or _layers_by_row(base)
+        or use_packed_attention(base)
+        or _differs(model, base, shared=False)
+    )
     if why:
         return Passes(packed=False, shared=False, why=why)
-    why = _differs(model, shared=True) if share else None
+    why = _differs(model, base, shared=True) if share else None
     return Passes(packed=True, shared=share and not why, why=why or "", longest=_sight(base))
 
 
@@ -139,6 +147,8 @@ def _layers_by_row(model: PreTrainedModel) -> str | None:
     others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if others:
         return f"its layers of type {', '.join(sorted(others))} carry a state from row to row"
+    if any(getattr(config, name, None) for name in _ATTENTION_DROPOUT):
+        return "its attention uses dropout"
     return None
 
 
@@ -152,17 +162,18 @@ def _sight(model: PreTrainedModel) -> int | None:
     return min((window for window in windows if window), default=None)
 
 
-def _differs(model: nn.Module, *, shared: bool) -> str | None:
+def _differs(model: nn.Module, base: PreTrainedModel, *, shared: bool) -> str | None:
     """Why packed rows do not give the numbers of padded ones; None if they do."""
     parameter = next(model.parameters())
-    rows, families = _probe(model.get_input_embeddings().weight.size(0), parameter.device, shared=shared)  # type: ignore[operator]
+    # Not the size of the embeddings, of which a process may hold nothing.
+    rows, families = _probe(base.config.get_text_config().vocab_size, parameter.device, shared=shared)
     columns = max(row.completion.numel() for row in rows)
     with _evaluating(model), torch.no_grad():
         expected, _ = score(model, rows, families, packed=False, columns=columns, entropy="none")
         try:
             found, _ = score(model, rows, families, packed=True, columns=columns, entropy="none")
-        except (NotImplementedError, TypeError, ValueError, RuntimeError) as error:
-            return str(error).splitlines()[0]
+        except Exception as error:  # noqa: BLE001 (a model's own code, of which any kind may come; rows are padded then)
+            return str(error).partition("\n")[0] or type(error).__name__
     difference = (found - expected).abs().max().item()
     half = torch.is_autocast_enabled(parameter.device.type) or parameter.dtype in (torch.bfloat16, torch.float16)
     if difference <= (_TOLERANCE_OF_HALF if half else _TOLERANCE):
@@ -187,9 +198,10 @@ def _probe(vocabulary: int, device: torch.device, *, shared: bool) -> tuple[list
 
 @contextlib.contextmanager
 def _evaluating(policy: nn.Module) -> Iterator[None]:
-    was_training = policy.training
+    modes = {module: module.training for module in policy.modules()}
     policy.eval()
     try:
         yield
     finally:
-        policy.train(was_training)
+        for module, was_training in modes.items():
+            module.training = was_training
