@@ -232,9 +232,7 @@ def test_loss_gradient_and_metrics_are_trls(loss_type, level, beta, situation):
 @pytest.mark.parametrize("per_row", [False, True])
 def test_the_correction_for_another_engines_numbers_is_trls(loss_type, per_row):
     mode = "sequence_mask" if per_row else "token_truncate"
-    args = settings(
-        PeftRLConfig, loss_type=loss_type, beta=0.04, num_iterations=2, vllm_importance_sampling_mode=mode
-    )
+    args = settings(PeftRLConfig, loss_type=loss_type, beta=0.04, num_iterations=2, vllm_importance_sampling_mode=mode)
     trainer = build(PeftGRPOTrainer, args)
     inputs = prepared_inputs(trainer, "train")
     move_adapter(trainer)
