@@ -1,7 +1,7 @@
 # make quickstart   set up .venv from nothing, train the quickstart, score base and adapter, say where everything is
 # make test         set up .venv with the development tools, check style, types and layers, run all tests
 # make lint         the checks without the tests
-# make benchmark    measure start-up times, the quickstart beside TRL's trainer, every method (about an hour)
+# make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method (two hours)
 # make clean        remove what these made
 
 PYTHON ?= python3
@@ -30,6 +30,7 @@ benchmark: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/quickstart.py
 	$(BIN)/python benchmarks/method_properties.py
 	$(BIN)/python benchmarks/methods.py
+	$(BIN)/python benchmarks/training_step.py
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

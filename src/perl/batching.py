@@ -8,7 +8,7 @@ on tensors; knows nothing of models or trainers. Shapes: N rows, T columns of th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from perl.packing import Row
 # Advantages this far below the largest are rounding, not signal: a row's gradient would be lost in the sum's last bit.
 DEAD_ADVANTAGE = 1e-6
 # Values a row or a token brings along, under the names of TRL's micro-batches.
-_COLUMNS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio")
+_COLUMNS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class MicroBatch:
         advantages: (n, 1) or (n, T).
         values: (n, T) or (n, 1).
         micro_batch_N: (n,).
+        packed: Whether they go end to end; else padded to the longest.
         counts: Whether the rows belong in the metrics.
     """
 
@@ -64,11 +65,14 @@ class MicroBatch:
     advantages: torch.Tensor
     values: Mapping[str, torch.Tensor]
     micro_batch_N: torch.Tensor
+    packed: bool = True
     counts: bool = True
 
     @property
     def tokens(self) -> int:
-        """Tokens that are run."""
+        """Tokens that are run, padding included."""
+        if not self.packed:
+            return len(self.rows) * max(row.tokens for row in self.rows)
         return sum(family_tokens([self.rows[index] for index in family]) for family in self.families)
 
 
@@ -152,32 +156,19 @@ def micro_batches(window: Window, live: Sequence[int], *, budget: int, packed: b
         bins = _by_origin(families, window.micro_batch_N.tolist())
     else:
         bins = _fill(window.rows, families, budget) if packed else _fill_padded(window.rows, live, budget)
-    passes = [_cut(window, members) for members in bins]
-
-    def size(batch: MicroBatch) -> int:
-        return batch.tokens if packed else len(batch.rows) * max(row.tokens for row in batch.rows)
-
-    return sorted(passes, key=size, reverse=True)
+    passes = [_cut(window, members, packed=packed) for members in bins]
+    return sorted(passes, key=lambda batch: batch.tokens, reverse=True)
 
 
-def idle_micro_batch(window: Window) -> MicroBatch:
+def idle_micro_batch(window: Window, *, packed: bool) -> MicroBatch:
     """A pass that adds exactly zero to every gradient: the shortest row, with weight 0.
 
     For a window without live rows, where TRL's optimizer takes a step with zero gradients, and for a process that has
     run out of rows while others, with which it exchanges gradients, have not.
     """
     shortest = min(range(len(window.rows)), key=lambda index: window.rows[index].tokens)
-    batch = _cut(window, [[shortest]])
-    return MicroBatch(
-        rows=batch.rows,
-        families=batch.families,
-        mask_NT=batch.mask_NT,
-        weights_NT=torch.zeros_like(batch.weights_NT),
-        advantages=torch.zeros_like(batch.advantages),
-        values=batch.values,
-        micro_batch_N=batch.micro_batch_N,
-        counts=False,
-    )
+    batch = _cut(window, [[shortest]], packed=packed)
+    return replace(batch, weights_NT=torch.zeros_like(batch.weights_NT), counts=False)
 
 
 def family_tokens(rows: Sequence[Row]) -> int:
@@ -248,7 +239,7 @@ def _by_origin(families: list[list[int]], origin: list[int]) -> list[list[list[i
     return [bins[key] for key in sorted(bins)]
 
 
-def _cut(window: Window, families: list[list[int]]) -> MicroBatch:
+def _cut(window: Window, families: list[list[int]], *, packed: bool) -> MicroBatch:
     """The rows of some families, and their columns up to the longest completion."""
     indices = [index for family in families for index in family]
     place = {index: position for position, index in enumerate(indices)}
@@ -268,6 +259,7 @@ def _cut(window: Window, families: list[list[int]]) -> MicroBatch:
         advantages=cut(window.advantages),
         values={name: cut(values) for name, values in window.values.items()},
         micro_batch_N=window.micro_batch_N[chosen],
+        packed=packed,
     )
 
 

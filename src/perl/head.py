@@ -90,7 +90,7 @@ def add_scored_forward(model: PreTrainedModel, settings: LogitSettings) -> None:
         weight_VD, bias_V = (
             p.full_tensor() if isinstance(p, DTensor) else p for p in (head.weight, head.bias)
         )  # FSDP2
-        hidden_SD = hidden[scored.predictors].to(weight_VD.device)
+        hidden_SD = hidden[scored.predictors.to(hidden.device)].to(weight_VD.device)
         targets_S = scored.targets.to(weight_VD.device)
         with maybe_gather_lm_head_ctx(weight_VD, bias_V):  # ZeRO-3: the head's own forward, which would, does not run
             return head_log_probs(hidden_SD, weight_VD, bias_V, targets_S, settings, entropy=entropy)

@@ -24,7 +24,7 @@ from perl.head import EntropyKind, add_scored_forward, logit_settings
 from perl.importance import SamplingCorrection
 from perl.memory import CPU_TOKENS, measure, plan_memory
 from perl.methods.fused_lora import fuse_lora
-from perl.methods.settings import Adaptation, dropout_of
+from perl.methods.settings import Adaptation
 from perl.model import trainable_parameters
 from perl.packing import Row
 from perl.reference import Reference
@@ -116,7 +116,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     @cached_property
     def passes(self) -> Passes:
         """How rows go through this model; found out, and said if it is not as asked for, when first needed."""
-        dropout = dropout_of(self.adaptation.config)
+        dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.policy.modules())
         with self.accelerator.autocast():  # whoever asks: the types decide what difference is rounding
             how = choose_passes(
                 self.policy if self.whole_tensors else self.model,
@@ -184,8 +184,19 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing, self.accelerator.autocast():
             return score_all(
-                model, rows, budget=self._tokens_without_gradient(), columns=columns, **self._grouping(rows)
+                model,
+                rows,
+                budget=self._tokens_without_gradient(),
+                columns=columns,
+                agree=int if self.whole_tensors else self._most,
+                **self._grouping(rows),
             )
+
+    def _most(self, count: int) -> int:
+        """The largest of all processes' numbers."""
+        if self.accelerator.num_processes == 1:
+            return count
+        return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).max())
 
     def add_log_probs(self, rollouts: dict[str, Any]) -> None:
         """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
@@ -213,7 +224,9 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         """(N, T) log-probabilities of some rows, zeros for the others."""
         rows = rows_of(rollouts, mask_NT)
         result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
-        if len(indices):
+        if len(indices) == 0 and not self.whole_tensors:  # the others' passes need this process
+            self._score_all(self.model, rows[:1], mask_NT.size(1))
+        elif len(indices):
             chosen = [rows[index] for index in indices.tolist()]
             result_NT[indices] = self._score_all(self.model, chosen, mask_NT.size(1)).to(result_NT)
         return result_NT
@@ -239,7 +252,10 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
             return
         free, _ = torch.cuda.mem_get_info()
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        with self.accelerator.autocast(), disable_gradient_checkpointing(self.model, None):
+        with (
+            self.accelerator.autocast(),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+        ):
             per_token = measure(self.policy if self.whole_tensors else self.model, packed=self.passes.packed)
         longest = longest_prompt + (self.max_completion_length or 0)
         plan = plan_memory(free, trainable_parameters(self.policy), per_token, longest_row=longest)

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """A prompt and its completion, without padding.
 
@@ -124,7 +124,8 @@ class Scored:
     def rectangle(self, values_S: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         """(S,) values of the scored tokens as (N, T), zeros elsewhere; differentiable."""
         empty_NT = values_S.new_zeros(rows, columns)
-        return empty_NT.index_put((self.rows, self.columns), values_S)
+        place = (self.rows.to(values_S.device), self.columns.to(values_S.device))  # the head may be elsewhere
+        return empty_NT.index_put(place, values_S)
 
 
 @dataclass(frozen=True)

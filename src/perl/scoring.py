@@ -7,7 +7,7 @@ of rewards, losses or TRL. Shapes: N rows, T columns of the completions.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,11 +88,22 @@ def score(
 
 @torch.no_grad()
 def score_all(
-    model: nn.Module, rows: Sequence[Row], *, packed: bool, share: bool, budget: int, columns: int
+    model: nn.Module,
+    rows: Sequence[Row],
+    *,
+    packed: bool,
+    share: bool,
+    budget: int,
+    columns: int,
+    agree: Callable[[int], int] = int,
 ) -> torch.Tensor:
-    """(N, T) log-probabilities of any number of rows without gradient, a budget of tokens at a time."""
+    """(N, T) log-probabilities of any number of rows without gradient, a budget of tokens at a time.
+
+    ``agree`` makes the most passes of any process of the number of this one's, where each pass is taken together.
+    """
     result_NT: torch.Tensor | None = None
-    for families in token_batches(rows, budget=budget, packed=packed, share=share):
+    batches = token_batches(rows, budget=budget, packed=packed, share=share)
+    for families in batches + batches[:1] * (agree(len(batches)) - len(batches)):
         indices = [index for family in families for index in family]
         place = {index: position for position, index in enumerate(indices)}
         own = [[place[index] for index in family] for family in families]

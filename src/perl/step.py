@@ -132,7 +132,7 @@ class StepGRPOTrainer(PackedGRPOTrainer):
                 self._log_step(window, live, plan)
                 return loss
             model.zero_grad()
-            if all(len(batch.rows) == 1 for batch in plan):
+            if not self._any(any(len(batch.rows) > 1 for batch in plan)):
                 raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
             longest = max(batch.tokens for batch in plan)
             self._budget = max(min(self._budget or longest, longest) // 2, 1)
@@ -142,13 +142,10 @@ class StepGRPOTrainer(PackedGRPOTrainer):
 
     def _plan(self, window: Window, live: Sequence[int]) -> list[MicroBatch]:
         """The passes of a step, as many on every process; at least one, so that every gradient is there."""
-        budget = self._tokens_in_a_pass()
-        plan = micro_batches(window, live, budget=budget, **self._grouping(window.rows))
-        wanted = max(len(plan), 1)
-        if self.accelerator.num_processes > 1:
-            counts = self.accelerator.gather(torch.tensor([wanted], device=self.accelerator.device))
-            wanted = int(counts.max())
-        return plan + [idle_micro_batch(window) for _ in range(wanted - len(plan))]
+        how = self._grouping(window.rows)
+        plan = micro_batches(window, live, budget=self._tokens_in_a_pass(), **how)
+        idle = self._most(max(len(plan), 1)) - len(plan)
+        return plan + [idle_micro_batch(window, packed=how["packed"]) for _ in range(idle)]
 
     def _backward(self, model: torch.nn.Module, plan: list[MicroBatch], micro_batch_count: int) -> torch.Tensor | None:
         """Runs the passes; gradients are exchanged in the last one. None if memory did not suffice on some process."""
@@ -193,17 +190,17 @@ class StepGRPOTrainer(PackedGRPOTrainer):
 
     def _any(self, flag: bool) -> bool:
         """Whether it is so on any process."""
-        if self.accelerator.num_processes == 1:
-            return flag
-        return bool(self.accelerator.gather(torch.tensor([int(flag)], device=self.accelerator.device)).any())
+        return bool(self._most(int(flag)))
 
     def _loss_of(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         """The part of a step's loss that a pass computes."""
         mask_NT, values = batch.mask_NT, batch.values
         with self.accelerator.autocast():
             policy_log_probs, entropies = score(
-                model, batch.rows, batch.families, packed=self.passes.packs(batch.rows), columns=mask_NT.size(1)
+                model, batch.rows, batch.families, packed=batch.packed, columns=mask_NT.size(1)
             )
+        if not batch.counts:
+            return (policy_log_probs * 0.0).sum() + self._regulariser_if_due()
         old_log_probs = values.get("old_per_token_logps", policy_log_probs.detach())
         sampling_log_probs = values.get("sampling_per_token_logps")
         ratio = keep = None
@@ -222,22 +219,21 @@ class StepGRPOTrainer(PackedGRPOTrainer):
             keep=keep,
         )
         result = objective(inputs, self._loss_settings)
-        if batch.counts and entropies is not None:
-            of_loss, of_sampling = self._window_metrics
+        of_loss, of_sampling = self._window_metrics
+        if entropies is not None:
             of_loss.add(result, inputs, entropies, batch.micro_batch_N)
-            if ratio is not None and sampling_log_probs is not None:
-                of_sampling.add(old_log_probs, sampling_log_probs, ratio, mask_NT)
-        loss = (result.per_token * batch.weights_NT).sum()
-        if self._regulariser_due and self.model.training:
-            self._regulariser_due = False
-            loss = loss + self._regulariser()
-        return loss
+        if ratio is not None and sampling_log_probs is not None:
+            of_sampling.add(old_log_probs, sampling_log_probs, ratio, mask_NT)
+        return (result.per_token * batch.weights_NT).sum() + self._regulariser_if_due()
 
     def _evaluation_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """The loss of an evaluation batch, over all of its rows."""
         window = join([inputs], [self._weights(inputs)])
         live = live_rows(window, largest_advantage=0.0, skip=False)
-        plan = micro_batches(window, live, budget=self._tokens_without_gradient(), **self._grouping(window.rows))
+        how = self._grouping(window.rows)
+        plan = micro_batches(window, live, budget=self._tokens_without_gradient(), **how)
+        if not self.whole_tensors:  # every pass is all processes'
+            plan += [idle_micro_batch(window, packed=how["packed"]) for _ in range(self._most(len(plan)) - len(plan))]
         self._start_metrics(1)
         self._regulariser_due = False
         loss = torch.zeros((), device=self.args.device)
@@ -260,6 +256,11 @@ class StepGRPOTrainer(PackedGRPOTrainer):
             window_tokens=tokens * steps / generation_batches,
             max_completion_length=self.max_completion_length,
         )
+
+    def _regulariser_if_due(self) -> torch.Tensor | float:
+        """AdaLoRA's term, in one pass of each step."""
+        due, self._regulariser_due = self._regulariser_due, False
+        return self._regulariser() if due else 0.0
 
     def _regulariser(self) -> torch.Tensor:
         """AdaLoRA's, and its ranks to the log."""

@@ -54,8 +54,7 @@ class FusedLinear(Linear):
 
     PEFT's own forward pass runs whenever the adapter is off, merged, a variant, one of several that are active, or in a
     mixed batch; with dropout in training; when somebody has hooked or replaced one of the layers inside, or shards or
-    trains the base's weight; and for what has no linear layer of two dimensions or more (float64 under autocast,
-    subclasses of tensors).
+    trains the base's weight; and for float64 under autocast, subclasses of tensors and inputs of one dimension.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 (PEFT's signature)
@@ -177,11 +176,11 @@ def _library_sums_first(dtype: torch.dtype, rank: int) -> bool:
     """Whether ``addmm_`` sums over all of the rank before it adds to y.
 
     A library is free to add earlier, and then the last bit differs. MKL 2024.2 sums first in float32 up to a rank
-    between 128 and 256, and never in float64; others are not known, so each is asked once. Not so on a GPU, where
-    it depends on more than the rank.
+    between 192 and 256, and in float64 not from rank 2 on; others are not known, so each is asked once. Not so on a
+    GPU, where it may depend on more than the rank.
     """
     xa_NR, B_OR, y_NO = (
-        torch.arange(rows * columns, dtype=dtype).mul_(0.7).sin_().view(rows, columns)
+        torch.arange(rows * columns, dtype=dtype, device="cpu").mul_(0.7).sin_().view(rows, columns)
         for rows, columns in ((64, rank), (96, rank), (64, 96))
     )
     return torch.equal(y_NO + functional.linear(xa_NR, B_OR), y_NO.addmm_(xa_NR, B_OR.T))

@@ -1,0 +1,138 @@
+"""The benchmark's FLOPs: the counter against the formula and against sums worked out by hand."""
+
+import pytest
+import step_flops
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+RANK, PROMPT, COMPLETION = 3, 5, 7
+TOKENS = PROMPT + COMPLETION
+# By hand, for the model below. A layer: q 16x16, k and v 16x8, o 16x16, gate, up and down 16x24; two layers.
+BLOCK = 2 * (256 + 2 * 128 + 256 + 3 * 384)
+ADAPTER = 2 * RANK * (32 + 24 + 24 + 32 + 3 * 40)
+# The first layer's q, k and v, and their A, pass no gradient on to the embeddings.
+TO_EMBEDDINGS = 256 + 2 * 128 + 3 * RANK * 16
+HEAD = 16 * 40
+PAIRS = TOKENS * (TOKENS + 1) // 2
+ATTENTION = 2 * 16 * 4 * PAIRS  # layers x heads x head_dim; two products, two operations each
+
+
+def base() -> Qwen3ForCausalLM:
+    """Two layers with grouped-query attention."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=40,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=4,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+def with_lora(model: Qwen3ForCausalLM) -> torch.nn.Module:
+    """The same with an adapter on all linear layers."""
+    return get_peft_model(model, LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+
+def scored(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Something of the logits where completion tokens are predicted."""
+    predicting = torch.arange(PROMPT - 1, TOKENS - 1)
+    return model(input_ids=ids, logits_to_keep=predicting, use_cache=False).logits.logsumexp(-1).sum()
+
+
+def test_sizes_are_read_from_the_model():
+    assert step_flops.model_size(base(), RANK) == step_flops.ModelSize(BLOCK, ADAPTER, TO_EMBEDDINGS, HEAD, 2 * 16)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_full_pass_is_what_was_worked_out_by_hand():
+    model, ids = with_lora(base()), torch.arange(TOKENS).unsqueeze(0)
+    with step_flops.counter() as executed:
+        scored(model, ids).backward()
+    forward = 2 * (BLOCK + ADAPTER) * TOKENS + 2 * HEAD * COMPLETION + ATTENTION
+    backward = 2 * (BLOCK + 2 * ADAPTER - TO_EMBEDDINGS) * TOKENS + 2 * HEAD * COMPLETION + 2 * ATTENTION
+    scores_again = ATTENTION / 2
+    assert executed.get_total_flops() == forward + backward + scores_again
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_formula_is_a_full_pass_without_the_second_computation_of_scores():
+    model = base()
+    size = step_flops.model_size(model, RANK)
+    with step_flops.counter() as executed:
+        scored(with_lora(model), torch.arange(TOKENS).unsqueeze(0)).backward()
+    ideal = step_flops.ideal_flops(size, [step_flops.Group(PROMPT, (COMPLETION,))], with_reference=False)
+    assert ideal == executed.get_total_flops() - ATTENTION / 2
+
+
+def test_a_reference_adds_a_forward_pass_of_the_base():
+    model, ids = base(), torch.arange(TOKENS).unsqueeze(0)
+    with step_flops.counter() as executed, torch.no_grad():
+        scored(model, ids)
+    size, group = step_flops.model_size(model, RANK), step_flops.Group(PROMPT, (COMPLETION,))
+    without = step_flops.ideal_flops(size, [group], with_reference=False)
+    assert step_flops.ideal_flops(size, [group], with_reference=True) - without == executed.get_total_flops()
+
+
+def test_a_shared_prompt_is_counted_once_and_dead_groups_only_with_a_reference():
+    size = step_flops.ModelSize(block=1, adapter=0, to_embeddings=0, head=0, attention=0)
+    groups = [step_flops.Group(10, (3, 4)), step_flops.Group(100, (5,), live=False)]
+    assert step_flops.ideal_flops(size, groups, with_reference=False) == 4 * (10 + 3 + 4)
+    assert step_flops.ideal_flops(size, groups, with_reference=True) == 6 * (10 + 3 + 4 + 100 + 5)
+    only_attention = step_flops.ModelSize(block=0, adapter=0, to_embeddings=0, head=0, attention=1)
+    pairs = 10 * 11 // 2 + (11 + 12 + 13) + (11 + 12 + 13 + 14)
+    assert step_flops.ideal_flops(only_attention, groups[:1], with_reference=False) == 12 * pairs
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (3, 6), (6, 3), (1, 1)])
+@pytest.mark.parametrize("at_end", [False, True])
+def test_causal_pairs_are_those_of_a_mask(queries, keys, at_end):
+    mask = torch.ones(queries, keys).tril(keys - queries if at_end else 0)
+    assert step_flops.attention_pairs(queries, keys, causal=True, at_end=at_end) == mask.sum()
+    assert step_flops.attention_pairs(queries, keys, causal=False) == queries * keys
+
+
+def test_attention_on_a_cpu_is_counted_by_what_its_mask_lets_the_kernel_skip():
+    query = torch.randn(2, 3, 6, 4, requires_grad=True)
+    per_pair = 2 * 2 * 3 * 4  # multiply and add, rows, heads, head_dim
+    for options, pairs in (
+        ({"is_causal": True}, 21),
+        ({}, 36),
+        ({"attn_mask": torch.ones(6, 6, dtype=torch.bool).tril()}, 36),
+    ):
+        with step_flops.counter() as executed:
+            scaled_dot_product_attention(query, query, query, **options).sum().backward()
+        assert executed.get_total_flops() == (2 + 5) * per_pair * pairs
+
+
+def test_varlen_attention_is_counted_segment_by_segment():
+    query, key = torch.empty(9, 4, 8), torch.empty(9, 2, 8)
+    formula = step_flops.counter().flop_registry[torch.ops.torch_attn._varlen_attn]
+    offsets = torch.tensor([0, 3, 9])
+    counted = formula(query, key, key, offsets, offsets, 6, 6, window_size=[-1, 0])
+    assert counted == 2 * 2 * (6 + 21) * 4 * 8
+
+
+def test_products_inside_autograd_functions_are_counted():
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(context, left, right):
+            context.save_for_backward(right)
+            return left @ right
+
+        @staticmethod
+        def backward(context, gradient):
+            (right,) = context.saved_tensors
+            return gradient @ right.T, None
+
+    left = torch.randn(3, 4, requires_grad=True)
+    with step_flops.counter() as executed:
+        Product.apply(left, torch.randn(4, 5)).sum().backward()
+    assert executed.get_total_flops() == 2 * (2 * 3 * 4 * 5)
