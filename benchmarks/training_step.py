@@ -417,11 +417,11 @@ def on_cpu(arguments: argparse.Namespace) -> None:
                     numbers["memory"] = memory[name]
                 rows.append(row)
                 print(line(row), flush=True)
-    if not arguments.quick:
-        path = arguments.results / "training_step.json"
-        rows = with_earlier_rows(rows, path)
-        write(path, rows=rows)
-        draw(rows, path.with_suffix(".png"))
+                if not arguments.quick:
+                    path = arguments.results / "training_step.json"
+                    known = with_earlier_rows(rows, path)
+                    write(path, rows=known)
+                    draw(known, path.with_suffix(".png"))
 
 
 def main() -> None:

@@ -92,7 +92,7 @@ class Setting(NamedTuple):
 
 
 LOSS_TYPES = get_args(LossType)
-SEED = 599  # one with which no pair is missing
+SEED = 2886  # one with which no pair is missing
 LEVELS, BETAS, ACCUMULATIONS, ITERATIONS, TOKENS = ("token", "sequence"), (0.0, 0.04), (1, 4, 8), (1, 2), (None, 100)
 VALUES = (tuple(a for a in ADAPTERS if a != "lora everywhere"), (False, True), LOSS_TYPES)
 VALUES += (LEVELS, BETAS, ACCUMULATIONS, ITERATIONS, TOKENS)
@@ -112,7 +112,7 @@ def design() -> list[Setting]:
     rows = [choices.choice([s for s in crossed if s.loss_type == loss_type]) for loss_type in LOSS_TYPES]
     paired = [row._replace(checkpointing=True) for row in rows]
     for adapter, loss_type in itertools.product(VALUES[0][1:], LOSS_TYPES):
-        rest = (choices.choice(values) for values in (LEVELS, BETAS, (1, 1, 4, 8), ITERATIONS, TOKENS))
+        rest = (choices.choice(values) for values in (LEVELS, BETAS, (1, 1, 1, 1, 4, 8), ITERATIONS, TOKENS))
         paired.append(Setting(adapter, choices.choice((False, True)), loss_type, *rest))
     return crossed + paired
 
@@ -136,8 +136,7 @@ def test_the_update_is_trls(setting):
     assert_same_update(train(PeftGRPOTrainer, **setting.options(), **setting.ours()), oracle(**setting.options()))
 
 
-@pytest.mark.parametrize("loss_type", ["bnpo", "dapo"])
-@pytest.mark.parametrize("adapter", ["lora", "dora"])
+@pytest.mark.parametrize(("adapter", "loss_type"), [("lora", "bnpo"), ("dora", "dapo"), ("adalora", "grpo")])
 def test_the_update_is_trls_where_both_recompute_activations(adapter, loss_type):
     options = {"adapter": adapter, "loss_type": loss_type, "gradient_accumulation_steps": 4, "beta": 0.04}
     options["activation_checkpointing"] = True
@@ -153,12 +152,13 @@ CASES = [
     {"mask_truncated_completions": True, "loss_type": "grpo"},
     {"mask_truncated_completions": True, "loss_type": "bnpo", **OFF_POLICY},
     {"mask_truncated_completions": True, "loss_type": "dapo", "beta": 0.04},
+    {"tools": True, "loss_type": "grpo"},
     {"tools": True, "loss_type": "bnpo"},
     {"tools": True, "loss_type": "dapo", "mask_truncated_completions": True, **OFF_POLICY},
     {"tools": True, "loss_type": "grpo", "importance_sampling_level": "sequence", **OFF_POLICY},
     {"loss_type": "grpo", **SAMPLED},
     {"loss_type": "bnpo", **SAMPLED, **OFF_POLICY},
-    {"loss_type": "dapo", "delta": 1.06, **OFF_POLICY},
+    {"loss_type": "dapo", "delta": 1.02, **OFF_POLICY},
     {"loss_type": "dapo", "beta": 0.04, "use_bias_correction_kl": False, **OFF_POLICY},
     {"loss_type": "grpo", "scale_rewards": "none"},
     {"loss_type": "dapo", "scale_rewards": "batch", **OFF_POLICY},
@@ -171,7 +171,7 @@ CASES = [
     {"loss_type": "grpo", "continued": True, "beta": 0.04},
     {"loss_type": "grpo", "engine": True, "vllm_importance_sampling_mode": "token_truncate"},
     {"loss_type": "dapo", "engine": True, "learning_rate": 2.0, **OFF_POLICY},  # of the default, whole rows are masked
-    {"loss_type": "vespo", "engine": True, "vllm_importance_sampling_mode": "token_mask"},
+    {"loss_type": "vespo", "engine": True, "vllm_importance_sampling_mode": "token_mask", "learning_rate": 2.0},
 ]
 
 
@@ -184,9 +184,7 @@ def test_the_update_is_trls_with(case):
     assert_same_update(train(PeftGRPOTrainer, **options, **MANY_PASSES), theirs)
 
 
-@pytest.mark.parametrize(
-    ("accumulation", "per_generation"), [(2, 4), (2, 8), (8, 4), (4, 3)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("accumulation", "per_generation"), [(2, 4), (2, 8), (8, 4), (4, 3)])
 @pytest.mark.parametrize("loss_type", ["bnpo", "dapo"])
 def test_the_update_is_trls_where_a_step_is_more_or_less_than_a_generation(loss_type, accumulation, per_generation):
     options = {"loss_type": loss_type, "gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 6}
@@ -221,13 +219,9 @@ def test_adam_moves_on_through_a_step_without_a_live_row(loss_type, why):
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_in_double_precision_the_update_is_trls_more_closely(loss_type, off_policy):
-    """Not to 1e-12: TRL's log-probabilities are computed from hidden states rounded to single precision."""
-    options = {
-        "dtype": torch.float64,
-        "loss_type": loss_type,
-        "beta": 0.04,
-        **(OFF_POLICY if off_policy else ON_POLICY),
-    }
+    """Not to 1e-12: TRL's log-probabilities are single precision. Padded differently its update differs by 5e-7."""
+    options = {"dtype": torch.float64, "loss_type": loss_type, "beta": 0.04, **ON_POLICY}
+    options |= OFF_POLICY if off_policy else {}
     assert_same_update(train(PeftGRPOTrainer, **options, **MANY_PASSES), oracle(**options), tolerance=1e-6)
 
 
@@ -239,7 +233,7 @@ OFF = {
     "share_prompts": False,
     "fused_lora": False,
 }
-SWITCHES = [{}, MANY_PASSES, {"train_tokens_per_microbatch": 1}, *({name: value} for name, value in OFF.items()), OFF]
+SWITCHES = [{}, {"train_tokens_per_microbatch": 64}, *({name: value} for name, value in OFF.items()), OFF]
 SITUATIONS = [
     {"loss_type": "grpo", **ON_POLICY},
     {"loss_type": "bnpo", "gradient_accumulation_steps": 8, "num_iterations": 2, "epsilon": 0.05},
@@ -283,9 +277,10 @@ def test_where_all_rewards_are_dyadic_or_differ_trls_own_trainer_gives_the_updat
 
 def test_rewards_that_agree_give_trl_advantages_out_of_rounding_and_us_none():
     options = {"kinds": (("tenths",) * 4,), "loss_type": "grpo", "max_steps": 1}
-    theirs, ours = train(GRPOTrainer, **options), train(PeftGRPOTrainer, **options)
-    assert norm(theirs.update()) > 1e-5
-    assert norm(ours.update()) == 0
+    assert 1e-4 < max(oracle(**options).spurious) < 2e-3
+    assert norm(oracle(**options).update()) == 0
+    assert norm(train(GRPOTrainer, **options).update()) > 1e-5
+    assert norm(train(PeftGRPOTrainer, **options).update()) == 0
 
 
 FROM_ROLLOUTS = [

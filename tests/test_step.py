@@ -129,6 +129,8 @@ def test_what_was_run_is_logged():
     trainer = trainer_of(kinds=(("live", "dyadic", "live", "tenths"),), train_tokens_per_microbatch=40)
     trainer.train()
     entry = logged(trainer)[0]
+    assert trainer.passes.packed
+    assert trainer.passes.shared
     assert entry["rows/trained_fraction"] == 0.5
     assert entry["tokens/passes"] >= 2
     shared, whole = entry["tokens/run"], trainer_of(share_prompts=False, kinds=(("live", "dyadic", "live", "tenths"),))

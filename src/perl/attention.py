@@ -119,13 +119,16 @@ def _by_segment(
     """One call a segment: no more scores are computed than there are pairs, but for the triangle's other half."""
     grouped = query.size(1) != key.size(1)
     lengths = [segment.length for segment in layout.segments]
-    keys, values = key.split(lengths, dim=2), value.split(lengths, dim=2)
+    # Pieces of one split, prompts included: the gradients of slices would each be as long as the whole row.
+    pieces = zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+    seen = {segment.start: piece for segment, piece in zip(layout.segments, pieces, strict=True)}
     attended = []
-    for segment, q, k, v in zip(layout.segments, query.split(lengths, dim=2), keys, values, strict=True):
+    for segment, q in zip(layout.segments, query.split(lengths, dim=2), strict=True):
+        k, v = seen[segment.start]
         mask = None
         if segment.prefix_length:
-            prefix = slice(segment.prefix_start, segment.prefix_start + segment.prefix_length)
-            k, v = torch.cat([key[:, :, prefix], k], dim=2), torch.cat([value[:, :, prefix], v], dim=2)
+            prompt_k, prompt_v = seen[segment.prefix_start]
+            k, v = torch.cat([prompt_k, k], dim=2), torch.cat([prompt_v, v], dim=2)
             mask = layout.masks[segment.prefix_length, segment.length]
         attended.append(
             functional.scaled_dot_product_attention(

@@ -100,7 +100,7 @@ class PeftRLConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "Tokens in one forward and backward pass; the rows of an optimizer step are distributed over such "
-            "passes. None: 8192 on a CPU, what fits into memory elsewhere. 0: the rows of each pass as TRL cuts them."
+            "passes. None: 2048 on a CPU, what fits into memory elsewhere. 0: the rows of each pass as TRL cuts them."
         },
     )
     skip_zero_advantage: bool = field(

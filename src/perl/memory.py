@@ -16,7 +16,7 @@ from perl.packing import Row
 from perl.scoring import score
 
 # On a CPU: enough that matrix products run at full speed, few enough that activations of a small model stay small.
-CPU_TOKENS = 8192
+CPU_TOKENS = 2048
 # On an accelerator no pass is made longer than this: products are as fast as they get, and rows are balanced better.
 MOST_TOKENS = 65536
 # Of the memory that is free before the first step, the part that activations may take. The rest is for gradients, the

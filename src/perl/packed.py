@@ -173,7 +173,8 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
                 model,
                 rows,
                 [[index] for index in range(len(rows))],
-                packed=self.passes.packs(rows),
+                # Equal tokens of a group have equal entropies in a rectangle only, and a quantile must not divide them.
+                packed=self.passes.packs(rows) and self.top_entropy_quantile >= 1.0,
                 columns=logits_to_keep,
                 entropy=kind,
             )

@@ -40,8 +40,8 @@ class Segment:
     Attributes:
         start: Position of the first.
         length: How many.
-        prefix_start: Position of the first token of a prompt that all of them see besides, if ``prefix_length`` > 0.
-        prefix_length: Tokens of that prompt.
+        prefix_start: Where the segment begins, a prompt, that all of them see besides, if ``prefix_length`` > 0.
+        prefix_length: Tokens of that prompt, all of its segment.
     """
 
     start: int

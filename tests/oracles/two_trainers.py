@@ -9,7 +9,7 @@ import copy
 import math
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from tests.oracles.rollouts import (
 
 STEPS = 3
 
-TARGETS = ["q_proj", "v_proj", "down_proj"]
+TARGETS = ["k_proj", "down_proj"]
 NORMS = ["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "model.norm"]
 LORA = {"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8}
 ADAPTERS: dict[str, PeftConfig] = {
@@ -77,6 +77,7 @@ class OracleTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.live_rows: list[int] = []
+        self.spurious: list[float] = []
         self.adalora = next((c for c in self.model.peft_config.values() if isinstance(c, AdaLoraConfig)), None)
         if self.adalora is not None:
             self.add_callback(Allocation(self.model))
@@ -90,7 +91,9 @@ class OracleTrainer(GRPOTrainer):
         rewards_PG = self.rewards_NK[:, 0].view(-1, self.num_generations)
         agree_N = (rewards_PG == rewards_PG[:, :1]).all(dim=1).repeat_interleave(self.num_generations)
         first = self.accelerator.process_index * len(inputs)
-        output["advantages"] = output["advantages"].masked_fill(agree_N[first : first + len(inputs)], 0.0)
+        agree_N = agree_N[first : first + len(inputs)]
+        self.spurious.append((output["advantages"].abs() * agree_N).max().item())
+        output["advantages"] = output["advantages"].masked_fill(agree_N, 0.0)
         self.live_rows.append(int(output["advantages"].count_nonzero()))
         return output
 
@@ -147,11 +150,17 @@ def displace(tensors: dict[str, torch.Tensor], offset: float) -> None:
 
 @dataclass(frozen=True)
 class Training:
-    """The adapter's tensors before the first step and after each, what was logged, and live rows of each rollout."""
+    """The adapter's tensors before the first step and after each, and what was logged.
+
+    Attributes:
+        live_rows: By TRL, in each batch of rollouts: rows with an advantage.
+        spurious: By TRL, in each batch of rollouts: the largest advantage of a row whose group's rewards agree.
+    """
 
     pages: list[dict[str, torch.Tensor]]
     history: list[dict[str, float]]
-    live_rows: list[int]
+    live_rows: list[int] = field(default_factory=list)
+    spurious: list[float] = field(default_factory=list)
 
     def update(self, first: int = 0, last: int = -1) -> dict[str, torch.Tensor]:
         """What the steps from ``first`` to ``last`` have added to each tensor."""
@@ -254,7 +263,8 @@ def train(
     trainer.add_callback(diary)  # the last one: a new adapter must start at the base until its trainer has looked
     torch.manual_seed(3)  # both draw the order of rows from it
     trainer.train()
-    return Training(diary.pages, trainer.state.log_history, getattr(trainer, "live_rows", []))
+    of_trl = (trainer.live_rows, trainer.spurious) if isinstance(trainer, OracleTrainer) else ()
+    return Training(diary.pages, trainer.state.log_history, *of_trl)
 
 
 def norm(tensors: dict[str, torch.Tensor]) -> float:
@@ -283,7 +293,7 @@ def main() -> None:
             ("ours-in-many-passes", train(PeftGRPOTrainer, **options, train_tokens_per_microbatch=50)),
         ):
             file = Path(folder) / f"{name}-{loss}-{os.environ['RANK']}.pt"
-            torch.save((found.pages, found.history, found.live_rows), file)
+            torch.save((found.pages, found.history, found.live_rows, found.spurious), file)
 
 
 if __name__ == "__main__":
