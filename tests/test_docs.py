@@ -108,3 +108,18 @@ def test_the_table_of_methods_says_what_was_measured():
     assert len(ours) == 4 * len(METHODS)
     assert all(max(row["reference at 0"], row["reference after 5"], row["reloaded"]) <= 1e-4 for row in ours)
     assert all(row["resumed"] == 0 and row["base unchanged"] for row in ours)
+
+
+def test_the_table_of_the_training_step_says_what_was_measured():
+    rows = json.loads((CHECKOUT / "benchmarks" / "results" / "training_step.json").read_text())["rows"]
+    table = (CHECKOUT / "docs" / "training-step.md").read_text(encoding="utf-8")
+    assert len(rows) >= 7
+    for row in rows:
+        theirs, ours = row["trainers"]["TRL"], row["trainers"]["perl"]
+        shown = (
+            f"| {row['case']['name']} | {row['width']} | {theirs['seconds']:.2f} | {ours['seconds']:.2f} "
+            f"| {theirs['seconds'] / ours['seconds']:.1f} | {theirs['efficiency']:.0%} | {ours['efficiency']:.0%} "
+            f"| {theirs['memory'] / 2**20:.0f} | {ours['memory'] / 2**20:.0f} | {row['difference']:.1e} |"
+        )
+        assert shown in table
+        assert row["difference"] <= 1e-5
