@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, preset_reward, rollout_function, rollout_table
-from tests.oracles.two_trainers import base, norm, relative_difference, tokenizer, train
+from tests.oracles.two_trainers import QUIET, base, norm, relative_difference, tokenizer, train
 
 ALL_LIVE = (("live", "half", "live", "half"),)
 ALL_DEAD = (("dyadic", "tenths", "dyadic", "tenths"),)
@@ -32,14 +32,7 @@ def trainer_of(trainer_class=PeftGRPOTrainer, kinds=MIXED, adapter=LORA, model=N
     args = config_class(
         "run",
         **{
-            "use_cpu": True,
-            "bf16": False,
-            "activation_checkpointing": False,
-            "dataloader_pin_memory": False,
-            "report_to": [],
-            "disable_tqdm": True,
-            "save_strategy": "no",
-            "logging_steps": 1,
+            **QUIET,
             "optim": "sgd",
             "learning_rate": 0.1,
             "max_steps": len(kinds),

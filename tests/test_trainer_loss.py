@@ -18,6 +18,7 @@ from perl.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.sandbox.tasks import careful_completion, sloppy_completion
+from tests.oracles.two_trainers import QUIET
 
 LOSS_TYPES = get_args(LossType)
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -85,14 +86,7 @@ def settings(config_class, **options):
     return config_class(
         "run",
         **{
-            "use_cpu": True,
-            "bf16": False,
-            "activation_checkpointing": False,
-            "dataloader_pin_memory": False,
-            "report_to": [],
-            "disable_tqdm": True,
-            "save_strategy": "no",
-            "logging_steps": 1,
+            **QUIET,
             "num_generations": GENERATIONS,
             "per_device_train_batch_size": GENERATIONS,
             "per_device_eval_batch_size": GENERATIONS * len(PROBLEMS),

@@ -64,6 +64,17 @@ ADAPTERS: dict[str, PeftConfig] = {
 # elements; and what a loss that is a sum over tokens, or is divided by the longest length, wants of them.
 RATES = {"lora": 0.5, "lora everywhere": 0.3, "dora": 0.5, "adalora": 0.5, "ia3": 10.0, "ln": 3.0}
 SHARE_OF_RATE = {"luspo": 0.1, "dr_grpo": 3.0}
+# Arguments of a trainer on a CPU that draws nothing at random and reports to nobody.
+QUIET = {
+    "use_cpu": True,
+    "bf16": False,
+    "activation_checkpointing": False,
+    "dataloader_pin_memory": False,
+    "report_to": [],
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "logging_steps": 1,
+}
 # Standard deviation of what is added to the adapter before the first step.
 OFFSET = 0.1
 
@@ -222,14 +233,7 @@ def train(
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     arguments = {
-        "use_cpu": True,
-        "bf16": False,
-        "activation_checkpointing": False,
-        "dataloader_pin_memory": False,
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_steps": 1,
+        **QUIET,
         "optim": "sgd",
         "learning_rate": RATES[adapter] * SHARE_OF_RATE.get(options.get("loss_type", ""), 1.0),
         "lr_scheduler_type": "constant",
