@@ -277,3 +277,8 @@ def test_arguments_that_trl_refuses_are_the_recipes_mistake(train):
         training_arguments(recipe, "out")
     assert caught.value.problems[0].where.startswith("train")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_pass_of_less_than_no_tokens_is_refused():
+    with pytest.raises(RecipeError, match=r"train_tokens_per_microbatch: a pass of -5 tokens"):
+        PeftRLConfig("run", train_tokens_per_microbatch=-5)

@@ -140,7 +140,7 @@ def test_a_token_sees_its_prompt_and_its_own_row_and_nothing_else(families):
     assert torch.equal(unfolded(layout, batch.input_ids.size(1)), expected)
     for segment in layout.segments:
         own = expected[segment.start : segment.start + segment.length]
-        assert own.sum() == segment.attended
+        assert own.sum() == segment.length * segment.prefix_length + segment.length * (segment.length + 1) // 2
         if segment.prefix_length:
             prefix = own[:, segment.prefix_start : segment.prefix_start + segment.prefix_length]
             seen = torch.cat([prefix, own[:, segment.start : segment.start + segment.length]], dim=1)

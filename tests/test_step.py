@@ -187,6 +187,31 @@ def test_a_model_that_cannot_be_packed_is_padded_and_says_so_once(caplog):
     assert relative_difference(*adapters) <= 1e-5
 
 
+def test_the_reference_of_rows_with_images_sees_the_images():
+    class Seeing(PeftGRPOTrainer):
+        seen: list[torch.Tensor] = []  # noqa: RUF012
+
+        def _get_per_token_logps_and_entropies(self, *args, pixel_values=None, **kwargs):
+            if pixel_values is not None:
+                Seeing.seen.append(pixel_values)
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    rollouts, references = {}, []
+    for trainer_class, images in ((Seeing, {"pixel_values": torch.ones(ROWS, 2)}), (PeftGRPOTrainer, {})):
+        trainer = trainer_of(trainer_class, beta=0.04)
+        torch.manual_seed(3)
+        if not rollouts:
+            prompts = [
+                prompt for prompt in list(rollout_table(MIXED))[: ROWS // GENERATIONS] for _ in range(GENERATIONS)
+            ]
+            rollouts = trainer._generate_and_score_completions([{"prompt": prompt} for prompt in prompts])
+        own = {**rollouts, **images}
+        trainer.add_log_probs(own)
+        references.append(own["ref_per_token_logps"])
+    assert [len(pixels) for pixels in Seeing.seen] == [ROWS]
+    assert torch.allclose(*references, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing.*is deprecated:FutureWarning")  # called by TRL
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_recomputing_activations_changes_nothing(reentrant):

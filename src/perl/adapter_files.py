@@ -23,7 +23,7 @@ from perl.logprobs import token_log_probs
 from perl.methods.anchor import anchored_layers
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.names import name_in_base
-from perl.model import base_dtype, clean_base, public_name
+from perl.model import base_dtype, clean_base, evaluating, public_name
 from perl.run import replace_folder, write_text
 from perl.saved_adapter import BASE_DTYPE, BASE_FINGERPRINT, CONFIG, START, WEIGHTS
 
@@ -196,15 +196,10 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
     Returns:
         Largest difference of any token's log-probability, in nats; infinity if either is not a number.
     """
-    was_training = policy.training
-    policy.eval()
     mask_BT = torch.ones_like(input_ids_BT)
-    try:
-        with torch.no_grad():
-            expected = token_log_probs(policy, input_ids_BT, mask_BT)
-            with without_harmless_warnings():
-                reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
-            difference = (token_log_probs(reloaded, input_ids_BT, mask_BT) - expected).abs().max().item()
-    finally:
-        policy.train(was_training)
+    with evaluating(policy), torch.no_grad():
+        expected = token_log_probs(policy, input_ids_BT, mask_BT)
+        with without_harmless_warnings():
+            reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
+        difference = (token_log_probs(reloaded, input_ids_BT, mask_BT) - expected).abs().max().item()
     return math.inf if math.isnan(difference) else difference

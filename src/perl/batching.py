@@ -134,8 +134,13 @@ def live_rows(window: Window, *, largest_advantage: float, skip: bool) -> list[i
     """
     live_N = window.mask_NT.any(dim=1)
     if skip:
-        live_N &= window.advantages.abs().amax(dim=1) > DEAD_ADVANTAGE * largest_advantage
+        live_N &= have_advantage(window.advantages, largest_advantage)
     return live_N.nonzero().flatten().tolist()
+
+
+def have_advantage(advantages: torch.Tensor, largest: float | torch.Tensor) -> torch.Tensor:
+    """(N,) bool, of (N,), (N, 1) or (N, T) advantages: whether a row has one that is not lost beside the largest."""
+    return advantages.abs().view(len(advantages), -1).amax(dim=1) > DEAD_ADVANTAGE * largest
 
 
 def micro_batches(window: Window, live: Sequence[int], *, budget: int, packed: bool, share: bool) -> list[MicroBatch]:
@@ -183,6 +188,13 @@ def token_batches(rows: Sequence[Row], *, budget: int, packed: bool, share: bool
     if not packed:
         return _fill_padded(rows, everything, budget)
     return _fill(rows, _families(rows, everything, share=share), budget)
+
+
+def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    """The rows of a pass: their indices in order, and the families as indices into those."""
+    indices = [index for family in families for index in family]
+    place = {index: position for position, index in enumerate(indices)}
+    return indices, tuple(tuple(place[index] for index in family) for family in families)
 
 
 def _families(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> list[list[int]]:
@@ -241,8 +253,7 @@ def _by_origin(families: list[list[int]], origin: list[int]) -> list[list[list[i
 
 def _cut(window: Window, families: list[list[int]], *, packed: bool) -> MicroBatch:
     """The rows of some families, and their columns up to the longest completion."""
-    indices = [index for family in families for index in family]
-    place = {index: position for position, index in enumerate(indices)}
+    indices, own = renumbered(families)
     rows = tuple(window.rows[index] for index in indices)
     columns = max(row.completion.numel() for row in rows)
     chosen = torch.tensor(indices, device=window.mask_NT.device)
@@ -253,7 +264,7 @@ def _cut(window: Window, families: list[list[int]], *, packed: bool) -> MicroBat
 
     return MicroBatch(
         rows=rows,
-        families=tuple(tuple(place[index] for index in family) for family in families),
+        families=own,
         mask_NT=window.mask_NT[chosen][:, :columns],
         weights_NT=window.weights_NT[chosen][:, :columns],
         advantages=cut(window.advantages),

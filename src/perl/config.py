@@ -136,6 +136,11 @@ class PeftRLConfig(GRPOConfig):
             raise RecipeError(
                 f"no reference {self.reference!r}", "reference", "base, initial, or rolling:N with N >= 1"
             )
+        if self.train_tokens_per_microbatch is not None and self.train_tokens_per_microbatch < 0:
+            tokens = self.train_tokens_per_microbatch
+            raise RecipeError(
+                f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
+            )
         self.learning_rate_asked = self.learning_rate is not None
         if self.learning_rate is None:
             method = METHODS.get(self.peft_method if self.peft_type is None else "lora", METHODS["lora"])

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from perl.adapter_files import reload_difference
 from perl.errors import BrokenPromiseError
 from perl.logprobs import token_log_probs
-from perl.model import base_fingerprint
+from perl.model import base_fingerprint, evaluating
 from perl.reference import Reference, reference_log_probs
 
 # Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters
@@ -66,14 +66,9 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
     device, dtype = next((p.device, p.dtype) for p in policy.parameters())
     vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
     ids = torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0)).to(device)
-    was_training = policy.training
-    policy.eval()
-    try:
-        with torch.no_grad():
-            expected = reference_log_probs(policy, ids, torch.ones_like(ids), reference)
-            difference = (token_log_probs(policy, ids, torch.ones_like(ids)) - expected).abs().max().item()
-    finally:
-        policy.train(was_training)
+    with evaluating(policy), torch.no_grad():
+        expected = reference_log_probs(policy, ids, torch.ones_like(ids), reference)
+        difference = (token_log_probs(policy, ids, torch.ones_like(ids)) - expected).abs().max().item()
     tolerance = START_TOLERANCE if dtype == torch.float32 else START_TOLERANCE_OF_HALF
     if difference <= tolerance:
         return difference

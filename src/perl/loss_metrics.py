@@ -29,13 +29,10 @@ class LossMetrics:
             device: Of the sums.
         """
         self._settings = settings
-        self._device = device
-        self._sums: dict[str, torch.Tensor] = {}  # name -> (M, 2) sum and count
+        # name -> (M, 2) sum and count
+        self._sums = {name: torch.zeros(micro_batches, 2, device=device) for name in self._names()}
         self._lowest = torch.full((micro_batches,), torch.inf, device=device)
         self._highest = torch.full((micro_batches,), -torch.inf, device=device)
-        self._micro_batches = micro_batches
-        for name in self._names():
-            self._sums[name] = torch.zeros(micro_batches, 2, device=device, dtype=torch.float32)
 
     @torch.no_grad()
     def add(
@@ -69,8 +66,6 @@ class LossMetrics:
 
     def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
         """A value for each metric and micro-batch with rows, over all processes; every process must ask."""
-        if not self._sums:
-            return
         totals = accelerator.reduce(torch.stack(list(self._sums.values())), reduction="sum")
         for name, means in zip(self._sums, totals.tolist(), strict=True):
             yield from ((name, total / count) for total, count in means if count)
@@ -96,7 +91,7 @@ class LossMetrics:
             sums, counts = values[:, 0], torch.ones_like(values[:, 0])
         else:
             sums, counts = (values * mask_NT).sum(dim=1), mask_NT.sum(dim=1)
-        self._sums[name].index_add_(0, micro_batch_N, torch.stack([sums, counts], dim=1).to(torch.float32))
+        self._sums[name].index_add_(0, micro_batch_N, torch.stack([sums, counts], dim=1).float())
 
 
 class SamplingMetrics:

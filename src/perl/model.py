@@ -162,9 +162,27 @@ def eos_token_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedToken
     return tuple(dict.fromkeys([*own, *declared]))
 
 
+def base_of(model: nn.Module) -> PreTrainedModel:
+    """The model inside a PeftModel, its layers as the adapter has them; a model without an adapter is its own."""
+    base: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
+    return base
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, for a while; afterwards every module is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes.items():
+            module.training = was_training
+
+
 def base_identity(model: nn.Module) -> tuple[str, str | None]:
     """The base's public name (Hub id, sandbox name, or the path the user gave) and the commit that was loaded."""
-    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    base: Any = base_of(model)
     name = str(base.config.name_or_path)
     commit = getattr(base.config, "_commit_hash", None)
     return (BASE_NAME if name == str(BASE_FOLDER) else name), commit
@@ -195,7 +213,7 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     Args:
         model: The base, with or without an adapter; not quantised.
     """
-    base: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
+    base = base_of(model)
     with init_empty_weights(include_buffers=False), warnings.catch_warnings():
         clean = type(base)(base.config)
     clean.load_state_dict(dict(base_parameters(model)), strict=False, assign=True)

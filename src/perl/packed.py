@@ -13,11 +13,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from peft import PeftModel
-from transformers import PreTrainedModel
 from trl.models.utils import disable_gradient_checkpointing
 
-from perl.batching import DEAD_ADVANTAGE, rows_of
+from perl.batching import have_advantage, rows_of
 from perl.config import PeftRLConfig
 from perl.errors import ModelError
 from perl.head import EntropyKind, add_scored_forward, logit_settings
@@ -25,7 +23,7 @@ from perl.importance import SamplingCorrection
 from perl.memory import CPU_TOKENS, measure, plan_memory
 from perl.methods.fused_lora import fuse_lora
 from perl.methods.settings import Adaptation
-from perl.model import trainable_parameters
+from perl.model import base_of, trainable_parameters
 from perl.packing import Row
 from perl.reference import Reference
 from perl.resumable import ResumableGRPOTrainer
@@ -35,6 +33,19 @@ logger = logging.getLogger("perl")
 
 # What a subclass may have replaced; then every micro-batch goes through its methods, as in TRL.
 _REPLACEABLE = ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "_prepare_inputs")
+# Inputs of multimodal models, handed through to the forward pass as TRL does.
+_IMAGES = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
 # A pass without gradient keeps no activations, so it may be longer.
 _FORWARD_ONLY = 2
 
@@ -50,10 +61,9 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     def prepare_passes(self) -> None:
         """Teaches the model the passes; called once it is complete."""
         self._budget: int | None = self._switch("train_tokens_per_microbatch")
-        policy = self.policy
         if self._switch("fused_lora") and self.whole_tensors:
-            fuse_lora(policy)
-        model: PreTrainedModel = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+            fuse_lora(self.policy)
+        model = base_of(self.policy)
         float32 = self.args.cast_lm_head_to_fp32
         add_scored_forward(model, logit_settings(model.config, temperature=self.temperature, float32=float32))
 
@@ -210,7 +220,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         needed_N = mask_NT.any(dim=1)
         own = self.step_is_ours and self.model.training
         if own and self.skips_dead_rows and "largest_advantage" in rollouts:
-            needed_N &= _row_advantages(rollouts) > DEAD_ADVANTAGE * rollouts["largest_advantage"]
+            needed_N &= have_advantage(rollouts["advantages"], rollouts["largest_advantage"])
         indices = needed_N.nonzero().flatten()
         every = self.args.steps_per_generation * self.num_iterations
         aligned = self.args.gradient_accumulation_steps % every == 0
@@ -222,7 +232,10 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
                 rollouts["ref_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
 
     def _scattered(self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """(N, T) log-probabilities of some rows, zeros for the others."""
+        """(N, T) log-probabilities of some rows, zeros for the others; of all rows where they hold images."""
+        images = {name: rollouts[name] for name in _IMAGES if rollouts.get(name) is not None}
+        if images:
+            return self._score_with_images(rollouts, images)
         rows = rows_of(rollouts, mask_NT)
         result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
         if len(indices) == 0 and not self.whole_tensors:  # the others' passes need this process
@@ -231,6 +244,21 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
             chosen = [rows[index] for index in indices.tolist()]
             result_NT[indices] = self._score_all(self.model, chosen, mask_NT.size(1)).to(result_NT)
         return result_NT
+
+    def _score_with_images(self, rollouts: dict[str, Any], images: dict[str, Any]) -> torch.Tensor:
+        """(N, T) log-probabilities without gradient, padded as TRL has them."""
+        args = self.args
+        checkpointing = disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), checkpointing:
+            log_probs_NT, _, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1),
+                torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1),
+                rollouts["completion_ids"].size(1),
+                args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size,
+                **images,
+            )
+        return log_probs_NT  # type: ignore[return-value]  # none only while TRL makes rollouts
 
     def _grouping(self, rows: Sequence[Row]) -> dict[str, bool]:
         """How rows are put into passes."""
@@ -263,7 +291,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=self.accelerator.device)
         tokens, fits = self.accelerator.gather(found).amin(dim=0).tolist()
         self._budget = int(tokens)
-        model: PreTrainedModel = self.policy.get_base_model() if isinstance(self.policy, PeftModel) else self.policy
+        model = base_of(self.policy)
         if fits and model.is_gradient_checkpointing and not getattr(self.args, "recompute_asked", True):
             model.activation_checkpointing_disable()
         logger.info("%d tokens in a pass, activations %s", tokens, "kept" if fits else "computed again")
@@ -275,9 +303,3 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     def _replaced(self, *names: str) -> bool:
         """Whether a subclass of somebody else's has methods of its own under these names."""
         return any(getattr(type(self), name).__module__.partition(".")[0] not in ("perl", "trl") for name in names)
-
-
-def _row_advantages(rollouts: dict[str, Any]) -> torch.Tensor:
-    """(N,) the largest magnitude of each row."""
-    advantages = rollouts["advantages"]
-    return advantages.abs() if advantages.dim() == 1 else advantages.abs().amax(dim=1)

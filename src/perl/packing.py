@@ -49,11 +49,6 @@ class Segment:
     prefix_start: int = 0
     prefix_length: int = 0
 
-    @property
-    def attended(self) -> int:
-        """Pairs of a token and one that it sees."""
-        return self.length * self.prefix_length + self.length * (self.length + 1) // 2
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -6,8 +6,7 @@ Decides by itself whether a model can run packed rows: by what is known of its l
 of rewards, losses or TRL. Shapes: N rows, T columns of the completions.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from perl.attention import use_packed_attention
-from perl.batching import token_batches
+from perl.batching import renumbered, token_batches
 from perl.head import EntropyKind
+from perl.model import base_of, evaluating
 from perl.packing import Row, pack, pad_right
 
-# Adapters that act on each token by itself, or not at all on the order of rows; others see a row as a whole.
+# Adapters that see a row as a whole; others act on each token by itself.
 _BY_ROW = (PeftType.XLORA, PeftType.POLY)
 # Where configs keep the dropout of attention weights, which is off in the pass that compares.
 _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
@@ -104,9 +104,7 @@ def score_all(
     result_NT: torch.Tensor | None = None
     batches = token_batches(rows, budget=budget, packed=packed, share=share)
     for families in batches + batches[:1] * (agree(len(batches)) - len(batches)):
-        indices = [index for family in families for index in family]
-        place = {index: position for position, index in enumerate(indices)}
-        own = [[place[index] for index in family] for family in families]
+        indices, own = renumbered(families)
         part, _ = score(model, [rows[i] for i in indices], own, packed=packed, columns=columns, entropy="none")
         if result_NT is None:
             result_NT = part.new_zeros(len(rows), columns)
@@ -125,7 +123,7 @@ def choose_passes(model: nn.Module, policy: nn.Module, *, padding_free: bool, sh
     """
     if not padding_free:
         return Passes(packed=False, shared=False)
-    base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    base = base_of(policy)
     why = (
         _adapter_by_row(policy)
         or _layers_by_row(base)
@@ -179,7 +177,7 @@ def _differs(model: nn.Module, base: PreTrainedModel, *, shared: bool) -> str | 
     # Not the size of the embeddings, of which a process may hold nothing.
     rows, families = _probe(base.config.get_text_config().vocab_size, parameter.device, shared=shared)
     columns = max(row.completion.numel() for row in rows)
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         expected, _ = score(model, rows, families, packed=False, columns=columns, entropy="none")
         try:
             found, _ = score(model, rows, families, packed=True, columns=columns, entropy="none")
@@ -205,14 +203,3 @@ def _probe(vocabulary: int, device: torch.device, *, shared: bool) -> tuple[list
         prompt = tokens(length)
         rows += [Row(prompt, tokens(count), torch.ones(count, dtype=torch.bool)) for count in counts]
     return rows, [[0, 1, 2], [3, 4]] if shared else [[index] for index in range(len(rows))]
-
-
-@contextlib.contextmanager
-def _evaluating(policy: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in policy.modules()}
-    policy.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in modes.items():
-            module.training = was_training

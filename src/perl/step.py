@@ -126,7 +126,7 @@ class StepGRPOTrainer(PackedGRPOTrainer):
         largest = max((float(b.get("largest_advantage", b["advantages"].abs().max())) for b in batches), default=0.0)
         live = live_rows(window, largest_advantage=largest, skip=self.skips_dead_rows)
         while True:
-            plan = self._plan(window, live)
+            plan = self._plan(window, live, self._tokens_in_a_pass())
             loss = self._backward(model, plan, len(batches))
             if loss is not None:
                 self._log_step(window, live, plan)
@@ -140,10 +140,10 @@ class StepGRPOTrainer(PackedGRPOTrainer):
                 torch.cuda.empty_cache()
             logger.warning("out of memory: the step runs again with %d tokens in a pass", self._budget)
 
-    def _plan(self, window: Window, live: Sequence[int]) -> list[MicroBatch]:
+    def _plan(self, window: Window, live: Sequence[int], budget: int) -> list[MicroBatch]:
         """The passes of a step, as many on every process; at least one, so that every gradient is there."""
         how = self._grouping(window.rows)
-        plan = micro_batches(window, live, budget=self._tokens_in_a_pass(), **how)
+        plan = micro_batches(window, live, budget=budget, **how)
         idle = self._most(max(len(plan), 1)) - len(plan)
         return plan + [idle_micro_batch(window, packed=how["packed"]) for _ in range(idle)]
 
@@ -230,14 +230,10 @@ class StepGRPOTrainer(PackedGRPOTrainer):
         """The loss of an evaluation batch, over all of its rows."""
         window = join([inputs], [self._weights(inputs)])
         live = live_rows(window, largest_advantage=0.0, skip=False)
-        how = self._grouping(window.rows)
-        plan = micro_batches(window, live, budget=self._tokens_without_gradient(), **how)
-        if not self.whole_tensors:  # every pass is all processes'
-            plan += [idle_micro_batch(window, packed=how["packed"]) for _ in range(self._most(len(plan)) - len(plan))]
         self._start_metrics(1)
         self._regulariser_due = False
         loss = torch.zeros((), device=self.args.device)
-        for batch in plan:
+        for batch in self._plan(window, live, self._tokens_without_gradient()):
             loss += self._loss_of(model, batch)
         self._log_metrics("eval")
         return loss

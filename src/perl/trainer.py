@@ -24,7 +24,7 @@ from perl.logprobs import token_log_probs
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
 from perl.methods.settings import asks_for_random_start
-from perl.model import base_identity, resolve_model, trainable_parameters
+from perl.model import base_identity, evaluating, resolve_model, trainable_parameters
 from perl.policy import adapted_policy, load_processor, setting_warnings
 from perl.reference import Reference, reference_log_probs
 from perl.rollouts.hf_engine import fill_with_neutral
@@ -45,6 +45,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
     * The base's weights are never written: an initialisation that PEFT would write into them is kept beside them, the
       reference is exact for every method, and what is saved is what was trained, on the published base.
     * LoRA+, LoRA-FA and AdaLoRA run as published.
+    * An optimizer step runs no padding and no row without a gradient, and gives TRL's gradient.
     * Checkpoints are complete or do not count, and a resumed run ends like one that was never interrupted.
     * Nothing is sent anywhere (TRL sends usage statistics).
 
@@ -272,11 +273,5 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         return Reference(self.policy, spec) if isinstance(self.policy, PeftModel) or self.beta != 0.0 else None
 
     def _without_dropout(self, log_probs: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-        policy = self.policy
-        was_training = policy.training
-        policy.eval()
-        try:
-            with torch.no_grad():
-                return log_probs(policy, input_ids.to(self.args.device), attention_mask.to(self.args.device))
-        finally:
-            policy.train(was_training)
+        with evaluating(self.policy), torch.no_grad():
+            return log_probs(self.policy, input_ids.to(self.args.device), attention_mask.to(self.args.device))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from perl.model import eos_token_ids
+from perl.model import eos_token_ids, evaluating
 from perl.types import Completion, Prompt
 
 # Said even where it changes nothing: transformers fills what is left open from the model's generation_config.json, and
@@ -63,21 +63,16 @@ def generate(
     completions: dict[int, Completion] = {}
     ends = eos_token_ids(model, tokenizer)
     config = _generation_config(sampling, ends, tokenizer)
-    was_training = model.training
-    model.eval()
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices=cuda), torch.no_grad():
-            torch.manual_seed(sampling.seed)
-            for start in range(0, len(order), sampling.batch_size):
-                rows = order[start : start + sampling.batch_size]
-                batch = _generate_batch(model, tokenizer, [prompts[i] for i in rows], config)
-                for row, ids in zip(rows, batch, strict=True):
-                    completions[row] = _completion(ids, ends, tokenizer)
-                if on_batch:
-                    on_batch(len(rows))
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.random.fork_rng(devices=cuda), torch.no_grad():
+        torch.manual_seed(sampling.seed)
+        for start in range(0, len(order), sampling.batch_size):
+            rows = order[start : start + sampling.batch_size]
+            batch = _generate_batch(model, tokenizer, [prompts[i] for i in rows], config)
+            for row, ids in zip(rows, batch, strict=True):
+                completions[row] = _completion(ids, ends, tokenizer)
+            if on_batch:
+                on_batch(len(rows))
     return [completions[i] for i in range(len(prompts))]
 
 
