@@ -6,6 +6,8 @@ The error model, each kind handled in one place:
   loads and carries every problem of the file at once; the command line prints one line a problem and exits with 2.
 * **A promise that broke** (the base's weights changed, the saved adapter is not the trained one) is a
   :class:`BrokenPromiseError`. Nobody's input caused it, the result must not be used: exit 1.
+* **Completions cannot be scored** (a reward function raises again and again): :class:`RewardError`, exit 1; the run can
+  go on once it is mended.
 * **The user stops the run** with Ctrl-C or SIGTERM: :class:`InterruptedRunError`, exit 130, the run can be resumed.
 * **A result that failed** (a completion without an answer) is data with a status, :class:`perl.types.Verdict`; it is
   never an exception and never a silent 0.0.
@@ -89,6 +91,12 @@ class MissingExtraError(PerlError, ImportError):
 
 class BrokenPromiseError(PerlError):
     """A guard found that the run is not what it says: the result must not be used."""
+
+    exit_code = EXIT_FAILED
+
+
+class RewardError(PerlError):
+    """Completions cannot be scored: a reward function fails too often, or the verifier's processes do not start."""
 
     exit_code = EXIT_FAILED
 
