@@ -42,4 +42,5 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	PIP_CONSTRAINT= $(BIN)/pip install --quiet --upgrade --no-deps --target $(VENV)/newest-math-verify -r tests/newest-math-verify.txt
 	touch $@

@@ -1,20 +1,20 @@
-r"""The verifier finds the final answer, compares numbers exactly, and gives up only where it says so."""
+r"""The verifier tells right from wrong answers, and gives up only where it says so, whatever it is given."""
 
-import json
 import random
 import signal
+from collections import Counter
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from perl.rewards import check
-from perl.rewards.verifier import extract_answer, is_plain, last_boxed, same_answer
+from perl.rewards import check, check_all
+from perl.rewards.answers import extract_answer, gold_answer
+from perl.rewards.verifier import told_at_once, unreadable
+from tests.oracles.answer_cases import CASES, random_pairs
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
 RANDOM = random.Random(0)
-PUBLIC_DATA = CHECKOUT.parent / "shared" / "data"
 
 
 @pytest.fixture(autouse=True)
@@ -22,15 +22,13 @@ def _the_same_numbers_in_every_test():
     RANDOM.seed(0)
 
 
-def rows_of(name):
-    path = PUBLIC_DATA / name
-    if not path.is_file():
-        pytest.skip(f"the public data set {name} is not beside the checkout")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").strip().split("\n")]
-
-
 def boxed(answer):
     return f"so it is \\boxed{{{answer}}}"
+
+
+def statuses(pairs):
+    verdicts = check_all([gold for gold, _ in pairs], [boxed(answer) for _, answer in pairs])
+    return [verdict.status for verdict in verdicts]
 
 
 @contextmanager
@@ -110,7 +108,8 @@ def test_another_number_is_wrong_however_it_is_written():
 
 
 def test_numbers_are_compared_exactly():
-    assert check("1/3", boxed("0.3333333333333333")).status == "wrong"
+    assert check("1/3", boxed("0.3333333333333333")).status == "right"  # a rounding of at least six digits
+    assert check("1/3", boxed("0.33333")).status == "wrong"
     assert check("0.1", boxed("0.1000000000000000055511151231257827")).status == "wrong"
     assert check("9007199254740993", boxed("9007199254740992")).status == "wrong"
     assert check("9007199254740993", boxed("9,007,199,254,740,993")).status == "right"
@@ -163,7 +162,7 @@ def test_several_numbers_are_not_one(gold, answer):
 @pytest.mark.parametrize("answer", ["1/0", "0/0", "5/0.0"])
 def test_nothing_is_divided_by_zero(answer):
     assert check("5", boxed(answer)).status == "wrong"
-    assert check(answer, boxed("5")).status == "wrong"
+    assert check(answer, boxed("5")).status in {"wrong", "unparsable_gold"}
 
 
 @pytest.mark.parametrize(
@@ -184,66 +183,54 @@ def test_words_are_compared_whatever_their_case_and_spaces(gold, answer):
     assert check(gold, boxed(answer)).status == "right"
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"), [("yes", "no"), ("Monday", "Mon day"), ("A", "B"), ("5", "five"), ("5", "5 cm")]
-)
+@pytest.mark.parametrize(("gold", "answer"), [("yes", "no"), ("Monday", "Mon day"), ("A", "B"), ("5", "five")])
 def test_other_words_are_wrong(gold, answer):
     assert check(gold, boxed(answer)).status == "wrong"
 
 
-def test_comparing_does_not_depend_on_the_order():
-    answers = ["5", "5.0", "50%", "1/2", "0.5", "yes", "Yes", "1,000", "1000", "-1/2", "", "x y", "100%", "1"]
-    for one in answers:
-        assert same_answer(one, one)
-        for other in answers:
-            assert same_answer(one, other) == same_answer(other, one)
+@pytest.mark.parametrize("gold", ["\\frac{1}{2}", "$5$", "x^2", "a_1", "{1,2}", "\\pi"])
+def test_a_gold_answer_in_latex_is_readable(gold):
+    assert [check(gold, text).status for text in (boxed(gold), boxed("17"), "none")] == ["right", "wrong", "no_answer"]
 
 
-@pytest.mark.parametrize("gold", ["\\frac{1}{2}", "$5$", "x^2", "a_1", "{1,2}", "\\pi", "", "   ", "work #### "])
-def test_a_gold_answer_that_cannot_be_compared_is_said_and_never_wrong(gold):
+@pytest.mark.parametrize("gold", ["", "   ", "work #### ", None])
+def test_without_a_gold_answer_nothing_is_judged(gold):
     for completion in (boxed("5"), boxed(gold), "no answer at all"):
-        assert check(gold, completion).status == "unparsable_gold"
+        assert check_all([gold], [completion])[0].status == "unparsable_gold"
 
 
-@pytest.mark.parametrize("gold", ["5", "-5.25", "1,000", "1/2", "50%", "yes", "New York", "(A)", "12:30", "3 cm"])
-def test_numbers_and_words_are_plain(gold):
-    assert is_plain(gold)
-    assert check(gold, boxed(gold)).status == "right"
+@pytest.mark.parametrize("gold", ["t(0,4]", "\\frac{", "1/0", "x" * 2001])
+def test_a_gold_answer_that_cannot_be_read_is_right_only_letter_for_letter(gold):
+    assert unreadable(["5", gold, "x^2"]) == [1]
+    assert check(gold, boxed("5")).status == "unparsable_gold"
+    assert check(gold, "no answer at all").status == "unparsable_gold"
+    if extract_answer(boxed(gold)) == gold:
+        assert check(gold, boxed(gold)).status == "right"
 
 
-def test_a_gold_answer_of_gsm8k_is_what_stands_after_the_hashes():
-    assert check("She has 3 + 4 = <<3+4=7>>7.\n#### 7", boxed("7")).status == "right"
-    assert check("#### 1,250", "#### 1250").status == "right"
+def test_a_long_answer_is_right_only_letter_for_letter():
+    long = "1+" * 1500 + "1"
+    assert check(long, boxed(long)).status == "right"
+    for gold in ("3001", "x^2 + 3001"):
+        assert check(gold, boxed(long)).status == "wrong"
 
 
-@pytest.mark.parametrize(
-    ("completion", "extracted"),
-    [
-        (r"\boxed{5}", "5"),
-        (r"first \boxed{4}, no: \boxed{5}. Done", "5"),
-        (r"\boxed{ 5 }", "5"),
-        (r"\boxed{}", ""),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\text{a {nested {set}} }}", r"\text{a {nested {set}} }"),
-        (r"\boxed{a \boxed{5} b}", "5"),
-        (r"\boxed{5} and then \boxed{6", "5"),
-        (r"\boxed{5} and then \boxed{\frac{6}{7}", "5"),
-        (r"\boxed{5}}}} {", "5"),
-        ("The answer is 5", "5"),
-        ("the ANSWER IS: 5.", "5"),
-        ("Answer: 5\n", "5"),
-        ("answer is 4\nso the answer is 5", "5"),
-        ("First I thought the answer is 4. But the answer is 5.", "5"),
-        ("work\n#### 5", "5"),
-        ("#### 5\nThat is all.", "5"),
-        ("The answer is 4 but \\boxed{5}\nAnswer: 6", "5"),
-        ("<think>\\boxed{4}</think> \\boxed{5}", "5"),
-        ("<think>the answer is 4</think>\nThe answer is 5", "5"),
-        ("<think>a</think> \\boxed{4} <think>b</think> \\boxed{5}", "5"),
-    ],
-)
-def test_the_final_answer_is_found(completion, extracted):
-    assert extract_answer(completion) == extracted
+@pytest.mark.parametrize("kind", CASES)
+def test_right_and_nearly_right_answers(kind):
+    same, other = CASES[kind]
+    assert min(len(same), len(other)) >= 5
+    assert dict(zip(same, statuses(same), strict=True)) == dict.fromkeys(same, "right")
+    assert dict(zip(other, statuses(other), strict=True)) == dict.fromkeys(other, "wrong")
+
+
+def test_random_expressions_against_their_coefficients():
+    pairs = random_pairs(150, seed=1)
+    found = statuses([(gold, answer) for gold, answer, _ in pairs])
+    wrong = [
+        (*pair, status) for pair, status in zip(pairs, found, strict=True) if status != ["wrong", "right"][pair[2]]
+    ]
+    assert wrong == []
+    assert 30 < sum(same for _, _, same in pairs) < 120
 
 
 @pytest.mark.parametrize(
@@ -260,34 +247,26 @@ def test_the_final_answer_is_found(completion, extracted):
         "<think>#### 5</think>",
     ],
 )
-def test_without_a_final_answer_there_is_none(completion):
-    assert extract_answer(completion) is None
-    verdict = check("5", completion)
-    assert (verdict.status, verdict.extracted, verdict.right) == ("no_answer", None, False)
+def test_a_completion_without_a_final_answer_is_said_to_have_none(completion):
+    for gold in ("5", "x^2"):
+        verdict = check(gold, completion)
+        assert (verdict.status, verdict.extracted, verdict.right) == ("no_answer", None, False)
 
 
-def test_the_last_box_is_the_one_that_brackets_match():
-    """Against a search that tries every pair of a box and a later brace."""
+def test_verdicts_come_in_the_order_of_the_completions_however_often_a_pair_occurs():
+    golds = ["5", r"\sqrt{8}", "5", None, r"\sqrt{8}"] * 3
+    answers = ["5", r"2\sqrt{2}", "6", "5", "3"] * 3
+    verdicts = check_all(golds, [boxed(answer) for answer in answers])
+    assert [verdict.status for verdict in verdicts] == ["right", "right", "wrong", "unparsable_gold", "wrong"] * 3
+    assert [verdict.extracted for verdict in verdicts] == answers
+    assert check_all([], []) == []
+    with pytest.raises(ValueError, match="zip"):
+        check_all(["5"], [])
 
-    def by_trial(text):
-        found = None
-        for start in range(len(text)):
-            if text.startswith("\\boxed{", start):
-                inside = start + len("\\boxed{")
-                for end in range(inside, len(text)):
-                    content = text[inside:end]
-                    depths = [content[:i].count("{") - content[:i].count("}") for i in range(len(content) + 1)]
-                    if text[end] == "}" and depths[-1] == 0 and min(depths) >= 0:
-                        found = content
-                        break
-        return found
 
-    found = 0
-    for _ in range(1000):
-        text = "".join(RANDOM.choices(["\\boxed{", "{", "}", "5", "\\boxed"], k=RANDOM.randint(1, 12)))
-        assert last_boxed(text) == by_trial(text), text
-        found += by_trial(text) is not None
-    assert found > 100
+def test_the_last_step_of_a_worked_solution_counts():
+    assert check("She has 3 + 4 = <<3+4=7>>7.\n#### 7", boxed("7")).status == "right"
+    assert check("#### 1,250", "#### 1250").status == "right"
 
 
 MANY = 30_000
@@ -352,32 +331,137 @@ def test_random_text_gets_a_verdict():
     assert statuses == {"right", "wrong", "no_answer", "unparsable_gold"}
 
 
-@pytest.mark.parametrize("name", ["gsm8k_test.jsonl", "gsm8k_train.jsonl"])
-def test_gsm8k_answers_are_plain_and_their_own_solutions_right(name):
-    rows = rows_of(name)
-    assert len(rows) > 1000
-    for row in rows:
-        assert is_plain(row["answer"]), row["id"]
-        as_published = f"{row['solution']}\n#### {row['answer']}"
-        assert check(row["answer"], as_published).status == "right", row["id"]
-        assert check(as_published, boxed(row["answer"])).status == "right", row["id"]
-        assert check(row["answer"], boxed(int(row["answer"]) + 1)).status == "wrong", row["id"]
+PIECES = [
+    "\\frac",
+    "\\sqrt",
+    "{",
+    "}",
+    "(",
+    ")",
+    "[",
+    "]",
+    "\\{",
+    "\\}",
+    ",",
+    ";",
+    "1",
+    "23",
+    "0.5",
+    "x",
+    "y_1",
+    "n!",
+    "^",
+    "^{2}",
+    "\\pm",
+    "\\cup",
+    "\\infty",
+    "=",
+    "<",
+    "\\leq",
+    "\\in",
+    "\\text{cm}",
+    "\\text{ and }",
+    " ",
+    "%",
+    "\\pi",
+    "\u221a",
+    "\u00bd",
+    "\u4e2d",
+    "\x00",
+    "\ud800",
+    "\\begin{pmatrix}",
+    "\\end{pmatrix}",
+    "&",
+    "\\\\",
+    "|",
+    "\\sum_{k=1}^n",
+    "\\int",
+    "\\sin",
+    "$",
+    "\\circ",
+    "e",
+    "i",
+    "9^9^9",
+    "\\overline{3}",
+    "\\mid",
+    "million",
+    "\\",
+    "_",
+    "'",
+]
 
 
-@pytest.mark.parametrize("name", ["aime24.jsonl", "aime25.jsonl", "amc23.jsonl"])
-def test_answers_of_competitions_are_plain(name):
-    rows = rows_of(name)
-    assert len(rows) >= 30
-    assert all(is_plain(row["answer"]) for row in rows)
+def test_random_latex_is_judged_by_processes_that_survive():
+    """Five hundred random items, half of them long, among answers that are known."""
+    golds, completions = ["\\sqrt{8}"], [boxed(r"2\sqrt{2}")]
+    for i in range(500):
+        gold, answer = (
+            "".join(RANDOM.choices(PIECES, k=RANDOM.randint(1, 300 if i % 5 == 0 else 8))) for _ in range(2)
+        )
+        golds.append(gold)
+        completions.append(boxed(answer))
+    verdicts = check_all([*golds, r"\sqrt{18}"], [*completions, boxed(r"3\sqrt{2}")], timeout_seconds=2.0)
+    counts = Counter(verdict.status for verdict in verdicts)
+    assert (verdicts[0].status, verdicts[-1].status) == ("right", "right")
+    assert set(counts) <= {"right", "wrong", "no_answer", "unparsable_gold", "timeout"}, counts
+    assert counts["wrong"] > 20
+    assert counts["unparsable_gold"] > 100
 
 
-def test_no_wrong_answer_of_other_verifiers_test_suites_is_right():
-    rows = [row for row in rows_of("verifier_cases.jsonl") if row["tier"] in {"core", "unsafe"}]
-    statuses = []
-    for row in rows:
-        completion = boxed(row["pred"]) if row["pred_form"] == "answer" else row["pred"]
-        status = check(row["gold"], completion).status
-        assert row["expected"] or status != "right", row["id"]
-        statuses.append((row["expected"], status))
-    assert statuses.count((True, "right")) > 100
-    assert statuses.count((False, "wrong")) > 200
+@pytest.mark.parametrize(
+    "part",
+    [
+        *PIECES,
+        "\\frac{1}",
+        "\\frac{",
+        "\\sqrt{",
+        "\\sqrt\\frac",
+        "a \\pm b ",
+        "1 \\pm 2,",
+        "(1,2),",
+        "\\{1,2\\},",
+        "1<x<",
+        "x=1,",
+        "1 or x ",
+        "1,000,",
+        "5 cm ",
+        "1 \u4e2d",
+        "((1,",
+        "\\left(",
+        "\\text{a",
+        "1e999+",
+        "5000!+",
+        "\\frac{1}{3^{40000}}+",
+        "answer: \\( is \n",
+    ],
+)
+def test_what_is_told_at_once_is_told_soon(part):
+    """It runs in the trainer's process: no exponential or quadratic blow-up, no recursion error."""
+    with no_hang():
+        for length in (300, 1990, 100_000):
+            long = (part * (length // len(part) + 1))[:length]
+            for gold, answer in (
+                (long, long[:-1]),
+                ("5", long),
+                ("(" * 50 + long, "(" * 50 + long[::-1]),
+                (f"{long},1", f"1,{long}"),
+            ):
+                assert told_at_once(gold, answer) in {"right", "wrong", "unparsable_gold", None}
+            assert extract_answer(long) is None or len(long) > 0
+            assert gold_answer(long) is not None
+
+
+def test_large_collections_are_left_to_the_workers():
+    """Comparing each value with each is quadratic: in the trainer's process it is done for few."""
+    numbers = [str(i) for i in range(90)]
+    assert told_at_once(",".join(numbers[:40]), ",".join(reversed(numbers[:40]))) == "right"
+    assert told_at_once(",".join(numbers), ",".join(reversed(numbers))) is None
+    assert check(",".join(numbers), boxed(",".join(reversed(numbers)))).status == "right"
+
+
+def test_what_takes_too_long_is_a_timeout_and_costs_nothing_else():
+    golds = [r"\sqrt{8}", "5^{5^{5^{5^{5}}}}", r"\sqrt{18}"]
+    answers = [r"2\sqrt{2}", "4^{4^{4^{4^{4}}}}", r"3\sqrt{2}"]
+    verdicts = check_all(golds, [boxed(answer) for answer in answers], timeout_seconds=1.0)
+    assert [verdict.status for verdict in verdicts] == ["right", "timeout", "right"]
+    assert verdicts[1].seconds < 5

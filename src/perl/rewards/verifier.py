@@ -1,37 +1,47 @@
-r"""Finds the answer in a completion and compares it with the gold answer.
+r"""Whether a completion ends in the gold answer: the one judge of training, evaluation and the command line.
 
-gold, completion -> Verdict
+gold answer, completion -> Verdict
 
-Compares numbers exactly (integers, decimals, fractions, percentages, thousands separators) and anything else as words.
-It does not read LaTeX: a gold answer that needs it is ``unparsable_gold``, never silently wrong.
+What can be told at once is told here (``comparison.py``); the rest goes to worker processes that may be killed
+(``pool.py``, ``symbolic.py``), each pair once. Any thread may ask.
 """
 
-import re
+import functools
+import threading
 import time
-from fractions import Fraction
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import cast
 
-from perl.types import Verdict
+from perl.errors import RewardError
+from perl.rewards.answers import extract_answer, gold_answer
+from perl.rewards.comparison import LONGEST_ANSWER, is_plain, same_answer
+from perl.rewards.pool import Outcome, WorkerPool, WorkerStartError
+from perl.types import Verdict, VerdictStatus
 
-# What stands before a final answer: "The answer is 42", "Answer: 42", GSM8K's "#### 42"; the last one.
-_MARKER = re.compile(r"answer\s*(?:is|:)|####", re.IGNORECASE)
-_BRACES = re.compile(r"\\boxed\{|[{}]")
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
-# Longer than any answer that is a number; keeps the comparison cheap whatever a model writes.
-_LONGEST_NUMBER = 200
-# Spaces that do not separate two numbers: around a slash, before a percent sign, after the sign, between thousands.
-_LOOSE_SPACE = re.compile(r"\s*([/%])\s*|(?<=^[-+])\s+|(?<=\d)\s+(?=(?:\d{3}\s+)*\d{3}$)")
-_MARKUP = re.compile(r"[\\{}$^_]")
+# Wall time that the comparison of one pair may take. Typical pairs take a millisecond in a worker, the slowest gold
+# answers of the public sets a fifth of a second.
+TIMEOUT_SECONDS = 5.0
+WORKERS = 2
+_MEMORY_MIB = 2048
+_REMEMBERED = 50_000
+
+_Pair = tuple[str, str | None]
 
 
 def check(gold: str, completion: str) -> Verdict:
     r"""Whether a completion ends in the gold answer.
 
     Args:
-        gold: The gold answer; with ``####`` (GSM8K) what stands after it.
+        gold: The gold answer as data sets hold it: bare, after ``####`` (GSM8K), or in a worked solution's last
+            ``\boxed{}``.
         completion: All that the model wrote.
 
     Returns:
         The verdict, with the answer as it stands in the completion.
+
+    Raises:
+        RewardError: The worker processes cannot be started.
 
     Example:
         >>> check("1/2", r"so it is \boxed{0.5}").status
@@ -39,85 +49,131 @@ def check(gold: str, completion: str) -> Verdict:
         >>> check("12", "I do not know").status
         'no_answer'
     """
-    started = time.perf_counter()
-    extracted = extract_answer(completion)
-    gold = gold.rsplit("####", 1)[-1].strip()
+    return check_all([gold], [completion])[0]
+
+
+def check_all(
+    golds: Sequence[str | None],
+    completions: Sequence[str],
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    workers: int = WORKERS,
+) -> list[Verdict]:
+    """The verdicts on many completions, as :func:`check` gives them; identical pairs are compared once.
+
+    Args:
+        golds: Gold answers; without one the verdict is ``unparsable_gold``.
+        completions: All that the model wrote, one a gold answer.
+        timeout_seconds: Wall time that one comparison may take.
+        workers: Processes that compare.
+
+    Raises:
+        ValueError: A number is not positive.
+        RewardError: The worker processes cannot be started.
+    """
+    if not (isinstance(timeout_seconds, int | float) and timeout_seconds > 0):
+        raise ValueError(f"timeout_seconds must be a positive number, not {timeout_seconds!r}")
+    return _verifier(workers).verdicts(list(zip(golds, completions, strict=True)), timeout_seconds)
+
+
+def unreadable(golds: Iterable[str | None]) -> list[int]:
+    """Which gold answers can be matched letter for letter only, by position.
+
+    Raises:
+        RewardError: The worker processes cannot be started.
+    """
+    golds = list(golds)
+    return [i for i, verdict in enumerate(check_all(golds, [""] * len(golds))) if verdict.status == "unparsable_gold"]
+
+
+def start_workers(workers: int = WORKERS) -> None:
+    """Starts the worker processes now, before a GPU is used; they import beside what comes next.
+
+    Raises:
+        RewardError: They cannot be started.
+    """
+    _verifier(workers).start()
+
+
+@functools.cache
+def _verifier(workers: int) -> "_Verifier":
+    return _Verifier(workers)
+
+
+class _Verifier:
+    """The worker processes and what they found out."""
+
+    def __init__(self, workers: int) -> None:
+        self._pool = WorkerPool("perl.rewards.symbolic:judge", workers=workers, memory_mib=_MEMORY_MIB)
+        self._known: OrderedDict[_Pair, VerdictStatus] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        try:
+            self._pool.start(wait=False)
+        except WorkerStartError as error:
+            raise _no_workers(error) from error
+
+    def verdicts(self, rows: Sequence[tuple[str | None, str]], timeout_seconds: float) -> list[Verdict]:
+        pairs = [(gold_answer(gold or ""), extract_answer(completion)) for gold, completion in rows]
+        statuses: dict[_Pair, tuple[VerdictStatus, float]] = {}
+        asked: list[_Pair] = []
+        for pair in dict.fromkeys(pairs):
+            started = time.perf_counter()
+            status = self._remembered(pair) or told_at_once(*pair)
+            if status is None:
+                asked.append(pair)
+            else:
+                statuses[pair] = status, time.perf_counter() - started
+        statuses |= self._asked(asked, timeout_seconds)
+        return [Verdict(statuses[pair][0], pair[1], statuses[pair][1]) for pair in pairs]
+
+    def _remembered(self, pair: _Pair) -> VerdictStatus | None:
+        with self._lock:
+            return self._known.get(pair)
+
+    def _asked(self, pairs: list[_Pair], timeout_seconds: float) -> dict[_Pair, tuple[VerdictStatus, float]]:
+        if not pairs:
+            return {}
+        try:
+            outcomes = self._pool.map(pairs, timeout_seconds)
+        except WorkerStartError as error:
+            raise _no_workers(error) from error
+        with self._lock:
+            for pair, outcome in zip(pairs, outcomes, strict=True):
+                if outcome.status == "done":  # what took too long may be done in time on a quieter machine
+                    self._known[pair] = outcome.value
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return {pair: (_status(out), out.seconds) for pair, out in zip(pairs, outcomes, strict=True)}
+
+
+def told_at_once(gold: str, answer: str | None) -> VerdictStatus | None:
+    """The verdict on a gold answer and an answer if it needs no algebra, else None.
+
+    Args:
+        gold: The gold answer itself, as :func:`perl.rewards.answers.gold_answer` gives it.
+        answer: The answer, None if the completion has none.
+    """
+    if not gold:
+        return "unparsable_gold"
+    same = answer is not None and same_answer(gold, answer)
+    if same:
+        return "right"
+    if len(gold) > LONGEST_ANSWER:
+        return "unparsable_gold"
     if not is_plain(gold):
-        status = "unparsable_gold"
-    elif extracted is None:
-        status = "no_answer"
-    else:
-        status = "right" if same_answer(gold, extracted) else "wrong"
-    return Verdict(status, extracted, time.perf_counter() - started)  # type: ignore[arg-type]
+        return None
+    if answer is None:
+        return "no_answer"
+    return "wrong" if same is False else None
 
 
-def extract_answer(completion: str) -> str | None:
-    r"""The final answer of a completion, or None.
-
-    After the reasoning part (``</think>``) if there is one: the content of the last balanced ``\boxed{}``, else what
-    follows the last "answer is", "answer:" or "####".
-    """
-    conclusion = completion.rsplit("</think>", 1)[-1]
-    boxed = last_boxed(conclusion)
-    if boxed is not None:
-        return boxed.strip()
-    for marker in reversed(list(_MARKER.finditer(conclusion))):
-        rest = conclusion[marker.end() :].lstrip().removeprefix(":").strip()
-        if rest:
-            return rest.split("\n", 1)[0].strip().rstrip(".")
-    return None
+def _status(outcome: Outcome) -> VerdictStatus:
+    if outcome.status == "done":
+        return cast(VerdictStatus, outcome.value)
+    return "timeout" if outcome.status == "timeout" else "error"
 
 
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` whose braces balance, or None."""
-    open_braces: list[re.Match[str]] = []
-    found: tuple[int, int] | None = None
-    for brace in _BRACES.finditer(text):
-        if brace.group() != "}":
-            open_braces.append(brace)
-        elif open_braces:
-            opening = open_braces.pop()
-            if opening.group() != "{" and (found is None or opening.end() > found[0]):
-                found = opening.end(), brace.start()
-    return text[slice(*found)] if found else None
-
-
-def is_plain(gold: str) -> bool:
-    """Whether a gold answer is a number or words, and so can be compared here."""
-    return bool(gold.strip()) and not _MARKUP.search(gold)
-
-
-def same_answer(gold: str, answer: str) -> bool:
-    """Whether two answers are the same number, or the same words whatever their case.
-
-    A percentage may be written as such, as its number or as the fraction it is: 50%, 50 and 0.5 agree with 50%.
-    """
-    both_percent = gold.strip().endswith("%") and answer.strip().endswith("%")
-    if both_percent:
-        gold, answer = (text.strip().rstrip("%").rstrip("\\") for text in (gold, answer))
-    if _values(gold) & _values(answer):
-        return True
-    return " ".join(gold.casefold().split()) == " ".join(answer.casefold().split())
-
-
-def _values(text: str) -> set[Fraction]:
-    """What a number, a fraction or a percentage can mean; empty for anything else."""
-    text = text.strip().strip("$").rstrip(".").strip()
-    if not text or len(text) > _LONGEST_NUMBER:
-        return set()
-    text = _LOOSE_SPACE.sub(r"\1", text)
-    if text.endswith("%"):
-        values = _values(text.rstrip("%").rstrip("\\"))
-        return values | {value / 100 for value in values}
-    numerator, slash, denominator = text.partition("/")
-    if not _is_number(numerator) or (slash and not _is_number(denominator)):
-        return set()
-    value = Fraction(numerator.replace(",", ""))
-    if not slash:
-        return {value}
-    divisor = Fraction(denominator.replace(",", ""))
-    return {value / divisor} if divisor else set()
-
-
-def _is_number(text: str) -> bool:
-    return bool(_NUMBER.fullmatch(text)) and any(character.isdigit() for character in text)
+def _no_workers(error: WorkerStartError) -> RewardError:
+    return RewardError(f"answers cannot be compared: {error}", hint="pip install --force-reinstall perl-rl")

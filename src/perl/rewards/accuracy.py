@@ -1,0 +1,107 @@
+r"""The outcome rewards: is the final answer right?
+
+completions, gold answers -> 1, 0 or None a completion
+
+Knows nothing of how an answer is found and compared (``verifier.py``).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perl.rewards.answers import REASONING_END, Completions, completion_text
+from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
+from perl.types import Verdict, VerdictStatus
+
+LogMetric = Callable[[str, float], None]
+LogExtra = Callable[[str, list[Any]], None]
+
+# Verdicts whose share of the completions is logged; the mean of the reward is that of "right".
+_LOGGED: tuple[VerdictStatus, ...] = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
+
+
+def accuracy_reward(
+    completions: Completions,
+    solution: Sequence[str | None],
+    log_metric: LogMetric | None = None,
+    log_extra: LogExtra | None = None,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    workers: int = WORKERS,
+    **_: Any,  # noqa: ANN401
+) -> list[float | None]:
+    r"""1 for a completion whose final answer is the gold answer, else 0.
+
+    Args:
+        completions: Text, or lists of chat messages.
+        solution: Gold answers, one a completion.
+        log_metric: TRL's logger; gets the fraction of each verdict, as ``reward/accuracy/timeout_frac``.
+        log_extra: TRL's logger of columns; gets each completion's verdict and the answer that was found in it.
+        timeout_seconds: Wall time that the comparison of one pair may take.
+        workers: Processes that compare what needs algebra.
+
+    Returns:
+        1.0; 0.0 for another answer, for none, and for one whose comparison takes too long; None, no say in its group,
+        where the gold answer cannot be read or the comparison failed.
+
+    Raises:
+        RewardError: The worker processes cannot be started.
+    """
+    texts = [completion_text(completion) for completion in completions]
+    verdicts = check_all(solution, texts, timeout_seconds=timeout_seconds, workers=workers)
+    _log("accuracy", verdicts, log_metric, log_extra)
+    return [_worth(verdict) for verdict in verdicts]
+
+
+def reasoning_accuracy_reward(
+    completions: Completions,
+    solution: Sequence[str | None],
+    log_metric: LogMetric | None = None,
+    log_extra: LogExtra | None = None,
+    *,
+    reasoning_end: str = REASONING_END,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    workers: int = WORKERS,
+    **_: Any,  # noqa: ANN401
+) -> list[float | None]:
+    r"""As :func:`accuracy_reward`, but only what follows the reasoning counts, and without its end there is nothing.
+
+    Args:
+        completions: Text, or lists of chat messages.
+        solution: Gold answers, one a completion.
+        log_metric: As for accuracy; ``reward/reasoning_accuracy/unfinished_frac`` is the fraction without an end.
+        log_extra: As for accuracy.
+        reasoning_end: What ends the reasoning.
+        timeout_seconds: Wall time that the comparison of one pair may take.
+        workers: Processes that compare what needs algebra.
+
+    Returns:
+        As accuracy; 0.0 for a completion whose reasoning does not end.
+
+    Raises:
+        RewardError: The worker processes cannot be started.
+
+    Source: TRL's ``reasoning_accuracy_reward``, with this package's verdicts.
+    """
+    parts = [completion_text(completion).rpartition(reasoning_end) for completion in completions]
+    verdicts = check_all(solution, [rest if end else "" for _before, end, rest in parts],
+                         timeout_seconds=timeout_seconds, workers=workers)  # fmt: skip
+    _log("reasoning_accuracy", verdicts, log_metric, log_extra)
+    if log_metric is not None and parts:
+        log_metric("reward/reasoning_accuracy/unfinished_frac", sum(not end for _b, end, _r in parts) / len(parts))
+    return [_worth(verdict) for verdict in verdicts]
+
+
+def _worth(verdict: Verdict) -> float | None:
+    return None if verdict.status in ("unparsable_gold", "error") else float(verdict.right)
+
+
+def _log(name: str, verdicts: Sequence[Verdict], log_metric: LogMetric | None, log_extra: LogExtra | None) -> None:
+    if log_extra is not None:
+        log_extra(f"{name}_verdict", [verdict.status for verdict in verdicts])
+        log_extra(f"{name}_answer", [verdict.extracted or "" for verdict in verdicts])
+    if log_metric is None or not verdicts:
+        return
+    counts = Counter(verdict.status for verdict in verdicts)
+    for status in _LOGGED:
+        log_metric(f"reward/{name}/{status}_frac", counts[status] / len(verdicts))

@@ -1,0 +1,301 @@
+r"""Whether two answers are the same, as far as that can be told without a computer algebra system.
+
+gold answer, answer -> True, False, or None where only algebra can tell
+
+Values are compared exactly: 0.5, 1/2 and 50% agree, 0.33 and 1/3 do not. A decimal number of six digits or more also
+agrees with an exact value that it is the rounding of. Units, degree signs, a label ("x =") and the order of values
+without brackets do not count unless the gold answer insists. The rules are in docs/rewards.md.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence, Set
+from fractions import Fraction
+
+from perl.rewards.arithmetic import Value, decimal_of, exact_value
+from perl.rewards.latex import TEXT_END, TEXT_START, compact, tidy
+from perl.rewards.structure import (
+    Equation,
+    Grid,
+    Inequality,
+    Node,
+    Ordered,
+    Scalar,
+    Unordered,
+    leaves,
+    parts_of,
+    readings,
+)
+from perl.rewards.units import without_unit
+from perl.rewards.words import chosen, different_choices, is_choice, is_words, normal_words
+
+Truth = bool | None
+Algebra = Callable[[str, str], Truth]
+"""Compares two scalars that are no numbers; None if it cannot."""
+
+# A longer answer is right only letter for letter.
+LONGEST_ANSWER = 2000
+# Pairs of values in two collections; without a worker process, which may be killed, more are not compared.
+_MOST_PAIRS = 2500
+# A decimal number must have this many digits to stand for a value that it only approximates.
+_DIGITS_OF_A_ROUNDING = 6
+_COMMAND_OR_TEXT = re.compile(rf"\\[a-zA-Z]+|{TEXT_START}[^{TEXT_END}]*{TEXT_END}")
+_VARIABLE = re.compile(r"[a-df-hj-zA-Z]")  # all but e and i
+
+_ELEMENT = re.compile(r"\\in(?![a-zA-Z])")
+_BASE = re.compile(r"[0-9A-Fa-f]+_\{?(?:\d{1,2})\}?")
+
+
+def same_answer(gold: str, answer: str, algebra: Algebra | None = None) -> Truth:
+    """Whether an answer is the gold answer.
+
+    Args:
+        gold: The gold answer, as written.
+        answer: The answer, as written.
+        algebra: Asked for scalars that are no numbers; without it they are None unless their texts agree.
+
+    Returns:
+        True, False, or None if only algebra can tell.
+    """
+    if gold.strip() == answer.strip():
+        return True
+    if max(len(gold), len(answer)) > LONGEST_ANSWER:
+        return False
+    tidy_gold, tidy_answer = tidy(gold), tidy(answer)
+    if not tidy_answer or not tidy_gold:
+        return False
+    if compact(tidy_gold) == compact(tidy_answer):
+        return True
+    answers = *readings(tidy_answer), *map(Scalar, chosen(tidy_gold, tidy_answer))
+    return _any(_same_reading(g, a, algebra) for g in readings(tidy_gold) for a in answers)
+
+
+def _same_reading(gold: Node, answer: Node, algebra: Algebra | None) -> Truth:
+    if algebra is not None:
+        return _same_node(gold, answer, algebra)
+    if leaves(gold) * leaves(answer) > _MOST_PAIRS:
+        return None
+    return _same_node(gold, answer, lambda _gold, _answer: None)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_plain(gold: str) -> bool:
+    """Whether a gold answer can be compared with anything without algebra: numbers and words, also several."""
+    if len(gold) > LONGEST_ANSWER:
+        return False
+    text = tidy(gold)
+    return bool(text) and all(_is_plain_node(node) for node in readings(text))
+
+
+def scalars_of(gold: str) -> Iterator[str]:
+    """What algebra must be able to read of a gold answer: its expressions, without labels and units."""
+    for node in readings(tidy(gold)):
+        yield from _expressions(node)
+
+
+def _expressions(node: Node) -> Iterator[str]:
+    if isinstance(node, Scalar) and not _is_plain_text(node.text):
+        yield without_unit(node.text)[0]
+    elif isinstance(node, Inequality) or (isinstance(node, Equation) and node.label is None):
+        yield node.text
+    for part in parts_of(node):
+        yield from _expressions(part)
+
+
+def _is_plain_node(node: Node) -> bool:
+    if isinstance(node, Scalar):
+        return _is_plain_text(node.text)
+    if isinstance(node, Inequality) or (isinstance(node, Equation) and node.label is None):
+        return False
+    return all(_is_plain_node(part) for part in parts_of(node))
+
+
+def _is_plain_text(text: str) -> bool:
+    value = without_unit(text)[0]
+    if _values(value) or _BASE.fullmatch(compact(value)):
+        return True
+    return is_words(text) or is_choice(text)
+
+
+def _same_node(gold: Node, answer: Node, ask: Algebra) -> Truth:
+    """The same structure with the same values."""
+    if isinstance(gold, Equation | Inequality) or isinstance(answer, Equation | Inequality):
+        return _same_relation(gold, answer, ask)
+    if isinstance(gold, Scalar) and isinstance(answer, Scalar):
+        return _same_scalar(gold.text, answer.text, ask)
+    if isinstance(gold, Grid) and isinstance(answer, Grid):
+        same_shape = [len(row) for row in gold.rows] == [len(row) for row in answer.rows]
+        return same_shape and _in_order(parts_of(gold), parts_of(answer), ask)
+    if isinstance(gold, Scalar | Grid) and isinstance(answer, Scalar | Grid):
+        # A matrix may be written as a product or a sum; nothing else that is no matrix can equal one.
+        return "\\begin" in gold.text and "\\begin" in answer.text and ask(gold.text, answer.text)
+    if isinstance(gold, Scalar | Grid) or isinstance(answer, Scalar | Grid):
+        return False
+    return _same_items(gold, answer, ask)
+
+
+def _same_items(gold: Ordered | Unordered, answer: Ordered | Unordered, ask: Algebra) -> Truth:
+    """Two collections; brackets and order count as far as the gold answer has them."""
+    if len(gold.items) != len(answer.items):
+        return False
+    if isinstance(gold, Ordered) and isinstance(answer, Ordered):
+        if len(gold.items) == 2 and (gold.opening, gold.closing) != (answer.opening, answer.closing):
+            return False  # (1,2] and [1,2] are not the same interval
+        return _in_order(gold.items, answer.items, ask)
+    if isinstance(gold, Ordered):
+        bare_tuple = isinstance(answer, Unordered) and not answer.braces and gold.opening + gold.closing == "()"
+        return bare_tuple and _in_order(gold.items, answer.items, ask)
+    if isinstance(answer, Ordered):
+        if gold.braces:
+            return False
+        if _labels(gold):  # x = 3, y = 4 is (3,4), not (4,3)
+            return _in_order(gold.items, answer.items, ask)
+    return _in_any_order(gold.items, answer.items, ask)
+
+
+def _labels(items: Unordered) -> bool:
+    """Whether the values stand for different names."""
+    labels = {item.label for item in items.items if isinstance(item, Equation) and item.label is not None}
+    return len(labels) == len(items.items)
+
+
+def _in_order(gold: Sequence[Node], answer: Sequence[Node], ask: Algebra) -> Truth:
+    return _all(_same_node(g, a, ask) for g, a in zip(gold, answer, strict=True))
+
+
+def _in_any_order(gold: Sequence[Node], answer: Sequence[Node], ask: Algebra) -> Truth:
+    """Whether each gold item has an answer item of its own; equality is transitive, so the first that fits will do."""
+    left, undecided = list(answer), False
+    for item in gold:
+        truths: list[Truth] = []
+        while len(truths) < len(left) and not (truths and truths[-1]):
+            truths.append(_same_node(item, left[len(truths)], ask))
+        if truths and truths[-1]:
+            left.pop(len(truths) - 1)
+        elif None in truths:
+            undecided = True
+        else:
+            return False
+    return None if undecided else True
+
+
+def _same_relation(gold: Node, answer: Node, ask: Algebra) -> Truth:
+    """At least one side is an equation or an inequality."""
+    if isinstance(gold, Inequality) or isinstance(answer, Inequality):
+        return _same_inequality(gold, answer, ask)
+    if isinstance(gold, Equation) and isinstance(answer, Equation):
+        if gold.label is not None and answer.label is not None and compact(gold.label) == compact(answer.label):
+            return _same_node(gold.value, answer.value, ask)
+        if _ELEMENT.search(gold.text) or _ELEMENT.search(answer.text):
+            return (gold.label is None or answer.label is None) and _same_node(gold.value, answer.value, ask)
+        return ask(gold.text, answer.text)
+    if isinstance(gold, Equation):
+        return gold.label is not None and _same_node(gold.value, answer, ask)
+    if isinstance(answer, Equation):
+        return (answer.label is not None or _is_calculation(answer)) and _same_node(gold, answer.value, ask)
+    raise TypeError("neither side is a relation")
+
+
+def _is_calculation(equation: Equation) -> bool:
+    """Whether an equation without a label only says what a value comes from: "10^3 = 1000", but not "2x = 5"."""
+    return not _VARIABLE.search(_COMMAND_OR_TEXT.sub("", equation.text.rpartition("=")[0]))
+
+
+def _same_inequality(gold: Node, answer: Node, ask: Algebra) -> Truth:
+    """Inequalities are compared as intervals where they are some, else by algebra."""
+    if len({node.name for node in (gold, answer) if isinstance(node, Inequality) and node.name}) > 1:
+        return False  # x > 5 and y > 5
+    intervals = _interval(gold), _interval(answer)
+    if isinstance(intervals[0], Ordered | Unordered) and isinstance(intervals[1], Ordered | Unordered):
+        return _same_node(intervals[0], intervals[1], ask)
+    if isinstance(gold, Inequality) and isinstance(answer, Inequality):
+        return ask(gold.text, answer.text)
+    return False
+
+
+def _interval(node: Node) -> Node | None:
+    if isinstance(node, Inequality):
+        return node.interval
+    return node.value if isinstance(node, Equation) else node
+
+
+def _same_scalar(gold: str, answer: str, ask: Algebra) -> Truth:
+    """Two values: letter for letter, as words, as numbers, else by algebra."""
+    if compact(gold) == compact(answer):
+        return True
+    gold_is_words, answer_is_words = is_words(gold), is_words(answer)
+    if gold_is_words and answer_is_words:
+        return normal_words(gold) == normal_words(answer)
+    if different_choices(gold, answer):
+        return False
+    (gold_core, gold_unit), (answer_core, answer_unit) = without_unit(gold), without_unit(answer)
+    if gold_unit and answer_unit and gold_unit != answer_unit:
+        return False
+    gold_values, answer_values = _values(gold_core), _values(answer_core)
+    if gold_values and answer_values:
+        same = _same_number(gold_core, answer_core)
+        return ask(gold_core, answer_core) if same is None else same
+    if (gold_values and answer_is_words) or (answer_values and gold_is_words):
+        return False
+    if _BASE.fullmatch(compact(gold_core)) and (_BASE.fullmatch(compact(answer_core)) or answer_values):
+        digits = _without_braces(gold_core), _without_braces(answer_core)
+        return digits[0] == digits[1] or digits[0].partition("_")[0] == digits[1]  # the question named the base
+    return True if compact(gold_core) == compact(answer_core) else ask(gold_core, answer_core)
+
+
+def _same_number(gold: str, answer: str) -> Truth:
+    """Two numbers: exactly, as percentages, or one as the rounding of the other."""
+    both_percent = gold.endswith("%") and answer.endswith("%")
+    if both_percent:
+        gold, answer = gold.rstrip("% "), answer.rstrip("% ")
+    values = _values(gold), _values(answer)
+    infinite = [any(isinstance(value, float) for value in side) for side in values]
+    if all(infinite):
+        return None
+    return bool(values[0] & values[1]) or is_rounding(gold, values[1]) or is_rounding(answer, values[0])
+
+
+def is_rounding(text: str, values: Set[Value]) -> bool:
+    """Whether a tidy decimal number of six digits or more is one of the values, rounded or cut off."""
+    decimal = decimal_of(text)
+    if decimal is None or decimal.digits < _DIGITS_OF_A_ROUNDING:
+        return False
+    for value in values:
+        if isinstance(value, Fraction):
+            missing = value - decimal.value
+            cut_off = (missing >= 0) == (value >= 0) and abs(missing) < decimal.unit
+            if cut_off or 2 * abs(missing) <= decimal.unit:
+                return True
+    return False
+
+
+@functools.lru_cache(maxsize=2048)
+def _values(text: str) -> frozenset[Value]:
+    """What a number can mean, a percentage also its fraction; empty for anything else."""
+    percentage = text.endswith("%")
+    value = exact_value(text[:-1].rstrip() if percentage else text)
+    if value is None:
+        return frozenset()
+    return frozenset((value, value / 100)) if percentage else frozenset((value,))
+
+
+def _without_braces(text: str) -> str:
+    return compact(text).replace("{", "").replace("}", "").casefold()
+
+
+def _any(truths: Iterator[Truth]) -> Truth:
+    undecided = False
+    for truth in truths:
+        if truth:
+            return True
+        undecided = undecided or truth is None
+    return None if undecided else False
+
+
+def _all(truths: Iterator[Truth]) -> Truth:
+    undecided = False
+    for truth in truths:
+        if truth is False:
+            return False
+        undecided = undecided or truth is None
+    return None if undecided else True

@@ -1,0 +1,457 @@
+r"""Pairs of a gold answer and an answer that anybody can judge, by kind, and random expressions whose value is known.
+
+Written by hand and by a few lines of arithmetic on coefficients; no computer algebra, nothing of the package.
+"""
+
+import random
+from fractions import Fraction
+
+Pair = tuple[str, str]
+
+# kind -> pairs that are the same answer, pairs that nearly are
+CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
+    "integers": (
+        [
+            ("42", "42"),
+            ("42", "+42"),
+            ("-7", r"$-7$"),
+            ("0", "-0"),
+            ("17", "17."),
+            ("-3", "\u22123"),
+            ("12", r"\left(12\right)"),
+        ],
+        [("42", "43"), ("42", "-42"), ("7", "77"), ("100", "10"), ("6", "9"), ("34", "3 4"), ("-5", "- - 5")],
+    ),
+    "fractions": (
+        [
+            ("1/2", r"\frac{1}{2}"),
+            (r"\frac{1}{2}", r"\dfrac12"),
+            (r"\frac{3}{4}", r"\tfrac{6}{8}"),
+            ("-1/2", r"\frac{-1}{2}"),
+            (r"-\frac{1}{2}", r"\frac{1}{-2}"),
+            (r"\frac{10}{5}", "2"),
+            (r"\frac 1 3", "1/3"),
+            (r"\cfrac{7}{9}", "7 / 9"),
+        ],
+        [
+            (r"\frac{1}{2}", r"\frac{2}{1}"),
+            ("1/2", "-1/2"),
+            (r"\frac{3}{4}", r"\frac{4}{3}"),
+            ("1/3", "0.33"),
+            (r"\frac{22}{7}", r"\pi"),
+            ("11/2", "1 1/2"),
+            (r"\frac{1}{23}", r"\frac12 3"),
+        ],
+    ),
+    "decimals": (
+        [
+            ("0.5", ".5"),
+            ("0.5", "0.50"),
+            ("3.25", "13/4"),
+            ("-1.5", r"-\frac{3}{2}"),
+            ("4.5e33", r"4.5 \times 10^{33}"),
+            ("1/3", "0.333333"),
+            ("2/3", "0.666667"),
+            ("2/3", "0.666666"),
+            (r"\frac{1}{3}", r"0.\overline{3}"),
+            (r"\frac{1}{6}", r"0.1\overline{6}"),
+            ("0.001", r"10^{-3}"),
+            (r"\sqrt{2}", "1.414214"),
+        ],
+        [
+            ("0.5", "0.05"),
+            ("3.25", "3.26"),
+            ("1/3", "0.33333"),
+            ("1/3", "0.333334"),
+            ("2/3", "0.666668"),
+            (r"\frac{1}{3}", r"0.\overline{4}"),
+            (r"\sqrt{2}", "1.414"),
+            ("1000000", "1000000.5"),
+            ("0.1", "0.10000000000000001"),
+        ],
+    ),
+    "percentages": (
+        [
+            ("50%", "50"),
+            ("50%", "0.5"),
+            ("50%", r"\frac{1}{2}"),
+            ("12.5", r"12.5\%"),
+            ("25%", "25 percent"),
+            ("0.07", r"7\%"),
+        ],
+        [("50%", "5%"), ("50%", "51%"), ("100%", "1%"), ("1%", "100%"), ("0.5", "5%"), ("25%", "0.025")],
+    ),
+    "units": (
+        [
+            ("5", "5 cm"),
+            (r"5 \text{ cm}", "5"),
+            (r"12\ \mathrm{cm}^2", r"12 \text{ square centimeters}"),
+            ("60 mph", "60 miles per hour"),
+            ("10 km", "10 kilometers"),
+            (r"\$5.50", "5.5"),
+            ("3 hours", "3"),
+            ("30 minutes", r"30\text{ min}"),
+            ("5cm", "5"),
+            (r"\frac{3}{4} \text{ cup}", "0.75"),
+            ("1500000", "1.5 million"),
+            ("24", "24 apples"),
+        ],
+        [
+            ("5 cm", "5 m"),
+            (r"5 \text{ cm}^2", r"5 \text{ cm}"),
+            ("60 mph", "60 km/h"),
+            ("10 am", "10 pm"),
+            ("3 hours", "3 minutes"),
+            ("5", "6 cm"),
+            ("5", "5 million"),
+            (r"12\text{ m}^2", r"12\text{ m}^3"),
+            ("5", "5 xy"),
+        ],
+    ),
+    "degrees": (
+        [
+            ("45", r"45^\circ"),
+            (r"45^{\circ}", "45 degrees"),
+            ("90\u00b0", "90"),
+            (r"60^\circ", r"60\degree"),
+            (r"\frac{1}{2}", r"\sin 30^\circ"),
+        ],
+        [
+            (r"45^\circ", r"46^\circ"),
+            ("45", r"54^\circ"),
+            (r"90^\circ", r"9^\circ"),
+            (r"30^\circ", r"-30^\circ"),
+            (r"\frac{1}{2}", r"\cos 30^\circ"),
+        ],
+    ),
+    "thousands": (
+        [
+            ("1234", "1,234"),
+            ("1,234", "1234"),
+            ("1234567", r"1{,}234{,}567"),
+            ("12345", r"12\,345"),
+            ("10080", r"10,\!080"),
+            ("1000.5", "1,000.5"),
+        ],
+        [
+            ("1234", "1,23"),
+            ("1234", "12,34"),
+            ("1234", "1.234"),
+            ("1234567", "1234,567"),
+            ("123456", "1,234,56"),
+            ("123", ",123"),
+        ],
+    ),
+    "mixed numbers": (
+        [
+            ("3/2", r"1\frac{1}{2}"),
+            (r"2\frac34", "2.75"),
+            ("-3/2", r"-1\frac{1}{2}"),
+            ("7/2", "3 1/2"),
+            (r"10\frac{2}{5}", "52/5"),
+        ],
+        [
+            ("1/2", r"1\frac{1}{2}"),
+            (r"-\frac{1}{2}", r"-1\frac{1}{2}"),
+            (r"2\frac34", "1.5"),
+            ("7/2", "3 1/3"),
+            ("11/2", r"1\frac12"),
+        ],
+    ),
+    "intervals": (
+        [
+            ("(1,2]", r"1 < x \leq 2"),
+            (r"(5,\infty)", "x > 5"),
+            (r"(5,\infty)", "5 < x"),
+            (r"x \in [0,1)", "[0,1)"),
+            (r"(-\infty, 3]", r"x \le 3"),
+            (r"(-\infty,1)\cup(3,\infty)", r"x<1 \text{ or } x>3"),
+            (r"\left[\frac12, 2\right]", "[0.5,2]"),
+            ("(1,2)", "2 > x > 1"),
+            (r"\mathbb{R}", r"(-\infty,\infty)"),
+            (r"\{x \mid x > 2\}", "x>2"),
+            (r"[1,2]\cup[5,6]", r"[5,6]\cup[1,2]"),
+        ],
+        [
+            ("(1,2]", "[1,2]"),
+            ("(1,2)", "[1,2]"),
+            (r"(5,\infty)", "x \\geq 5"),
+            (r"(5,\infty)", "x < 5"),
+            ("[0,1)", "(0,1]"),
+            (r"x \in (1,2)", r"y \in (1,2)"),
+            (r"(-\infty,1)\cup(3,\infty)", "1<x<3"),
+            ("[1,2]", "[2,1]"),
+            (r"[1,2]\cup[5,6]", "[1,2]"),
+            ("(1,2)", "(1,3)"),
+        ],
+    ),
+    "sets and lists": (
+        [
+            (r"\{1,2,3\}", r"\{3,1,2\}"),
+            ("1,2,3", "3, 2, 1"),
+            (r"2 \text{ and } 3", "3,2"),
+            (r"\{1,2\}", "1,2"),
+            (r"\emptyset", r"\{\}"),
+            ("x=2 \\text{ or } x=3", "3, 2"),
+            (r"\{\sqrt{4}, x+1\}", r"\{1+x, 2\}"),
+            (r"\{1,2\}\cup\{3\}", r"\{1,2,3\}"),
+            (r"\varnothing", r"\emptyset"),
+        ],
+        [
+            (r"\{1,2,3\}", r"\{1,2\}"),
+            (r"\{1,2\}", r"\{1,2,3\}"),
+            ("1,2", "1,3"),
+            (r"\{1,2\}", "(1,2)"),
+            ("1,1,2", "1,2,2"),
+            ("12", "1, 2"),
+            (r"\emptyset", "0"),
+        ],
+    ),
+    "tuples": (
+        [
+            ("(1,2,3)", "(1, 2, 3)"),
+            ("(1,2)", "1,2"),
+            (r"\left(\frac12, 3\right)", "(0.5,3)"),
+            ("x=3,y=4", "(3,4)"),
+            ("(2,3)", "(x,y)=(2,3)"),
+            ("(2,3)", "x=2, y=3"),
+            ("(1,2),(3,4)", "(3,4),(1,2)"),
+            (r"(3, \frac{\pi}{2})", r"\left( 3, \pi/2 \right)"),
+        ],
+        [
+            ("(1,2,3)", "(3,2,1)"),
+            ("(1,2)", "(2,1)"),
+            ("(1,2)", "(1,2,3)"),
+            ("x=3,y=4", "(4,3)"),
+            ("x=3,y=4", "x=4,y=3"),
+            ("(1,2),(3,4)", "(1,4),(3,2)"),
+            (r"(3, \frac{\pi}{2})", r"(3, \pi)"),
+        ],
+    ),
+    "matrices": (
+        [
+            (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1 & 2 \\ 3 & 4\end{bmatrix}"),
+            (r"\begin{pmatrix}1/2\\x+1\end{pmatrix}", r"\begin{pmatrix}0.5\\1+x\end{pmatrix}"),
+            (r"\begin{bmatrix}1&2\end{bmatrix}", r"\left[\begin{array}{cc}1 & 2\end{array}\right]"),
+            (r"\begin{pmatrix}\sqrt{4}\\3\end{pmatrix}", r"\begin{pmatrix}2\\3\end{pmatrix}"),
+            (r"A = \begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+            (r"\begin{pmatrix}1/2\\x/2\end{pmatrix}", r"\frac{1}{2}\begin{pmatrix}1\\x\end{pmatrix}"),
+        ],
+        [
+            (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"),
+            (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"),
+            (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
+            (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\\0\end{pmatrix}"),
+            (r"\begin{pmatrix}x+1\\2\end{pmatrix}", r"\begin{pmatrix}x-1\\2\end{pmatrix}"),
+            (r"\begin{pmatrix}1/2\\x/2\end{pmatrix}", r"\frac{1}{3}\begin{pmatrix}1\\x\end{pmatrix}"),
+        ],
+    ),
+    "complex numbers": (
+        [
+            ("3+4i", "4i+3"),
+            (r"e^{i\pi}", "-1"),
+            ("x^2+1", "(x+i)(x-i)"),
+            ("1+i", r"\sqrt{2}e^{i\pi/4}"),
+            (r"\sqrt{-1}", "i"),
+            ("-i", r"\frac{1}{i}"),
+            ("5", "(1+2i)(1-2i)"),
+        ],
+        [
+            ("3+4i", "3-4i"),
+            ("i", "-i"),
+            ("1", "i^2"),
+            ("3+4i", "5"),
+            ("x^2-1", "(x+i)(x-i)"),
+            ("2i", "2"),
+            ("6-5i", "5-6i"),
+        ],
+    ),
+    "words": (
+        [
+            (r"\text{Evelyn}", "evelyn"),
+            (r"\text{no solution}", "No Solution"),
+            ("even", r"\text{Even}"),
+            (r"\text{all real numbers}", r"\mathbb{R}"),
+            ("Monday", r"\textbf{MONDAY}."),
+            ("New  York", "new york"),
+            ("gr\u00f6\u00dfer", "GR\u00d6SSER"),
+        ],
+        [
+            ("even", "odd"),
+            (r"\text{Evelyn}", "Eve"),
+            ("yes", "no"),
+            ("Monday", "Mon day"),
+            (r"\text{no solution}", "solution"),
+            ("5", "five"),
+            ("0", "none"),
+        ],
+    ),
+    "multiple choice": (
+        [
+            ("C", "(C)"),
+            ("(C)", "C"),
+            ("C", r"\text{(C)}"),
+            ("C", "(C) 42"),
+            ("B", r"\textbf{(B)}\ 12"),
+            ("(A)", "(a)"),
+            ("D", "D. none"),
+        ],
+        [("C", "D"), ("C", "(D) C"), ("A", "B"), ("(A)", "(B)"), ("B", "AB"), ("C", "42")],
+    ),
+    "roots and powers": (
+        [
+            (r"2\sqrt{3}", r"\sqrt{12}"),
+            (r"\frac{\sqrt3}{3}", r"\frac{1}{\sqrt{3}}"),
+            ("1024", "2^{10}"),
+            (r"\sqrt[3]{8}", "2"),
+            (r"\sqrt{50}", "5\u221a2"),
+            (r"\frac{1+\sqrt5}{2}", r"\frac12 + \frac{\sqrt{5}}{2}"),
+            (r"\binom{5}{2}", "10"),
+            ("3^{-2}", "1/9"),
+            ("120", "5!"),
+            ("10000!", r"10000 \cdot 9999!"),
+        ],
+        [
+            (r"2\sqrt{3}", r"3\sqrt{2}"),
+            (r"\sqrt{12}", r"\sqrt{13}"),
+            ("1024", "2^{11}"),
+            (r"\sqrt{2}", "2"),
+            ("2^{10}", "20"),
+            (r"\frac{1+\sqrt5}{2}", r"\frac{1-\sqrt5}{2}"),
+            ("5!", "121"),
+            (r"\pi", "3.14"),
+            (r"\pi", "22/7"),
+            ("120", "5!!"),
+        ],
+    ),
+    "plus or minus": (
+        [
+            (r"1\pm\sqrt{5}", r"1+\sqrt5, 1-\sqrt5"),
+            (r"\pm 3", "3, -3"),
+            (r"x = 5 \pm 3", "2, 8"),
+            (r"\pm\frac12", "-0.5, 0.5"),
+            (r"2 \pm i", "2-i, 2+i"),
+        ],
+        [
+            (r"1\pm\sqrt{5}", r"1+\sqrt5"),
+            (r"\pm 3", "3"),
+            (r"5 \pm 3", "3, 8"),
+            (r"\pm\frac12", "-0.5, 0.25"),
+            (r"2 \pm i", r"2 \pm 2i"),
+        ],
+    ),
+    "expressions": (
+        [
+            ("(x+1)^2", "x^2+2x+1"),
+            ("a+b", "b+a"),
+            ("5xy", "5 xy"),
+            (r"\frac{x^2-1}{x-1}", "x+1"),
+            (r"x^a x^b", "x^{a+b}"),
+            (r"\ln(2x)", r"\ln 2 + \ln x"),
+            (r"\frac{n(n+1)}{2}", r"\sum_{k=1}^n k"),
+            (r"\tan x", r"\frac{\sin x}{\cos x}"),
+            ("y=2x+3", "2x+3"),
+            ("f(x)=2x", "2x"),
+            (r"\frac{a}{b}+c", "c+a/b"),
+            (r"\pi r^2", r"r^2 \pi"),
+            ("|x|", r"\sqrt{x^2}"),
+            (r"\sin^2 x+\cos^2 x", "1"),
+        ],
+        [
+            ("(x+1)^2", "x^2+1"),
+            ("a+b", "a-b"),
+            ("x", "y"),
+            ("R", "r"),
+            ("R+r", "2r"),
+            ("2x+3", "2x+4"),
+            ("a_1", "a_2"),
+            ("x^2", "2x"),
+            (r"\ln(2x)", r"2 \ln x"),
+            (r"\frac{a}{b}", r"\frac{b}{a}"),
+            (r"\sin x", r"\cos x"),
+            ("f(x)=2x", "f(x)=3x"),
+        ],
+    ),
+    "equations": (
+        [
+            ("x=5", "5"),
+            ("5", "x = 5"),
+            ("2x+3y=6", "4x+6y=12"),
+            ("x^2+y^2=1", "y^2+x^2-1=0"),
+            ("y=2x+3", "y-2x=3"),
+            ("7", "2+5=7"),
+            (r"x = \infty", r"\infty"),
+        ],
+        [
+            ("x=5", "x=6"),
+            ("x=5", "y=5"),
+            ("2x+3y=6", "2x+3y=7"),
+            ("x^2+y^2=1", "x^2-y^2=1"),
+            ("y=2x+3", "y=3x+2"),
+            ("x+y=5", "5"),
+        ],
+    ),
+    "inequalities": (
+        [
+            ("x>5", "5<x"),
+            ("x>5", "x-5>0"),
+            ("x+y>2", "2<y+x"),
+            (r"x \neq 1", r"1 \neq x"),
+            (r"x \geq 2", "x >= 2"),
+            ("2x<6", "x<3"),
+        ],
+        [
+            ("x>5", "x<5"),
+            ("x>5", "x>=5"),
+            ("x+y>2", "x+y<2"),
+            (r"x \neq 1", "x=1"),
+            (r"x \geq 2", "2"),
+            ("x>5", "y>5"),
+            ("-x>3", "x>-3"),
+        ],
+    ),
+    "bases": (
+        [("1010_2", "1010"), ("1010_2", "1010_{2}"), ("2A_{16}", "2A_{16}"), ("133_5", "133_{5}"), ("12_3", "12_3")],
+        [("1010_2", "1011_2"), ("1010_2", "10"), ("133_5", "133_6"), ("1010_2", "101_2"), ("12_3", "21_3")],
+    ),
+}
+
+
+def random_pairs(number: int, seed: int) -> list[tuple[str, str, bool]]:
+    """Random pairs of expressions, and whether they are the same: polynomials, their factors, fractions, surds."""
+    draw = random.Random(seed)
+    makers = [_polynomial_pair, _fraction_pair, _surd_pair]
+    return [makers[i % len(makers)](draw) for i in range(number)]
+
+
+def _polynomial_pair(draw: random.Random) -> tuple[str, str, bool]:
+    """A product of linear factors, and its coefficients, one of them changed in every second pair."""
+    factors = [
+        (draw.choice([1, 1, 2, 3]), draw.choice([-1, 1]) * draw.randint(1, 9)) for _ in range(draw.randint(2, 3))
+    ]
+    coefficients = [1]
+    for slope, constant in factors:
+        risen = [slope * c for c in coefficients] + [0]
+        coefficients = [a + b for a, b in zip(risen, [0, *(constant * c for c in coefficients)], strict=True)]
+    same = draw.random() < 0.5
+    if not same:
+        coefficients[draw.randrange(len(coefficients))] += draw.choice([-1, 1])
+    product = "".join(f"({slope}x{constant:+d})" for slope, constant in factors)
+    degree = len(coefficients) - 1
+    terms = "".join(f"{c:+d}x^{{{degree - i}}}" for i, c in enumerate(coefficients) if c)
+    return product, terms.removeprefix("+"), same
+
+
+def _fraction_pair(draw: random.Random) -> tuple[str, str, bool]:
+    """A sum of two fractions, and a reduced fraction."""
+    one, two = (Fraction(draw.randint(-30, 30), draw.randint(1, 30)) for _ in range(2))
+    total = one + two + draw.choice([0, 0, Fraction(1, 30)])
+    text = f"\\frac{{{one.numerator}}}{{{one.denominator}}}+\\frac{{{two.numerator}}}{{{two.denominator}}}"
+    return text, f"{total.numerator}/{total.denominator}", total == one + two
+
+
+def _surd_pair(draw: random.Random) -> tuple[str, str, bool]:
+    r"""Times a root, and the root of the product: a \sqrt{b} is \sqrt{a^2 b}."""
+    times, under = draw.randint(2, 20), draw.choice([2, 3, 5, 6, 7, 10, 11])
+    shift = draw.choice([0, 0, 1])
+    return f"{times}\\sqrt{{{under}}}", f"\\sqrt{{{times * times * under + shift}}}", shift == 0

@@ -1,0 +1,193 @@
+r"""What algebra decides in a worker: expressions at random points, relations up to a factor; with every math-verify."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sympy
+
+from perl.rewards.comparison import is_plain
+from perl.rewards.symbolic import is_readable, judge, read, same_by_algebra
+from tests.oracles.answer_cases import CASES, random_pairs
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PUBLIC_CASES = CHECKOUT.parent / "shared" / "data" / "verifier_cases.jsonl"
+NEWEST = CHECKOUT / ".venv" / "newest-math-verify"
+
+# Prints which versions ran and the verdicts; an item that overruns is a timeout.
+JUDGE_ALL = """\
+import importlib.metadata, json, signal, sys
+import latex2sympy2_extended, math_verify
+from perl.rewards.symbolic import judge
+
+class OutOfTime(BaseException): pass
+
+def stop(*_): raise OutOfTime
+
+signal.signal(signal.SIGALRM, stop)
+statuses = []
+for pair in json.load(sys.stdin):
+    signal.alarm(20)
+    try:
+        statuses.append(judge(pair))
+    except OutOfTime:
+        statuses.append("timeout")
+    signal.alarm(0)
+versions = [importlib.metadata.version(name) for name in ("math-verify", "latex2sympy2-extended")]
+print(json.dumps([versions, math_verify.__file__, statuses]))
+"""
+
+
+def judged(pairs, folder=None):
+    """Versions, where math-verify lies, and verdicts, in a process of its own."""
+    environment = dict(os.environ) if folder is None else {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", JUDGE_ALL],
+        input=json.dumps(pairs),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """Our own tables, random expressions, and the public cases where they are."""
+    pairs = [pair for same, other in CASES.values() for pair in (*same, *other)]
+    pairs += [(gold, answer) for gold, answer, _ in random_pairs(300, seed=2)]
+    if PUBLIC_CASES.is_file():
+        rows = [json.loads(line) for line in PUBLIC_CASES.read_text(encoding="utf-8").strip().split("\n")]
+        pairs += [(row["gold"].strip("$"), row["pred"].strip("$")) for row in rows if row["pred_form"] == "answer"]
+    return [pair for pair in dict.fromkeys(pairs) if max(map(len, pair)) < 500]
+
+
+@pytest.mark.skipif(not (NEWEST / "math_verify").is_dir(), reason="no newest math-verify in .venv/newest-math-verify")
+def test_both_ends_of_the_supported_range_of_math_verify_give_the_same_verdicts(pairs):
+    (tested, _), tested_file, tested_statuses = judged(pairs)
+    (newest, _), newest_file, newest_statuses = judged(pairs, NEWEST)
+    assert tested == "0.5.2"
+    assert newest == "0.9.0"
+    assert Path(newest_file).is_relative_to(NEWEST)
+    assert not Path(tested_file).is_relative_to(NEWEST)
+    different = [
+        (pair, one, other)
+        for pair, one, other in zip(pairs, tested_statuses, newest_statuses, strict=True)
+        if one != other
+    ]
+    assert different == []
+    assert tested_statuses.count("right") > 200
+    assert tested_statuses.count("timeout") < 10
+    assert sum(not is_plain(gold) for gold, _ in pairs) > 400
+
+
+def test_the_tables_hold_without_worker_processes():
+    for kind, (same, other) in CASES.items():
+        assert {judge(pair) for pair in same} == {"right"}, kind
+        assert {judge(pair) for pair in other} == {"wrong"}, kind
+
+
+def test_random_expressions_against_their_coefficients():
+    for gold, answer, same in random_pairs(60, seed=3):
+        assert judge((gold, answer)) == ("right" if same else "wrong"), (gold, answer)
+
+
+def test_equal_expressions_are_equal_at_points_of_the_tests_own():
+    """What the parser reads is evaluated at a point and compared with Python's own arithmetic."""
+    for text, value in [
+        ("x^2+2x+1", 1.7**2 + 2 * 1.7 + 1),
+        (r"\frac{x-1}{x+1}", 0.7 / 2.7),
+        (r"\sqrt{x}+|x-3|", 1.7**0.5 + 1.3),
+    ]:
+        found = read(text)
+        at = {symbol: sympy.Float("1.7", 30) for symbol in found.free_symbols}
+        assert float(found.subs(at)) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["x<i<y", r"y_1<i\cdot \sum_{k=1}^n", r"\begin{pmatrix}1\end{pmatrix}\begin{pmatrix}1\\2\end{pmatrix}", "i<2"],
+)
+def test_what_sympy_refuses_to_compare_is_not_the_gold_answer(answer):
+    for gold in ("5", "x+1", r"\begin{pmatrix}1\\2\\3\end{pmatrix}"):
+        assert judge((gold, answer)) == "wrong"
+    assert judge((answer, "5")) in {"wrong", "unparsable_gold"}
+
+
+def test_without_an_answer_only_the_gold_answer_is_judged():
+    assert judge(("x^2", None)) == "no_answer"
+    assert judge((r"\frac{", None)) == "unparsable_gold"
+    with pytest.raises(ValueError, match="no gold answer"):
+        judge((None, "5"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x^2",
+        r"\frac{x}{2}",
+        "x+y=1",
+        r"\begin{pmatrix}x\\1\end{pmatrix}",
+        r"(1, \pi)",
+        "5 cm",
+        "a_1",
+        "x>y",
+        r"0.\overline{3}",
+        r"L_\odot",
+        "E_0",
+    ],
+)
+def test_gold_answers_that_can_be_read(text):
+    assert is_readable(text)
+
+
+@pytest.mark.parametrize(
+    "text", [r"\frac{", "t(0,4]", r"\foo{", "x+", "1/0", r"\sqrt[", "(" * 300 + "x" + ")" * 300 + "("]
+)
+def test_gold_answers_that_cannot(text):
+    assert not is_readable(text)
+    assert judge((text, "5")) == "unparsable_gold"
+    assert judge((text, text)) == "right"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "same"),
+    [
+        ("R", "r", False),
+        ("i^2", "-1", True),
+        (r"\sum_{i=1}^{3} i", "6", True),
+        ("x^2+1", "(x-i)(x+i)", True),
+        ("(-1)^n", r"\cos(n \pi)", True),
+        (r"\sqrt{x^2}", "x", False),
+        ("9^{99999}", "5", False),
+        ("x=1", "2x=2", True),
+        ("x<y", "y>x", True),
+        ("x<y", "-x<-y", False),
+        (r"\sqrt{2}", "1.414213", True),
+        (r"\sqrt{2}", "1.414214", True),
+        (r"\sqrt{2}", "1.414215", False),
+        (r"10^{-30} \pi", r"2 \cdot 10^{-30} \pi", False),
+        (r"\sin^2 x + \cos^2 x - 1", "0", True),
+        (r"\sqrt{2}\sqrt{3}-\sqrt{6}", "0", True),
+        (r"(x+1)^2-x^2-2x-1", "0", True),
+        (r"e^{\ln x}-x", r"\ln(e^x)-x", True),
+        (r"\infty", r"-\infty", False),
+        (r"\frac{1}{", "1", False),
+    ],
+)
+def test_what_algebra_says(gold, answer, same):
+    assert bool(same_by_algebra(gold, answer)) is same
+    assert bool(same_by_algebra(answer, gold)) is same
+
+
+@pytest.mark.parametrize(
+    "code", ["__import__('os').system('touch marker')", "open('marker','w')", "exec('x')", "().__class__", "x.is_real"]
+)
+def test_nothing_is_evaluated(code):
+    for pair in ((code, "5"), ("5", code), ("x", code), (code, "x")):
+        assert judge(pair) in {"wrong", "unparsable_gold"}
+    assert not list(Path.cwd().iterdir())
