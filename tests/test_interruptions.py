@@ -226,20 +226,6 @@ def test_a_checkpoint_that_lost_a_file_does_not_count(tmp_path):
     assert weights_of(straight.path) == weights
 
 
-def test_a_crash_in_a_reward_is_recorded_and_the_corrected_run_goes_on(tmp_path):
-    write_recipe(tmp_path)
-    (tmp_path / "tripwire.py").write_text(TRIPWIRE.replace("os.kill(os.getpid(), number)", "raise ValueError('boom')"))
-    (tmp_path / "tripwire").write_text("4 0")
-    code, stderr = train(tmp_path)
-    assert code == 1
-    assert "ValueError: boom" in stderr
-    assert facts_of(tmp_path / OUTPUT)["status"] == "failed"
-    assert facts_of(tmp_path / OUTPUT)["error"] == "ValueError: boom"
-    assert train(tmp_path)[0] == 0
-    assert facts_of(tmp_path / OUTPUT)["status"] == "done"
-    assert "error" not in facts_of(tmp_path / OUTPUT)
-
-
 def test_another_recipe_is_refused_in_a_folder_that_holds_work(uninterrupted):
     folder = uninterrupted.parent.parent
     command = [sys.executable, "-m", "perl", "train", "recipe.yaml", "train.learning_rate=2e-3", "peft.rank=4"]

@@ -89,6 +89,21 @@ class PeftRLConfig(GRPOConfig):
         },
     )
 
+    process_reward_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "Weight of a process reward, the score that another model gives each step of a completion; 0: only "
+            "the outcome counts. In a recipe better as rewards: {process_reward: {weight: ..., args: {model: ...}}}."
+        },
+    )
+    process_reward_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Arguments of perl.rewards.process_reward, model among them; needs a weight."},
+    )
+    flat_reward_steps: int = field(
+        default=5,
+        metadata={"help": "Say why after this many steps in a row in which no group's rewards differ; 0: never."},
+    )
     padding_free: bool = field(
         default=True,
         metadata={
@@ -122,7 +137,7 @@ class PeftRLConfig(GRPOConfig):
         metadata={"help": "Run plain LoRA layers as one operation instead of six; the same numbers in float32."},
     )
 
-    _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs"]
+    _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs", "process_reward_kwargs"]
 
     bf16: bool | None = field(default=None, metadata={"help": "Train in bfloat16. None: not on a CPU."})
     activation_checkpointing: bool | None = field(
@@ -141,6 +156,7 @@ class PeftRLConfig(GRPOConfig):
             raise RecipeError(
                 f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
             )
+        self._check_rewards()
         self.learning_rate_asked = self.learning_rate is not None
         if self.learning_rate is None:
             method = METHODS.get(self.peft_method if self.peft_type is None else "lora", METHODS["lora"])
@@ -159,6 +175,14 @@ class PeftRLConfig(GRPOConfig):
             self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
         self.peft  # noqa: B018 (refuses impossible values now, not when the model is loaded)
+
+    def _check_rewards(self) -> None:
+        if self.flat_reward_steps < 0:
+            raise RecipeError(f"{self.flat_reward_steps} steps", "flat_reward_steps", "a number of steps, or 0")
+        if self.process_reward_weight and not self.process_reward_kwargs:
+            raise RecipeError("has no model", "process_reward_weight", 'process_reward_kwargs={"model": ...}')
+        if self.process_reward_kwargs and not self.process_reward_weight:
+            raise RecipeError("has no weight", "process_reward_kwargs", "process_reward_weight=0.5")
 
     @property
     def peft(self) -> PeftSection:

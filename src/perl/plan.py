@@ -6,7 +6,7 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 """
 
 import importlib.util
-import inspect
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +26,15 @@ from perl.prompts import render_prompts
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
-from perl.rewards.builtin import accuracy_reward
-from perl.rewards.verifier import is_plain
+from perl.rewards.process import ProcessReward
+from perl.rewards.process_model import read_process_config
+from perl.rewards.verifier import WORKERS, unreadable
 from perl.saved_adapter import SavedAdapter, find_adapter
+
+logger = logging.getLogger("perl")
+
+# A data set with more gold answers that cannot be read than this share is refused; fewer are said, and have no say.
+_MOST_UNREADABLE = 0.05
 
 # Arguments that TRL hands to every reward function; all others are columns of the data set.
 _ARGUMENTS_FROM_TRL = {
@@ -66,6 +72,12 @@ class Plan:
     trainable_parameters: int
     total_parameters: int
 
+    @property
+    def judges(self) -> set[int]:
+        """Numbers of processes that will compare answers with gold answers, in training and in evaluation."""
+        evaluates = self.recipe.eval.enabled and self.problems.heldout is not None
+        return {reward.judges for reward in self.rewards if reward.judges} | ({WORKERS} if evaluates else set())
+
     def lines(self) -> Iterator[str]:
         """The plan for a person to read."""
         share = 100 * self.trainable_parameters / self.total_parameters
@@ -90,7 +102,7 @@ def make_plan(recipe: Recipe) -> Plan:
         PerlError: Whatever is wrong, before any weights are loaded.
     """
     _check_extras(recipe)
-    rewards = resolve_rewards(recipe.rewards)
+    rewards = resolve_rewards(recipe.rewards, recipe.rollout)
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
@@ -98,6 +110,9 @@ def make_plan(recipe: Recipe) -> Plan:
     total = total_parameters(empty)
     trained = count_trained(recipe.model, how, saved)
     tokenizer = load_tokenizer(recipe.model)
+    for reward in rewards:
+        if isinstance(reward.function, ProcessReward):
+            read_process_config(reward.function.setting)
     problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
     _check_template(problems, tokenizer)
     _check_rewards_fit(rewards, problems)
@@ -176,45 +191,41 @@ def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) ->
 def _check_rewards_fit(rewards: list[Reward], problems: ProblemSet) -> None:
     """Every argument that a reward function insists on must be a column of the data."""
     found = []
+    known = _ARGUMENTS_FROM_TRL | set(problems.train.column_names)
     for reward in rewards:
-        parameters = list(inspect.signature(reward.function).parameters.values())
-        for parameter in parameters:
-            insists = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-            known = _ARGUMENTS_FROM_TRL | set(problems.train.column_names)
-            if insists and parameter.name not in known and parameter.kind is not parameter.VAR_POSITIONAL:
-                column = "an answer" if parameter.name == "solution" else f"the column {parameter.name!r}"
-                hint = "set data.train.columns.answer" if parameter.name == "solution" else "rename the argument"
+        for name in reward.needs:
+            if name not in known:
+                column = "an answer" if name == "solution" else f"the column {name!r}"
+                hint = f"there are {', '.join(problems.train.column_names)}; rewards.{reward.name}.columns maps names"
+                hint = "set data.train.columns.answer" if name == "solution" else hint
                 found.append(Problem(f"needs {column}, which the data does not have", f"rewards.{reward.name}", hint))
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        if not reward.takes_all:
             hint = "TRL hands every column of the data to every reward"
             found.append(Problem("the function must accept **kwargs", f"rewards.{reward.name}", hint))
     raise_all(DataError, found)
 
 
 def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:
-    """Gold answers that the verifier cannot compare would make right completions wrong."""
+    """Gold answers that cannot be read are right only letter for letter: many of them are a mistake."""
     found = []
-    checked = {"train": problems.train if any(_is_accuracy(r) for r in rewards) else None, "eval": problems.heldout}
-    for role, rows in checked.items():
+    judged = {"train": problems.train if any(r.judges for r in rewards) else None, "eval": problems.heldout}
+    for role, rows in judged.items():
         if rows is None or (role == "eval" and not recipe.eval.enabled):
             continue
         if "solution" not in rows.column_names:
             found.append(Problem("held-out problems need answers", f"data.{role}", "or set eval.enabled: false"))
             continue
-        unreadable = [gold for gold in rows["solution"] if not is_plain(gold.rsplit("####", 1)[-1])]
-        if unreadable:
-            found.append(
-                Problem(
-                    f"{len(unreadable)} of {len(rows)} answers are no numbers or words, e.g. {unreadable[0][:40]!r}",
-                    f"data.{role}",
-                    "accuracy compares numbers and words; drop those rows or use a reward of your own",
-                )
-            )
+        golds = rows["solution"]
+        bad = unreadable(golds)
+        if not bad:
+            continue
+        what = f"{len(bad)} of {len(golds)} gold answers cannot be read, e.g. {golds[bad[0]][:40]!r}"
+        if len(bad) > _MOST_UNREADABLE * len(golds):
+            hint = "`perl reward check RECIPE` lists them; drop those rows, or use a reward of your own"
+            found.append(Problem(what, f"data.{role}", hint))
+        else:
+            logger.warning("%s: %s; right only letter for letter, else without a reward", f"data.{role}", what)
     raise_all(DataError, found)
-
-
-def _is_accuracy(reward: Reward) -> bool:
-    return inspect.unwrap(reward.function) is accuracy_reward
 
 
 def _steps(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:

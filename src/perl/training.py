@@ -20,9 +20,9 @@ from transformers import PreTrainedModel, PrinterCallback
 from perl.callbacks.plots import draw_curves
 from perl.callbacks.progress import LiveProgress
 from perl.callbacks.recorder import Recorder
-from perl.callbacks.stopping import StopOnSignal, sigterm_as_interrupt
+from perl.callbacks.stopping import OrderlyStop, sigterm_as_interrupt
 from perl.checkpoint import discard_incomplete, latest_checkpoint, step_of
-from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RunFolderError
+from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
 from perl.evaluation.evaluate import TaskScore, evaluate_policy
 from perl.guards import check_saved_adapter, check_saved_model
 from perl.hub.card import CardFacts, TaskFacts, render_card
@@ -33,6 +33,8 @@ from perl.progress import live_line
 from perl.prompts import render_prompts
 from perl.recipe import Recipe, load_recipe
 from perl.rewards import reward_problems
+from perl.rewards.own import Failures
+from perl.rewards.verifier import start_workers
 from perl.rollouts.hf_engine import Sampling
 from perl.run import Run, follow_run, open_run, sha256_of, write_text
 from perl.saved_adapter import WEIGHTS
@@ -62,6 +64,7 @@ def train(
     Raises:
         PerlError: The recipe, its data, its model or the folder cannot be used; nothing was started.
         InterruptedRunError: Ctrl-C or SIGTERM; the same call goes on.
+        RewardError: A reward function of the user's own failed too often; mended, the same call goes on.
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
     recipe = read_recipe(recipe, overrides, output_dir)
@@ -74,6 +77,8 @@ def train(
         if run.status == "done":
             logger.info("done before: %s", run.path)
             return run
+        for workers in plan.judges:
+            start_workers(workers)  # before a GPU is used; they import while the weights are read
         with _located(recipe):
             model = load_base(recipe.model, plan.arguments.device)
         _record_identity(plan, model, run)
@@ -181,6 +186,7 @@ def _facts_of(who: str, score: TaskScore) -> dict[str, Any]:
         f"{who}_length": score.mean_length,
         f"{who}_truncated": score.truncated,
         f"{who}_no_answer": score.no_answer,
+        f"{who}_unjudged": score.unjudged,
     }
 
 
@@ -197,7 +203,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     )
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress says the same in a line
     trainer.base_fingerprint = run.facts.get("fingerprint", {}).get("base")
-    stop = StopOnSignal()
+    stop = OrderlyStop([reward.failures for reward in plan.rewards if reward.failures is not None])
     for callback in (Recorder(run, trainer.latest_group), LiveProgress(), stop):
         trainer.add_callback(callback)
     if is_first_process():
@@ -207,11 +213,23 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         logger.info("resuming from step %d", step_of(checkpoint))
     with stop.listening():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if stop.failed is not None:
+        raise plan.recipe.located(_failed(plan, stop.failed, trainer.state.global_step))
     if stop.requested:
         raise InterruptedRunError(
             f"stopped after step {trainer.state.global_step} of {plan.steps}", str(run.path), "the same command goes on"
         )
     return trainer
+
+
+def _failed(plan: Plan, failures: Failures, step: int) -> RewardError:
+    """What to say of a reward function that failed too often."""
+    name = next(reward.name for reward in plan.rewards if reward.failures is failures)
+    return RewardError(
+        f"failed on {failures.count} samples, at last: {failures.newest}",
+        f"rewards.{name}",
+        f"stopped after step {step} with a checkpoint; mend it, and the same command goes on",
+    )
 
 
 def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:

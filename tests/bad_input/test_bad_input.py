@@ -291,11 +291,12 @@ def test_a_row_without_a_question(mistake):
     )
 
 
-def test_answers_that_accuracy_cannot_compare(mistake):
-    write_rows("latex.jsonl", [{"prompt": f"{i}?", "answer": r"\frac{1}{2}" if i == 3 else "2"} for i in range(8)])
+def test_answers_that_cannot_be_read(mistake):
+    write_rows("latex.jsonl", [{"prompt": f"{i}?", "answer": r"\frac{1}{" if i == 3 else "2"} for i in range(8)])
     line = mistake(recipe="data: {train: latex.jsonl}\n")
-    assert line.startswith("recipe.yaml:2: data.train: 1 of 8 answers are no numbers or words, e.g. ")
-    assert r"\\frac{1}{2}" in line
+    assert line.startswith("recipe.yaml:2: data.train: 1 of 8 gold answers cannot be read, e.g. ")
+    assert r"\\frac{1}{" in line
+    assert "perl reward check" in line
 
 
 def test_training_prompts_that_are_held_out_too(mistake):

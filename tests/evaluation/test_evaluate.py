@@ -58,6 +58,16 @@ def test_each_completion_is_checked_against_its_own_problem(base, tokenizer, pro
     assert evaluate_policy(base, tokenizer, exchanged, SAMPLING, 2).accuracy == 0
 
 
+def test_what_cannot_be_judged_is_said_and_is_not_right(base, tokenizer, prompts):
+    assert evaluate_policy(base, tokenizer, prompts, SAMPLING, 1).unjudged == 0
+    unreadable = [
+        Prompt(p.content, p.token_ids, r"\frac{1}{" if i % 3 == 0 else p.solution) for i, p in enumerate(prompts)
+    ]
+    score = evaluate_policy(base, tokenizer, unreadable, SAMPLING, 1)
+    assert score.unjudged == pytest.approx(4 / 12)
+    assert score.accuracy <= 8 / 12
+
+
 def test_an_adapter_that_does_nothing_scores_like_its_base(base, tokenizer, prompts):
     expected = evaluate_policy(base, tokenizer, prompts, SAMPLING, 2)
     policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=2)))

@@ -2,17 +2,20 @@
 
 import asyncio
 import inspect
+import math
 import sys
 from pathlib import Path
 
 import pytest
 
 from perl.errors import RecipeError
-from perl.recipe.sections import RewardSetting
-from perl.rewards import NAMED_REWARDS, accuracy_reward, resolve_rewards, reward_problems
+from perl.recipe.sections import RewardSetting, RolloutSection
+from perl.rewards import NAMED_REWARDS, accuracy_reward, reward_problems
+from perl.rewards import resolve_rewards as resolve
 
 MODULE = """\
 import json
+import time
 
 constant = 3
 PAIR = (1, 2)
@@ -28,6 +31,17 @@ async def slow(completions, limit=10, **_):
 
 def strict(completions):
     return [0.0]
+
+
+def picky(completions, **_):
+    if "bad" in completions:
+        raise ValueError("no good")
+    return [1.0] * len(completions)
+
+
+def sleepy(completions, naps, scale=1.0, **_):
+    time.sleep(naps[0])
+    return [scale]
 
 
 class Judge:
@@ -50,6 +64,10 @@ def _own_rewards(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+def resolve_rewards(rewards):
+    return resolve(rewards, RolloutSection(max_completion_length=100))
+
+
 def settings(**rewards):
     return {name: RewardSetting.model_validate(value) for name, value in rewards.items()}
 
@@ -58,13 +76,97 @@ def problems(rewards):
     return [(".".join(path), str(problem)) for path, problem in reward_problems({"rewards": settings(**rewards)})]
 
 
+REQUIRED = {"soft_overlong": {"args": {"soft_punish_cache": 20}}}
+FIRST_AND_SECOND = {  # rewards of a right completion of 3 tokens and of a wrong one of 100, of one prompt
+    "accuracy": [1.0, 0.0],
+    "reasoning_accuracy": [0.0, 0.0],
+    "format": [1.0, 1.0],
+    "tag_count": [0.0, 0.0],
+    "length_penalty": [0.5, -0.5],
+    "cosine_length": [0.5 + 0.25 * (1 + math.cos(math.pi * 3 / 100)), -0.5],
+    "soft_overlong": [0.0, -1.0],
+    "repetition_penalty": [0.0, -97 / 98],
+    "countdown": [1.0, 0.1],
+}
+
+
 def test_every_named_reward_is_found_and_scores():
-    assert "accuracy" in NAMED_REWARDS
-    rewards = resolve_rewards(settings(**dict.fromkeys(NAMED_REWARDS, 1)))
-    assert [reward.name for reward in rewards] == list(NAMED_REWARDS)
-    for reward in rewards:
-        assert reward.function(completions=[r"\boxed{4}"], prompts=["2+2="], solution=["4"]) == [1.0]
-        assert reward.function.__name__ == reward.name
+    rewards = resolve_rewards(settings(**dict.fromkeys(NAMED_REWARDS, 1), **{}) | settings(**REQUIRED))
+    columns = {"solution": ["4", "4"], "target": [4, 4], "numbers": [[4], [4]], "level": ["easy", "hard"]}
+    scores = {
+        reward.name: reward.function(
+            prompts=["2+2="] * 2,
+            completions=[r"\boxed{4}", r"\boxed{5}"],
+            completion_ids=[[1, 2, 3], [1] * 100],
+            trainer_state=None,
+            log_metric=None,
+            log_extra=None,
+            **columns,
+        )
+        for reward in rewards
+    }
+    assert list(scores) == list(FIRST_AND_SECOND) == list(NAMED_REWARDS)
+    for name, expected in FIRST_AND_SECOND.items():
+        assert scores[name] == pytest.approx(expected), name
+    assert [reward.function.__name__ for reward in rewards] == list(NAMED_REWARDS)
+
+
+def test_the_longest_completion_is_the_runs_unless_the_recipe_says_otherwise():
+    asked = {"cosine_length": {"args": {"max_len": 6}}, **REQUIRED}
+    cosine, overlong = resolve_rewards(settings(**asked))
+    rows = {"prompts": [""], "completions": [r"\boxed{4}"], "completion_ids": [[1, 2, 3]], "solution": ["4"]}
+    assert cosine.function(**rows) == [pytest.approx(0.75)]
+    assert overlong.function(**rows | {"completion_ids": [[1] * 90]}) == [pytest.approx(-0.5)]
+
+
+def test_what_a_reward_needs_and_whether_it_judges_is_known():
+    asked = {"accuracy": 1, "countdown": {"columns": {"numbers": "nums"}}, "format": 1, "own_rewards:strict": 1}
+    accuracy, countdown, form, own = resolve_rewards(settings(**asked))
+    assert accuracy.needs == ("completions", "solution")
+    assert countdown.needs == ("completions", "target", "nums")
+    assert [reward.judges for reward in (accuracy, countdown, form, own)] == [2, 0, 0, 0]
+    (four,) = resolve_rewards(settings(accuracy={"args": {"workers": 4}}))
+    assert four.judges == 4
+    assert [reward.takes_all for reward in (accuracy, countdown, form, own)] == [True, True, True, False]
+    assert [reward.failures is None for reward in (accuracy, countdown, form, own)] == [True, True, True, False]
+
+
+def test_a_column_goes_to_the_argument_it_is_mapped_to():
+    asked = {
+        "countdown": {"columns": {"numbers": "nums", "target": "goal"}},
+        "own_rewards:length": {"columns": {"limit": "most"}},
+    }
+    countdown, own = resolve_rewards(settings(**asked))
+    assert countdown.function(completions=["<answer>1+2</answer>"], nums=[[1, 2]], goal=[3]) == [1.0]
+    assert own.function(completions=["abcdef"], most=4) == [4.0]
+
+
+def test_a_function_that_raises_is_none_for_the_sample_and_counted():
+    (reward,) = resolve_rewards(settings(**{"own_rewards:picky": {"max_failures": 1}}))
+    assert reward.function(completions=["a", "bad", "c"], prompts=["1", "2", "3"]) == [1.0, None, 1.0]
+    assert (reward.failures.count, reward.failures.too_many) == (1, False)
+    reward.function(completions=["bad"], prompts=["2"])
+    assert reward.failures.too_many
+    assert "picky" in reward.failures.newest
+    assert "no good" in reward.failures.newest
+
+
+def test_a_function_in_workers_scores_each_sample_within_its_time():
+    asked = {
+        "own_rewards:sleepy": {"workers": 2, "timeout_seconds": 5, "args": {"scale": 3.0}, "columns": {"naps": "rest"}}
+    }
+    (reward,) = resolve_rewards(settings(**asked))
+    scores = reward.function(completions=["a", "b", "c"], prompts=["", "", ""], rest=[0, 3600, 0])
+    assert scores == [3.0, None, 3.0]
+    assert reward.failures.count == 1
+    assert reward.function.__name__ == "sleepy"
+
+
+def test_a_process_reward_is_made_and_loads_nothing_yet():
+    (reward,) = resolve_rewards(settings(process_reward={"weight": 0.5, "args": {"model": "no/such-model"}}))
+    assert reward.function.__name__ == "process_reward"
+    assert (reward.weight, reward.failures) == (0.5, None)
+    assert reward.function(prompts=[], completions=[]) == []
 
 
 def test_weights_and_order_are_those_of_the_recipe():
@@ -127,7 +229,8 @@ def test_rewards_are_logged_under_names_of_their_own():
     ("name", "words"),
     [
         ("acuracy", ["no reward 'acuracy'", "did you mean accuracy?", "package.module:function"]),
-        ("zzz", ["no reward 'zzz'", "accuracy", "format", "package.module:function"]),
+        ("zzz", ["no reward 'zzz'", "accuracy", "format", "process_reward", "package.module:function"]),
+        ("code", ["no reward 'code'", "sandbox", "package.module:function"]),
         ("own_rewards.length", ["no reward 'own_rewards.length'", "package.module:function"]),
         ("own_rewads:length", ["cannot import own_rewads", "current folder"]),
         ("own_rewards:lenght", ["own_rewards has no function 'lenght'", "did you mean length?"]),
@@ -155,6 +258,47 @@ def test_a_module_that_cannot_be_imported_is_one_problem(text):
     ((path, problem),) = problems({"broken_rewards:f": 1})
     assert path == "rewards.broken_rewards:f"
     assert problem.startswith("cannot import broken_rewards: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "path", "words"),
+    [
+        ("soft_overlong", 1, "", ["needs the argument soft_punish_cache"]),
+        ("soft_overlong", {"args": {"soft_punish_cache": 600}}, ".args", ["soft_overlong: "]),
+        ("cosine_length", {"args": {"max_len": 0}}, ".args", ["max_len"]),
+        ("repetition_penalty", {"args": {"ngram_size": 0}}, ".args", ["ngram_size"]),
+        ("format", {"args": {"style": "boxd"}}, ".args", ["boxed"]),
+        ("accuracy", {"args": {"timeout_seconds": 0}}, ".args", ["timeout_seconds"]),
+        ("accuracy", {"args": {"workers": 0}}, ".args", ["workers"]),
+        ("accuracy", {"args": {"solution": "4"}}, ".args.solution", ["is a column", "columns: {solution: NAME}"]),
+        ("accuracy", {"columns": {"solutoin": "gold"}}, ".columns.solutoin", ["did you mean solution?"]),
+        ("accuracy", {"workers": 2}, ".workers", ["functions of your own", "args: {workers: ...}"]),
+        ("format", {"max_failures": 2}, ".max_failures", ["functions of your own", "leave it out"]),
+        ("process_reward", 1, ".args", ["model is required"]),
+        (
+            "process_reward",
+            {"args": {"model": "a/b", "agregation": "min"}},
+            ".args.agregation",
+            ["did you mean aggregation?"],
+        ),
+        (
+            "process_reward",
+            {"args": {"model": "a/b", "aggregation": "max"}},
+            ".args.aggregation",
+            ["must be one of min"],
+        ),
+        ("own_rewards:length", {"columns": {"limt": "most"}}, ".columns.limt", ["did you mean limit?"]),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_problem(name, setting, path, words):
+    ((where, problem),) = problems({name: setting})
+    assert where == f"rewards.{name}{path}"
+    assert all(word in problem for word in words), problem
+
+
+def test_a_time_limit_without_workers_is_refused():
+    with pytest.raises(ValueError, match="needs workers"):
+        RewardSetting.model_validate({"timeout_seconds": 3})
 
 
 def test_every_wrong_argument_is_a_problem_with_the_nearest_name():

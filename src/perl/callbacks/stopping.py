@@ -1,15 +1,17 @@
-"""An orderly stop: Ctrl-C or SIGTERM finishes the step, writes a checkpoint and ends training."""
+"""An orderly stop, on Ctrl-C, SIGTERM or a reward that fails too often: a last step, a checkpoint, no more."""
 
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from perl.rewards.own import Failures
 
 logger = logging.getLogger("perl")
 
@@ -29,16 +31,25 @@ def sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class StopOnSignal(TrainerCallback):
-    """Ends training after the step in which a signal came; a second signal stops at once.
+class OrderlyStop(TrainerCallback):
+    """Ends training after the step in which a signal came or a reward failed once too often.
+
+    A second signal stops at once.
 
     Attributes:
-        requested: Whether a signal came.
+        requested: Whether training is to end.
+        failed: The reward that failed too often; on another process of the run than the one where it did, None.
     """
 
-    def __init__(self) -> None:
-        """No signal has come."""
+    def __init__(self, failures: Sequence[Failures] = ()) -> None:
+        """Nothing has happened.
+
+        Args:
+            failures: Of the reward functions that may fail.
+        """
         self.requested = False
+        self.failed: Failures | None = None
+        self._failures = tuple(failures)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -61,6 +72,8 @@ class StopOnSignal(TrainerCallback):
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Asks for a checkpoint and the end of training, on all processes at the same step."""
+        self.failed = next((failures for failures in self._failures if failures.too_many), None)
+        self.requested = self.requested or self.failed is not None
         if self._requested_anywhere():
             self.requested = True
             control.should_save = True

@@ -48,7 +48,9 @@ def _summary(run: "Run") -> list[str]:
         lines.append(f"{task}: avg@{score['k']} on {score['n']} held-out problems")
         for who, stderr in (("base", score["base_stderr"]), ("adapter", score["stderr"])):
             error = f" ± {stderr:.3f}" if stderr is not None else ""
-            lines.append(f"  {who:8} {score[who]:.3f}{error}   mean length {score[f'{who}_length']:.1f} tokens")
+            unjudged = score.get(f"{who}_unjudged") or 0.0
+            lost = f"   {unjudged:.1%} could not be judged" if unjudged else ""
+            lines.append(f"  {who:8} {score[who]:.3f}{error}   mean length {score[f'{who}_length']:.1f} tokens{lost}")
     lines.append(f"{run.facts['steps']} steps, {run.facts['seconds']:.0f} s, reward {_reward(run)}")
     lines.append(f"adapter  {run.adapter}")
     lines.append(f"card     {run.card}")

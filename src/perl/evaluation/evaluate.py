@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from perl.evaluation.metrics import average_at_k, standard_error
-from perl.rewards.verifier import check
+from perl.rewards.verifier import check_all
 from perl.rollouts.hf_engine import Sampling, generate
 from perl.types import Prompt
 
@@ -29,6 +29,8 @@ class TaskScore:
         mean_length: Mean completion length in tokens, the end token included.
         truncated: Share of completions that were cut off.
         no_answer: Share of completions without an answer.
+        unjudged: Share of completions that could not be compared with the gold answer: too slow, failed, or a gold
+            answer that cannot be read. They count as not right.
     """
 
     accuracy: float
@@ -38,6 +40,7 @@ class TaskScore:
     mean_length: float
     truncated: float
     no_answer: float
+    unjudged: float
 
 
 def evaluate_policy(
@@ -63,7 +66,7 @@ def evaluate_policy(
     """
     repeated = [prompt for prompt in prompts for _ in range(k)]
     completions = generate(model, tokenizer, repeated, sampling, on_batch)
-    verdicts = [check(_solution(p), c.text) for p, c in zip(repeated, completions, strict=True)]
+    verdicts = check_all([_solution(prompt) for prompt in repeated], [completion.text for completion in completions])
     right = [[v.right for v in verdicts[i : i + k]] for i in range(0, len(verdicts), k)]
     return TaskScore(
         accuracy=average_at_k(right),
@@ -73,6 +76,7 @@ def evaluate_policy(
         mean_length=sum(len(c.token_ids) for c in completions) / len(completions),
         truncated=sum(c.truncated for c in completions) / len(completions),
         no_answer=sum(v.status == "no_answer" for v in verdicts) / len(verdicts),
+        unjudged=sum(v.status in ("timeout", "error", "unparsable_gold") for v in verdicts) / len(verdicts),
     )
 
 

@@ -155,11 +155,29 @@ class RewardSetting(Section):
 
     weight: float = Field(1.0, description="Factor of this reward in the sum.")
     args: dict[str, Any] = Field({}, description="Arguments handed to the reward function.")
+    columns: dict[str, str] = Field({}, description="Argument: column of the data set, where their names differ.")
+    workers: int | None = Field(
+        None, ge=1, description="Call your own function for each sample by itself, in this many killable processes."
+    )
+    timeout_seconds: float | None = Field(
+        None, gt=0, description="Wall time of a sample in a worker, after which it has no reward; None: 10."
+    )
+    max_failures: int | None = Field(
+        None,
+        ge=0,
+        description="Samples that your own function may fail on, None: 16; one more stops the run, with a checkpoint.",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _from_weight(cls, value: Any) -> Any:  # noqa: ANN401
         return {"weight": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> "RewardSetting":
+        if self.timeout_seconds is not None and self.workers is None:
+            raise ValueError("timeout_seconds needs workers: a function in the training process cannot be interrupted")
+        return self
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -53,6 +53,7 @@ _NARROWED: dict[str, Any] = {
     "save_steps": Annotated[float, _POSITIVE],
     "save_total_limit": Annotated[int, _AT_LEAST_ONE] | None,
     "beta": Annotated[float, _NOT_NEGATIVE],
+    "flat_reward_steps": Annotated[int, _NOT_NEGATIVE],
     "reference": Annotated[str, AfterValidator(_reference)] | None,
     "epsilon": Annotated[float, _NOT_NEGATIVE],
     "epsilon_high": Annotated[float, _NOT_NEGATIVE] | None,

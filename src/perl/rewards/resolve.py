@@ -11,31 +11,53 @@ import inspect
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from perl.errors import Problem, RecipeError, did_you_mean
-from perl.recipe.sections import RewardSetting
-from perl.rewards.builtin import accuracy_reward, format_reward
+from perl.recipe.sections import RewardSetting, RolloutSection
+from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS
+from perl.rewards.own import Failures, guarded, in_workers
+from perl.rewards.process import check_process_reward
+from perl.rewards.verifier import WORKERS
 
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
 RewardFunction = Callable[..., Any]
 
-NAMED_REWARDS: dict[str, Callable[..., Any]] = {"accuracy": accuracy_reward, "format": format_reward}
+# Of a function of the user's own, where the recipe leaves it open.
+_MAX_FAILURES = 16
+_TIMEOUT_SECONDS = 10.0
+
+_KnownProblem = tuple[tuple[str, ...], Problem]
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function, its share of the sum, and the name it is logged under."""
+    """A reward function, its share of the sum, and the name it is logged under.
+
+    Attributes:
+        needs: Columns of the data set that the function insists on.
+        takes_all: Whether it accepts whatever other columns there are.
+        judges: Processes that compare answers with gold answers for it; 0 if it compares none.
+        failures: Of the user's own function; None for a named reward.
+    """
 
     name: str
     function: RewardFunction
     weight: float
+    needs: tuple[str, ...] = ()
+    takes_all: bool = True
+    judges: int = 0
+    failures: Failures | None = None
 
 
-def resolve_rewards(settings: Mapping[str, RewardSetting]) -> list[Reward]:
+def resolve_rewards(settings: Mapping[str, RewardSetting], rollout: RolloutSection) -> list[Reward]:
     """The functions behind a recipe's rewards, in the recipe's order.
+
+    Args:
+        settings: The recipe's ``rewards``.
+        rollout: Says how long a completion may be, where a reward's argument is that.
 
     Raises:
         RecipeError: A name is unknown, a module cannot be imported, or an argument does not exist.
@@ -47,33 +69,145 @@ def resolve_rewards(settings: Mapping[str, RewardSetting]) -> list[Reward]:
         if isinstance(found, Problem):
             raise RecipeError(found.message, f"rewards.{name}", found.hint)
         short = _function_name(name)
-        log_name = short if short_names[short] == 1 else name
-        rewards.append(Reward(name, _named(found, log_name, setting.args), setting.weight))
+        rewards.append(_reward(name, found, setting, rollout, short if short_names[short] == 1 else name))
     return rewards
 
 
-def reward_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Problem]]:
-    """What is wrong with the names in a recipe's ``rewards`` section, by key path."""
-    problems: list[tuple[tuple[str, ...], Problem]] = []
+def reward_problems(sections: Mapping[str, Any]) -> list[_KnownProblem]:
+    """What is wrong with a recipe's ``rewards`` section, by key path."""
+    problems: list[_KnownProblem] = []
     for name, setting in sections.get("rewards", {}).items():
         found = _find(name)
         if isinstance(found, Problem):
             problems.append((("rewards", name), found))
-            continue
-        for argument in setting.args:
-            known = [p.name for p in inspect.signature(found).parameters.values() if p.kind is not p.VAR_KEYWORD]
-            if argument not in known:
-                problem = Problem(f"{name} has no argument {argument!r}", hint=did_you_mean(argument, known))
-                problems.append((("rewards", name, "args", argument), problem))
+        elif name in MADE_REWARDS:
+            problems += _problems_of_process_reward(name, setting)
+        else:
+            problems += _problems_of(name, found, setting, sections.get("rollout", RolloutSection()))
     return problems
 
 
-def _find(name: str) -> Callable[..., Any] | Problem:
+def _problems_of(
+    name: str, function: Callable[..., Any], setting: RewardSetting, rollout: RolloutSection
+) -> Iterator[_KnownProblem]:
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    settable = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY] if name in NAMED_REWARDS else known
+    wrong = [argument for argument in setting.args if argument not in settable]
+    for argument in wrong:
+        hint = did_you_mean(argument, settable)
+        if argument in known:
+            hint = f"it is a column; another one: columns: {{{argument}: NAME}}"
+        yield ("rewards", name, "args", argument), Problem(f"{name} has no argument {argument!r}", hint=hint)
+    for argument in setting.columns:
+        if argument not in known or argument in setting.args:
+            problem = Problem(f"{name} takes no column {argument!r}", hint=did_you_mean(argument, known))
+            yield ("rewards", name, "columns", argument), problem
     if name in NAMED_REWARDS:
-        return NAMED_REWARDS[name]
+        yield from _problems_of_named(name, setting, settable, valid=not wrong, rollout=rollout)
+
+
+def _problems_of_named(
+    name: str, setting: RewardSetting, settable: list[str], *, valid: bool, rollout: RolloutSection
+) -> Iterator[_KnownProblem]:
+    """Arguments that are missing or impossible: the function is called without completions to find out."""
+    yield from _only_for_own(name, setting, settable)
+    function = NAMED_REWARDS[name]
+    arguments = _arguments(function, setting, rollout)
+    parameters = inspect.signature(function).parameters.values()
+    missing = [
+        p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in arguments
+    ]
+    for argument in missing:
+        yield ("rewards", name), Problem(f"{name} needs the argument {argument}", hint=f"args: {{{argument}: ...}}")
+    if missing or not valid:
+        return
+    columns = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    try:
+        function(**{column: [] for column in columns}, **arguments)
+    except (ValueError, TypeError) as error:
+        yield ("rewards", name, "args"), Problem(f"{name}: {error}")
+
+
+def _problems_of_process_reward(name: str, setting: RewardSetting) -> Iterator[_KnownProblem]:
+    yield from _only_for_own(name, setting, [])
+    for problem in check_process_reward(setting.args):
+        argument = (problem.where,) if problem.where in setting.args else ()
+        message = problem.message if argument else f"{problem.where} {problem.message}"
+        yield ("rewards", name, "args", *argument), Problem(message, hint=problem.hint)
+
+
+def _only_for_own(name: str, setting: RewardSetting, settable: list[str]) -> Iterator[_KnownProblem]:
+    for key in ("workers", "timeout_seconds", "max_failures"):
+        if getattr(setting, key) is not None:
+            hint = f"args: {{{key}: ...}}" if key in settable else "leave it out"
+            yield ("rewards", name, key), Problem("is for functions of your own", hint=hint)
+
+
+def _reward(
+    name: str, function: Callable[..., Any], setting: RewardSetting, rollout: RolloutSection, log_name: str
+) -> Reward:
+    """The reward with its arguments bound, under the name that TRL will log."""
+    if name in MADE_REWARDS:
+        return Reward(name, MADE_REWARDS[name](**setting.args), setting.weight)
+    arguments = _arguments(function, setting, rollout)
+    needs, takes_all = _columns_of(function, arguments, setting)
+    failures = None
+    if name not in NAMED_REWARDS:
+        failures = Failures(log_name, _MAX_FAILURES if setting.max_failures is None else setting.max_failures)
+    bound = _bound(function, arguments, setting.columns)
+    if failures is not None and setting.workers is not None:
+        bound = _renamed(
+            in_workers(
+                name,
+                arguments,
+                failures,
+                workers=setting.workers,
+                timeout_seconds=setting.timeout_seconds or _TIMEOUT_SECONDS,
+            ),
+            setting.columns,
+        )
+    elif failures is not None:
+        bound = guarded(bound, failures)
+    bound.__name__ = log_name
+    return Reward(name, bound, setting.weight, needs, takes_all, _judges(function, arguments), failures)
+
+
+def _judges(function: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
+    return int(arguments.get("workers", WORKERS)) if function in JUDGES else 0
+
+
+def _columns_of(
+    function: Callable[..., Any], arguments: Mapping[str, Any], setting: RewardSetting
+) -> tuple[tuple[str, ...], bool]:
+    parameters = list(inspect.signature(function).parameters.values())
+    needs = [
+        setting.columns.get(p.name, p.name)
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments
+    ]
+    return tuple(needs), any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _arguments(function: Callable[..., Any], setting: RewardSetting, rollout: RolloutSection) -> dict[str, Any]:
+    """The recipe's arguments, and the longest completion where a function must know it and nobody said."""
+    parameters = inspect.signature(function).parameters
+    lengths = {
+        name: rollout.max_completion_length
+        for name in LENGTH_ARGUMENTS
+        if name in parameters and parameters[name].default is inspect.Parameter.empty
+    }
+    return {**(lengths if function in NAMED_REWARDS.values() else {}), **setting.args}
+
+
+def _find(name: str) -> Callable[..., Any] | Problem:
+    if name in NAMED_REWARDS or name in MADE_REWARDS:
+        return {**NAMED_REWARDS, **MADE_REWARDS}[name]
+    if name in REFUSED_REWARDS:
+        return Problem(f"there is no reward {name!r}", hint=REFUSED_REWARDS[name])
     module_name, colon, function_name = name.partition(":")
     if not colon:
-        hint = did_you_mean(name, NAMED_REWARDS)
+        hint = did_you_mean(name, [*NAMED_REWARDS, *MADE_REWARDS])
         return Problem(f"no reward {name!r}", hint=f"{hint} your own is package.module:function")
     try:
         module = _import_from_here(module_name)
@@ -98,18 +232,26 @@ def _import_from_here(module_name: str) -> Any:  # noqa: ANN401 (a module)
     return importlib.import_module(module_name)
 
 
-def _named(function: Callable[..., Any], name: str, arguments: Mapping[str, Any]) -> RewardFunction:
-    """The function with its arguments bound, under the name that TRL will log."""
+def _bound(function: Callable[..., Any], arguments: Mapping[str, Any], columns: Mapping[str, str]) -> RewardFunction:
+    """The function with its arguments bound and columns under the names that it knows."""
+
+    def all_of(given: Mapping[str, Any]) -> dict[str, Any]:
+        renamed = {argument: given[column] for argument, column in columns.items() if column in given}
+        return {**given, **renamed, **arguments}
+
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def reward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            return await function(*args, **{**kwargs, **arguments})
+            return await function(*args, **all_of(kwargs))
     else:
 
         @functools.wraps(function)
         def reward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            return function(*args, **{**kwargs, **arguments})
+            return function(*args, **all_of(kwargs))
 
-    reward.__name__ = name
     return reward
+
+
+def _renamed(function: RewardFunction, columns: Mapping[str, str]) -> RewardFunction:
+    return _bound(function, {}, columns) if columns else function
