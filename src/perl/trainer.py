@@ -16,6 +16,7 @@ from perl.adapter import check_trainable
 from perl.adapter_files import write_adapter, write_model
 from perl.advantages import group_advantages, normalized_sum_advantages, weighted_rewards
 from perl.callbacks.adapter import AdapterCallback
+from perl.callbacks.diagnosis import FlatRewards
 from perl.config import PeftRLConfig
 from perl.errors import ModelError
 from perl.guards import check_optimizer
@@ -27,6 +28,10 @@ from perl.methods.settings import asks_for_random_start
 from perl.model import base_identity, evaluating, resolve_model, trainable_parameters
 from perl.policy import adapted_policy, load_processor, setting_warnings
 from perl.reference import Reference, reference_log_probs
+from perl.rewards.answers import completion_text
+from perl.rewards.named import JUDGES
+from perl.rewards.process import with_process_reward
+from perl.rewards.verifier import start_workers
 from perl.rollouts.hf_engine import fill_with_neutral
 from perl.run import write_text
 from perl.step import StepGRPOTrainer
@@ -78,6 +83,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config.name_or_path
             args = PeftRLConfig(f"{name.rstrip('/').split('/')[-1].replace(':', '-')}-GRPO")
+        reward_funcs, weights = self._rewards(reward_funcs, args)
         if isinstance(model, str):
             model = resolve_model(model)
             if processing_class is None:
@@ -89,6 +95,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             logger.warning("%s", warning)
         trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
         beta, args.beta = args.beta, 0.0  # so that TRL neither adds an adapter nor loads a model for the reference
+        asked_weights, args.reward_weights = args.reward_weights, weights
         try:
             super().__init__(
                 model=model,
@@ -106,7 +113,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
                 environment_factory=environment_factory,
             )
         finally:
-            args.beta = beta
+            args.beta, args.reward_weights = beta, asked_weights
         self.beta = beta
         for parameter, data in trained.items():
             parameter.data = data.to(parameter.device)  # TRL rounds adapters on quantised bases to bfloat16
@@ -116,7 +123,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             raise ModelError(problem, "peft.method", "lora, or accelerate launch without DeepSpeed and FSDP")
         self._continued = continued
         self.reference = self._reference()
-        self.add_callback(AdapterCallback(self))
+        self._add_callbacks()
         if not self.use_vllm:
             fill_with_neutral(self.generation_config)
         self.prepare_step()
@@ -169,7 +176,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             write_model(self.policy, self.processing_class, Path(path))
 
     def latest_group(self) -> list[dict[str, Any]]:
-        """The newest logged completions of one prompt: prompt, completion, rewards by name, advantage."""
+        """The newest logged completions of one prompt: prompt, completion, rewards by name, advantage, verdicts."""
         rows = min(self.num_generations, len(self._logs["prompt"]))
         return [
             {
@@ -177,9 +184,14 @@ class PeftGRPOTrainer(StepGRPOTrainer):
                 "completion": self._logs["completion"][i],
                 "rewards": {name: values[i] for name, values in self._logs["rewards"].items()},
                 "advantage": self._logs["advantages"][i],
+                **{name: values[i] for name, values in self._logs["extra"].items() if len(values) > i},
             }
             for i in range(rows)
         ]
+
+    def latest_completions(self) -> list[str]:
+        """The newest logged completions, of several prompts."""
+        return [completion_text(completion) for completion in self._logs["completion"]]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Extends ``Trainer.create_optimizer``: the method's own optimizer, which must hold all that trains."""
@@ -242,6 +254,10 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         with self.without_log_probs():
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         advantages_N = self._advantages(generations)
+        mode = "train" if self.model.training else "eval"
+        # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
+        flat_P = (advantages_N.view(-1, generations) == 0).all(dim=1)
+        self._metrics[mode]["frac_reward_zero_std"][-1] = flat_P.float().mean().item()
         logged = self._logs["advantages"]
         for _ in range(min(len(advantages_N), len(logged))):
             logged.pop()
@@ -264,6 +280,21 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             return normalized_sum_advantages(rewards_PGK, weights_K).flatten()
         rewards_PG = weighted_rewards(rewards_NK, weights_K).view(-1, generations)
         return group_advantages(rewards_PG, scale=self.scale_rewards).flatten()
+
+    @staticmethod
+    def _rewards(reward_funcs: Any, args: GRPOConfig) -> tuple[Any, list[float] | None]:  # noqa: ANN401
+        """The reward functions and their weights, with the process reward that the arguments ask for."""
+        if any(judge in (reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]) for judge in JUDGES):
+            start_workers()  # they import while the weights are read
+        if not isinstance(args, PeftRLConfig):
+            return reward_funcs, args.reward_weights
+        made: Any = args.process_reward_kwargs  # text only until transformers has parsed it
+        return with_process_reward(reward_funcs, args.reward_weights, args.process_reward_weight, made)
+
+    def _add_callbacks(self) -> None:
+        self.add_callback(AdapterCallback(self))
+        if isinstance(self.args, PeftRLConfig) and self.args.flat_reward_steps:
+            self.add_callback(FlatRewards(self.args.flat_reward_steps, self.latest_completions))
 
     def _reference(self) -> Reference | None:
         """The reference that the arguments ask for; a model without an adapter has one only if the loss needs it."""

@@ -19,6 +19,7 @@ Examples:
   perl train quickstart
   perl train my_recipe.yaml train.learning_rate=2e-5
   perl train my_recipe.yaml --dry-run
+  perl reward check my_recipe.yaml
   perl recipes quickstart > my_recipe.yaml
 """
 

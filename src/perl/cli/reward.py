@@ -1,0 +1,300 @@
+r"""``perl reward``: what the verifier says of one answer, and whether a data set's own gold answers count as right.
+
+gold answer, completion -> verdict; recipe -> its gold answers as completions -> verdicts
+
+Needs no model and imports no torch.
+"""
+
+import inspect
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perl.cli.output import set_up_output
+from perl.errors import EXIT_DONE, EXIT_FAILED, DataError, PerlError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from perl.data import ProblemSet
+    from perl.recipe.sections import DataSection
+    from perl.rewards import Reward
+
+_LISTED_ROWS = 20
+_SHOWN_CHARACTERS = 80
+# Rows that are compared at a time, between two drawings of the live line.
+_AT_A_TIME = 200
+
+
+@dataclass(frozen=True)
+class FailingRow:
+    """A row of a data set whose gold answer is no right answer to itself.
+
+    Attributes:
+        row: Counted from 1, in the data set as it was read.
+        status: Of the verdict on it; ``unparsable_gold`` also where it is right letter for letter.
+    """
+
+    row: int
+    gold: str
+    status: str
+
+
+@dataclass(frozen=True)
+class CheckedSet:
+    """What came of the gold answers of one set; ``unreadable`` ones can be matched letter for letter only."""
+
+    role: str
+    name: str
+    problems: int
+    checked: int
+    right: int
+    unreadable: int
+    failing: list[FailingRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RewardOfGold:
+    """The mean that another reward gives the gold answers, or why there is none."""
+
+    name: str
+    mean: float | None = None
+    skipped: str = ""
+
+
+@click.group("reward", short_help="Try a reward on an answer, or on a recipe's own gold answers.")
+def command() -> None:
+    """Try the accuracy reward on one answer, or a recipe's rewards on the gold answers of its data."""
+
+
+@command.command("try", short_help="Compare one completion with a gold answer.",
+                 context_settings={"ignore_unknown_options": True})  # fmt: skip
+@click.argument("gold")
+@click.argument("completion")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+def try_completion(*, gold: str, completion: str, as_json: bool) -> None:
+    r"""Say what the accuracy reward makes of COMPLETION where GOLD is the gold answer.
+
+    COMPLETION is all that a model wrote, - reads it from stdin. Example: perl reward try 1/2 'so \boxed{0.5}'
+    """
+    from perl.rewards.answers import gold_answer
+    from perl.rewards.verifier import check
+
+    if completion == "-":
+        completion = sys.stdin.buffer.read().decode(errors="replace")
+    verdict = check(gold, completion)
+    row = {
+        "status": verdict.status,
+        "extracted": verdict.extracted,
+        "gold": gold_answer(gold),
+        "seconds": round(verdict.seconds, 6),
+    }
+    if as_json:
+        click.echo(json.dumps(row, indent=2))
+        return
+    extracted = "none" if verdict.extracted is None else _one_line(verdict.extracted)
+    click.echo(f"status     {verdict.status.replace('_', ' ')}")
+    click.echo(f"extracted  {extracted}")
+    click.echo(f"gold       {_one_line(gold_answer(gold))}")
+    click.echo(f"seconds    {verdict.seconds:.3f}")
+
+
+@command.command("check", short_help="Score the gold answers of a recipe's data as completions.")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--n", "limit", type=click.IntRange(min=1), help="Check this many rows of each set, evenly spaced.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, as_json: bool) -> int:
+    r"""Score the gold answers of RECIPE's data, each as the completion \boxed{gold answer}. No model is loaded.
+
+    Each must be right; a row whose gold answer is not gets no reward, whatever a model writes. Exit code 1 if there is
+    such a row.
+    """
+    set_up_output(quiet=as_json)
+    from perl.methods.settings import method_problems
+    from perl.recipe import load_recipe
+    from perl.rewards import resolve_rewards, reward_problems
+
+    resolved = load_recipe(recipe, overrides, checks=(method_problems, reward_problems))
+    try:
+        problems, train_rows = _problems_of(resolved.data)
+    except PerlError as error:
+        raise resolved.located(error) from error
+    judge = resolved.rewards.get("accuracy")
+    options = dict(judge.args) if judge is not None else {}
+    sets, others = [], []
+    if "solution" in problems.train.column_names:
+        sets.append(_checked("train", resolved.data.train.name, problems.train, train_rows, limit, options))
+        chosen = problems.train.select(_evenly(len(problems.train), limit))
+        rewards = resolve_rewards(resolved.rewards, resolved.rollout)
+        others = [_reward_of_gold(reward, chosen) for reward in rewards if reward.name != "accuracy"]
+    if problems.heldout is not None and "solution" in problems.heldout.column_names:
+        rows, name = range(len(problems.heldout)), problems.heldout_name or ""
+        sets.append(_checked("eval", name, problems.heldout, rows, limit, options))
+    if as_json:
+        click.echo(json.dumps({"sets": [asdict(x) for x in sets], "rewards": [asdict(x) for x in others]}, indent=2))
+    else:
+        click.echo("\n".join(_lines(sets, others)))
+    return EXIT_FAILED if any(checked.failing for checked in sets) else EXIT_DONE
+
+
+def _problems_of(section: "DataSection") -> "tuple[ProblemSet, Sequence[int]]":
+    """The problems, and which row of the data set each training problem is: overlapping ones may have been dropped."""
+    from perl.data import load_problem_set, prompt_text
+
+    sources = (section.train, section.eval or section.train)
+    if all(source.columns.answer is None for source in sources):
+        hint = "columns: {answer: NAME}, the column that holds the gold answer"
+        raise DataError("there are no gold answers to check", "data.train", hint)
+    # Without a model it is not known whether it has a chat template; a system prompt needs one.
+    chat = bool(section.system_prompt)
+    problems = load_problem_set(section, chat=chat)
+    if not section.drop_overlap:
+        return problems, range(len(problems.train))
+    kept = {prompt_text(prompt) for prompt in problems.train["prompt"]}
+    everything = load_problem_set(section.model_copy(update={"eval": None}), chat=chat).train["prompt"]
+    return problems, [row for row, prompt in enumerate(everything) if prompt_text(prompt) in kept]
+
+
+def _checked(
+    role: str, name: str, problems: "Dataset", rows: Sequence[int], limit: int | None, options: dict[str, Any]
+) -> CheckedSet:
+    """The verdicts on a set's gold answers.
+
+    Args:
+        role: train or eval.
+        name: The set's.
+        problems: With ``solution``.
+        rows: Of each problem, in the data set.
+        limit: How many to check; None: all.
+        options: Of the verifier.
+    """
+    from perl.progress import live_line
+    from perl.rewards.verifier import unreadable
+
+    golds: list[str] = problems["solution"][:]
+    chosen = list(_evenly(len(golds), limit))
+    failing: list[FailingRow] = []
+    letters = right = 0
+    with live_line(len(chosen), f"checking {role}") as line:
+        for start in range(0, len(chosen), _AT_A_TIME):
+            part = chosen[start : start + _AT_A_TIME]
+            bad = set(unreadable([golds[i] for i in part]))
+            statuses = _statuses([golds[i] for i in part], options)
+            right += statuses.count("right")
+            letters += len(bad)
+            for k, status in enumerate(statuses):
+                if status != "right" or k in bad:
+                    said = "unparsable_gold" if k in bad else status
+                    failing.append(FailingRow(rows[part[k]] + 1, golds[part[k]], said))
+            line.update(len(part))
+    return CheckedSet(role, name, len(golds), len(chosen), right, letters, failing)
+
+
+def _statuses(golds: Sequence[str], options: dict[str, Any]) -> list[str]:
+    """The first status that is not right of each gold answer: boxed, and as it stands if that is a worked solution."""
+    from perl.rewards.verifier import check_all
+
+    asked: list[tuple[int, str]] = []
+    for k, gold in enumerate(golds):
+        asked.append((k, _boxed(gold)))
+        if "####" in gold or "\\boxed" in gold:
+            asked.append((k, gold))
+    verdicts = check_all([golds[k] for k, _ in asked], [completion for _, completion in asked], **options)
+    statuses = ["right"] * len(golds)
+    for (k, _), verdict in zip(asked, verdicts, strict=True):
+        if statuses[k] == "right":
+            statuses[k] = verdict.status
+    return statuses
+
+
+def _boxed(gold: str) -> str:
+    from perl.rewards.answers import gold_answer
+
+    return f"\\boxed{{{gold_answer(gold)}}}"
+
+
+def _reward_of_gold(reward: "Reward", problems: "Dataset") -> RewardOfGold:
+    """The mean of what a reward gives the boxed gold answers; it is skipped where it needs more than the data holds."""
+    from perl.rewards.named import MADE_REWARDS
+    from perl.rewards.pool import WorkerStartError
+
+    columns = problems.to_dict()
+    prompts = columns.pop("prompt")
+    messages = not isinstance(prompts[0], str)
+    boxed = [_boxed(gold) for gold in columns["solution"]]
+    completions = [[{"role": "assistant", "content": text}] for text in boxed] if messages else boxed
+    given = {**columns, "prompts": prompts, "completions": completions}
+    missing = [name for name in reward.needs if name not in given]
+    if reward.name in MADE_REWARDS:
+        return RewardOfGold(reward.name, skipped="it loads a model")
+    if missing:
+        return RewardOfGold(reward.name, skipped=f"it needs {', '.join(missing)}, which the data does not have")
+    if not reward.takes_all:
+        return RewardOfGold(reward.name, skipped="it must accept **kwargs: every column is handed to every reward")
+    try:
+        values = _called(reward.function, given)
+    except WorkerStartError as error:
+        return RewardOfGold(reward.name, skipped=str(error))
+    except (ValueError, TypeError) as error:  # a column of the data that holds something else
+        return RewardOfGold(reward.name, skipped=f"it failed: {error}")
+    if reward.failures is not None and reward.failures.count:
+        failed = f"it failed for {reward.failures.count} of {len(boxed)}: {reward.failures.newest}"
+        return RewardOfGold(reward.name, skipped=failed)
+    numbers = [value for value in values if value is not None and not math.isnan(value)]
+    if not numbers:
+        return RewardOfGold(reward.name, skipped="it gives None to all of them")
+    return RewardOfGold(reward.name, mean=math.fsum(numbers) / len(numbers))
+
+
+def _called(function: Callable[..., Any], given: dict[str, Any]) -> list[float | None]:
+    values = function(**given)
+    if inspect.isawaitable(values):
+        import asyncio
+
+        values = asyncio.run(_awaited(values))
+    return list(values)
+
+
+async def _awaited(values: Any) -> Any:  # noqa: ANN401 (what a reward returns)
+    return await values
+
+
+def _evenly(count: int, limit: int | None) -> Sequence[int]:
+    """At most ``limit`` positions of ``count``, evenly spaced, the first among them."""
+    return range(count) if limit is None or limit >= count else [i * count // limit for i in range(limit)]
+
+
+def _lines(sets: Sequence[CheckedSet], others: Sequence[RewardOfGold]) -> list[str]:
+    lines = []
+    for checked in sets:
+        among = "" if checked.checked == checked.problems else f"{checked.checked:,} of "
+        letters = f", {checked.unreadable:,} only letter for letter" if checked.unreadable else ""
+        lines.append(
+            f"{checked.role:5}  {_one_line(checked.name)}: {among}{checked.problems:,} gold answers, "
+            f"{checked.right:,} right{letters}"
+        )
+        for row in checked.failing[:_LISTED_ROWS]:
+            lines.append(f"  row {row.row}: {row.status.replace('_', ' ')}: {_one_line(row.gold)}")
+        if len(checked.failing) > _LISTED_ROWS:
+            lines.append(f"  and {len(checked.failing) - _LISTED_ROWS:,} more")
+    for other in others:
+        said = f"mean {other.mean:.3f}" if other.mean is not None else f"skipped, {_one_line(other.skipped, 200)}"
+        lines.append(f"reward {other.name} of the training set's boxed gold answers: {said}")
+    failing = sum(len(checked.failing) for checked in sets)
+    if failing == 1:
+        lines.append("1 row gives right completions no reward: drop or rewrite it")
+    elif failing:
+        lines.append(f"{failing:,} rows give right completions no reward: drop or rewrite them")
+    return lines
+
+
+def _one_line(text: str, longest: int = _SHOWN_CHARACTERS) -> str:
+    """The beginning of a text, without what a terminal would act on."""
+    line = "".join(character for character in " ".join(text.split()) if character.isprintable())
+    return line if len(line) <= longest else f"{line[:longest]}..."

@@ -1,0 +1,267 @@
+r"""``perl reward`` says what the verifier makes of an answer, and which gold answers of a recipe are no answers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perl.cli.reward import command
+from perl.sandbox import HELDOUT_COUNT, TRAIN_COUNT, load_problems
+
+ROWS = ["12", "-3/4", "north", "\\frac{1}{", "first 3\n#### 1,234", "so it is \\boxed{\\frac{1}{2}}", "(1, 2)"]
+REWARDS = """
+import asyncio
+
+
+def length(completions, **_):
+    return [float(len(text)) for text in completions]
+
+
+def level(completions, solution, level, **_):
+    return [float(level[i] == solution[i]) for i in range(len(completions))]
+
+
+def asks_for_more(completions, colour, **_):
+    return [1.0] * len(completions)
+
+
+def strict(completions):
+    return [1.0] * len(completions)
+
+
+def fails(completions, **_):
+    raise RuntimeError("not today")
+
+
+def nothing(completions, **_):
+    return [None] * len(completions)
+
+
+def chat(completions, prompts, **_):
+    return [float(c[0]["role"] == "assistant" and p[0]["role"] == "system") for c, p in zip(completions, prompts)]
+
+
+async def slow(completions, **_):
+    await asyncio.sleep(0)
+    return [2.0 if i == 0 else None for i in range(len(completions))]
+"""
+
+
+def write_rows(path, golds):
+    rows = [{"prompt": f"question {i}", "answer": gold, "level": "12"} for i, gold in enumerate(golds, 1)]
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_recipe(golds=(), **sections):
+    """A recipe over a file of problems with these gold answers."""
+    write_rows("train.jsonl", golds)
+    Path("recipe.yaml").write_text(json.dumps({"data": {"train": "train.jsonl"}, **sections}), encoding="utf-8")
+    return "recipe.yaml"
+
+
+def tried(*arguments, **options):
+    """The rows that `perl reward try` prints, by their first word."""
+    result = CliRunner().invoke(command, ["try", *arguments], **options)
+    assert result.exit_code == 0, result.output
+    return dict(line.split(maxsplit=1) for line in result.output.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("gold", "completion", "status", "extracted", "understood"),
+    [
+        ("1/2", r"so it is \boxed{0.5}", "right", "0.5", "1/2"),
+        ("12", "The answer is 13.", "wrong", "13", "12"),
+        ("12", "I do not know", "no answer", "none", "12"),
+        ("\\frac{1}{", r"\boxed{3}", "unparsable gold", "3", "\\frac{1}{"),
+        ("9 - 2\n#### 7", "#### 7", "right", "7", "7"),
+        (r"we get \boxed{\frac{1}{2}}", r"\boxed{\frac12}", "right", r"\frac12", r"\frac{1}{2}"),
+        ("-5", r"\boxed{-5}", "right", "-5", "-5"),
+        ("-5", "-5", "no answer", "none", "-5"),
+        ("a\nb", "", "no answer", "none", "a b"),
+    ],
+)
+def test_try_prints_status_answer_and_gold_answer(gold, completion, status, extracted, understood):
+    rows = tried(gold, completion)
+    assert float(rows.pop("seconds")) >= 0.0
+    assert rows == {"status": status, "extracted": extracted, "gold": understood}
+
+
+def test_try_reads_a_completion_from_stdin(perl_command):
+    result = perl_command("reward", "try", "7", "-", input="first 9,\nthen \\boxed{7}\n")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[:3] == ["status     right", "extracted  7", "gold       7"]
+
+
+def test_try_takes_bytes_that_are_no_text():
+    assert tried("7", "-", input=b"\xff\xfe \\boxed{7\xff}")["status"] == "wrong"
+
+
+def test_try_shows_nothing_that_a_terminal_would_act_on():
+    assert tried("7", "\\boxed{\x1b[31m8\x07}")["extracted"] == "[31m8"
+
+
+def test_try_as_json_prints_the_answer_as_it_stands(perl_command):
+    result = perl_command("reward", "try", "--json", "-12", "so\n\\boxed{ 11\n+ 1 }")
+    assert (result.returncode, result.stderr) == (0, "")
+    row = json.loads(result.stdout)
+    assert row.pop("seconds") >= 0.0
+    assert row == {"status": "wrong", "extracted": "11\n+ 1", "gold": "-12"}
+
+
+@pytest.mark.parametrize("arguments", [(), ("7",), ("7", "8", "9"), ("7", "8", "--yaml")])
+def test_only_a_wrong_use_of_try_is_a_mistake(arguments):
+    result = CliRunner().invoke(command, ["try", *arguments])
+    assert result.exit_code == 2
+
+
+def test_both_commands_are_listed_with_a_sentence(perl_command):
+    result = perl_command("reward", "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    listed = result.stdout.partition("Commands:")[2].splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in listed if line.strip()}
+    assert set(rows) == {"try", "check"}
+    assert all(len(sentence) > 2 for sentence in rows.values())
+    assert "RECIPE" in perl_command("reward", "check", "--help").stdout
+
+
+def test_the_gold_answers_of_the_sandbox_are_all_right_and_no_torch_is_imported():
+    code = (
+        "import sys; from perl.cli.commands import run; code = run(['reward', 'check', 'quickstart'], 'perl'); "
+        "print('torch' in sys.modules); sys.exit(code)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"train  sandbox:addition: {TRAIN_COUNT:,} gold answers, {TRAIN_COUNT:,} right",
+        f"eval   sandbox:addition: {HELDOUT_COUNT:,} gold answers, {HELDOUT_COUNT:,} right",
+        "False",
+    ]
+    assert len(load_problems("sandbox:addition", "train")) == TRAIN_COUNT
+
+
+def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row(perl_command):
+    result = perl_command("reward", "check", write_recipe(ROWS))
+    assert (result.returncode, result.stderr) == (1, "")
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("train  train.jsonl: 7 gold answers, ")
+    assert lines[0].endswith(", 1 only letter for letter")
+    assert lines[1:] == [
+        "  row 4: unparsable gold: \\frac{1}{",
+        "1 row gives right completions no reward: drop or rewrite it",
+    ]
+
+
+def test_a_worked_solution_is_scored_as_it_stands_as_well(perl_command):
+    """What stands after #### is the gold answer, but a completion with that text says something else in its box."""
+    result = perl_command("reward", "check", write_recipe(["#### 7", "the first \\boxed{8} is no #### 7"]), "--json")
+    assert result.returncode == 1
+    ((train,), rewards) = json.loads(result.stdout).values()
+    assert train["failing"] == [{"row": 2, "gold": "the first \\boxed{8} is no #### 7", "status": "wrong"}]
+    assert (train["right"], train["unreadable"], rewards) == (1, 0, [])
+
+
+def test_at_most_twenty_rows_are_listed_but_all_of_them_as_json(perl_command):
+    recipe = write_recipe(["1", *[f"\\frac{{{i}}}{{" for i in range(23)]])
+    lines = perl_command("reward", "check", recipe).stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[1:21]] == [f"  row {row}" for row in range(2, 22)]
+    assert lines[21:] == ["  and 3 more", "23 rows give right completions no reward: drop or rewrite them"]
+    result = perl_command("reward", "check", recipe, "--json")
+    assert (result.returncode, result.stderr) == (1, "")
+    ((train,), _) = json.loads(result.stdout).values()
+    assert [row["row"] for row in train["failing"]] == list(range(2, 25))
+    assert (train["problems"], train["checked"], train["unreadable"]) == (24, 24, 23)
+
+
+def test_n_rows_are_taken_evenly_from_each_set(perl_command):
+    recipe = write_recipe([*[f"\\frac{{{i}}}{{" for i in range(10)]], eval={"enabled": False})
+    write_rows("eval.jsonl", ["1", "2"])
+    Path("eval.jsonl").write_text(Path("eval.jsonl").read_text().replace("question", "held out"))
+    result = perl_command("reward", "check", recipe, "data.eval=eval.jsonl", "--n", "4", "--json")
+    assert (result.returncode, result.stderr) == (1, "")
+    train, held = json.loads(result.stdout)["sets"]
+    assert [row["row"] for row in train["failing"]] == [1, 3, 6, 8]
+    assert (train["role"], train["problems"], train["checked"]) == ("train", 10, 4)
+    assert (held["role"], held["name"], held["problems"], held["checked"], held["right"]) == ("eval", "eval", 2, 2, 2)
+    plain = perl_command("reward", "check", recipe, "--n", "4").stdout
+    assert plain.startswith("train  train.jsonl: 4 of 10 gold answers, ")
+
+
+def test_rows_are_those_of_the_file_where_overlapping_ones_are_dropped(perl_command):
+    recipe = write_recipe(["1", "2", "\\frac{1}{", "4"])
+    Path("eval.jsonl").write_text(json.dumps({"prompt": "question  1", "answer": "1"}) + "\n")
+    result = perl_command("reward", "check", recipe, "data.eval=eval.jsonl", "data.drop_overlap=true", "--json")
+    assert (result.returncode, result.stderr) == (1, "")
+    train = json.loads(result.stdout)["sets"][0]
+    assert (train["problems"], [row["row"] for row in train["failing"]]) == (3, [3])
+    refused = perl_command("reward", "check", recipe, "data.eval=eval.jsonl")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "1 training prompts are also held out" in refused.stderr
+
+
+def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(perl_command):
+    Path("own.py").write_text(REWARDS, encoding="utf-8")
+    names = ("length", "level", "asks_for_more", "strict", "fails", "nothing", "slow")
+    rewards = {"accuracy": 1, "format": 1, "repetition_penalty": 1, **{f"own:{name}": 1 for name in names}}
+    rewards["process_reward"] = {"weight": 1, "args": {"model": "nobody/nothing", "positive": "+", "negative": "-"}}
+    result = perl_command("reward", "check", write_recipe(["12", "123"], rewards=rewards), "--json")
+    assert result.returncode == 0, result.stderr
+    found = {row["name"]: (row["mean"], row["skipped"]) for row in json.loads(result.stdout)["rewards"]}
+    assert list(found) == [name for name in rewards if name != "accuracy"]
+    assert found["format"] == (1.0, "")
+    assert found["own:length"] == ((len("\\boxed{12}") + len("\\boxed{123}")) / 2, "")
+    assert found["own:level"] == (0.5, "")
+    assert found["own:slow"] == (2.0, "")
+    reasons = {name: skipped for name, (mean, skipped) in found.items() if mean is None}
+    assert set(reasons) == {
+        "repetition_penalty", "own:asks_for_more", "own:strict", "own:fails", "own:nothing", "process_reward"
+    }  # fmt: skip
+    assert "completion_ids" in reasons["repetition_penalty"]
+    assert "colour" in reasons["own:asks_for_more"]
+    assert "**kwargs" in reasons["own:strict"]
+    assert "2 of 2" in reasons["own:fails"]
+    assert "not today" in reasons["own:fails"]
+    assert "None" in reasons["own:nothing"]
+    assert "model" in reasons["process_reward"]
+    lines = perl_command("reward", "check", "recipe.yaml").stdout.splitlines()
+    assert "reward format of the training set's boxed gold answers: mean 1.000" in lines
+    assert any(line.startswith("reward process_reward of the training set's boxed") for line in lines)
+
+
+def test_rewards_get_chat_messages_where_the_prompts_are_some(perl_command):
+    Path("own.py").write_text(REWARDS, encoding="utf-8")
+    recipe = write_recipe(["12"], rewards={"own:chat": 1})
+    result = perl_command("reward", "check", recipe, "data.system_prompt=Think.", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["rewards"] == [{"name": "own:chat", "mean": 1.0, "skipped": ""}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("absent.yaml",), "no such file"),
+        (("quikstart",), "did you mean quickstart?"),
+        (("quickstart", "peft.rnak=4"), "did you mean rank?"),
+        (("quickstart", "rewards.acuracy=1"), "did you mean accuracy?"),
+        (("quickstart", "data.train=absent.jsonl"), "data.train: no such file: absent.jsonl"),
+        (("quickstart", "data.train=rows.jsonl", "data.train.columns.answer=gold"), "has no column 'gold'"),
+        (("quickstart", "data.train=rows.jsonl", "data.train.columns.answer=null"), "no gold answers to check"),
+        (("quickstart", "data.train=empty.jsonl"), "is empty"),
+        (("quickstart", "data.chat=false", "data.system_prompt=Think."), "data.system_prompt: a system prompt needs"),
+    ],
+)
+def test_a_mistake_in_the_recipe_or_its_data_is_one_line(perl_command, arguments, said):
+    write_rows("rows.jsonl", ["1"])
+    Path("empty.jsonl").touch()
+    result = perl_command("reward", "check", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+
+
+def test_no_rows_at_all_are_refused():
+    assert CliRunner().invoke(command, ["check", "quickstart", "--n", "0"]).exit_code == 2
