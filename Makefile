@@ -1,7 +1,7 @@
 # make quickstart   set up .venv from nothing, train the quickstart, score base and adapter, say where everything is
 # make test         set up .venv with the development tools, check style, types and layers, run all tests
 # make lint         the checks without the tests
-# make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method (two hours)
+# make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier (two hours)
 # make clean        remove what these made
 
 PYTHON ?= python3
@@ -31,6 +31,7 @@ benchmark: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/method_properties.py
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/verifier.py
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

@@ -455,3 +455,17 @@ def _surd_pair(draw: random.Random) -> tuple[str, str, bool]:
     times, under = draw.randint(2, 20), draw.choice([2, 3, 5, 6, 7, 10, 11])
     shift = draw.choice([0, 0, 1])
     return f"{times}\\sqrt{{{under}}}", f"\\sqrt{{{times * times * under + shift}}}", shift == 0
+
+
+# Completions that neither box an answer nor announce one after their reasoning.
+WITHOUT_ANSWER = [
+    "",
+    " ",
+    "42",
+    "I do not know",
+    r"\boxed{5",
+    r"\boxed 5",
+    "boxed{5}",
+    r"<think>\boxed{5}</think> well",
+    "<think>#### 5</think>",
+]

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from perl.rewards.answers import completion_text, conclusion, extract_answer, gold_answer, last_boxed
+from tests.oracles.answer_cases import WITHOUT_ANSWER
 
 RANDOM = random.Random(0)
 
@@ -39,20 +40,7 @@ def test_the_final_answer_is_found(completion, extracted):
     assert extract_answer(completion) == extracted
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "",
-        " ",
-        "42",
-        "I do not know",
-        r"\boxed{5",
-        r"\boxed 5",
-        "boxed{5}",
-        r"<think>\boxed{5}</think> well",
-        "<think>#### 5</think>",
-    ],
-)
+@pytest.mark.parametrize("completion", WITHOUT_ANSWER)
 def test_without_a_final_answer_there_is_none(completion):
     assert extract_answer(completion) is None
 

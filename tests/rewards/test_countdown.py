@@ -3,15 +3,14 @@ r"""The countdown reward is exact, judged by expressions of known value; nothing
 import itertools
 import json
 import random
-import signal
 import sys
-from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from perl.rewards.countdown import countdown_reward
+from tests.oracles.alarm import no_hang
 
 PUBLIC_DATA = Path(__file__).resolve().parent.parent.parent.parent / "shared" / "data" / "countdown_test.jsonl"
 
@@ -23,22 +22,6 @@ def tagged(answer):
 def reward_of(answer, target, numbers, **arguments):
     (reward,) = countdown_reward([tagged(answer)], [target], [numbers], **arguments)
     return reward
-
-
-@contextmanager
-def no_hang(seconds=5):
-    """Interrupts a computation that would take minutes; one that ends takes milliseconds."""
-
-    def give_up(*_):
-        raise AssertionError("still computing")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def combined(left, right):

@@ -3,13 +3,12 @@ r"""Rewards for format, tags and repetitions: as published, on text and on chat 
 import math
 import random
 import re
-import signal
-from contextlib import contextmanager
 
 import pytest
 from trl.rewards import get_repetition_penalty_reward, think_format_reward
 
 from perl.rewards.shaping import format_reward, repetition_penalty_reward, tag_count_reward
+from tests.oracles.alarm import no_hang
 
 WELL_FORMED = "<think>\n2+2\n</think>\nso \\boxed{4}."
 FURTHER_COLUMNS = {
@@ -24,22 +23,6 @@ FURTHER_COLUMNS = {
 
 def as_messages(text):
     return [{"role": "assistant", "content": text}]
-
-
-@contextmanager
-def no_hang(seconds=5):
-    """Interrupts a computation that would take minutes; one that ends takes milliseconds."""
-
-    def give_up(*_):
-        raise AssertionError("still computing")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 r"""The verifier tells right from wrong answers, and gives up only where it says so, whatever it is given."""
 
 import random
-import signal
 from collections import Counter
-from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,7 +10,8 @@ import pytest
 from perl.rewards import check, check_all
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier import told_at_once, unreadable
-from tests.oracles.answer_cases import CASES, random_pairs
+from tests.oracles.alarm import no_hang
+from tests.oracles.answer_cases import CASES, WITHOUT_ANSWER, random_pairs
 
 RANDOM = random.Random(0)
 
@@ -29,22 +28,6 @@ def boxed(answer):
 def statuses(pairs):
     verdicts = check_all([gold for gold, _ in pairs], [boxed(answer) for _, answer in pairs])
     return [verdict.status for verdict in verdicts]
-
-
-@contextmanager
-def no_hang(seconds=5):
-    """Interrupts a computation that would take minutes; one that ends takes milliseconds."""
-
-    def give_up(*_):
-        raise AssertionError("still computing")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def grouped(number):
@@ -233,20 +216,7 @@ def test_random_expressions_against_their_coefficients():
     assert 30 < sum(same for _, _, same in pairs) < 120
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "",
-        " ",
-        "42",
-        "I do not know",
-        r"\boxed{5",
-        r"\boxed 5",
-        "boxed{5}",
-        r"<think>\boxed{5}</think> well",
-        "<think>#### 5</think>",
-    ],
-)
+@pytest.mark.parametrize("completion", WITHOUT_ANSWER)
 def test_a_completion_without_a_final_answer_is_said_to_have_none(completion):
     for gold in ("5", "x^2"):
         verdict = check(gold, completion)
