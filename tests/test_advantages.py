@@ -112,11 +112,21 @@ def test_an_unknown_scale_is_refused():
         group_advantages(some_rewards(), scale="row")
 
 
-def test_the_weighted_sum_leaves_out_what_did_not_apply():
-    rewards = torch.tensor([[1.0, 2.0], [NAN, 2.0], [1.0, NAN], [NAN, NAN]])
+def test_the_weighted_sum_leaves_out_a_function_that_does_not_apply_to_a_group():
+    rewards = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[NAN, 2.0], [NAN, 4.0]], [[NAN, NAN], [NAN, NAN]]])
     total = weighted_rewards(rewards, torch.tensor([0.5, -1.0]))
-    assert total[:3].tolist() == [-1.5, -2.0, 0.5]
-    assert total[3].isnan()
+    assert total[:2].tolist() == [[-1.5, -2.5], [-2.0, -4.0]]
+    assert total[2].isnan().all()
+
+
+def test_a_completion_that_a_function_could_not_score_has_no_say_beside_those_it_scored():
+    """Summed as 0 it would be the best of a group in which that function punishes."""
+    rewards = torch.tensor([[[-5.0, 1.0], [NAN, 1.0], [-5.0, 1.0], [-4.0, 1.0]]])
+    total = weighted_rewards(rewards, torch.tensor([1.0, 1.0]))
+    assert total[0, [0, 2, 3]].tolist() == [-4.0, -4.0, -3.0]
+    assert total[0, 1].isnan()
+    assert group_advantages(total)[0, 1] == 0
+    assert normalized_sum_advantages(rewards, torch.tensor([1.0, 1.0]))[0, 1] == 0
 
 
 def test_normalised_sums_are_those_of_the_paper():
@@ -143,3 +153,11 @@ def test_normalised_sums_do_not_depend_on_the_scale_of_any_reward_function():
 def test_normalised_sums_of_groups_that_agree_on_everything_are_exactly_zero():
     rewards = torch.tensor([0.7, 0.1]).expand(3, 4, 2)
     assert torch.equal(normalized_sum_advantages(rewards, torch.tensor([0.3, 0.9])), torch.zeros(3, 4))
+
+
+def test_normalised_sums_of_a_flat_group_are_exactly_zero_beside_another():
+    rewards = torch.tensor([0.7, 0.1]).expand(2, 4, 2).clone()
+    rewards[1] = torch.randn(4, 2, generator=torch.Generator().manual_seed(3))
+    advantages = normalized_sum_advantages(rewards, torch.tensor([0.3, 0.9]))
+    assert torch.equal(advantages[0], torch.zeros(4))
+    assert advantages[1].abs().min() > 0

@@ -29,6 +29,19 @@ def reward(completions, prompts, **kwargs):
         raise RuntimeError("the judge is away")
     return [float(len(text)) for text in completions]
 
+def elsewhere(completions, **kwargs):
+    import os
+    if os.environ.get("RANK") == "1":
+        raise RuntimeError("only here")
+    return [1.0] * len(completions)
+
+def at_evaluation(completions, **kwargs):
+    global calls
+    calls += 1
+    if calls > 1:
+        raise RuntimeError("no judge for evaluation")
+    return [1.0] * len(completions)
+
 def patient(completions, **kwargs):
     import time
     time.sleep(3600 if completions[0][0]["content"].startswith("\\\\") else 0)
@@ -66,11 +79,9 @@ def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_
     Path("broken").touch()
     failed = train()
     run = Path("runs/recipe")
-    facts = json.loads((run / "run.json").read_text())
     assert failed.returncode == 1
-    assert facts["status"] == "failed"
-    assert "the judge is away" in facts["error"]
-    assert facts["steps"] == 3
+    assert (facts()["status"], facts()["steps"]) == ("failed", 3)
+    assert "the judge is away" in facts()["error"]
     assert latest_checkpoint(run / "checkpoints").name == "checkpoint-3"
     last = failed.stderr.splitlines()[-1]
     assert last.startswith("error: recipe.yaml:4: rewards.flaky:reward: failed on 8 samples")
@@ -80,8 +91,7 @@ def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_
     Path("broken").unlink()
     mended = train()
     assert mended.returncode == 0, mended.stderr
-    facts = json.loads((run / "run.json").read_text())
-    assert (facts["status"], facts["steps"], "error" in facts) == ("done", 6, False)
+    assert (facts()["status"], facts()["steps"], "error" in facts()) == ("done", 6, False)
     assert "resuming from step 3" in mended.stderr
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step for step in steps if step <= 3][:3] == [1, 2, 3]
@@ -94,7 +104,7 @@ def test_fewer_failures_than_that_are_counted_and_the_run_ends_well():
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
     shares = [row.get("reward/reward/failed_frac") for row in rows if "reward" in row]
-    assert shares == [None, None, 1.0, 1.0]
+    assert shares == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_a_reward_that_hangs_costs_its_samples_only():
@@ -112,6 +122,37 @@ def test_a_reward_that_hangs_costs_its_samples_only():
     assert done.returncode == 0, done.stderr
     (row,) = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()][:1]
     assert 0 < row["reward/patient/timeout_frac"] < 1
+
+
+def facts() -> dict:
+    return json.loads(Path("runs/recipe/run.json").read_text())
+
+
+def test_a_reward_that_fails_on_another_process_ends_all_of_them_as_failed():
+    elsewhere = "rewards.flaky:elsewhere"
+    overrides = ["rewards.flaky:reward=null", f"{elsewhere}.max_failures=1", "eval.enabled=false", "train.max_steps=3"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "perl", "train", "recipe.yaml", *overrides, "train.per_device_train_batch_size=4"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert (facts()["status"], facts()["steps"]) == ("failed", 1)
+    assert "failed too often on another process" in facts()["error"]
+    assert "only here" in ended.stderr
+    assert latest_checkpoint(Path("runs/recipe/checkpoints")).name == "checkpoint-1"
+    rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["reward/elsewhere/failed_frac"] == 0.5
+
+
+def test_a_reward_that_fails_in_the_last_evaluation_fails_the_run():
+    name = "rewards.flaky:at_evaluation"
+    changes = ["train.max_steps=1", "train.eval_strategy=steps", "train.eval_steps=1", "data.train.limit=8"]
+    Path("heldout.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
+    ended = train(
+        "rewards.flaky:reward=null", f"{name}.max_failures=0", "eval.enabled=false", "data.eval=heldout.jsonl", *changes
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert (facts()["status"], facts()["steps"]) == ("failed", 1)
+    assert "no judge for evaluation" in ended.stderr
 
 
 def problems(count):

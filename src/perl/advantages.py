@@ -3,7 +3,7 @@
 rewards -> advantages
 
 Pure functions on tensors. Knows nothing of prompts, tokens, models or TRL. Shapes: P prompts, G completions of a
-prompt, N = P * G rows in groups, K reward functions. NaN marks a completion that could not be scored.
+prompt, K reward functions. NaN marks a completion that could not be scored.
 """
 
 from typing import Literal
@@ -16,18 +16,27 @@ Scale = Literal["group", "batch", "none"]
 STD_EPSILON = 1e-4
 
 
-def weighted_rewards(rewards_NK: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
+def weighted_rewards(rewards_PGK: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
     """The weighted sum of what each reward function said.
 
+    A function that scored no completion of a group does not apply to that prompt and is left out of its sums. One that
+    scored some of them but not this one leaves it without a reward: without its term the sum would stand beside the
+    others' as if it had been 0.
+
     Args:
-        rewards_NK: (N, K) float; NaN where a function did not apply to a completion.
+        rewards_PGK: (P, G, K) float; NaN where a function did not score a completion.
         weights_K: (K,) float.
 
     Returns:
-        (N,) float32; NaN where no function applied.
+        (P, G) float32; NaN where a function is missing that scored others of the group, and where none applies.
+
+    Source: TRL 1.16 sums what there is (``nansum``), so that a completion which could not be judged may get the largest
+        advantage of its group. We differ where a function scored a part of a group.
     """
-    rewards_N = (rewards_NK * weights_K.to(rewards_NK.device)).nansum(dim=1)
-    return rewards_N.masked_fill(rewards_NK.isnan().all(dim=1), torch.nan)
+    missing_PGK = rewards_PGK.isnan()
+    applies_PK = ~missing_PGK.all(dim=1)
+    lost_PG = (missing_PGK & applies_PK.unsqueeze(1)).any(dim=2) | missing_PGK.all(dim=2)
+    return (rewards_PGK * weights_K.to(rewards_PGK.device)).nansum(dim=2).masked_fill(lost_PG, torch.nan)
 
 
 def group_advantages(rewards_PG: torch.Tensor, *, scale: Scale = "group", epsilon: float = STD_EPSILON) -> torch.Tensor:
@@ -71,18 +80,16 @@ def normalized_sum_advantages(
         epsilon: Added to each standard deviation.
 
     Returns:
-        (P, G) float32; 0 where no function applied.
+        (P, G) float32; 0 for a completion without a reward, and in a group whose rewards agree, function by function.
 
     Source: GDPO, arXiv:2601.05242, as in TRL's ``multi_objective_aggregation="normalize_then_sum"``.
     """
-    prompts, generations, functions = rewards_PGK.shape
     columns_KPG = rewards_PGK.permute(2, 0, 1)
-    normalized_NK = torch.stack([_keep_nan(group_advantages(c, epsilon=epsilon), c) for c in columns_KPG], dim=-1).view(
-        -1, functions
-    )
-    summed_N = weighted_rewards(normalized_NK, weights_K)
-    centred_N = (summed_N - summed_N.nanmean()) / (nan_std(summed_N.unsqueeze(0)) + epsilon)
-    return centred_N.nan_to_num(nan=0.0).view(prompts, generations)
+    normalized_PGK = torch.stack([_keep_nan(group_advantages(c, epsilon=epsilon), c) for c in columns_KPG], dim=-1)
+    summed_PG = weighted_rewards(normalized_PGK, weights_K)
+    centred_PG = (summed_PG - summed_PG.nanmean()) / (nan_std(summed_PG.reshape(1, -1)) + epsilon)
+    flat_P = torch.stack([agreeing_groups(column_PG) for column_PG in columns_KPG]).all(dim=0)
+    return centred_PG.masked_fill(flat_P.unsqueeze(1), 0.0).nan_to_num(nan=0.0)
 
 
 def agreeing_groups(rewards_PG: torch.Tensor) -> torch.Tensor:

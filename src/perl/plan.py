@@ -7,6 +7,7 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 
 import importlib.util
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,19 +23,22 @@ from perl.errors import DataError, MissingExtraError, ModelError, Problem, missi
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
 from perl.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
+from perl.progress import live_line
 from perl.prompts import render_prompts
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
+from perl.rewards.own import unsendable
 from perl.rewards.process import ProcessReward
 from perl.rewards.process_model import read_process_config
-from perl.rewards.verifier import WORKERS, unreadable
+from perl.rewards.verifier import Judging, unreadable
 from perl.saved_adapter import SavedAdapter, find_adapter
 
 logger = logging.getLogger("perl")
 
 # A data set with more gold answers that cannot be read than this share is refused; fewer are said, and have no say.
 _MOST_UNREADABLE = 0.05
+_ANSWERS_AT_A_TIME = 500
 
 # Arguments that TRL hands to every reward function; all others are columns of the data set.
 _ARGUMENTS_FROM_TRL = {
@@ -73,10 +77,11 @@ class Plan:
     total_parameters: int
 
     @property
-    def judges(self) -> set[int]:
-        """Numbers of processes that will compare answers with gold answers, in training and in evaluation."""
+    def judging(self) -> Judging | None:
+        """How answers are compared with gold answers, in training and evaluation; None if they never are."""
+        judges = [reward.judging for reward in self.rewards if reward.judging is not None]
         evaluates = self.recipe.eval.enabled and self.problems.heldout is not None
-        return {reward.judges for reward in self.rewards if reward.judges} | ({WORKERS} if evaluates else set())
+        return judges[0] if judges else Judging() if evaluates else None
 
     def lines(self) -> Iterator[str]:
         """The plan for a person to read."""
@@ -115,7 +120,9 @@ def make_plan(recipe: Recipe) -> Plan:
             read_process_config(reward.function.setting)
     problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
     _check_template(problems, tokenizer)
-    _check_rewards_fit(rewards, problems)
+    _check_rewards_fit(rewards, problems.train, "data")
+    if problems.heldout is not None and arguments.eval_strategy != "no":
+        _check_rewards_fit(rewards, problems.heldout, "held-out data")
     _check_answers(rewards, problems, recipe)
     return Plan(
         recipe=recipe,
@@ -188,44 +195,59 @@ def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) ->
             )
 
 
-def _check_rewards_fit(rewards: list[Reward], problems: ProblemSet) -> None:
-    """Every argument that a reward function insists on must be a column of the data."""
+def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
+    """Every argument that a reward function insists on must be a column of the data, in a form that reaches it."""
     found = []
-    known = _ARGUMENTS_FROM_TRL | set(problems.train.column_names)
+    known = _ARGUMENTS_FROM_TRL | set(rows.column_names)
     for reward in rewards:
+        where = f"rewards.{reward.name}"
         for name in reward.needs:
             if name not in known:
                 column = "an answer" if name == "solution" else f"the column {name!r}"
-                hint = f"there are {', '.join(problems.train.column_names)}; rewards.{reward.name}.columns maps names"
+                hint = f"there are {', '.join(rows.column_names)}; {where}.columns maps names"
                 hint = "set data.train.columns.answer" if name == "solution" else hint
-                found.append(Problem(f"needs {column}, which the data does not have", f"rewards.{reward.name}", hint))
+                found.append(Problem(f"needs {column}, which the {what} does not have", where, hint))
         if not reward.takes_all:
             hint = "TRL hands every column of the data to every reward"
-            found.append(Problem("the function must accept **kwargs", f"rewards.{reward.name}", hint))
+            found.append(Problem("the function must accept **kwargs", where, hint))
+        unsent = unsendable(rows[0]) if reward.in_workers else None
+        if unsent:
+            found.append(Problem(f"cannot be given to a worker process: {unsent}", where, "leave workers out"))
     raise_all(DataError, found)
 
 
 def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:
     """Gold answers that cannot be read are right only letter for letter: many of them are a mistake."""
+    judging = next((reward.judging for reward in rewards if reward.judging is not None), None)
+    sets = [("train", problems.train)] if judging is not None else []
+    if problems.heldout is not None and recipe.eval.enabled:
+        sets.append(("eval", problems.heldout))
+    judging = judging or Judging()
     found = []
-    judged = {"train": problems.train if any(r.judges for r in rewards) else None, "eval": problems.heldout}
-    for role, rows in judged.items():
-        if rows is None or (role == "eval" and not recipe.eval.enabled):
-            continue
-        if "solution" not in rows.column_names:
+    for role, rows in sets:
+        if judging.solution not in rows.column_names:  # of the training data it is checked as any other column
             found.append(Problem("held-out problems need answers", f"data.{role}", "or set eval.enabled: false"))
-            continue
-        golds = rows["solution"]
-        bad = unreadable(golds)
-        if not bad:
-            continue
-        what = f"{len(bad)} of {len(golds)} gold answers cannot be read, e.g. {golds[bad[0]][:40]!r}"
-        if len(bad) > _MOST_UNREADABLE * len(golds):
-            hint = "`perl reward check RECIPE` lists them; drop those rows, or use a reward of your own"
-            found.append(Problem(what, f"data.{role}", hint))
-        else:
-            logger.warning("%s: %s; right only letter for letter, else without a reward", f"data.{role}", what)
+        elif os.environ.get("RANK", "0") == "0":  # the others would find the same
+            found += _unreadable_answers(rows[judging.solution], role, judging.workers)
     raise_all(DataError, found)
+
+
+def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> list[Problem]:
+    """A problem if there are many; a few are said."""
+    bad: list[int] = []
+    with live_line(len(golds), "reading gold answers") as line:
+        for start in range(0, len(golds), _ANSWERS_AT_A_TIME):
+            part = golds[start : start + _ANSWERS_AT_A_TIME]
+            bad += [start + position for position in unreadable(part, workers)]
+            line.update(len(part))
+    if not bad:
+        return []
+    what = f"{len(bad)} of {len(golds)} gold answers cannot be read, e.g. {str(golds[bad[0]])[:40]!r}"
+    if len(bad) > _MOST_UNREADABLE * len(golds):
+        hint = "`perl reward check RECIPE` lists them; drop those rows, or use a reward of your own"
+        return [Problem(what, f"data.{role}", hint)]
+    logger.warning("data.%s: %s; right only letter for letter, else without a reward", role, what)
+    return []
 
 
 def _steps(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:

@@ -83,7 +83,10 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config.name_or_path
             args = PeftRLConfig(f"{name.rstrip('/').split('/')[-1].replace(':', '-')}-GRPO")
+        given = reward_funcs
         reward_funcs, weights = self._rewards(reward_funcs, args)
+        if isinstance(reward_processing_classes, list) and reward_funcs is not given:
+            reward_processing_classes = [*reward_processing_classes, None]
         if isinstance(model, str):
             model = resolve_model(model)
             if processing_class is None:
@@ -275,10 +278,10 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         if rewards_NK is None:
             raise RuntimeError("no rewards were calculated")
         weights_K = self.reward_weights.to(rewards_NK.device)
+        rewards_PGK = rewards_NK.view(-1, generations, rewards_NK.size(1))
         if self.multi_objective_aggregation == "normalize_then_sum":
-            rewards_PGK = rewards_NK.view(-1, generations, rewards_NK.size(1))
             return normalized_sum_advantages(rewards_PGK, weights_K).flatten()
-        rewards_PG = weighted_rewards(rewards_NK, weights_K).view(-1, generations)
+        rewards_PG = weighted_rewards(rewards_PGK, weights_K)
         return group_advantages(rewards_PG, scale=self.scale_rewards).flatten()
 
     @staticmethod

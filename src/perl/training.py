@@ -32,9 +32,8 @@ from perl.plan import Plan, make_plan
 from perl.progress import live_line
 from perl.prompts import render_prompts
 from perl.recipe import Recipe, load_recipe
-from perl.rewards import reward_problems
-from perl.rewards.own import Failures
-from perl.rewards.verifier import start_workers
+from perl.rewards import Reward, reward_problems
+from perl.rewards.verifier import Judging, start_workers
 from perl.rollouts.hf_engine import Sampling
 from perl.run import Run, follow_run, open_run, sha256_of, write_text
 from perl.saved_adapter import WEIGHTS
@@ -77,8 +76,8 @@ def train(
         if run.status == "done":
             logger.info("done before: %s", run.path)
             return run
-        for workers in plan.judges:
-            start_workers(workers)  # before a GPU is used; they import while the weights are read
+        if plan.judging is not None:
+            start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
         with _located(recipe):
             model = load_base(recipe.model, plan.arguments.device)
         _record_identity(plan, model, run)
@@ -170,8 +169,10 @@ def _score(who: str, model: torch.nn.Module, plan: Plan, run: Run) -> None:
         batch_size=settings.batch_size,
     )
     with live_line(len(rows) * settings.k, f"scoring the {who}") as line:
-        prompts = render_prompts(list(rows), plan.tokenizer, plan.arguments.chat_template_kwargs)
-        score = evaluate_policy(model, plan.tokenizer, prompts, sampling, settings.k, line.update)
+        judging = plan.judging or Judging()
+        asked = [{**row, "solution": row[judging.solution]} for row in rows]
+        prompts = render_prompts(asked, plan.tokenizer, plan.arguments.chat_template_kwargs)
+        score = evaluate_policy(model, plan.tokenizer, prompts, sampling, settings.k, line.update, judging)
     logger.info("%s on %s: %.3f ± %.3f", who, problems.heldout_name, score.accuracy, score.stderr)
     run.record(eval={**run.facts.get("eval", {}), problems.heldout_name: {**known, **_facts_of(who, score)}})
 
@@ -203,7 +204,8 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     )
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress says the same in a line
     trainer.base_fingerprint = run.facts.get("fingerprint", {}).get("base")
-    stop = OrderlyStop([reward.failures for reward in plan.rewards if reward.failures is not None])
+    own = [reward for reward in plan.rewards if reward.failures is not None]
+    stop = OrderlyStop([reward.failures for reward in own if reward.failures is not None])
     for callback in (Recorder(run, trainer.latest_group), LiveProgress(), stop):
         trainer.add_callback(callback)
     if is_first_process():
@@ -213,8 +215,9 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         logger.info("resuming from step %d", step_of(checkpoint))
     with stop.listening():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    stop.look()  # a last evaluation may have failed too
     if stop.failed is not None:
-        raise plan.recipe.located(_failed(plan, stop.failed, trainer.state.global_step))
+        raise plan.recipe.located(_failed(own[stop.failed], trainer.state.global_step))
     if stop.requested:
         raise InterruptedRunError(
             f"stopped after step {trainer.state.global_step} of {plan.steps}", str(run.path), "the same command goes on"
@@ -222,12 +225,14 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     return trainer
 
 
-def _failed(plan: Plan, failures: Failures, step: int) -> RewardError:
+def _failed(reward: Reward, step: int) -> RewardError:
     """What to say of a reward function that failed too often."""
-    name = next(reward.name for reward in plan.rewards if reward.failures is failures)
+    failures = reward.failures
+    here = failures is not None and failures.too_many
+    what = f"failed on {failures.count} samples, at last: {failures.newest}" if here and failures else None
     return RewardError(
-        f"failed on {failures.count} samples, at last: {failures.newest}",
-        f"rewards.{name}",
+        what or "failed too often on another process of this run, see its log",
+        f"rewards.{reward.name}",
         f"stopped after step {step} with a checkpoint; mend it, and the same command goes on",
     )
 
@@ -252,7 +257,9 @@ def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
 
 def _probe(plan: Plan, device: torch.device) -> torch.Tensor:
     """(B, T) the ends of a few training prompts, all of one length."""
-    prompts = render_prompts(list(plan.problems.train.select(range(_PROBE_PROMPTS))), plan.tokenizer)
+    prompts = render_prompts(
+        list(plan.problems.train.select(range(min(_PROBE_PROMPTS, len(plan.problems.train))))), plan.tokenizer
+    )
     width = min(len(prompt.token_ids) for prompt in prompts)
     return torch.tensor([prompt.token_ids[-width:] for prompt in prompts], device=device)
 

@@ -5,6 +5,7 @@ one that is reported.
 """
 
 import csv
+import datetime
 import importlib.util
 import json
 import os
@@ -155,6 +156,29 @@ def test_reward_function_that_needs_a_column_which_is_not_there(mistake):
     assert line.startswith(
         "recipe.yaml:2: rewards.needs_colour:f: needs the column 'colour', which the data does not have"
     )
+
+
+def test_a_mapped_column_that_is_not_there(mistake):
+    line = mistake(recipe="rewards: {accuracy: {columns: {solution: gold}}}\n")
+    assert line.startswith("recipe.yaml:2: rewards.accuracy: needs the column 'gold', which the data does not have (")
+
+
+def test_held_out_rows_that_lack_a_column_of_a_reward_which_evaluates_them(mistake):
+    write_rows("heldout.jsonl", [{"prompt": "9+9=", "answer": "18"}])
+    write_rows("coloured.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1), "colour": "red"} for i in range(8)])
+    Path("needs_colour.py").write_text("def f(completions, colour, **_): return [0.0] * len(completions)\n")
+    recipe = "data: {train: coloured.jsonl, eval: heldout.jsonl}\nrewards: {'needs_colour:f': 1}\n"
+    line = mistake(recipe=f"{recipe}train: {{eval_strategy: steps}}\n")
+    assert "rewards.needs_colour:f: needs the column 'colour', which the held-out data does not have" in line
+
+
+def test_a_column_that_no_worker_can_be_given(mistake):
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1), "day": datetime.date(2026, 1, 1)} for i in range(8)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "days.parquet")
+    Path("in_worker.py").write_text("def f(completions, **_): return [0.0]\n")
+    line = mistake(recipe="data: {train: days.parquet}\nrewards: {'in_worker:f': {workers: 1}}\n")
+    assert "rewards.in_worker:f: cannot be given to a worker process: " in line
+    assert "day" in line
 
 
 def test_accuracy_without_answers(mistake):

@@ -265,3 +265,15 @@ def test_a_mistake_in_the_recipe_or_its_data_is_one_line(perl_command, arguments
 
 def test_no_rows_at_all_are_refused():
     assert CliRunner().invoke(command, ["check", "quickstart", "--n", "0"]).exit_code == 2
+
+
+def test_the_column_that_training_takes_for_gold_answers_is_checked(perl_command):
+    rows = [{"prompt": f"{i}?", "answer": str(i), "gold2": "\\frac{1}{" if i == 2 else str(i)} for i in range(4)]
+    Path("two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = "data: {train: two.jsonl, eval: null}\nrewards: {accuracy: {columns: {solution: gold2}}}\n"
+    Path("mapped.yaml").write_text(recipe)
+    for overrides in ([], ["data.train.columns.answer=null"]):
+        ended = perl_command("reward", "check", "mapped.yaml", *overrides, "--json")
+        assert ended.returncode == 1, ended.stderr
+        (checked,) = json.loads(ended.stdout)["sets"]
+        assert [row["row"] for row in checked["failing"]] == [3]

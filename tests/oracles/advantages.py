@@ -31,7 +31,9 @@ def normalized_sum_advantages(
             for i, value in enumerate(group_advantages([column], "group", epsilon)[0]):
                 row[i] += weight * value
         for i, completion in enumerate(group):
-            if all(math.isnan(reward) for reward in completion):
+            # A function that scored others of the group but not this completion leaves it without a reward.
+            partial = [k for k in range(len(weights)) if not all(math.isnan(other[k]) for other in group)]
+            if all(math.isnan(reward) for reward in completion) or any(math.isnan(completion[k]) for k in partial):
                 row[i] = math.nan
         sums.append(row)
     scored = _scored([value for row in sums for value in row])

@@ -1,12 +1,16 @@
 """The user's reward functions: a sample that one cannot score is None, counted and named; the others keep theirs."""
 
 import asyncio
+import functools
+import gc
 import inspect
 import logging
 import math
 import os
 import sys
+import warnings
 from collections import defaultdict
+from datetime import date
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,7 +19,7 @@ import pytest
 import torch
 
 from perl.errors import DataError, PerlError, RecipeError
-from perl.rewards.own import Failures, guarded, in_workers
+from perl.rewards.own import Failures, guarded, in_workers, is_async, unsendable
 from perl.rewards.pool import WorkerStartError
 
 LONG = 120.0  # seconds; for what must be done, on whatever machine
@@ -23,7 +27,12 @@ LONG = 120.0  # seconds; for what must be done, on whatever machine
 MODULE = '''\
 import asyncio
 import os
+import signal
+import socket
 import time
+
+connection = far_end = None
+went_on = []
 
 
 def length(completions, factor=1, **_):
@@ -34,6 +43,30 @@ def length(completions, factor=1, **_):
 async def slow(completions, **_):
     await asyncio.sleep(0)
     return [len(text) for text in completions]
+
+
+async def connected(completions, **_):
+    """As a client that opens its connection at the first call and keeps it: the far end answers with the length."""
+    global connection, far_end
+    if connection is None:
+        near, far_end = socket.socketpair()
+        connection = await asyncio.open_connection(sock=near)
+    far_end.sendall(b"%d\\n" % len(completions[0]))
+    return [float(await connection[0].readline())]
+
+
+async def go_on():
+    await asyncio.sleep(0)
+    went_on.append(1)
+
+
+async def interrupted(completions, **_):
+    """For "stop" the signal of the worker's CPU timer, with a task left behind; then how many such tasks went on."""
+    if completions == ["stop"]:
+        left = asyncio.create_task(go_on())
+        signal.raise_signal(signal.SIGVTALRM)
+    await asyncio.sleep(0.05)
+    return [len(went_on)]
 
 
 def act(completions, **_):
@@ -120,7 +153,8 @@ def test_values_of_a_function_that_can_score_are_its_own(failures, lines):
     assert len(calls) == 1
     assert calls[0]["answer"] is answer
     assert calls[0]["trainer_state"] is state
-    assert (failures, lines(), log.metrics) == (Failures("own", most=2), [], {})
+    assert (failures, lines()) == (Failures("own", most=2), [])
+    assert log.metrics == {"reward/own/failed_frac": [0.0]}
 
 
 @pytest.mark.parametrize(
@@ -233,12 +267,18 @@ def test_an_empty_batch_has_no_rewards(failures):
     assert (calls, failures.count) == ([], 0)
 
 
-def test_the_fraction_that_failed_is_logged_from_the_first_failure_on(failures):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_fraction_that_failed_is_logged_for_every_batch(failures, asynchronous):
+    async def own(completions, **_):
+        return lengths(completions)
+
     log = Log()
-    reward = guarded(lengths, failures)
-    for completions in (["a", "b"], ["a", None], [None] * 4, ["a"]):
-        reward(completions=completions, prompts=[""] * len(completions), **log.arguments())
-    assert log.metrics == {"reward/own/failed_frac": [0.5, 1.0, 0.0]}
+    reward = guarded(own if asynchronous else lengths, failures)
+    for completions in (["a", "b"], ["a", None], [None] * 4, [], ["a"]):
+        scored = reward(completions=completions, prompts=[""] * len(completions), **log.arguments())
+        if asynchronous:
+            asyncio.run(scored)
+    assert log.metrics == {"reward/own/failed_frac": [0.0, 0.5, 1.0, 0.0]}
 
 
 def test_what_a_function_logs_counts_once_and_columns_stay_as_long_as_the_batch(failures):
@@ -250,7 +290,8 @@ def test_what_a_function_logs_counts_once_and_columns_stay_as_long_as_the_batch(
     log = Log()
     reward = guarded(function, failures)
     assert reward(completions=["ab", "c"], prompts=["", ""], **log.arguments()) == [2.0, 1.0]
-    assert (log.columns, log.metrics) == ({"first": ["a", "c"]}, {"characters": [3]})
+    assert log.columns == {"first": ["a", "c"]}
+    assert log.metrics == {"characters": [3], "reward/own/failed_frac": [0.0]}
     assert reward(completions=["de", None, "f"], prompts=[""] * 3, **log.arguments()) == [2.0, None, 1.0]
     assert log.columns == {"first": ["a", "c", "d", None, "f"]}
     assert log.metrics["characters"] == [3, 2, 1]
@@ -288,28 +329,80 @@ def test_a_coroutine_stays_one_and_is_guarded_too(failures):
         calls.append(len(completions))
         return lengths(completions)
 
-    class Judge:
-        async def __call__(self, completions, **_):
-            return await function(completions)
-
-    for own in (function, Judge()):
-        reward = guarded(own, failures)
-        assert inspect.iscoroutinefunction(reward)
-        assert asyncio.run(reward(completions=["a", None, "abc"], prompts=["", "", ""])) == [1.0, None, 3.0]
-        assert asyncio.run(reward(completions=[])) == []
-    assert calls == [3, 1, 1, 1] * 2
-    assert failures.count == 2
+    reward = guarded(function, failures)
+    assert inspect.iscoroutinefunction(reward)
+    assert asyncio.run(reward(completions=["a", None, "abc"], prompts=["", "", ""])) == [1.0, None, 3.0]
+    assert asyncio.run(reward(completions=[])) == []
+    assert calls == [3, 1, 1, 1]
+    assert failures.count == 1
     assert not inspect.iscoroutinefunction(guarded(lengths, failures))
+
+
+class Judge:
+    """Its objects are async although they are no coroutine functions."""
+
+    async def __call__(self, completions, **_):
+        return lengths(completions)
+
+    async def score(self, completions, **_):
+        return lengths(completions)
+
+    @staticmethod
+    def quick(completions, **_):
+        return lengths(completions)
+
+
+@functools.wraps(Judge.score)
+def returns_a_coroutine(**arguments):
+    return Judge()(**arguments)
+
+
+def partial_of(function):
+    return functools.wraps(function)(functools.partial(functools.partial(function, limit=3), other=4))
+
+
+@pytest.mark.parametrize("wrapped", [lambda function: function, partial_of], ids=["itself", "partial"])
+@pytest.mark.parametrize(
+    ("function", "asynchronous"),
+    [
+        (Judge(), True),
+        (Judge().score, True),
+        (Judge().__call__, True),
+        (Judge.quick, False),
+        (lengths, False),
+        (lambda completions, **_: lengths(completions), False),
+    ],
+    ids=["object", "method", "call", "static", "function", "lambda"],
+)
+def test_async_is_what_must_be_awaited(failures, function, asynchronous, wrapped):
+    own = wrapped(function)
+    assert is_async(own) is asynchronous
+    reward = guarded(own, failures)
+    assert inspect.iscoroutinefunction(reward) is asynchronous  # what TRL asks for
+    scored = reward(completions=["ab", None], prompts=["", ""])
+    assert (asyncio.run(scored) if asynchronous else scored) == [2.0, None]
+    assert failures.count == 1
+
+
+def test_a_class_is_not_async_because_its_objects_are():
+    assert not is_async(Judge)
+
+
+def test_a_function_that_returns_a_coroutine_is_told_to_be_async(failures, lines):
+    assert not is_async(returns_a_coroutine)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert guarded(returns_a_coroutine, failures)(completions=["a"], prompts=["2+2?"]) == [None]
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+    reason = "TypeError: returned a coroutine; define the function itself with async def"
+    assert lines() == [f"reward own: {reason} for the prompt '2+2?'"]
 
 
 def test_a_guarded_function_still_shows_its_name_and_arguments(failures):
     reward = guarded(lengths, failures)
     assert (reward.__name__, reward.__doc__) == ("lengths", lengths.__doc__)
     assert list(inspect.signature(reward).parameters) == ["completions", "_"]
-
-    class Judge:
-        def __call__(self, completions, **_):
-            return [1] * len(completions)
 
     assert guarded(Judge(), failures).__name__ == "own"
 
@@ -329,6 +422,27 @@ def test_workers_run_coroutines_and_functions_of_classes(failures, module, name,
     reward = in_workers(f"{module}:{name}", {}, failures, workers=1, timeout_seconds=LONG)
     assert not inspect.iscoroutinefunction(reward)
     assert reward(completions=["ab", "cd"]) == [value] * 2
+
+
+def test_what_an_async_reward_keeps_open_serves_all_samples_of_a_worker(failures, module):
+    reward = in_workers(f"{module}:connected", {}, failures, workers=1, timeout_seconds=LONG)
+    assert reward(completions=["a", "ab", "abc"]) == [1.0, 2.0, 3.0]
+    assert reward(completions=["abcd"]) == [4.0]
+    assert failures.newest == ""
+
+
+def test_an_async_sample_that_is_interrupted_does_not_go_on_in_the_next_ones_time(failures, module):
+    reward = in_workers(f"{module}:interrupted", {}, failures, workers=1, timeout_seconds=LONG)
+    assert reward(completions=["fine", "stop", "fine"]) == [0.0, None, 0.0]
+    assert failures.newest.startswith("reward own: timeout: interrupted after")
+
+
+def test_a_reward_in_workers_logs_for_every_batch_what_failed_and_what_hung(failures, module):
+    log = Log()
+    reward = in_workers(f"{module}:length", {}, failures, workers=1, timeout_seconds=LONG)
+    for completions in (["a", "b"], ["a", 1], [], ["a"]):
+        reward(completions=completions, **log.arguments())
+    assert log.metrics == {"reward/own/failed_frac": [0.0, 0.5, 0.0], "reward/own/timeout_frac": [0.0, 0.0, 0.0]}
 
 
 def test_a_worker_gets_a_samples_columns_and_nothing_of_the_trainer(failures, module):
@@ -359,10 +473,26 @@ def test_samples_that_hang_or_crash_or_fail_are_none(failures, module, lines):
 
 def test_a_column_that_cannot_be_sent_is_named(failures, module):
     reward = in_workers(f"{module}:length", {}, failures, workers=1, timeout_seconds=LONG)
-    with pytest.raises(DataError, match=r"rewards\.own: column 'judge' is no JSON value") as caught:
+    with pytest.raises(DataError, match=r"^rewards\.own_workers:length: column 'judge' is no JSON value") as caught:
         reward(completions=["a", "b"], prompts=["", ""], answer=[1, 2], judge=[None, lambda: 1])
     assert len(str(caught.value).splitlines()) == 1
     assert reward(completions=["a"]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({}, None),
+        ({"text": "é", "number": 0.5, "none": None, "list": [1, (2, {"a": True})]}, None),
+        ({"a": 1, "b": {1}, "c": b""}, "column 'b' is no JSON value: TypeError: Object of type set is not JSON ser"),
+        ({"when": [date(2024, 1, 2)]}, "column 'when' is no JSON value: TypeError: Object of type date is not JSON"),
+        ({"x": numpy.float32(1)}, "column 'x' is no JSON value: TypeError: Object of type float32 is not JSON"),
+    ],
+    ids=["empty", "json", "second", "nested", "numpy"],
+)
+def test_the_first_column_that_no_worker_can_get_is_named(row, problem):
+    found = unsendable(row)
+    assert found is None if problem is None else found.startswith(problem)
 
 
 def test_the_import_of_the_users_module_takes_no_samples_time(failures, tmp_path, monkeypatch):

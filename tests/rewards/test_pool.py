@@ -1,6 +1,7 @@
 """Functions in worker processes: what hangs or crashes costs its own item, and nothing outlives the parent."""
 
 import gc
+import math
 import os
 import signal
 import subprocess
@@ -76,6 +77,11 @@ def leave_a_process():
     return subprocess.Popen(["sleep", "1000"]).pid
 
 
+def leave_a_process_and_sleep():
+    Path("child").write_text(str(leave_a_process()))
+    time.sleep(10**6)
+
+
 def leave_a_process_and_die():
     leave_a_process()
     os._exit(3)
@@ -109,6 +115,7 @@ def own_error(error):
 
 ACTIONS = {
     "sleep": lambda: time.sleep(10**6),
+    "nap": lambda: time.sleep(2.5),  # longer than between two looks for the parent
     "loop": loop,
     "power": lambda: 5**5**5**5,
     "call": one_long_call,
@@ -131,6 +138,7 @@ ACTIONS = {
     "nested": nested,
     "files": open_files,
     "child": leave_a_process,
+    "child, sleep": leave_a_process_and_sleep,
     "child, exit": leave_a_process_and_die,
     "pid": os.getpid,
 }
@@ -186,16 +194,19 @@ def is_running(pid):
     """As above, but a zombie has ended: nobody may be there to wait for an orphan."""
     if not is_known(pid):
         return False
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2]
-    except (FileNotFoundError, ProcessLookupError):  # ended just now, or not Linux
+    if sys.platform != "linux":
         command = ["/bin/ps", "-o", "stat=", "-p", str(pid)]
-        state = (
-            subprocess.run(command, capture_output=True, text=True, check=False).stdout
-            if sys.platform != "linux"
-            else ""
-        )
-    return state.strip()[:1] not in ("", "Z")
+        states = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()]
+    else:  # its files are closed when the last of its threads has ended, which may be after the first one
+        states = [state_of(thread) for thread in Path(f"/proc/{pid}/task").glob("*")]
+    return any(state[:1] not in ("", "Z", "X") for state in states)
+
+
+def state_of(thread):
+    try:
+        return (thread / "stat").read_text(encoding="utf-8").rpartition(")")[2].strip()
+    except (FileNotFoundError, ProcessLookupError):  # ended just now
+        return ""
 
 
 def values(outcomes):
@@ -242,10 +253,11 @@ def test_a_worker_sees_the_parents_environment_but_no_gpu(pool_of, monkeypatch, 
     assert seen == ["1", "", "here", str(tmp_path.resolve()), ""]
 
 
-def test_what_a_function_prints_goes_to_the_output_and_not_into_its_result(pool_of, capfd):
+def test_what_a_function_prints_goes_to_stderr_and_neither_into_its_result_nor_among_ours(pool_of, capfd):
     assert values(pool_of("noisy").map([1, 2, 3])) == [1, 2, 3]
-    output = capfd.readouterr().out
-    assert output.count("a line of the function\n") == output.count("bytes of the function\n") == 3
+    output, errors = capfd.readouterr()
+    assert errors.count("a line of the function\n") == errors.count("bytes of the function\n") == 3
+    assert output == ""
 
 
 @pytest.mark.parametrize("action", ["sleep", "loop", "power", "call", "unlimited"])
@@ -432,12 +444,29 @@ def test_the_time_of_imports_is_not_the_items():
     pool.close()
 
 
-@pytest.mark.parametrize("settings", [{"workers": 0}, {"timeout_seconds": 0.0}, {"timeout_seconds": float("inf")}])
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"memory_mib": 0}])
 def test_settings_that_make_no_sense_are_refused(settings):
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(ValueError, match="not positive"):
         WorkerPool("own_work:double", **settings)
-    with pytest.raises(ValueError, match="positive"):
-        WorkerPool("own_work:double").map([1], timeout_seconds=float("nan"))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [0.0, -1, math.inf, math.nan, 86_400.1, 1e10, 10**400, True, "5", [5.0], 1j],
+    ids=lambda limit: repr(limit)[:9],
+)
+def test_a_limit_that_no_timer_can_hold_is_refused(limit):
+    for refused in (
+        lambda: WorkerPool("own_work:double", timeout_seconds=limit),
+        lambda: WorkerPool("own_work:double").map([1], timeout_seconds=limit),
+    ):
+        with pytest.raises(ValueError, match=r"timeout_seconds must be a positive number of at most 86400, not "):
+            refused()
+
+
+@pytest.mark.parametrize("limit", [86_400, 86_400.0, 1])
+def test_a_limit_of_up_to_a_day_holds(pool_of, limit):
+    assert values(pool_of("double", workers=1).map([1], timeout_seconds=limit)) == [2]
 
 
 def test_threads_may_call_at_the_same_time(pool_of):
@@ -510,10 +539,37 @@ def test_a_busy_worker_does_not_outlive_a_parent_that_is_killed(action):
     wait_until(lambda: not is_running(worker))
 
 
+def test_a_worker_with_time_left_does_not_outlive_a_parent_that_is_killed():
+    """Nor does what its function started."""
+    parent = run_script(
+        "from perl.rewards.pool import WorkerPool\n"
+        "WorkerPool('own_work:act_after_a_sign', timeout_seconds=3600).map(['child, sleep'])\n"
+    )
+    with parent:
+        wait_until(lambda: Path("child").is_file() and Path("child").read_text())
+        worker, child = int(Path("begun").read_text()), int(Path("child").read_text())
+        assert is_running(worker)
+        assert is_running(child)
+        parent.kill()
+    wait_until(lambda: not is_running(worker))
+    wait_until(lambda: not is_running(child))
+
+
+def test_a_worker_started_by_a_thread_outlives_the_thread(pool_of):
+    """The parent is the process: a worker that took the thread for it would be gone."""
+    pool = pool_of("act", workers=1)
+    thread = threading.Thread(target=pool.start)
+    thread.start()
+    thread.join()
+    first, slept, last = pool.map(["pid", "nap", "pid"])
+    assert first.value == last.value
+    assert slept.status == "done"
+
+
 def test_an_idle_worker_does_not_outlive_a_parent_that_is_killed():
     script = (
         "from perl.rewards.pool import WorkerPool\n"
-        "pool = WorkerPool('own_work:pid', workers=1, timeout_seconds=1e6)\n"
+        "pool = WorkerPool('own_work:pid', workers=1, timeout_seconds=3600)\n"
         "print(pool.map([0])[0].value, flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -540,7 +596,7 @@ def test_ctrl_c_ends_the_call_and_the_pool_goes_on():
     script = (
         "import json\n"
         "from perl.rewards.pool import WorkerPool\n"
-        "pool = WorkerPool('own_work:act_after_a_sign', workers=2, timeout_seconds=1e6)\n"
+        "pool = WorkerPool('own_work:act_after_a_sign', workers=2, timeout_seconds=3600)\n"
         "try:\n"
         "    pool.map(['sleep', 'sleep', 'pid'])\n"
         "except KeyboardInterrupt:\n"

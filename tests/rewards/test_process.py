@@ -22,13 +22,8 @@ from transformers import (
 )
 
 from perl.errors import ModelError, RecipeError
-from perl.rewards.process import (
-    ProcessRewardSetting,
-    check_process_reward,
-    process_reward,
-    read_process_config,
-    split_steps,
-)
+from perl.rewards.process import check_process_reward, process_reward, split_steps
+from perl.rewards.process_model import ProcessRewardSetting, read_process_config
 from tests.oracles.tiny_prm import CONTEXT, TAG, letter_tokenizer, save_tiny_prm, shepherd_tokenizer, tiny_model
 
 PROMPTS = ["2+2=", "What is 3 times 4? ", "7-1="]

@@ -12,6 +12,7 @@ from perl.errors import RecipeError
 from perl.recipe.sections import RewardSetting, RolloutSection
 from perl.rewards import NAMED_REWARDS, accuracy_reward, reward_problems
 from perl.rewards import resolve_rewards as resolve
+from perl.rewards.verifier import Judging
 
 MODULE = """\
 import json
@@ -50,6 +51,18 @@ class Judge:
 
 
 judge = Judge()
+
+
+class Later:
+    async def __call__(self, completions, **_):
+        return [8.0] * len(completions)
+
+
+later = Later()
+
+
+def curious(completions, trainer_state, **_):
+    return [0.0] * len(completions)
 """
 
 
@@ -124,9 +137,7 @@ def test_what_a_reward_needs_and_whether_it_judges_is_known():
     accuracy, countdown, form, own = resolve_rewards(settings(**asked))
     assert accuracy.needs == ("completions", "solution")
     assert countdown.needs == ("completions", "target", "nums")
-    assert [reward.judges for reward in (accuracy, countdown, form, own)] == [2, 0, 0, 0]
-    (four,) = resolve_rewards(settings(accuracy={"args": {"workers": 4}}))
-    assert four.judges == 4
+    assert [reward.judging for reward in (accuracy, countdown, form, own)] == [Judging(), None, None, None]
     assert [reward.takes_all for reward in (accuracy, countdown, form, own)] == [True, True, True, False]
     assert [reward.failures is None for reward in (accuracy, countdown, form, own)] == [True, True, True, False]
 
@@ -316,3 +327,47 @@ def test_every_wrong_argument_is_a_problem_with_the_nearest_name():
 def test_rewards_that_are_all_well_are_no_problem():
     assert problems({"accuracy": 1, "own_rewards:length": {"args": {"limit": 3}}, "own_rewards:slow": 0}) == []
     assert reward_problems({}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "path", "words"),
+    [
+        ("accuracy", {"args": {"timeout_seconds": float("inf")}}, ".args", ["timeout_seconds", "up to a day"]),
+        ("accuracy", {"args": {"timeout_seconds": True}}, ".args", ["timeout_seconds", "up to a day"]),
+        ("accuracy", {"args": {"workers": "2"}}, ".args", ["workers must be a whole number"]),
+        ("cosine_length", {"args": {"workers": 1.5}}, ".args", ["workers must be a whole number"]),
+        ("process_reward", {"args": {"model": "a/b"}, "columns": {"prompts": "q"}}, ".columns", ["takes no columns"]),
+        ("process_reward", {"args": {"model": "a/b", "device": "meta"}}, ".args.device", ["no device"]),
+        ("own_rewards:curious", {"workers": 2}, ".workers", ["a worker has no trainer_state"]),
+        ("math:hypot", 1, "", ["no signature"]),
+        ("leaving:score", 1, "", ["cannot import leaving"]),
+    ],
+)
+def test_what_would_fail_later_is_said_at_once(name, setting, path, words):
+    Path("leaving.py").write_text("import sys\nsys.exit('bye')\n", encoding="utf-8")
+    ((where, problem),) = problems({name: setting})
+    assert where == f"rewards.{name}{path}"
+    assert all(word in problem for word in words), problem
+
+
+@pytest.mark.parametrize("changes", [{"weight": float("nan")}, {"workers": 1, "timeout_seconds": float("inf")}])
+def test_a_number_that_is_none_is_refused(changes):
+    with pytest.raises(ValueError, match=next(iter(set(changes) - {"workers"}))):
+        RewardSetting.model_validate(changes)
+
+
+def test_a_mapped_column_is_needed_also_for_an_optional_argument():
+    (reward,) = resolve_rewards(settings(**{"own_rewards:length": {"columns": {"limit": "most"}}}))
+    assert reward.needs == ("completions", "most")
+
+
+def test_an_object_that_is_called_asynchronously_is_awaited():
+    (reward,) = resolve_rewards(settings(**{"own_rewards:later": 1}))
+    assert inspect.iscoroutinefunction(reward.function)
+    assert asyncio.run(reward.function(completions=["a"], prompts=[""])) == [8.0]
+
+
+def test_the_limits_of_the_verifier_are_the_recipes():
+    asked = {"accuracy": {"args": {"timeout_seconds": 2, "workers": 3}, "columns": {"solution": "gold"}}}
+    (reward,) = resolve_rewards(settings(**asked))
+    assert reward.judging == Judging("gold", 2, 3)

@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 logger = logging.getLogger("perl")
 
 # Rewards that judge answers and log what became of them, the first one that a run has; see ``rewards/accuracy.py``.
-_JUDGES = ("accuracy", "reasoning_accuracy")
+_JUDGES = ("accuracy", "reasoning_accuracy", "cosine_length", "length_penalty")
 _VERDICTS = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
 _TRUNCATED = "completions/clipped_ratio"
 

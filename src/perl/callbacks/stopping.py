@@ -38,17 +38,17 @@ class OrderlyStop(TrainerCallback):
 
     Attributes:
         requested: Whether training is to end.
-        failed: The reward that failed too often; on another process of the run than the one where it did, None.
+        failed: Which of the rewards failed too often, on this process or another, by position; None: none did.
     """
 
     def __init__(self, failures: Sequence[Failures] = ()) -> None:
         """Nothing has happened.
 
         Args:
-            failures: Of the reward functions that may fail.
+            failures: Of the reward functions that may fail; as many on each process.
         """
         self.requested = False
-        self.failed: Failures | None = None
+        self.failed: int | None = None
         self._failures = tuple(failures)
 
     @contextmanager
@@ -72,12 +72,17 @@ class OrderlyStop(TrainerCallback):
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Asks for a checkpoint and the end of training, on all processes at the same step."""
-        self.failed = next((failures for failures in self._failures if failures.too_many), None)
-        self.requested = self.requested or self.failed is not None
-        if self._requested_anywhere():
-            self.requested = True
+        if self.look():
             control.should_save = True
             control.should_training_stop = True
+
+    def look(self) -> bool:
+        """Whether training is to end, as all processes see it; each must ask at the same time."""
+        too_many = [position for position, failures in enumerate(self._failures) if failures.too_many]
+        requested, failed = _highest(int(self.requested), 1 + (too_many[0] if too_many else -1))
+        self.failed = failed - 1 if failed else None
+        self.requested = bool(requested) or failed > 0
+        return self.requested
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:
@@ -85,10 +90,12 @@ class OrderlyStop(TrainerCallback):
         self.requested = True
         logger.warning("stopping after this step, with a checkpoint (again: stop now and lose the step)")
 
-    def _requested_anywhere(self) -> bool:
-        if not torch.distributed.is_initialized():
-            return self.requested
-        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-        flag = torch.tensor(float(self.requested), device=device)
-        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-        return bool(flag.item())
+
+def _highest(*numbers: int) -> list[int]:
+    """The highest of each number over all processes."""
+    if not torch.distributed.is_initialized():
+        return list(numbers)
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    highest = torch.tensor(numbers, device=device)
+    torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX)
+    return [int(number) for number in highest.tolist()]

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perl.data import ProblemSet
     from perl.recipe.sections import DataSection
     from perl.rewards import Reward
+    from perl.rewards.verifier import Judging
 
 _LISTED_ROWS = 20
 _SHOWN_CHARACTERS = 80
@@ -119,23 +120,23 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
     from perl.methods.settings import method_problems
     from perl.recipe import load_recipe
     from perl.rewards import resolve_rewards, reward_problems
+    from perl.rewards.verifier import Judging
 
     resolved = load_recipe(recipe, overrides, checks=(method_problems, reward_problems))
+    rewards = resolve_rewards(resolved.rewards, resolved.rollout)
+    judging = next((reward.judging for reward in rewards if reward.judging is not None), None) or Judging()
     try:
-        problems, train_rows = _problems_of(resolved.data)
+        problems, train_rows = _problems_of(resolved.data, judging.solution)
     except PerlError as error:
         raise resolved.located(error) from error
-    judge = resolved.rewards.get("accuracy")
-    options = dict(judge.args) if judge is not None else {}
     sets, others = [], []
     if "solution" in problems.train.column_names:
-        sets.append(_checked("train", resolved.data.train.name, problems.train, train_rows, limit, options))
+        sets.append(_checked("train", resolved.data.train.name, problems.train, train_rows, limit, judging))
         chosen = problems.train.select(_evenly(len(problems.train), limit))
-        rewards = resolve_rewards(resolved.rewards, resolved.rollout)
         others = [_reward_of_gold(reward, chosen) for reward in rewards if reward.name != "accuracy"]
     if problems.heldout is not None and "solution" in problems.heldout.column_names:
         rows, name = range(len(problems.heldout)), problems.heldout_name or ""
-        sets.append(_checked("eval", name, problems.heldout, rows, limit, options))
+        sets.append(_checked("eval", name, problems.heldout, rows, limit, judging))
     if as_json:
         click.echo(json.dumps({"sets": [asdict(x) for x in sets], "rewards": [asdict(x) for x in others]}, indent=2))
     else:
@@ -143,17 +144,26 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
     return EXIT_FAILED if any(checked.failing for checked in sets) else EXIT_DONE
 
 
-def _problems_of(section: "DataSection") -> "tuple[ProblemSet, Sequence[int]]":
-    """The problems, and which row of the data set each training problem is: overlapping ones may have been dropped."""
+def _problems_of(section: "DataSection", gold: str) -> "tuple[ProblemSet, Sequence[int]]":
+    """The problems with their gold answers as ``solution``, and which row of the data set each training problem is.
+
+    Overlapping ones may have been dropped.
+
+    Args:
+        section: The recipe's ``data``.
+        gold: The column of the gold answers.
+    """
     from perl.data import load_problem_set, prompt_text
 
     sources = (section.train, section.eval or section.train)
-    if all(source.columns.answer is None for source in sources):
+    if gold == "solution" and all(source.columns.answer is None for source in sources):
         hint = "columns: {answer: NAME}, the column that holds the gold answer"
         raise DataError("there are no gold answers to check", "data.train", hint)
     # Without a model it is not known whether it has a chat template; a system prompt needs one.
     chat = bool(section.system_prompt)
     problems = load_problem_set(section, chat=chat)
+    heldout = None if problems.heldout is None else _with_solution(problems.heldout, gold)
+    problems = replace(problems, train=_with_solution(problems.train, gold), heldout=heldout)
     if not section.drop_overlap:
         return problems, range(len(problems.train))
     kept = {prompt_text(prompt) for prompt in problems.train["prompt"]}
@@ -161,8 +171,16 @@ def _problems_of(section: "DataSection") -> "tuple[ProblemSet, Sequence[int]]":
     return problems, [row for row, prompt in enumerate(everything) if prompt_text(prompt) in kept]
 
 
+def _with_solution(rows: "Dataset", gold: str) -> "Dataset":
+    """The rows with another column's answers as ``solution``."""
+    if gold == "solution" or gold not in rows.column_names:
+        return rows
+    others = [name for name in rows.column_names if name != "solution"]
+    return rows.select_columns(others).add_column("solution", rows[gold][:])
+
+
 def _checked(
-    role: str, name: str, problems: "Dataset", rows: Sequence[int], limit: int | None, options: dict[str, Any]
+    role: str, name: str, problems: "Dataset", rows: Sequence[int], limit: int | None, judging: "Judging"
 ) -> CheckedSet:
     """The verdicts on a set's gold answers.
 
@@ -172,7 +190,7 @@ def _checked(
         problems: With ``solution``.
         rows: Of each problem, in the data set.
         limit: How many to check; None: all.
-        options: Of the verifier.
+        judging: The limits of a comparison.
     """
     from perl.progress import live_line
     from perl.rewards.verifier import unreadable
@@ -184,8 +202,8 @@ def _checked(
     with live_line(len(chosen), f"checking {role}") as line:
         for start in range(0, len(chosen), _AT_A_TIME):
             part = chosen[start : start + _AT_A_TIME]
-            bad = set(unreadable([golds[i] for i in part]))
-            statuses = _statuses([golds[i] for i in part], options)
+            bad = set(unreadable([golds[i] for i in part], judging.workers))
+            statuses = _statuses([golds[i] for i in part], judging)
             right += statuses.count("right")
             letters += len(bad)
             for k, status in enumerate(statuses):
@@ -196,7 +214,7 @@ def _checked(
     return CheckedSet(role, name, len(golds), len(chosen), right, letters, failing)
 
 
-def _statuses(golds: Sequence[str], options: dict[str, Any]) -> list[str]:
+def _statuses(golds: Sequence[str], judging: "Judging") -> list[str]:
     """The first status that is not right of each gold answer: boxed, and as it stands if that is a worked solution."""
     from perl.rewards.verifier import check_all
 
@@ -205,7 +223,12 @@ def _statuses(golds: Sequence[str], options: dict[str, Any]) -> list[str]:
         asked.append((k, _boxed(gold)))
         if "####" in gold or "\\boxed" in gold:
             asked.append((k, gold))
-    verdicts = check_all([golds[k] for k, _ in asked], [completion for _, completion in asked], **options)
+    verdicts = check_all(
+        [golds[k] for k, _ in asked],
+        [completion for _, completion in asked],
+        timeout_seconds=judging.timeout_seconds,
+        workers=judging.workers,
+    )
     statuses = ["right"] * len(golds)
     for (k, _), verdict in zip(asked, verdicts, strict=True):
         if statuses[k] == "right":

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from perl.evaluation.metrics import average_at_k, standard_error
-from perl.rewards.verifier import check_all
+from perl.rewards.verifier import Judging, check_all
 from perl.rollouts.hf_engine import Sampling, generate
 from perl.types import Prompt
 
@@ -50,6 +50,7 @@ def evaluate_policy(
     sampling: Sampling,
     k: int,
     on_batch: Callable[[int], None] | None = None,
+    judging: Judging | None = None,
 ) -> TaskScore:
     """Draws k completions of every problem and checks each.
 
@@ -60,13 +61,20 @@ def evaluate_policy(
         sampling: How tokens are drawn; the same for every policy that is to be compared.
         k: Completions a problem.
         on_batch: Called with the number of completions that are new.
+        judging: The limits of a comparison; None: the usual ones.
 
     Raises:
         ValueError: There is no problem, or one has no solution.
     """
+    judging = judging or Judging()
     repeated = [prompt for prompt in prompts for _ in range(k)]
     completions = generate(model, tokenizer, repeated, sampling, on_batch)
-    verdicts = check_all([_solution(prompt) for prompt in repeated], [completion.text for completion in completions])
+    verdicts = check_all(
+        [_solution(prompt) for prompt in repeated],
+        [completion.text for completion in completions],
+        timeout_seconds=judging.timeout_seconds,
+        workers=judging.workers,
+    )
     right = [[v.right for v in verdicts[i : i + k]] for i in range(0, len(verdicts), k)]
     return TaskScore(
         accuracy=average_at_k(right),

@@ -125,8 +125,7 @@ def load_recipe(
         layer.origins = {**source.written_at.origins, **layer.origins}
     else:
         name, layer = read_layers(source, overrides)
-    problems = list(_move_to_their_section(layer))
-    _move_process_reward(layer)
+    problems = [*_move_to_their_section(layer), *_move_process_reward(layer)]
     problems += _unknown_sections(layer)
     sections: dict[str, Any] = {}
     for section, model in SECTIONS.items():
@@ -167,22 +166,29 @@ def _move_to_their_section(layer: Layer) -> Iterator[Problem]:
         layer.origins[(section, key)] = layer.origins.get(("train", name), "recipe")
 
 
-def _move_process_reward(layer: Layer) -> None:
+def _move_process_reward(layer: Layer) -> Iterator[Problem]:
     """A script's ``process_reward_weight`` and ``_kwargs`` are a recipe's reward of that name."""
     train, rewards = layer.values.get("train"), layer.values.get("rewards")
     moved = {"process_reward_weight": "weight", "process_reward_kwargs": "args"}
     if not isinstance(train, Mapping) or not moved.keys() & train.keys():
         return
+    layer.values["train"] = {name: value for name, value in train.items() if name not in moved}
+    asked = {key: train[name] for name, key in moved.items() if train.get(name)}  # a weight of 0 asks for none
     if rewards is None:
         rewards = {name: setting.weight for name, setting in DEFAULT_REWARDS.items()}
-    if not isinstance(rewards, Mapping):
+    if not asked or not isinstance(rewards, Mapping):
         return
     given = rewards.get("process_reward")
     home = dict(given) if isinstance(given, Mapping) else {} if given is None else {"weight": given}
-    layer.values["train"] = {name: value for name, value in train.items() if name not in moved}
     for name, key in moved.items():
-        if name in train:
-            home[key] = train[name]
+        if key in asked and home.get(key, asked[key]) != asked[key]:
+            yield Problem(
+                f"{asked[key]!r} contradicts rewards.process_reward.{key}: {home[key]!r}",
+                layer.where(("train", name)),
+                f"write it once, as rewards.process_reward.{key}",
+            )
+        if key in asked:
+            home[key] = asked[key]
             layer.origins[("rewards", "process_reward", key)] = layer.origins.get(("train", name), "recipe")
     layer.values["rewards"] = {**rewards, "process_reward": home}
 

@@ -153,14 +153,17 @@ class EngineSection(Section):
 class RewardSetting(Section):
     """One reward: its weight in the sum, and its own arguments. A bare number is short for ``{weight: ...}``."""
 
-    weight: float = Field(1.0, description="Factor of this reward in the sum.")
+    weight: float = Field(1.0, allow_inf_nan=False, description="Factor of this reward in the sum.")
     args: dict[str, Any] = Field({}, description="Arguments handed to the reward function.")
     columns: dict[str, str] = Field({}, description="Argument: column of the data set, where their names differ.")
     workers: int | None = Field(
         None, ge=1, description="Call your own function for each sample by itself, in this many killable processes."
     )
     timeout_seconds: float | None = Field(
-        None, gt=0, description="Wall time of a sample in a worker, after which it has no reward; None: 10."
+        None,
+        gt=0,
+        le=86_400,
+        description="Wall time of a sample in a worker (0.8 of it as CPU time), then it has no reward; None: 10.",
     )
     max_failures: int | None = Field(
         None,

@@ -49,8 +49,7 @@ def accuracy_reward(
     """
     texts = [completion_text(completion) for completion in completions]
     verdicts = check_all(solution, texts, timeout_seconds=timeout_seconds, workers=workers)
-    _log("accuracy", verdicts, log_metric, log_extra)
-    return [_worth(verdict) for verdict in verdicts]
+    return logged("accuracy", verdicts, log_metric, log_extra)
 
 
 def reasoning_accuracy_reward(
@@ -86,22 +85,24 @@ def reasoning_accuracy_reward(
     parts = [completion_text(completion).rpartition(reasoning_end) for completion in completions]
     verdicts = check_all(solution, [rest if end else "" for _before, end, rest in parts],
                          timeout_seconds=timeout_seconds, workers=workers)  # fmt: skip
-    _log("reasoning_accuracy", verdicts, log_metric, log_extra)
     if log_metric is not None and parts:
         log_metric("reward/reasoning_accuracy/unfinished_frac", sum(not end for _b, end, _r in parts) / len(parts))
-    return [_worth(verdict) for verdict in verdicts]
+    return logged("reasoning_accuracy", verdicts, log_metric, log_extra)
 
 
-def _worth(verdict: Verdict) -> float | None:
-    return None if verdict.status in ("unparsable_gold", "error") else float(verdict.right)
+def logged(
+    name: str, verdicts: Sequence[Verdict], log_metric: LogMetric | None, log_extra: LogExtra | None
+) -> list[float | None]:
+    """What verdicts are worth, after what became of the completions was logged under a reward's name.
 
-
-def _log(name: str, verdicts: Sequence[Verdict], log_metric: LogMetric | None, log_extra: LogExtra | None) -> None:
+    Returns:
+        1.0, 0.0, or None where there is nothing to say.
+    """
     if log_extra is not None:
         log_extra(f"{name}_verdict", [verdict.status for verdict in verdicts])
         log_extra(f"{name}_answer", [verdict.extracted or "" for verdict in verdicts])
-    if log_metric is None or not verdicts:
-        return
-    counts = Counter(verdict.status for verdict in verdicts)
-    for status in _LOGGED:
-        log_metric(f"reward/{name}/{status}_frac", counts[status] / len(verdicts))
+    if log_metric is not None and verdicts:
+        counts = Counter(verdict.status for verdict in verdicts)
+        for status in _LOGGED:
+            log_metric(f"reward/{name}/{status}_frac", counts[status] / len(verdicts))
+    return [None if v.status in ("unparsable_gold", "error") else float(v.right) for v in verdicts]

@@ -67,7 +67,8 @@ def same_answer(gold: str, answer: str, algebra: Algebra | None = None) -> Truth
     if compact(tidy_gold) == compact(tidy_answer):
         return True
     answers = *readings(tidy_answer), *map(Scalar, chosen(tidy_gold, tidy_answer))
-    return _any(_same_reading(g, a, algebra) for g in readings(tidy_gold) for a in answers)
+    golds = *readings(tidy_gold), *map(Scalar, chosen(tidy_answer, tidy_gold) if tidy_gold.startswith("(") else ())
+    return _any(_same_reading(g, a, algebra) for g in golds for a in answers)
 
 
 def _same_reading(gold: Node, answer: Node, algebra: Algebra | None) -> Truth:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from perl.rewards.accuracy import accuracy_reward
-from perl.rewards.answers import Completions
+from perl.rewards.accuracy import LogExtra, LogMetric, logged
+from perl.rewards.answers import Completions, completion_text
+from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
 
 
 def length_penalty_reward(
@@ -21,6 +22,11 @@ def length_penalty_reward(
     solution: Sequence[str | None],
     prompts: Sequence[Any],
     completion_ids: Sequence[Sequence[int]],
+    log_metric: LogMetric | None = None,
+    log_extra: LogExtra | None = None,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    workers: int = WORKERS,
     **_: Any,  # noqa: ANN401
 ) -> list[float | None]:
     """From 0.5 for the shortest completion of a prompt down to -0.5 for the longest; a wrong one gets at most 0.
@@ -35,6 +41,10 @@ def length_penalty_reward(
         prompts: Neighbouring rows with the same prompt are a group. Over several processes a group is what one process
             holds of it.
         completion_ids: Token ids, one list a completion; an end token counts.
+        log_metric: TRL's logger; gets the fraction of each verdict, as ``reward/length_penalty/timeout_frac``.
+        log_extra: TRL's logger of columns; gets each verdict.
+        timeout_seconds: Wall time that the comparison of one pair may take.
+        workers: Processes that compare what needs algebra.
 
     Returns:
         Numbers in [-0.5, 0.5]; None for a completion that cannot be judged, whose length does not count as the shortest
@@ -45,7 +55,9 @@ def length_penalty_reward(
         whole batch, in characters, so that an easy prompt's completions are rewarded for another prompt's being hard,
         and rewards what cannot be judged as if it were right. This one goes by prompt, as the paper does.
     """
-    verdicts = accuracy_reward(completions, solution)
+    texts = [completion_text(completion) for completion in completions]
+    judged = check_all(solution, texts, timeout_seconds=timeout_seconds, workers=workers)
+    verdicts = logged("length_penalty", judged, log_metric, log_extra)
     rows = zip(prompts, verdicts, map(len, completion_ids), strict=True)
     rewards: list[float | None] = []
     for _prompt, group in itertools.groupby(rows, key=itemgetter(0)):
@@ -53,16 +65,20 @@ def length_penalty_reward(
     return rewards
 
 
-def cosine_length_reward(
+def cosine_length_reward(  # noqa: PLR0913 (TRL's signature, and the numbers of the paper)
     completions: Completions,
     solution: Sequence[str | None],
     completion_ids: Sequence[Sequence[int]],
+    log_metric: LogMetric | None = None,
+    log_extra: LogExtra | None = None,
     *,
     max_len: int,
     min_value_wrong: float = -1.0,
     max_value_wrong: float = -0.5,
     min_value_correct: float = 0.5,
     max_value_correct: float = 1.0,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    workers: int = WORKERS,
     **_: Any,  # noqa: ANN401
 ) -> list[float | None]:
     """The accuracy, scaled by length along half a cosine: the shorter of two right ones, the longer of two wrong ones.
@@ -75,11 +91,15 @@ def cosine_length_reward(
         completions: Text, or lists of chat messages.
         solution: Gold answers, one a completion.
         completion_ids: Token ids, one list a completion; an end token counts.
+        log_metric: TRL's logger; gets the fraction of each verdict, as ``reward/cosine_length/timeout_frac``.
+        log_extra: TRL's logger of columns; gets each verdict.
         max_len: Tokens at which the end is reached; longer completions stay there, as cosine would come back.
         min_value_wrong: For a wrong completion of no tokens.
         max_value_wrong: For a wrong completion of ``max_len`` tokens.
         min_value_correct: For a right completion of ``max_len`` tokens.
         max_value_correct: For a right completion of no tokens.
+        timeout_seconds: Wall time that the comparison of one pair may take; one that takes longer counts as wrong.
+        workers: Processes that compare what needs algebra.
 
     Returns:
         Numbers between these values; None for a completion that cannot be judged.
@@ -95,7 +115,9 @@ def cosine_length_reward(
     _check_count("max_len", max_len, 1)
     _check_order("min_value_wrong", min_value_wrong, "max_value_wrong", max_value_wrong)
     _check_order("min_value_correct", min_value_correct, "max_value_correct", max_value_correct)
-    verdicts = accuracy_reward(completions, solution)
+    texts = [completion_text(completion) for completion in completions]
+    judged = check_all(solution, texts, timeout_seconds=timeout_seconds, workers=workers)
+    verdicts = logged("cosine_length", judged, log_metric, log_extra)
     rewards: list[float | None] = []
     for verdict, ids in zip(verdicts, completion_ids, strict=True):
         if verdict is None:
@@ -133,7 +155,9 @@ def soft_overlong_reward(
     _check_count("soft_punish_cache", soft_punish_cache, 0)
     # TRL would then punish a completion of no tokens.
     _check_order("soft_punish_cache", soft_punish_cache, "max_completion_len", max_completion_len)
-    # Imported late: a look at the names of rewards, as every command takes it, must not load a library.
+    if not completion_ids:
+        return []
+    # Imported late: a look at a recipe's rewards, as every command takes it, must not load a library.
     from trl.rewards import get_soft_overlong_punishment
 
     return get_soft_overlong_punishment(max_completion_len, soft_punish_cache)(completion_ids)

@@ -54,22 +54,37 @@ class Failures:
         return self.count > self.most
 
 
+def is_async(function: RewardFunction) -> bool:
+    """Whether calls of the function must be awaited.
+
+    Args:
+        function: Anything that can be called.
+
+    Returns:
+        True for an ``async def``, for an object whose class has an ``async def __call__``, and for a
+        ``functools.partial`` of one. False for a function that merely returns a coroutine.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
 def guarded(function: RewardFunction, failures: Failures) -> RewardFunction:
     """The function, with None for each sample that it cannot score.
 
     A batch for which it raises, or returns anything but one finite number or None a sample, is scored again one sample
     at a time: every list or tuple of the batch's length is cut to length 1, all else is passed as it is. So a function
     that compares the samples of a batch with each other scores such a batch differently. What it logs counts only from
-    the calls whose values count.
+    the calls whose values count. ``reward/NAME/failed_frac`` is logged for every batch.
 
     Args:
-        function: Sync or async, and stays what it is.
+        function: Sync or async as :func:`is_async` says, and stays what it is.
         failures: Is counted up.
 
     Returns:
         A function of keyword arguments. It raises PerlError and what is no Exception (Ctrl-C), nothing else.
     """
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+    if is_async(function):
 
         @functools.wraps(function)
         async def reward(**arguments: Any) -> list[float | None]:  # noqa: ANN401
@@ -110,7 +125,8 @@ def in_workers(
     """The function, called for one sample at a time in worker processes.
 
     It gets lists of length 1 (completions, prompts, completion_ids, columns), but neither ``trainer_state`` nor
-    ``log_metric`` nor ``log_extra``. Its module is imported by each worker, before any time counts.
+    ``log_metric`` nor ``log_extra``. Its module is imported by each worker, before any time counts. All samples that a
+    worker scores share one event loop. ``reward/NAME/failed_frac`` and ``timeout_frac`` are logged for every batch.
 
     Args:
         path: ``package.module:function``, sync or async.
@@ -122,6 +138,9 @@ def in_workers(
     Returns:
         A sync function of keyword arguments. It raises DataError for a column that cannot be sent to a worker, and
         WorkerStartError.
+
+    Raises:
+        ValueError: ``workers`` or ``timeout_seconds`` is none that :class:`perl.rewards.pool.WorkerPool` takes.
     """
     module, _, name = path.partition(":")
     pool = WorkerPool(
@@ -135,14 +154,14 @@ def in_workers(
         try:
             outcomes = pool.map(items)
         except TypeError:
-            _check_columns([item[2] for item in items], failures.name)
+            _check_columns([item[2] for item in items], path)
             raise
         faults = {row: f"{o.status}: {o.error}" for row, o in enumerate(outcomes) if o.status == "timeout"}
         timeouts = len(faults)
         faults |= {row: o.error for row, o in enumerate(outcomes) if o.status == "error"}
         _count(dict(sorted(faults.items())), columns, failures)
         log_metric = columns.get("log_metric")
-        if log_metric is not None and failures.count and rows:
+        if log_metric is not None and rows:
             log_metric(f"reward/{failures.name}/timeout_frac", timeouts / rows)
         return [None if outcome.status != "done" else outcome.value for outcome in outcomes]
 
@@ -155,8 +174,45 @@ def score_in_worker(item: tuple[str, dict[str, Any], dict[str, Any]]) -> float |
     path, arguments, row = item
     values = imported(path)(**{**row, **arguments})
     if inspect.isawaitable(values):
-        values = asyncio.run(_awaited(values))
+        values = _result(values)
     return _numbers(values, 1)[0]
+
+
+def unsendable(row: Mapping[str, Any]) -> str | None:
+    """The first column of a sample that cannot be sent to a worker.
+
+    Args:
+        row: A data row, or the arguments of a call; values by column.
+
+    Returns:
+        ``column 'NAME' is no JSON value: REASON``, or None where every column is one.
+    """
+    for column, value in row.items():
+        try:
+            as_json(value)
+        except TypeError as error:
+            return f"column {column!r} {error}"
+    return None
+
+
+@functools.cache
+def _runner() -> asyncio.Runner:
+    """The one event loop of a worker: a client that the user's module keeps is bound to the loop of its first use."""
+    return asyncio.Runner()
+
+
+def _result(values: Awaitable[Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
+    """What it awaits to; a sample that is interrupted leaves no task that would go on in the time of the next one."""
+    loop = _runner().get_loop()
+    earlier = asyncio.all_tasks(loop)
+    try:
+        return _runner().run(_awaited(values))
+    except Exception:
+        raise
+    except BaseException:
+        for task in asyncio.all_tasks(loop) - earlier:
+            task.cancel()
+        raise
 
 
 async def _awaited(values: Awaitable[Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
@@ -248,8 +304,8 @@ def _count(faults: Mapping[int, str], arguments: Arguments, failures: Failures) 
     failures.count += len(faults)
     rows = len(arguments["completions"])
     log_metric = arguments.get("log_metric")
-    # From the first failure on in every batch: TRL averages what it is given.
-    if log_metric is not None and failures.count and rows:
+    # Also 0: TRL averages only what it is given, and so would leave out processes and batches without a failure.
+    if log_metric is not None and rows:
         log_metric(f"reward/{failures.name}/failed_frac", len(faults) / rows)
 
 
@@ -284,7 +340,10 @@ def _numbers(values: Any, rows: int) -> list[float | None]:  # noqa: ANN401 (wha
         TypeError: It is no list of numbers.
         ValueError: There are more or fewer than samples, or one is not finite.
     """
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+    if inspect.iscoroutine(values):
+        values.close()  # or Python warns that it was never awaited
+        raise TypeError("returned a coroutine; define the function itself with async def")
+    if isinstance(values, str | bytes | Mapping | Awaitable) or not isinstance(values, Iterable):
         raise TypeError(f"returned {type(values).__name__}, not a list of numbers")
     listed = list(values)
     if len(listed) != rows:
@@ -301,16 +360,12 @@ def _number(value: Any) -> float:  # noqa: ANN401 (Python's, numpy's, torch's nu
     return number
 
 
-def _check_columns(rows: Iterable[Mapping[str, Any]], name: str) -> None:
-    """Finds the column that cannot be sent to a worker.
+def _check_columns(rows: Iterable[Mapping[str, Any]], path: str) -> None:
+    """Names the column that cannot be sent to a worker, and the reward by its key in the recipe.
 
     Raises:
         DataError: There is one.
     """
-    for row in rows:
-        for column, value in row.items():
-            try:
-                as_json(value)
-            except TypeError as error:
-                hint = "a reward in worker processes gets text, numbers, lists and mappings only"
-                raise DataError(f"column {column!r} {error}", f"rewards.{name}", hint) from error
+    for problem in filter(None, map(unsendable, rows)):
+        hint = "a reward in worker processes gets text, numbers, lists and mappings only"
+        raise DataError(problem, f"rewards.{path}", hint)

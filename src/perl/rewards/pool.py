@@ -3,13 +3,12 @@
 items -> Outcome of each, in order
 
 A function that hangs, crashes or fills the memory costs its own item and nothing else. Workers are fresh Python
-processes: no fork of a process that holds a GPU, no second run of the user's script. Items and
-answers are JSON: nothing that is read can run code. Knows nothing of rewards.
+processes: no fork of a process that holds a GPU, no second run of the user's script. Items and answers are JSON:
+nothing that is read can run code. What workers print goes to stderr: stdout is for results. Knows nothing of rewards.
 """
 
 import contextlib
 import json
-import math
 import os
 import signal
 import socket
@@ -27,10 +26,13 @@ from typing import Any, Literal
 from perl.errors import RewardError
 from perl.rewards.worker import START_SECONDS, one_line
 
+# For one item. More than any call needs, and far from what the timers of the kernel cannot hold.
+LONGEST_LIMIT_SECONDS = 86_400.0
 _LONGEST_ANSWER_BYTES = 1 << 28
 # A worker is started by -c: `-m perl.rewards.worker` would need this package's folder in PYTHONPATH, ahead of the
 # standard library and seen by every process that the user's function starts.
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from perl.rewards.worker import main; main()"
+_STDERR = 2  # not sys.stderr, which may be no file
 # With which the kernel ends a worker that is past its limit; see worker.py.
 _TIMER_SIGNALS = (signal.SIGALRM, signal.SIGPROF) if os.name == "posix" else ()
 
@@ -94,13 +96,13 @@ class WorkerPool:
         Args:
             target: ``package.module:function``.
             workers: Processes at most.
-            timeout_seconds: Wall time that an item may take. An item that uses 0.8 of it as CPU time ends then, and
-                its worker goes on; what the interrupted function left in its module stays there.
+            timeout_seconds: Wall time that an item may take, at most a day. An item that uses 0.8 of it as CPU time
+                ends then, and its worker goes on; what the interrupted function left in its module stays there.
             memory_mib: What a worker may allocate beyond what its imports took; enforced on Linux only.
             imports: Modules that a worker imports before it is ready, beside the target's.
 
         Raises:
-            ValueError: A number is not positive, or the limit not finite.
+            ValueError: A number is not positive, or the limit is no number or longer than a day.
         """
         if workers < 1 or (memory_mib is not None and memory_mib < 1):
             raise ValueError(f"not positive: {workers=} or {memory_mib=}")
@@ -151,7 +153,7 @@ class WorkerPool:
         Raises:
             WorkerStartError: A worker cannot be started.
             TypeError: An item is no JSON value.
-            ValueError: The limit is not positive and finite.
+            ValueError: The limit is no positive number, or longer than a day.
         """
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         _check_limit(limit)
@@ -287,8 +289,11 @@ def as_json(value: Any) -> bytes:  # noqa: ANN401 (whatever an item is)
 
 
 def _check_limit(seconds: float) -> None:
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"timeout_seconds must be positive and finite, not {seconds}")
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not (number and 0 < seconds <= LONGEST_LIMIT_SECONDS):
+        raise ValueError(
+            f"timeout_seconds must be a positive number of at most {LONGEST_LIMIT_SECONDS:.0f}, not {seconds!r}"
+        )
 
 
 def _launched(arguments: str) -> _Worker:
@@ -302,6 +307,7 @@ def _launched(arguments: str) -> _Worker:
             process = subprocess.Popen(  # noqa: S603 (this interpreter, this package)
                 [sys.executable, "-P", "-u", "-c", _START, path, arguments, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
                 process_group=0,  # Ctrl-C is for the parent; what the function started is killed with its worker

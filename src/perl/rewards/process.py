@@ -23,6 +23,7 @@ from perl.recipe.validation import problems_of
 from perl.rewards.answers import Completions, completion_text
 from perl.rewards.process_model import ProcessModel, ProcessRewardSetting, load_process_model, pattern_of
 
+_DEVICE = re.compile(r"auto|cpu|mps|(?:cuda|xpu|hpu|npu|mlu)(?::\d+)?")
 _AGGREGATE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "mean": statistics.fmean,
@@ -176,7 +177,5 @@ def _check_folder(name: str) -> None:
 
 
 def _check_device(name: str) -> None:
-    if name not in ("auto", "cpu"):
-        import torch
-
-        torch.device(name)
+    if not _DEVICE.fullmatch(name):
+        raise ValueError("no device; they are named as in PyTorch: auto, cpu, cuda, cuda:1, mps, xpu:0")

@@ -18,9 +18,9 @@ from typing import Any
 from perl.errors import Problem, RecipeError, did_you_mean
 from perl.recipe.sections import RewardSetting, RolloutSection
 from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS
-from perl.rewards.own import Failures, guarded, in_workers
+from perl.rewards.own import NOT_FOR_WORKERS, Failures, guarded, in_workers, is_async
 from perl.rewards.process import check_process_reward
-from perl.rewards.verifier import WORKERS
+from perl.rewards.verifier import Judging
 
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
 RewardFunction = Callable[..., Any]
@@ -39,7 +39,8 @@ class Reward:
     Attributes:
         needs: Columns of the data set that the function insists on.
         takes_all: Whether it accepts whatever other columns there are.
-        judges: Processes that compare answers with gold answers for it; 0 if it compares none.
+        judging: How it compares answers with gold answers; None if it compares none.
+        in_workers: Whether each sample is sent to a worker process by itself.
         failures: Of the user's own function; None for a named reward.
     """
 
@@ -48,7 +49,8 @@ class Reward:
     weight: float
     needs: tuple[str, ...] = ()
     takes_all: bool = True
-    judges: int = 0
+    judging: Judging | None = None
+    in_workers: bool = False
     failures: Failures | None = None
 
 
@@ -103,6 +105,10 @@ def _problems_of(
         if argument not in known or argument in setting.args:
             problem = Problem(f"{name} takes no column {argument!r}", hint=did_you_mean(argument, known))
             yield ("rewards", name, "columns", argument), problem
+    insists = [p.name for p in parameters if p.default is p.empty and p.name in NOT_FOR_WORKERS]
+    if setting.workers is not None and insists:
+        hint = "give it a default, or leave workers out"
+        yield ("rewards", name, "workers"), Problem(f"a worker has no {', '.join(insists)} for {name}", hint=hint)
     if name in NAMED_REWARDS:
         yield from _problems_of_named(name, setting, settable, valid=not wrong, rollout=rollout)
 
@@ -131,6 +137,8 @@ def _problems_of_named(
 
 def _problems_of_process_reward(name: str, setting: RewardSetting) -> Iterator[_KnownProblem]:
     yield from _only_for_own(name, setting, [])
+    if setting.columns:
+        yield ("rewards", name, "columns"), Problem(f"{name} takes no columns", hint="leave it out")
     for problem in check_process_reward(setting.args):
         argument = (problem.where,) if problem.where in setting.args else ()
         message = problem.message if argument else f"{problem.where} {problem.message}"
@@ -170,11 +178,23 @@ def _reward(
     elif failures is not None:
         bound = guarded(bound, failures)
     bound.__name__ = log_name
-    return Reward(name, bound, setting.weight, needs, takes_all, _judges(function, arguments), failures)
+    return Reward(
+        name,
+        bound,
+        setting.weight,
+        needs,
+        takes_all,
+        _judging(function, arguments, setting),
+        setting.workers is not None,
+        failures,
+    )
 
 
-def _judges(function: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
-    return int(arguments.get("workers", WORKERS)) if function in JUDGES else 0
+def _judging(function: Callable[..., Any], arguments: Mapping[str, Any], setting: RewardSetting) -> Judging | None:
+    if function not in JUDGES:
+        return None
+    limits = {name: arguments[name] for name in ("timeout_seconds", "workers") if name in arguments}
+    return Judging(solution=setting.columns.get("solution", "solution"), **limits)
 
 
 def _columns_of(
@@ -186,7 +206,7 @@ def _columns_of(
         for p in parameters
         if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments
     ]
-    return tuple(needs), any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return tuple(dict.fromkeys([*needs, *setting.columns.values()])), any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _arguments(function: Callable[..., Any], setting: RewardSetting, rollout: RolloutSection) -> dict[str, Any]:
@@ -208,15 +228,19 @@ def _find(name: str) -> Callable[..., Any] | Problem:
     module_name, colon, function_name = name.partition(":")
     if not colon:
         hint = did_you_mean(name, [*NAMED_REWARDS, *MADE_REWARDS])
-        return Problem(f"no reward {name!r}", hint=f"{hint} your own is package.module:function")
+        return Problem(f"no reward {name!r}", hint=f"{hint}; your own is package.module:function".removeprefix("; "))
     try:
         module = _import_from_here(module_name)
-    except Exception as error:  # noqa: BLE001 (the user's module may raise anything)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's module may raise anything)
         return Problem(f"cannot import {module_name}: {error}", hint="modules are looked up in the current folder too")
     function = getattr(module, function_name, None)
     if not callable(function):
         functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         return Problem(f"{module_name} has no function {function_name!r}", hint=did_you_mean(function_name, functions))
+    try:
+        inspect.signature(function)
+    except (ValueError, TypeError):
+        return Problem(f"{name} has no signature to call it by", hint="wrap it in a function with TRL's signature")
     return function
 
 
@@ -239,7 +263,7 @@ def _bound(function: Callable[..., Any], arguments: Mapping[str, Any], columns: 
         renamed = {argument: given[column] for argument, column in columns.items() if column in given}
         return {**given, **renamed, **arguments}
 
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
 
         @functools.wraps(function)
         async def reward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

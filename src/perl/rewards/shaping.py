@@ -93,6 +93,8 @@ def repetition_penalty_reward(
         raise ValueError(f"ngram_size must be a whole number of at least 1, not {ngram_size!r}")
     if not (isinstance(max_penalty, int | float) and -math.inf < max_penalty <= 0):
         raise ValueError(f"max_penalty must be a number of at most 0, not {max_penalty!r}")
+    if not completion_ids:
+        return []
     # Imported late: a look at the names of rewards, as every command takes it, must not load a library.
     from trl.rewards import get_repetition_penalty_reward
 

@@ -11,12 +11,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.comparison import LONGEST_ANSWER, is_plain, same_answer
-from perl.rewards.pool import Outcome, WorkerPool, WorkerStartError
+from perl.rewards.pool import LONGEST_LIMIT_SECONDS, Outcome, WorkerPool, WorkerStartError
 from perl.types import Verdict, VerdictStatus
 
 # Wall time that the comparison of one pair may take. Typical pairs take a millisecond in a worker, the slowest gold
@@ -27,6 +28,21 @@ _MEMORY_MIB = 2048
 _REMEMBERED = 50_000
 
 _Pair = tuple[str, str | None]
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How a recipe's answers are judged, in training and in evaluation alike.
+
+    Attributes:
+        solution: The column of the gold answers.
+        timeout_seconds: Wall time that one comparison may take.
+        workers: Processes that compare.
+    """
+
+    solution: str = "solution"
+    timeout_seconds: float = TIMEOUT_SECONDS
+    workers: int = WORKERS
 
 
 def check(gold: str, completion: str) -> Verdict:
@@ -68,22 +84,22 @@ def check_all(
         workers: Processes that compare.
 
     Raises:
-        ValueError: A number is not positive.
+        ValueError: A number is impossible.
         RewardError: The worker processes cannot be started.
     """
-    if not (isinstance(timeout_seconds, int | float) and timeout_seconds > 0):
-        raise ValueError(f"timeout_seconds must be a positive number, not {timeout_seconds!r}")
+    _check_numbers(timeout_seconds, workers)
     return _verifier(workers).verdicts(list(zip(golds, completions, strict=True)), timeout_seconds)
 
 
-def unreadable(golds: Iterable[str | None]) -> list[int]:
+def unreadable(golds: Iterable[str | None], workers: int = WORKERS) -> list[int]:
     """Which gold answers can be matched letter for letter only, by position.
 
     Raises:
         RewardError: The worker processes cannot be started.
     """
     golds = list(golds)
-    return [i for i, verdict in enumerate(check_all(golds, [""] * len(golds))) if verdict.status == "unparsable_gold"]
+    verdicts = check_all(golds, [""] * len(golds), workers=workers)
+    return [i for i, verdict in enumerate(verdicts) if verdict.status == "unparsable_gold"]
 
 
 def start_workers(workers: int = WORKERS) -> None:
@@ -146,6 +162,14 @@ class _Verifier:
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         return {pair: (_status(out), out.seconds) for pair, out in zip(pairs, outcomes, strict=True)}
+
+
+def _check_numbers(timeout_seconds: float, workers: int) -> None:
+    number = isinstance(timeout_seconds, int | float) and not isinstance(timeout_seconds, bool)
+    if not (number and 0 < timeout_seconds <= LONGEST_LIMIT_SECONDS):
+        raise ValueError(f"timeout_seconds must be a number of seconds up to a day, not {timeout_seconds!r}")
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise ValueError(f"workers must be a whole number of at least 1, not {workers!r}")
 
 
 def told_at_once(gold: str, answer: str | None) -> VerdictStatus | None:

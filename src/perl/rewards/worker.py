@@ -2,9 +2,9 @@
 
 item, limit -> status, value, error, seconds as JSON
 
-Runs in a process of its own, started by :mod:`perl.rewards.pool`. Its limits hold without the parent: a timer of the
-kernel ends it when an item overruns, and the end of the channel ends it when the parent is gone. Knows nothing of
-rewards or of other workers.
+Runs in a process of its own, started by :mod:`perl.rewards.pool`. When the parent is gone, the end of the channel ends
+an idle worker and a thread that looks for the parent a busy one. In a long call into C, during which no thread of
+Python runs, a timer of the kernel does at the limit of the item. Knows nothing of rewards or of other workers.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import os
 import signal
 import struct
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -26,6 +27,8 @@ START_SECONDS = 180.0
 # Of the limit, as CPU time: a loop in Python ends here, and its worker need not be replaced.
 SOFT_LIMIT = 0.8
 LONGEST_MESSAGE = 200
+# Between two looks for the parent.
+WATCH_SECONDS = 1.0
 _LIMIT_BYTES = struct.calcsize("!d")
 _MIB = 1 << 20
 
@@ -51,6 +54,7 @@ def main() -> None:
     _, arguments, channel = sys.argv[1:]
     asked: dict[str, Any] = json.loads(arguments)
     del sys.argv[1:]
+    threading.Thread(target=_watch, args=(os.getppid(),), name="perl-parent-watch", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Neither for processes that the function starts, or they would keep the channel open, nor lost to it.
     os.set_inheritable(int(channel), False)
@@ -119,10 +123,23 @@ def _called(function: Callable[[Any], Any], message: bytes, soft: _SoftLimit) ->
     return answer or _as_json("error", None, error, seconds)
 
 
+def _watch(parent: int) -> None:
+    """Kills this process and those that it started once the parent is gone, however that ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the thread that calls the function
+    never = threading.Event()
+    while True:
+        try:
+            if os.getppid() != parent:
+                os.killpg(0, signal.SIGKILL)
+            never.wait(WATCH_SECONDS)
+        except MemoryError:  # the function's; it must not end the watch
+            continue
+
+
 def _set_timers(limit: float) -> None:
     """The function's limits.
 
-    The parent kills at the limit. If it is gone, the kernel does a second later, also in the midst of one long call
+    The parent kills at the limit. If it does not, the kernel does a second later, also in the midst of one long call
     into C; the second timer is for functions that use SIGALRM for limits of their own, and so take the first one away.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
