@@ -21,15 +21,8 @@ import psutil
 
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.pool import WorkerPool
-from perl.rewards.verifier import (
-    TIMEOUT_SECONDS,
-    WORKERS,
-    _verifier,
-    check_all,
-    start_workers,
-    told_at_once,
-    unreadable,
-)
+from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all, start_workers, unreadable
+from perl.rewards.verifier.verdicts import _verifier, told_at_once
 from perl.run import installed_versions
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -143,7 +136,7 @@ def measured_speed(data: Path, number: int) -> Result:
         verdicts += check_all([gold for gold, _ in half], completions)
         seconds.append(time.perf_counter() - started)
     asked = [pair for pair in pairs if told_at_once(gold_answer(pair[0]), extract_answer(boxed(pair[1]))) is None]
-    pool = WorkerPool("perl.rewards.symbolic:judge", workers=WORKERS)  # remembers nothing
+    pool = WorkerPool("perl.rewards.verifier.symbolic:judge", workers=WORKERS)  # remembers nothing
     pool.map(asked[: len(asked) // 2])
     started = time.perf_counter()
     pool.map(asked[len(asked) // 2 :])

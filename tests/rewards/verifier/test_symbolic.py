@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import sympy
 
-from perl.rewards.comparison import is_plain
-from perl.rewards.symbolic import is_readable, judge, read, same_by_algebra
+from perl.rewards.verifier.comparison import is_plain
+from perl.rewards.verifier.symbolic import is_readable, judge, read, same_by_algebra
 from tests.oracles.answer_cases import CASES, random_pairs
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 PUBLIC_CASES = CHECKOUT.parent / "shared" / "data" / "verifier_cases.jsonl"
 NEWEST = CHECKOUT / ".venv" / "newest-math-verify"
 
@@ -21,7 +21,7 @@ NEWEST = CHECKOUT / ".venv" / "newest-math-verify"
 JUDGE_ALL = """\
 import importlib.metadata, json, signal, sys
 import latex2sympy2_extended, math_verify
-from perl.rewards.symbolic import judge
+from perl.rewards.verifier.symbolic import judge
 
 class OutOfTime(BaseException): pass
 

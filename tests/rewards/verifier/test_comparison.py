@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from perl.rewards.comparison import is_plain, is_rounding, same_answer, scalars_of
 from perl.rewards.verifier import check
+from perl.rewards.verifier.comparison import is_plain, is_rounding, same_answer, scalars_of
 from tests.oracles.answer_cases import CASES
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from perl.rewards import check, check_all
 from perl.rewards.answers import extract_answer, gold_answer
-from perl.rewards.verifier import told_at_once, unreadable
+from perl.rewards.verifier import unreadable
+from perl.rewards.verifier.verdicts import told_at_once
 from tests.oracles.alarm import no_hang
 from tests.oracles.answer_cases import CASES, WITHOUT_ANSWER, random_pairs
 

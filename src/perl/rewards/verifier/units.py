@@ -8,7 +8,7 @@ Knows nothing of what a unit measures: 60 min and 1 h are two units, not one dur
 import functools
 import re
 
-from perl.rewards.latex import TEXT_END, TEXT_START
+from perl.rewards.verifier.latex import TEXT_END, TEXT_START
 
 _WORDS = (
     r"(?: [^\W\d_]{2,}| ?[\u4e00-\u9fff]+|(?:cm|mm|km|kg|mg|ml|mph|kph|lbs|hrs)(?![a-zA-Z]))\.?"

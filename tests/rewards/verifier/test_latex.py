@@ -2,7 +2,7 @@ r"""What looks alike is spelt alike, what differs is not, and the time is linear
 
 import pytest
 
-from perl.rewards.latex import compact, tidy
+from perl.rewards.verifier.latex import compact, tidy
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify.grader import should_treat_as_complex, sympy_expr_eq
 
-from perl.rewards.arithmetic import decimal_of, exact_value
-from perl.rewards.comparison import Truth, is_rounding, same_answer, scalars_of
-from perl.rewards.latex import TEXT_END, TEXT_START
+from perl.rewards.verifier.arithmetic import decimal_of, exact_value
+from perl.rewards.verifier.comparison import Truth, is_rounding, same_answer, scalars_of
+from perl.rewards.verifier.latex import TEXT_END, TEXT_START
 
 _POINTS, _FEWEST_POINTS = 8, 3
 _DIGITS = 30

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from perl.rewards.arithmetic import decimal_of, exact_value
+from perl.rewards.verifier.arithmetic import decimal_of, exact_value
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from fractions import Fraction
 
-from perl.rewards.arithmetic import Value, decimal_of, exact_value
-from perl.rewards.latex import TEXT_END, TEXT_START, compact, tidy
-from perl.rewards.structure import (
+from perl.rewards.verifier.arithmetic import Value, decimal_of, exact_value
+from perl.rewards.verifier.latex import TEXT_END, TEXT_START, compact, tidy
+from perl.rewards.verifier.structure import (
     Equation,
     Grid,
     Inequality,
@@ -26,8 +26,8 @@ from perl.rewards.structure import (
     parts_of,
     readings,
 )
-from perl.rewards.units import without_unit
-from perl.rewards.words import chosen, different_choices, is_choice, is_words, normal_words
+from perl.rewards.verifier.units import without_unit
+from perl.rewards.verifier.words import chosen, different_choices, is_choice, is_words, normal_words
 
 Truth = bool | None
 Algebra = Callable[[str, str], Truth]
@@ -39,7 +39,7 @@ LONGEST_ANSWER = 2000
 _MOST_PAIRS = 2500
 # A decimal number must have this many digits to stand for a value that it only approximates.
 _DIGITS_OF_A_ROUNDING = 6
-_COMMAND_OR_TEXT = re.compile(rf"\\[a-zA-Z]+|{TEXT_START}[^{TEXT_END}]*{TEXT_END}")
+_COMMAND_OR_TEXT = re.compile(rf"\\(?:begin|end)\{{[a-zA-Z]*\}}|\\[a-zA-Z]+|{TEXT_START}[^{TEXT_END}]*{TEXT_END}")
 _VARIABLE = re.compile(r"[a-df-hj-zA-Z]")  # all but e and i
 
 _ELEMENT = re.compile(r"\\in(?![a-zA-Z])")

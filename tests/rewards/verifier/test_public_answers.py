@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from perl.rewards import check, check_all
-from perl.rewards.comparison import is_plain
 from perl.rewards.verifier import unreadable
+from perl.rewards.verifier.comparison import is_plain
 
-PUBLIC_DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+PUBLIC_DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 
 NOT_ANNOUNCED = "the answer is neither boxed nor announced"
 # Cases of tier core in which this verifier says something else, and why.

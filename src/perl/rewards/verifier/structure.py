@@ -10,8 +10,8 @@ import functools
 import re
 from dataclasses import dataclass, field
 
-from perl.rewards.arithmetic import exact_value
-from perl.rewards.latex import TEXT_END, TEXT_START
+from perl.rewards.verifier.arithmetic import exact_value
+from perl.rewards.verifier.latex import TEXT_END, TEXT_START
 
 _DEEPEST = 8
 # More values than any answer has; the text is then compared as it is.

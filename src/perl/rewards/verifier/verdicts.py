@@ -3,7 +3,7 @@ r"""Whether a completion ends in the gold answer: the one judge of training, eva
 gold answer, completion -> Verdict
 
 What can be told at once is told here (``comparison.py``); the rest goes to worker processes that may be killed
-(``pool.py``, ``symbolic.py``), each pair once. Any thread may ask.
+(``symbolic.py``), each pair once. Any thread may ask.
 """
 
 import functools
@@ -16,8 +16,8 @@ from typing import cast
 
 from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
-from perl.rewards.comparison import LONGEST_ANSWER, is_plain, same_answer
 from perl.rewards.pool import LONGEST_LIMIT_SECONDS, Outcome, WorkerPool, WorkerStartError
+from perl.rewards.verifier.comparison import LONGEST_ANSWER, is_plain, same_answer
 from perl.types import Verdict, VerdictStatus
 
 # Wall time that the comparison of one pair may take. Typical pairs take a millisecond in a worker, the slowest gold
@@ -120,7 +120,7 @@ class _Verifier:
     """The worker processes and what they found out."""
 
     def __init__(self, workers: int) -> None:
-        self._pool = WorkerPool("perl.rewards.symbolic:judge", workers=workers, memory_mib=_MEMORY_MIB)
+        self._pool = WorkerPool("perl.rewards.verifier.symbolic:judge", workers=workers, memory_mib=_MEMORY_MIB)
         self._known: OrderedDict[_Pair, VerdictStatus] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -2,8 +2,18 @@ r"""The structure of an answer: what its values are, whether their order counts,
 
 import pytest
 
-from perl.rewards.latex import tidy
-from perl.rewards.structure import Equation, Grid, Inequality, Ordered, Scalar, Unordered, leaves, readings, split_top
+from perl.rewards.verifier.latex import tidy
+from perl.rewards.verifier.structure import (
+    Equation,
+    Grid,
+    Inequality,
+    Ordered,
+    Scalar,
+    Unordered,
+    leaves,
+    readings,
+    split_top,
+)
 
 
 def only_reading(text):

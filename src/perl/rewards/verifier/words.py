@@ -8,7 +8,7 @@ Knows nothing of numbers.
 import functools
 import re
 
-from perl.rewards.latex import TEXT_END, TEXT_START
+from perl.rewards.verifier.latex import TEXT_END, TEXT_START
 
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _NO_WORDS = re.compile(r"\\[a-zA-Z]+|[\d^_=+*/<>{}|\\-]")
