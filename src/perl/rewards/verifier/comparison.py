@@ -27,7 +27,7 @@ from perl.rewards.verifier.structure import (
     readings,
 )
 from perl.rewards.verifier.units import without_unit
-from perl.rewards.verifier.words import chosen, different_choices, is_choice, is_words, normal_words
+from perl.rewards.verifier.words import chosen, different_choices, is_choice, is_same_product, is_words, normal_words
 
 Truth = bool | None
 Algebra = Callable[[str, str], Truth]
@@ -226,7 +226,7 @@ def _same_scalar(gold: str, answer: str, ask: Algebra) -> Truth:
         return True
     gold_is_words, answer_is_words = is_words(gold), is_words(answer)
     if gold_is_words and answer_is_words:
-        return normal_words(gold) == normal_words(answer)
+        return normal_words(gold) == normal_words(answer) or is_same_product(gold, answer)
     if different_choices(gold, answer):
         return False
     (gold_core, gold_unit), (answer_core, answer_unit) = without_unit(gold), without_unit(answer)

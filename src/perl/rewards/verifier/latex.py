@@ -100,9 +100,10 @@ _SPELLING: list[tuple[re.Pattern[str], _Replacement]] = [
     ),
 ]
 _PLAIN_FONT = re.compile(
-    r"\\(?:mathbf|mathit|mathcal|boldsymbol|bm|vec|overrightarrow|operatorname\*?|mathbb(?!\s*\{R\}))\s*\{([^{}]*)\}"
+    r"\\(?:mathbf|mathit|mathcal|underline|boldsymbol|bm|vec|overrightarrow|operatorname\*?|mathbb(?!\s*\{R\}))\s*\{([^{}]*)\}"
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal|sf|tt)?|mbox|mathrm|textnormal|hbox|mathsf)\s*\{([^{}]*)\}")
+_NUMBER = re.compile(r"[-+]?[\d.,/]+%?")
 _DEGREES_AS_WORD = re.compile(r"\s?(?<![a-zA-Z])(?:degrees?|deg)(?![a-zA-Z])", re.IGNORECASE)
 _PERCENT_AS_WORD = re.compile(
     r"\s?\u27e6?\s?(?<![a-zA-Z])(?:percent(?:age)?|pct)(?![a-zA-Z])\.?\s?\u27e7?", re.IGNORECASE
@@ -150,7 +151,8 @@ def compact(tidy_text: str) -> str:
 
 def _as_text(match: re.Match[str]) -> str:
     content = " ".join(match[1].split())
-    return content if len(content) < 2 and content.isalnum() else f"{TEXT_START}{content}{TEXT_END}"
+    is_value = _NUMBER.fullmatch(content) or (len(content) < 2 and content.isalnum())
+    return content if is_value else f"{TEXT_START}{content}{TEXT_END}"
 
 
 def _with_braces(text: str) -> str:

@@ -13,6 +13,7 @@ from perl.rewards.verifier.latex import TEXT_END, TEXT_START
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _NO_WORDS = re.compile(r"\\[a-zA-Z]+|[\d^_=+*/<>{}|\\-]")
 _TEXT = re.compile(rf"{TEXT_START}[^{TEXT_END}]*{TEXT_END}")
+_FEW_LETTERS = re.compile(r"[a-zA-Z]{2,3}")
 _CHOICE = re.compile(r"\(?([A-J])(?:\)|[.:](?!\d)|$)", re.IGNORECASE)
 
 
@@ -28,6 +29,11 @@ def normal_words(text: str) -> str:
     """Words whatever their case, spaces and closing punctuation."""
     words = " ".join(_untexted(text).casefold().split()).strip(" .,;:!")
     return words[1:-1].strip() if re.fullmatch(r"\([^()]*\)", words) else words
+
+
+def is_same_product(gold: str, answer: str) -> bool:
+    """Whether two or three letters may as well be variables, multiplied in another order: ab and ba."""
+    return _FEW_LETTERS.fullmatch(gold) is not None and sorted(gold) == sorted(answer)
 
 
 def is_choice(text: str) -> bool:
