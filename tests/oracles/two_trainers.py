@@ -80,7 +80,7 @@ OFFSET = 0.1
 
 
 class OracleTrainer(GRPOTrainer):
-    """TRL's trainer without the advantages that rounding gives to groups whose rewards agree.
+    """TRL's trainer without what rounding makes of groups whose rewards agree: advantages, and a deviation that counts.
 
     With AdaLoRA, which TRL does not run, it does what PEFT's documentation asks of a training loop.
     """
@@ -101,6 +101,8 @@ class OracleTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         rewards_PG = self.rewards_NK[:, 0].view(-1, self.num_generations)
         agree_N = (rewards_PG == rewards_PG[:, :1]).all(dim=1).repeat_interleave(self.num_generations)
+        same = [len(set(group)) == 1 for group in rewards_PG.tolist()]
+        self._metrics["train"]["frac_reward_zero_std"][-1] = sum(same) / len(same)
         first = self.accelerator.process_index * len(inputs)
         agree_N = agree_N[first : first + len(inputs)]
         self.spurious.append((output["advantages"].abs() * agree_N).max().item())

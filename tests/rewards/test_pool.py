@@ -594,7 +594,8 @@ def test_workers_end_when_python_does_without_a_warning():
 
 def test_ctrl_c_ends_the_call_and_the_pool_goes_on():
     script = (
-        "import json\n"
+        "import json, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
         "from perl.rewards.pool import WorkerPool\n"
         "pool = WorkerPool('own_work:act_after_a_sign', workers=2, timeout_seconds=3600)\n"
         "try:\n"

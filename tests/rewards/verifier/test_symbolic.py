@@ -82,7 +82,7 @@ def test_both_ends_of_the_supported_range_of_math_verify_give_the_same_verdicts(
     assert different == []
     assert tested_statuses.count("right") > 200
     assert tested_statuses.count("timeout") < 10
-    assert sum(not is_plain(gold) for gold, _ in pairs) > 400
+    assert sum(not is_plain(gold) for gold, _ in pairs) > 250  # of the tables alone, without public data
 
 
 def test_the_tables_hold_without_worker_processes():
