@@ -1,10 +1,13 @@
 """``perl train``: parse, train, print where everything is."""
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from perl.cli.output import set_up_output
+from perl.errors import EXIT_DONE
 
 if TYPE_CHECKING:
     from perl.run import Run
@@ -37,8 +40,21 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
         click.echo("\n".join(f"# {line}" for line in plan.lines()))
         return
     run = train(resolved)
-    if is_first_process() and not quiet:
+    if not is_first_process():
+        _leave()
+    if not quiet:
         click.echo("\n".join(_summary(run)))
+
+
+def _leave() -> None:
+    """Ends a process that has nothing left to write, without tearing down what it has loaded.
+
+    A thread of torch's process group that still runs then would abort it, and with it the first process, which writes
+    the adapter and its score while this one ends.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_DONE)
 
 
 def _summary(run: "Run") -> list[str]:
