@@ -7,7 +7,6 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 
 import importlib.util
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from perl.model import load_empty_base, load_tokenizer, total_parameters, traina
 from perl.progress import live_line
 from perl.prompts import render_prompts
 from perl.recipe import Recipe
+from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
 from perl.rewards.own import unsendable
@@ -79,9 +79,8 @@ class Plan:
     @property
     def judging(self) -> Judging | None:
         """How answers are compared with gold answers, in training and evaluation; None if they never are."""
-        judges = [reward.judging for reward in self.rewards if reward.judging is not None]
         evaluates = self.recipe.eval.enabled and self.problems.heldout is not None
-        return judges[0] if judges else Judging() if evaluates else None
+        return _judging(self.rewards) or (Judging() if evaluates else None)
 
     def lines(self) -> Iterator[str]:
         """The plan for a person to read."""
@@ -218,7 +217,7 @@ def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
 
 def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:
     """Gold answers that cannot be read are right only letter for letter: many of them are a mistake."""
-    judging = next((reward.judging for reward in rewards if reward.judging is not None), None)
+    judging = _judging(rewards)
     sets = [("train", problems.train)] if judging is not None else []
     if problems.heldout is not None and recipe.eval.enabled:
         sets.append(("eval", problems.heldout))
@@ -227,9 +226,14 @@ def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) 
     for role, rows in sets:
         if judging.solution not in rows.column_names:  # of the training data it is checked as any other column
             found.append(Problem("held-out problems need answers", f"data.{role}", "or set eval.enabled: false"))
-        elif os.environ.get("RANK", "0") == "0":  # the others would find the same
+        elif is_first_process():  # the others would find the same
             found += _unreadable_answers(rows[judging.solution], role, judging.workers)
     raise_all(DataError, found)
+
+
+def _judging(rewards: list[Reward]) -> Judging | None:
+    """How the first reward that judges answers does it."""
+    return next((reward.judging for reward in rewards if reward.judging is not None), None)
 
 
 def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> list[Problem]:

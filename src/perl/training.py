@@ -5,7 +5,6 @@ Recipe -> Plan -> base -> score of the base -> adapter, trained -> adapter/, che
 
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +31,7 @@ from perl.plan import Plan, make_plan
 from perl.progress import live_line
 from perl.prompts import render_prompts
 from perl.recipe import Recipe, load_recipe
+from perl.recipe.recipe import is_first_process
 from perl.rewards import Reward, reward_problems
 from perl.rewards.verifier import Judging, start_workers
 from perl.rollouts.hf_engine import Sampling
@@ -125,11 +125,6 @@ def _located(recipe: Recipe) -> Iterator[None]:
         yield
     except PerlError as error:
         raise recipe.located(error) from error
-
-
-def is_first_process() -> bool:
-    """Whether this is the process of a distributed run that writes."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:

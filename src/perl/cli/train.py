@@ -31,7 +31,8 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
 
     # Says what is wrong before anything slow is imported.
     load_recipe(recipe, overrides, checks=(method_problems, reward_problems))
-    from perl.training import is_first_process, prepare, read_recipe, train
+    from perl.recipe.recipe import is_first_process
+    from perl.training import prepare, read_recipe, train
 
     resolved = read_recipe(recipe, overrides, output)
     if dry_run:

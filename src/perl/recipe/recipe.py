@@ -144,6 +144,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def is_first_process() -> bool:
+    """Whether this is the process of a distributed run that writes."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def _move_to_their_section(layer: Layer) -> Iterator[Problem]:
     """``train`` takes any field of PeftRLConfig: those that other sections hold move there."""
     train = layer.values.get("train")

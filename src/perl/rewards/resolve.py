@@ -228,7 +228,10 @@ def _find(name: str) -> Callable[..., Any] | Problem:
     module_name, colon, function_name = name.partition(":")
     if not colon:
         hint = did_you_mean(name, [*NAMED_REWARDS, *MADE_REWARDS])
-        return Problem(f"no reward {name!r}", hint=f"{hint}; your own is package.module:function".removeprefix("; "))
+        own = "your own is package.module:function"
+        return Problem(
+            f"no reward {name!r}", hint=f"{hint} {own.capitalize()}" if hint.endswith("?") else f"{hint}; {own}"
+        )
     try:
         module = _import_from_here(module_name)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's module may raise anything)
