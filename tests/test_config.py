@@ -11,14 +11,15 @@ from pydantic import ValidationError
 from transformers import HfArgumentParser
 from trl import GRPOConfig
 
-from perl.config import PeftRLConfig, training_arguments
+from perl.config import PeftRLConfig, rollout_section, training_arguments
 from perl.errors import RecipeError
 from perl.methods.registry import METHODS
 from perl.recipe import load_recipe
 from perl.recipe.sections import PeftSection
 
 ON_A_CPU = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "dataloader_pin_memory": False}
-LIKE_TRL = {"learning_rate": 1e-6, "logging_steps": 10, "save_steps": 500}
+SAMPLING = {"vllm_importance_sampling_mode": "sequence_mask"}
+LIKE_TRL = {"learning_rate": 1e-6, "logging_steps": 10, "save_steps": 500, **SAMPLING}
 PARENT_FIELDS = [field for field in dataclasses.fields(GRPOConfig) if field.init]
 
 
@@ -73,7 +74,10 @@ def test_the_documented_defaults_are_the_ones_that_differ():
     assert "``bf16``, ``gradient_checkpointing`` and ``dataloader_pin_memory`` are off on a CPU" in PeftRLConfig.__doc__
     theirs = made(GRPOConfig, **ON_A_CPU)
     ours = made(PeftRLConfig, use_cpu=True)
-    assert {name: (theirs[name], ours[name]) for name in ours if ours[name] != theirs[name]} == documented
+    differing = {name: (theirs[name], ours[name]) for name in ours if ours[name] != theirs[name]}
+    assert differing.pop("vllm_importance_sampling_mode") == ("sequence_mask", "token_truncate")
+    assert "``vllm_importance_sampling_mode`` is ``token_truncate``" in PeftRLConfig.__doc__
+    assert differing == documented
 
 
 def test_the_count_of_differing_defaults_in_the_documentation_is_right():
@@ -87,8 +91,11 @@ def test_the_count_of_differing_defaults_in_the_documentation_is_right():
         "bf16",
         "gradient_checkpointing",
         "dataloader_pin_memory",
+        "vllm_importance_sampling_mode",
+        "token_truncate",
+        "sequence_mask",
     }
-    assert count.lower() == "six"
+    assert count.lower() == "seven"
 
 
 def test_a_cpu_needs_no_argument_and_gives_no_warning():
@@ -282,3 +289,48 @@ def test_arguments_that_trl_refuses_are_the_recipes_mistake(train):
 def test_a_pass_of_less_than_no_tokens_is_refused():
     with pytest.raises(RecipeError, match=r"train_tokens_per_microbatch: a pass of -5 tokens"):
         PeftRLConfig("run", train_tokens_per_microbatch=-5)
+
+
+SERVERS = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "where"),
+    [
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_k": 20}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"repetition_penalty": 1.1}, None),
+    ],
+)
+def test_a_cut_off_distribution_is_refused_where_its_log_probabilities_would_be_corrected(sampling, where):
+    with pytest.raises(RecipeError, match=rf"rollout\.{where or 'repetition_penalty'}: .* cuts off"):
+        PeftRLConfig("out", use_cpu=True, **SERVERS, **sampling)
+    PeftRLConfig("out", use_cpu=True, **SERVERS, **sampling, vllm_importance_sampling_correction=False)
+    PeftRLConfig("out", use_cpu=True, rollout_backend="transformers", **sampling)
+    PeftRLConfig("out", use_cpu=True, **SERVERS, temperature=0.7, min_p=0.0)
+
+
+def test_rollouts_ahead_of_their_step_need_the_correction():
+    PeftRLConfig("out", use_cpu=True, **SERVERS, rollout_prefetch=1)
+    with pytest.raises(RecipeError, match=r"rollout\.prefetch: .*older policy"):
+        PeftRLConfig("out", use_cpu=True, **SERVERS, rollout_prefetch=1, vllm_importance_sampling_correction=False)
+
+
+@pytest.mark.parametrize(
+    ("trls", "backend", "servers"),
+    [
+        ({"use_vllm": True}, "vllm", []),
+        ({"use_vllm": True, "vllm_mode": "server"}, "vllm-server", ["http://localhost:8000"]),
+        ({"use_vllm": True, "vllm_mode": "server", "vllm_server_host": "gpu", "vllm_server_port": 9}, "vllm-server",
+         ["http://gpu:9"]),
+        ({"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http://gpu:7"}, "vllm-server",
+         ["http://gpu:7"]),
+        ({"use_vllm": False, "vllm_mode": "server"}, "auto", []),
+    ],
+)  # fmt: skip
+def test_trls_way_to_ask_for_vllm_is_understood(trls, backend, servers):
+    ours, theirs = PeftRLConfig("out", use_cpu=True, **trls), GRPOConfig("out", **ON_A_CPU, **trls)
+    for config in (ours, theirs):
+        how = rollout_section(config)
+        assert (how.backend, how.servers) == (backend, servers)

@@ -8,6 +8,8 @@ gradient checkpointing runs a layer's forward again inside the backward pass, wh
 heads, K key-value heads, L tokens, D of a head.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,6 +49,20 @@ def use_packed_attention(model: PreTrainedModel) -> str | None:
     register(original)
     model.set_attn_implementation(_PREFIX + original)
     return None
+
+
+@contextlib.contextmanager
+def without_packed_attention(model: PreTrainedModel) -> Iterator[None]:
+    """The model with the attention it was loaded with, for code that looks at its name."""
+    ours = model.config._attn_implementation
+    if not ours.startswith(_PREFIX):
+        yield
+        return
+    model.set_attn_implementation(ours.removeprefix(_PREFIX))
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ours)
 
 
 def register(original: str) -> None:

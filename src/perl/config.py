@@ -10,18 +10,18 @@ from typing import Any, ClassVar
 import torch
 from trl import GRPOConfig
 
-from perl.errors import PerlError, RecipeError
+from perl.errors import PerlError, Problem, RecipeError, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.recipe import world_size
-from perl.recipe.sections import FIELD_OF_SETTING, PeftSection
+from perl.recipe.sections import FIELD_OF_SETTING, PeftSection, RolloutSection, Section
 from perl.recipe.train_fields import REFERENCE_PATTERN
 
 
-def _setting(name: str) -> Any:  # noqa: ANN401 (a dataclass field)
-    """A field that mirrors a setting of the recipe's ``peft`` section: same default, same sentence."""
-    setting = PeftSection.model_fields[name]
+def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: ANN401 (a dataclass field)
+    """A field that mirrors a setting of a recipe's section: same default, same sentence."""
+    setting = section.model_fields[name]
     return field(default=setting.default, metadata={"help": setting.description})
 
 
@@ -32,12 +32,14 @@ class PeftRLConfig(GRPOConfig):
     Without a ``peft_config`` argument the trainer builds the adapter from the ``peft_*`` fields, which are the
     recipe's ``peft`` section under another name (``perl methods`` lists the methods).
 
-    Six defaults differ from TRL's, because an adapter is trained:
+    Seven defaults differ from TRL's, because an adapter is trained:
 
     * ``learning_rate`` is the method's usual one, 1e-5 for LoRA, instead of 1e-6: an adapter wants about ten times the
       rate of full fine-tuning (Schulman et al. 2025, "LoRA Without Regret").
     * ``logging_steps`` 1 instead of 10, ``save_steps`` 50 instead of 500: a step takes long and an adapter is small.
     * ``bf16``, ``gradient_checkpointing`` and ``dataloader_pin_memory`` are off on a CPU unless they are asked for.
+    * ``vllm_importance_sampling_mode`` is ``token_truncate``: the product of thousands of ratios, which TRL's
+      ``sequence_mask`` looks at, leaves its bounds however close the engine is, and long completions would not count.
 
     Raises:
         perl.errors.RecipeError: ``prompts_per_step`` contradicts the other batch numbers, or there is no such
@@ -86,6 +88,25 @@ class PeftRLConfig(GRPOConfig):
             "help": "What the KL divergence is measured against: base (the pristine base), initial (the policy before "
             "the first step), or rolling:N (the policy as it was at the last multiple of N steps). None: base for a "
             "new adapter, initial for one that is continued."
+        },
+    )
+
+    rollout_backend: str = _setting("backend", RolloutSection)
+    rollout_servers: list[str] | None = field(
+        default=None, metadata={"help": RolloutSection.model_fields["servers"].description}
+    )
+    rollout_server_timeout: float = _setting("server_timeout", RolloutSection)
+    rollout_sync: str = _setting("sync", RolloutSection)
+    rollout_sync_folder: str | None = _setting("sync_folder", RolloutSection)
+    rollout_sync_folder_on_servers: str | None = _setting("sync_folder_on_servers", RolloutSection)
+    rollout_check_every: int = _setting("check_every", RolloutSection)
+    rollout_tolerance: float | None = _setting("tolerance", RolloutSection)
+    rollout_prefetch: int = _setting("prefetch", RolloutSection)
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={
+            "help": "How the ratio of the trainer's probabilities to the engine's is bounded: token_truncate, "
+            "token_mask, sequence_truncate or sequence_mask."
         },
     )
 
@@ -157,6 +178,7 @@ class PeftRLConfig(GRPOConfig):
                 f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
             )
         self._check_rewards()
+        check_sampling(self, self.rollout)
         self.learning_rate_asked = self.learning_rate is not None
         if self.learning_rate is None:
             method = METHODS.get(self.peft_method if self.peft_type is None else "lora", METHODS["lora"])
@@ -198,6 +220,11 @@ class PeftRLConfig(GRPOConfig):
             kwargs=self.peft_kwargs or {},  # type: ignore[arg-type]
         )
 
+    @property
+    def rollout(self) -> RolloutSection:
+        """The ``rollout_*`` fields as the recipe's section; see :func:`rollout_section`."""
+        return rollout_section(self)
+
     def _derive_batch(self) -> None:
         if self.prompts_per_step is not None:
             batch = plan_batch(
@@ -213,6 +240,52 @@ class PeftRLConfig(GRPOConfig):
             self.per_device_train_batch_size = GRPOConfig.per_device_train_batch_size
         if self.gradient_accumulation_steps is None:
             self.gradient_accumulation_steps = GRPOConfig.gradient_accumulation_steps
+
+
+def rollout_section(args: GRPOConfig) -> RolloutSection:
+    """Which engine samples, as arguments of ours or TRL's say; how it samples is in TRL's fields.
+
+    TRL's ``use_vllm`` asks for vLLM too: in this process, or on the server that its ``vllm_server_*`` fields name.
+
+    Raises:
+        pydantic.ValidationError: A value is impossible, or two contradict each other.
+    """
+    ours = {name: f"rollout_{name}" for name in RolloutSection.model_fields}
+    said = {name: getattr(args, ours_name) for name, ours_name in ours.items() if hasattr(args, ours_name)}
+    said["servers"] = list(said.get("servers") or [])
+    if args.use_vllm and said.get("backend", "auto") == "auto":
+        said["backend"] = "vllm-server" if args.vllm_mode == "server" else "vllm"
+        if args.vllm_mode == "server" and not said["servers"]:
+            host = "localhost" if args.vllm_server_host == "0.0.0.0" else args.vllm_server_host  # noqa: S104
+            said["servers"] = [args.vllm_server_base_url or f"http://{host}:{args.vllm_server_port}"]
+            said["server_timeout"] = float(args.vllm_server_timeout)
+    return RolloutSection(**said)
+
+
+def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
+    """Refuses to sample from a policy that the loss, even corrected, is not about.
+
+    vLLM's log-probabilities are of the distribution after the nucleus and its kin have cut it, the trainer's of the
+    whole one: their ratio is the probability that was cut off, not a difference of policies (it is below 1 for every
+    token, 0.9 in the mean at top_p 0.8).
+
+    Raises:
+        RecipeError: The correction would be biased, or there is none where rollouts are sampled ahead.
+    """
+    if how.backend in ("auto", "transformers"):
+        return
+    found = []
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    for name, value in neutral.items():
+        asked = getattr(args, name)
+        if args.vllm_importance_sampling_correction and asked != value and not (name == "min_p" and asked == 0):
+            what = f"{asked:g} cuts off what the importance correction would count as a difference of policies"
+            hint = f"{'null' if value is None else f'{value:g}'}, or train.vllm_importance_sampling_correction: false"
+            found.append(Problem(what, f"rollout.{name}", hint))
+    if how.prefetch and not args.vllm_importance_sampling_correction:
+        what = "rollouts that are sampled ahead are from an older policy and need the importance correction"
+        found.append(Problem(what, "rollout.prefetch", "0, or train.vllm_importance_sampling_correction: true"))
+    raise_all(RecipeError, found)
 
 
 def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
@@ -234,7 +307,8 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         "use_cpu": recipe.engine.device == "cpu",
         "disable_tqdm": True,
         **{FIELD_OF_SETTING["peft", name]: value for name, value in recipe.peft.model_dump().items()},
-        **recipe.rollout.model_dump(),
+        **{FIELD_OF_SETTING["rollout", name]: value for name, value in recipe.rollout.model_dump().items()},
+        "rollout_sync_folder": recipe.rollout.sync_folder or str(recipe.output_dir / "sync"),
     }
     asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
     # A group must not be split between evaluation batches.

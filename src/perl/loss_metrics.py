@@ -14,6 +14,9 @@ from accelerate import Accelerator
 
 from perl.losses import LossInputs, LossSettings, Objective
 
+CORRECTED = "sampling/corrected_fraction"
+"""Share of what was sampled whose ratio the importance correction has bounded: of tokens, or of rows."""
+MUCH_CORRECTED = 0.2
 _CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
@@ -99,19 +102,24 @@ class SamplingMetrics:
 
     def __init__(self, device: torch.device, *, corrects: bool) -> None:
         """Starts without rows; says nothing if the run has no correction."""
-        self._sums = torch.zeros(4, device=device)  # of |difference|, its count, of ratios, their count
+        # Of |difference|, its count, of ratios, their count, of those that were bounded.
+        self._sums = torch.zeros(5, device=device)
         self._extremes = torch.full((3,), -torch.inf, device=device)  # |difference|, -ratio, ratio
         self._corrects = corrects
 
     @torch.no_grad()
     def add(self, old_NT: torch.Tensor, sampling_NT: torch.Tensor, ratio: torch.Tensor, mask_NT: torch.Tensor) -> None:
         """Adds rows: (N, T) log-probabilities of old and sampling policy, (N, T) or (N, 1) ratio, (N, T) mask."""
-        difference = (old_NT - sampling_NT).abs()[mask_NT.bool() & ~sampling_NT.isnan()]
-        ratios = ratio.flatten() if ratio.size(1) == 1 else ratio[mask_NT.bool()]
+        signed_NT = ((old_NT - sampling_NT) * mask_NT).nan_to_num(nan=0.0)
+        difference = signed_NT.abs()[mask_NT.bool() & ~sampling_NT.isnan()]
+        of_rows = ratio.size(1) == 1
+        unbounded = signed_NT.sum(dim=1, keepdim=True).exp() if of_rows else signed_NT.exp()
+        bounded = ratio != unbounded
+        ratios, bounded = (x.flatten() if of_rows else x[mask_NT.bool()] for x in (ratio, bounded))
         if not len(difference) or not len(ratios):
             return
         counts = [difference.new_tensor(float(len(values))) for values in (difference, ratios)]
-        self._sums += torch.stack([difference.sum(), counts[0], ratios.sum(), counts[1]])
+        self._sums += torch.stack([difference.sum(), counts[0], ratios.sum(), counts[1], bounded.float().sum()])
         extremes = torch.stack([difference.max(), -ratios.min(), ratios.max()])
         self._extremes = torch.maximum(self._extremes, extremes)
 
@@ -119,7 +127,7 @@ class SamplingMetrics:
         """A value for each metric, over all processes, if there is a correction at all."""
         if not self._corrects:
             return
-        total, count, ratios, ratio_count = accelerator.reduce(self._sums, reduction="sum").tolist()
+        total, count, ratios, ratio_count, bounded = accelerator.reduce(self._sums, reduction="sum").tolist()
         widest, lowest, highest = accelerator.gather(self._extremes.unsqueeze(0)).amax(dim=0).tolist()
         if count and ratio_count:
             yield "sampling/sampling_logp_difference/mean", total / count
@@ -127,6 +135,7 @@ class SamplingMetrics:
             yield "sampling/importance_sampling_ratio/min", -lowest
             yield "sampling/importance_sampling_ratio/mean", ratios / ratio_count
             yield "sampling/importance_sampling_ratio/max", highest
+            yield CORRECTED, bounded / ratio_count
 
 
 def _row_means(values: torch.Tensor, mask_NT: torch.Tensor, empty: float) -> torch.Tensor:

@@ -19,7 +19,7 @@ from perl.adapter import attach_adapter, continue_adapter, own_method
 from perl.config import PeftRLConfig, training_arguments
 from perl.data import ProblemSet, load_problem_set
 from perl.errors import DataError, MissingExtraError, ModelError, Problem, missing_extra, raise_all
-from perl.methods.registry import METHODS, Method
+from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
 from perl.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
 from perl.progress import live_line
@@ -32,6 +32,7 @@ from perl.rewards.own import unsendable
 from perl.rewards.process import ProcessReward
 from perl.rewards.process_model import read_process_config
 from perl.rewards.verifier import Judging, unreadable
+from perl.rollouts.vllm_version import missing_vllm
 from perl.saved_adapter import SavedAdapter, find_adapter
 
 logger = logging.getLogger("perl")
@@ -62,6 +63,7 @@ class Plan:
         longest_prompt: In tokens.
         method: The row of the table of methods.
         settings: The adapter's settings, defaults filled in.
+        served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
     """
 
     recipe: Recipe
@@ -75,6 +77,7 @@ class Plan:
     settings: dict[str, Any]
     trainable_parameters: int
     total_parameters: int
+    served_rank: int | None
 
     @property
     def judging(self) -> Judging | None:
@@ -93,6 +96,9 @@ class Plan:
         yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
         yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
+        if self.recipe.rollout.backend in ("vllm", "vllm-server"):
+            what = "the changed weights" if self.served_rank is None else f"a LoRA of rank {self.served_rank}"
+            yield f"rollouts {self.recipe.rollout.backend}, which gets {what} after each step"
         yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards)}"
         yield f"batch    {self.recipe.batch}"
         yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"
@@ -123,6 +129,9 @@ def make_plan(recipe: Recipe) -> Plan:
     if problems.heldout is not None and arguments.eval_strategy != "no":
         _check_rewards_fit(rewards, problems.heldout, "held-out data")
     _check_answers(rewards, problems, recipe)
+    longest = _longest_prompt(problems, tokenizer, empty.config, arguments)
+    if arguments.vllm_max_model_length is None:
+        arguments.vllm_max_model_length = longest + arguments.max_completion_length
     return Plan(
         recipe=recipe,
         arguments=arguments,
@@ -130,12 +139,23 @@ def make_plan(recipe: Recipe) -> Plan:
         rewards=rewards,
         tokenizer=tokenizer,
         steps=_steps(problems.train, arguments, recipe),
-        longest_prompt=_longest_prompt(problems, tokenizer, empty.config, arguments),
+        longest_prompt=longest,
         method=how.method,
         settings=_settings(recipe, saved),
         trainable_parameters=trained,
         total_parameters=total + trained if how.config else total,
+        served_rank=_served_rank(recipe, how),
     )
+
+
+def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:
+    """The rank of the LoRA that vLLM gets, or None for weights; refuses an adapter that no LoRA is equal to."""
+    rank = None if recipe.rollout.sync == "merged" or how.config is None else how.method.update_rank(how.config)
+    served = served_rank(rank) if rank is not None else None
+    if recipe.rollout.sync == "adapter" and served is None:
+        what = f"the update of {how.method.name} is no LoRA that vLLM serves"
+        raise ModelError(what, "rollout.sync", "merged, or auto")
+    return served
 
 
 def count_trained(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> int:
@@ -177,11 +197,11 @@ def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
 def _check_extras(recipe: Recipe) -> None:
     """Packages that this recipe needs and that are not part of the core."""
     reports = recipe.train.get("report_to") or []
-    wanted = [("vllm", "vllm", "train.use_vllm")] if recipe.train.get("use_vllm") else []
-    for name in [reports] if isinstance(reports, str) else reports:
-        if name in ("wandb", "trackio"):
-            wanted.append((name, "track", "train.report_to"))
-    missing = [missing_extra(p, extra, where) for p, extra, where in wanted if importlib.util.find_spec(p) is None]
+    names = [reports] if isinstance(reports, str) else reports
+    wanted = {name: missing_extra(name, "track", "train.report_to") for name in names if name in ("wandb", "trackio")}
+    if recipe.rollout.backend == "vllm":
+        wanted["vllm"] = missing_vllm("rollout.backend")
+    missing = [problem for package, problem in wanted.items() if importlib.util.find_spec(package) is None]
     raise_all(MissingExtraError, missing)
 
 

@@ -88,6 +88,17 @@ class ResumableGRPOTrainer(GRPOTrainer):
             return ResumableRepeatSampler(sampler, epoch_of=lambda: int(self.state.epoch or 0))
         return sampler
 
+    def keep_last_step(self) -> None:
+        """Writes a checkpoint of the last whole step, if it has none, after an error that ended the next one.
+
+        Only for errors that all processes raise at the same place, before anything of the next step is trained on.
+        """
+        step = self.state.global_step
+        if step == 0 or (Path(self.args.output_dir) / f"checkpoint-{step}").is_dir():
+            return
+        self._step = step * self.args.gradient_accumulation_steps
+        self._save_checkpoint(self.model, trial=None)
+
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:  # noqa: ANN401
         """Extends Trainer's checkpoint: adds what TRL forgets, seals it, and only then deletes older ones."""
         folder = Path(self._get_output_dir(trial=trial))

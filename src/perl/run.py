@@ -26,6 +26,14 @@ from perl.errors import InterruptedRunError, RunFolderError
 from perl.recipe import Recipe
 
 _PACKAGES = ("perl-rl", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
+# Settings that say where things are, not what is done: a run may go on with others.
+_PLACES = (
+    "train.output_dir",
+    "rollout.servers",
+    "rollout.server_timeout",
+    "rollout.sync_folder",
+    "rollout.sync_folder_on_servers",
+)
 
 
 @dataclass
@@ -256,12 +264,12 @@ def _kept_honest(run: Run) -> Iterator[None]:
 
 
 def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str = "") -> list[str]:
-    """Settings that differ, as ``train.learning_rate 0.001 there, 0.002 here``; where the run lies does not count."""
+    """Settings that differ, as ``train.learning_rate 0.001 there, 0.002 here``; where things lie does not count."""
     found = []
     for key in dict.fromkeys([*saved, *wanted]):
         here = f"{path}{key}"
         there, now = saved.get(key), wanted.get(key)
-        if here == "train.output_dir" or there == now:
+        if here in _PLACES or there == now:
             continue
         if isinstance(there, Mapping) and isinstance(now, Mapping):
             found += _differences(there, now, f"{here}.")

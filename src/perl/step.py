@@ -20,22 +20,25 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from perl.batching import MicroBatch, Window, idle_micro_batch, join, live_rows, micro_batches
 from perl.importance import on_policy_rows, sampling_ratio
-from perl.loss_metrics import LossMetrics, SamplingMetrics
+from perl.loss_metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, SamplingMetrics
 from perl.losses import LossInputs, LossSettings, objective, token_weights
 from perl.methods import adalora
-from perl.packed import PackedGRPOTrainer
 from perl.scoring import score
+from perl.served import ServedGRPOTrainer
 
 logger = logging.getLogger("perl")
 
+_STEPS_BETWEEN_WARNINGS = 50
 
-class StepGRPOTrainer(PackedGRPOTrainer):
+
+class StepGRPOTrainer(ServedGRPOTrainer):
     """GRPOTrainer whose optimizer step runs no token that its gradient does not need."""
 
     _current_train_step_time: float
     _loss_settings: LossSettings
     _window: list[dict[str, Any]]
     _window_metrics: tuple[LossMetrics, SamplingMetrics]
+    _next_warning = 0
 
     def prepare_step(self) -> None:
         """Takes over the optimizer step; called once the model and the arguments are complete."""
@@ -291,3 +294,15 @@ class StepGRPOTrainer(PackedGRPOTrainer):
         for source in self._window_metrics:
             for name, value in source.values(self.accelerator):
                 self._metrics[mode][name].append(value)
+                if name == CORRECTED and value > MUCH_CORRECTED:
+                    self._warn_of_correction(value)
+
+    def _warn_of_correction(self, share: float) -> None:
+        """Says that much of what was sampled is not from the policy, the first time and every so many steps."""
+        if self.state.global_step >= self._next_warning and self.accelerator.is_main_process:
+            self._next_warning = self.state.global_step + _STEPS_BETWEEN_WARNINGS
+            logger.warning(
+                "the importance correction bounds %.0f %% of what was sampled: the engine's policy is far from the "
+                "trainer's (sampling/sampling_logp_difference says how far, in nats)",
+                100 * share,
+            )

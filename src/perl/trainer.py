@@ -17,7 +17,7 @@ from perl.adapter_files import write_adapter, write_model
 from perl.advantages import group_advantages, normalized_sum_advantages, weighted_rewards
 from perl.callbacks.adapter import AdapterCallback
 from perl.callbacks.diagnosis import FlatRewards
-from perl.config import PeftRLConfig
+from perl.config import PeftRLConfig, rollout_section
 from perl.errors import ModelError
 from perl.guards import check_optimizer
 from perl.hub.card import CardFacts, render_card
@@ -31,8 +31,7 @@ from perl.reference import Reference, reference_log_probs
 from perl.rewards.answers import completion_text
 from perl.rewards.named import JUDGES
 from perl.rewards.process import with_process_reward
-from perl.rewards.verifier import start_workers
-from perl.rollouts.hf_engine import fill_with_neutral
+from perl.rewards.verifier import Judging, start_workers
 from perl.run import write_text
 from perl.step import StepGRPOTrainer
 
@@ -50,6 +49,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
     * The base's weights are never written: an initialisation that PEFT would write into them is kept beside them, the
       reference is exact for every method, and what is saved is what was trained, on the published base.
     * LoRA+, LoRA-FA and AdaLoRA run as published.
+    * Rollouts may come from vLLM, in this process or on servers, which is given the adapter and never the model.
     * An optimizer step runs no padding and no row without a gradient, and gives TRL's gradient.
     * Checkpoints are complete or do not count, and a resumed run ends like one that was never interrupted.
     * Nothing is sent anywhere (TRL sends usage statistics).
@@ -98,6 +98,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             logger.warning("%s", warning)
         trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
         beta, args.beta = args.beta, 0.0  # so that TRL neither adds an adapter nor loads a model for the reference
+        use_vllm, args.use_vllm = args.use_vllm, False  # TRL's engine is sent the whole model, merged in place
         asked_weights, args.reward_weights = args.reward_weights, weights
         try:
             super().__init__(
@@ -116,7 +117,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
                 environment_factory=environment_factory,
             )
         finally:
-            args.beta, args.reward_weights = beta, asked_weights
+            args.beta, args.reward_weights, args.use_vllm = beta, asked_weights, use_vllm
         self.beta = beta
         for parameter, data in trained.items():
             parameter.data = data.to(parameter.device)  # TRL rounds adapters on quantised bases to bfloat16
@@ -127,8 +128,9 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         self._continued = continued
         self.reference = self._reference()
         self._add_callbacks()
-        if not self.use_vllm:
-            fill_with_neutral(self.generation_config)
+        if any(judge in self.reward_funcs for judge in JUDGES):
+            self.judging = Judging()
+        self.prepare_rollouts(rollout_section(args))
         self.prepare_step()
 
     @property

@@ -35,6 +35,7 @@ from perl.recipe.recipe import is_first_process
 from perl.rewards import Reward, reward_problems
 from perl.rewards.verifier import Judging, start_workers
 from perl.rollouts.hf_engine import Sampling
+from perl.rollouts.open_engine import check_servers
 from perl.run import Run, follow_run, open_run, sha256_of, write_text
 from perl.saved_adapter import WEIGHTS
 from perl.trainer import PeftGRPOTrainer
@@ -64,10 +65,12 @@ def train(
         PerlError: The recipe, its data, its model or the folder cannot be used; nothing was started.
         InterruptedRunError: Ctrl-C or SIGTERM; the same call goes on.
         RewardError: A reward function of the user's own failed too often; mended, the same call goes on.
+        RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
     recipe = read_recipe(recipe, overrides, output_dir)
     plan = prepare(recipe)
+    _check_servers(plan)
     if not is_first_process():
         run = follow_run(recipe)
         _train_policy(plan, load_base(recipe.model, plan.arguments.device), run)
@@ -116,6 +119,13 @@ def prepare(recipe: Recipe) -> Plan:
         torch.set_num_threads(recipe.engine.threads)
     with _located(recipe):
         return make_plan(recipe)
+
+
+def _check_servers(plan: Plan) -> None:
+    """Waits for the servers that rollouts come from, before weights are loaded."""
+    if plan.recipe.rollout.backend == "vllm-server":
+        with _located(plan.recipe):
+            check_servers(plan.recipe.rollout, plan.longest_prompt + plan.arguments.max_completion_length)
 
 
 @contextmanager
@@ -198,6 +208,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         processing_class=plan.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress says the same in a line
+    trainer.judging = plan.judging
     trainer.base_fingerprint = run.facts.get("fingerprint", {}).get("base")
     own = [reward for reward in plan.rewards if reward.failures is not None]
     stop = OrderlyStop([reward.failures for reward in own if reward.failures is not None])
@@ -208,7 +219,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         run.rewind_logs(step_of(checkpoint) if checkpoint else 0)
     if checkpoint:
         logger.info("resuming from step %d", step_of(checkpoint))
-    with stop.listening():
+    with stop.listening(), _located(plan.recipe):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     stop.look()  # a last evaluation may have failed too
     if stop.failed is not None:

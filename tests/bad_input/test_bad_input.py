@@ -17,6 +17,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from perl.cli.commands import run
+from perl.errors import EXIT_FAILED
 from perl.sandbox import BASE_FOLDER
 
 
@@ -382,7 +383,6 @@ def test_an_output_folder_that_holds_something_else(mistake):
 @pytest.mark.parametrize(
     ("package", "extra", "recipe", "key"),
     [
-        ("vllm", "vllm", "train: {use_vllm: true}", "train.use_vllm"),
         ("wandb", "track", "train: {report_to: wandb}", "train.report_to"),
         ("wandb", "track", "train: {report_to: [wandb]}", "train.report_to"),
         ("flash_attn", "flash", "model: {attn_implementation: flash_attention_2}", "model.attn_implementation"),
@@ -395,6 +395,38 @@ def test_an_optional_package_that_is_not_installed(mistake, package, extra, reci
     assert key in line
     assert f"needs the package {package.replace('_', '-')}" in line
     assert f"pip install 'perl-rl[{extra}]'" in line
+
+
+def test_vllm_in_this_process_that_is_not_installed(mistake):
+    line = mistake(recipe="rollout: {backend: vllm}")
+    assert "rollout.backend needs the package vllm" in line
+    assert "pip install 'vllm>=0.32,<0.33', then pip install perl-rl once more" in line
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        ("{backend: vllm-server}", "backend vllm-server needs servers"),
+        ("{servers: [http://localhost:1]}", "servers are used by backend vllm-server only"),
+        ("{backend: vllm-server, servers: [localhost:1]}", "an address like http://localhost:8000"),
+        ("{backend: vllm-server, servers: [http://a:1, http://a:1/]}", "the same server is named twice"),
+        ("{prefetch: 1}", "prefetch needs backend vllm-server"),
+        ("{backend: vllm-servers}", "did you mean vllm-server?"),
+        ("{backend: vllm-server, servers: [http://localhost:1], top_p: 0.9}", "rollout.top_p: 0.9 cuts off"),
+        ("{backend: vllm-server, servers: [http://localhost:1], sync: adapter}", "is no LoRA that vLLM serves"),
+    ],
+)
+def test_rollouts_that_cannot_be_had_as_asked(mistake, rollout, said):
+    assert said in mistake(recipe=f"peft: {{method: dora}}\nrollout: {rollout}")
+
+
+def test_servers_that_do_not_answer(capsys):
+    settings = "{backend: vllm-server, servers: [http://127.0.0.1:9], server_timeout: 2}"
+    Path("recipe.yaml").write_text(f"extends: sound.yaml\nrollout: {settings}\n", encoding="utf-8")
+    assert run(["train", "recipe.yaml"], "perl") == EXIT_FAILED
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "no vLLM server answered for 2 seconds: http://127.0.0.1:9" in line
+    assert not Path("runs").exists()
 
 
 def test_several_mistakes_are_all_said_at_once(mistakes):

@@ -9,7 +9,17 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from perl.adapter import attach_adapter
-from perl.methods.delta import EXACT, LowRank, adapted_layers, factorise, low_rank_update, merged_parameters, update_of
+from perl.methods.delta import (
+    EXACT,
+    LowRank,
+    adapted_layers,
+    balanced,
+    closed_form,
+    factorise,
+    low_rank_update,
+    merged_parameters,
+    update_of,
+)
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.recipe.sections import PeftSection
@@ -54,6 +64,12 @@ def policy_of(name, model=None, **settings) -> PeftModel:
             if parameter.requires_grad:
                 parameter += 0.05 * torch.randn(parameter.shape)
     return policy.eval()
+
+
+def started(name) -> PeftModel:
+    """A policy that is still the base."""
+    settings = {"rank": RANK} if "rank" in METHODS[name].settings else {}
+    return attach_adapter(base(), adaptation(PeftSection(method=name, **settings))).eval()
 
 
 def merged_updates(policy) -> dict[str, torch.Tensor]:
@@ -114,6 +130,29 @@ def test_factors_of_the_lowest_rank_leave_nothing_out(name):
         assert factors.rank == RANKS.get(name, RANK)
         assert factors.error <= EXACT
         assert distance(product(factors), expected[layer_name]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ON_MATRICES)
+def test_the_methods_of_a_low_rank_are_those_that_keep_factors(name):
+    for layer in (layer for policy in (policy_of(name), started(name)) for _, layer in adapted_layers(policy)):
+        factors = closed_form(layer, "default")
+        assert (factors is None) == (name not in LOW)
+        if factors is not None:
+            assert factors.rank == RANKS.get(name, RANK)
+            expected = update_of(layer, "default")
+            assert (product(factors) - expected).norm() <= 1e-5 * max(1e-2, expected.norm())
+
+
+@pytest.mark.parametrize("name", ["pissa", "hra", "lora"])
+def test_balanced_factors_have_the_same_product_and_do_not_cancel(name):
+    for _, layer in adapted_layers(policy_of(name)):
+        factors = closed_form(layer, "default")
+        other = balanced(factors)
+        assert distance(product(other), product(factors)) < 1e-5
+        assert other.rank == factors.rank
+        sizes = [(f.B_OR.norm(dim=0) * f.A_RI.norm(dim=1)).double() for f in (factors, other)]
+        torch.testing.assert_close(sizes[1], torch.linalg.svdvals(product(factors))[: other.rank], rtol=1e-3, atol=1e-6)
+        assert sizes[1].sum() <= sizes[0].sum() * (1 + 1e-5)  # no factors of the product have less
 
 
 @pytest.mark.parametrize("name", [name for name in ON_MATRICES if name not in LOW])

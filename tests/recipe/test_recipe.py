@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from perl.errors import Problem, RecipeError
 from perl.recipe import Recipe, load_recipe
-from perl.recipe.sections import SECTIONS
+from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS
 from perl.recipe.train_fields import REFUSED
 
 EVERYTHING = """\
@@ -133,6 +133,10 @@ def sample(name, hint):
         "min_p": 0.5,
         "peft_dropout": 0.5,
         "reference": "rolling:8",
+        "rollout_backend": "vllm-server",
+        "rollout_sync": "merged",
+        "rollout_servers": ["http://localhost:8000"],
+        "vllm_importance_sampling_mode": "token_mask",
     }
     if name in special:
         return special[name]
@@ -157,12 +161,14 @@ def test_train_takes_every_field_of_the_trainers_arguments():
     hints = typing.get_type_hints(PeftRLConfig)
     homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields if key != "adapter"}
     homes |= {"adapter": ("peft", "adapter")}
-    homes |= {key: ("rollout", key) for key in SECTIONS["rollout"].model_fields}
+    homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] == "rollout"}
+    served = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
     names = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and f.name not in REFUSED]
     assert {"adam_beta2", "mask_truncated_completions", "lr_scheduler_type", "peft_rank", "temperature"} <= set(names)
     for name in names:
         value = sample(name, hints[name])
-        recipe = load_recipe({"train": {name: value}})
+        together = served if name in ("rollout_backend", "rollout_servers", "rollout_prefetch") else {}
+        recipe = load_recipe({"train": {**together, name: value}})
         if name in homes:
             section, key = homes[name]
             assert getattr(getattr(recipe, section), key) == value, name

@@ -3,22 +3,30 @@
 policy -> LowRank factors, or merged weights
 
 A layer's update is given as factors where it has a low rank: read off where the method keeps them, else found from the
-update itself. Weights are added up in float64, so that what is left of W - W is not taken for an update; results are
-float32.
+update itself. Weights are added up in float64, so that what is left of W - W is not taken for an update; factors are
+float32. The weight of a quantised layer is the one that it stands for.
 """
 
 import copy
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from peft import PeftModel
 from peft.tuners.adalora.layer import AdaLoraLayer
-from peft.tuners.lora.layer import Linear as LoraLinear
+from peft.tuners.delora.layer import DeloraLinear
+from peft.tuners.gralora.layer import Linear as GraloraLinear
+from peft.tuners.hra.layer import HRALinear
+from peft.tuners.loha.layer import Linear as LoHaLinear
+from peft.tuners.lora.layer import LoraLayer, MultiheadAttention, ParamWrapper
 from peft.tuners.miss.layer import MissLinear
+from peft.tuners.tinylora.layer import Linear as TinyLoraLinear
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.tuners.vera.layer import VeraLayer
+from peft.utils.integrations import dequantize_bnb_weight, get_bnb_param_type
 from torch import nn
 
 from perl.methods.anchor import AnchoredLora, anchor_of
@@ -71,27 +79,87 @@ def low_rank_update(layer: BaseTunerLayer, adapter: str) -> LowRank:
 
     Where even the largest rank leaves something out, ``error`` says how much.
     """
+    factors = closed_form(layer, adapter)
+    if factors is None:
+        return factorise(update_of(layer, adapter))
+    return _unmasked(layer, adapter, factors) if isinstance(layer, AdaLoraLayer) else factors
+
+
+def closed_form(layer: BaseTunerLayer, adapter: str) -> LowRank | None:
+    """A linear layer's update as the factors that the method keeps, or None where it keeps none.
+
+    Their rank is the method's, whatever the numbers are: it does not change while training, nor at its start, where the
+    product is 0.
+    """
     for kind, factors_of in _CLOSED_FORMS:
         if isinstance(layer, kind):
-            factors = factors_of(layer, adapter)
-            if factors is not None:
-                return factors
-    return factorise(update_of(layer, adapter))
+            return factors_of(layer, adapter)
+    return None
+
+
+def balanced(factors: LowRank) -> LowRank:
+    """The same product as singular triples, split evenly over both factors.
+
+    Where the factors' products cancel each other, as with an anchor, rounding the factors to half precision leaves
+    errors as large as the update. Singular triples do not cancel.
+    """
+    Q_OR, left_RR = torch.linalg.qr(factors.B_OR.double())
+    P_IR, right_RR = torch.linalg.qr(factors.A_RI.double().T)
+    U, S, V = torch.linalg.svd(left_RR @ right_RR.T, full_matrices=False)
+    root = S.sqrt()
+    return LowRank((root[:, None] * V @ P_IR.T).float(), (Q_OR @ U * root).float(), factors.error)
 
 
 def update_of(layer: BaseTunerLayer, adapter: str) -> torch.Tensor:
     """(out, in) float64: merged weight minus the base's."""
-    weight = dict(layer.get_base_layer().named_parameters())["weight"]
-    delta = merged_parameters(layer, adapter)["weight"] - weight.detach().double()
+    delta = merged_parameters(layer, adapter)["weight"] - base_weight(layer.get_base_layer()).double()
     return delta.T if getattr(layer, "fan_in_fan_out", False) else delta
 
 
 def merged_parameters(layer: BaseTunerLayer, adapter: str) -> dict[str, torch.Tensor]:
     """The base layer's parameters with the adapter merged in, float64, by name; the layer is left alone."""
-    merged = copy.deepcopy(layer).double()
+    base = layer.get_base_layer()
+    # The copy of the layer takes the copy of its base that is made here for the base itself.
+    merged = copy.deepcopy(layer, {id(base): _in_float64(base)}).double()
+    if get_bnb_param_type(getattr(base, "weight", None)):
+        _without_quantisation(merged)
     merged.merge(adapter_names=[adapter])
-    base: nn.Module = merged.get_base_layer()
-    return {name: p.detach() for name, p in base.named_parameters()}
+    parameters = {name: p.detach() for name, p in merged.get_base_layer().named_parameters()}
+    # Such a layer changes one parameter; others of the same module may have layers of their own.
+    return {layer.parameter_name: parameters[layer.parameter_name]} if isinstance(layer, ParamWrapper) else parameters
+
+
+def base_weight(base: nn.Module) -> torch.Tensor:
+    """The weight of a layer of the base; where bitsandbytes has quantised it, the one that its numbers stand for."""
+    weight = dict(base.named_parameters())["weight"]
+    if not get_bnb_param_type(weight):
+        return weight.detach()
+    # PEFT's function for modules would put the parameter back as a new one, and the scale elsewhere.
+    scale = getattr(getattr(base, "state", None), "SCB", None)
+    return dequantize_bnb_weight(weight, SimpleNamespace(SCB=getattr(weight, "SCB", None) if scale is None else scale))
+
+
+def _in_float64(base: nn.Module) -> nn.Module:
+    weight = getattr(base, "weight", None)
+    if not get_bnb_param_type(weight):
+        return copy.deepcopy(base).double()
+    weight_OI, bias = base_weight(base).double(), dict(base.named_parameters()).get("bias")
+    outputs, inputs = weight_OI.shape
+    plain = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")  # which draws no random numbers
+    plain.weight = nn.Parameter(weight_OI)
+    if bias is not None:
+        plain.bias = nn.Parameter(bias.detach().double())
+    return plain
+
+
+def _without_quantisation(layer: BaseTunerLayer) -> None:
+    """Makes PEFT's layer over quantised weights the one that it has for plain weights."""
+    layer.quantization_backend = None
+    module, name = type(layer).__module__, type(layer).__name__
+    if module.endswith(".bnb"):
+        plain = importlib.import_module(f"{module.removesuffix('.bnb')}.layer")
+        layer.__class__ = getattr(plain, name.removesuffix("4bit").removesuffix("8bitLt"))
+        layer.fan_in_fan_out = False
 
 
 def factorise(update_OI: torch.Tensor) -> LowRank:
@@ -126,8 +194,11 @@ def factorise(update_OI: torch.Tensor) -> LowRank:
     return LowRank((S[:kept, None] * V[:kept]).float(), (Q @ U[:, :kept]).float(), error)
 
 
-def _lora(layer: LoraLinear, adapter: str) -> LowRank | None:
+def _lora(layer: LoraLayer, adapter: str) -> LowRank | None:
     """B A times the scale, with the anchor's factors if there is one; another variant (DoRA) is no LoRA."""
+    factor = dict(layer.lora_A).get(adapter)  # embeddings have theirs elsewhere
+    if isinstance(layer, (ParamWrapper, MultiheadAttention)) or not isinstance(factor, nn.Linear):
+        return None
     if adapter in layer.lora_variant and not isinstance(layer.lora_variant[adapter], AnchoredLora):
         return None
     if layer.lora_bias.get(adapter):
@@ -140,13 +211,19 @@ def _lora(layer: LoraLinear, adapter: str) -> LowRank | None:
 
 
 def _adalora(layer: AdaLoraLayer, adapter: str) -> LowRank:
-    """Triples that are not masked (Zhang et al. 2023, eq. 3; the scale is PEFT's)."""
+    """P diag(E) Q, masked triples as zeros (Zhang et al. 2023, eq. 3; the scale is PEFT's)."""
     A, B, E = (part[adapter].detach().float() for part in (layer.lora_A, layer.lora_B, layer.lora_E))
-    kept = E.flatten() != 0
+    if not len(E):  # a finished adapter may have lost every triple of a layer; a LoRA cannot have rank 0
+        return LowRank(A.new_zeros(1, A.shape[1]), B.new_zeros(len(B), 1))
+    return LowRank(E * A, B * (layer.scaling[adapter] / (layer.ranknum[adapter].detach().float() + 1e-5)))
+
+
+def _unmasked(layer: AdaLoraLayer, adapter: str, factors: LowRank) -> LowRank:
+    """Without the triples that are masked; one stays."""
+    kept = layer.lora_E[adapter].detach().flatten() != 0
     if not kept.any():
-        return LowRank(A[:0].new_zeros(1, A.shape[1]), B.new_zeros(len(B), 1))
-    scale = layer.scaling[adapter] / (layer.ranknum[adapter].detach().float() + 1e-5)
-    return LowRank((E * A)[kept], B[:, kept] * scale)
+        return LowRank(torch.zeros_like(factors.A_RI[:1]), torch.zeros_like(factors.B_OR[:, :1]))
+    return LowRank(factors.A_RI[kept], factors.B_OR[:, kept])
 
 
 def _vera(layer: VeraLayer, adapter: str) -> LowRank:
@@ -167,9 +244,60 @@ def _miss(layer: MissLinear, adapter: str) -> LowRank | None:
     return LowRank(selector, block.T.contiguous())
 
 
+def _hra(layer: HRALinear, adapter: str) -> LowRank:
+    """W (Q - I), the chain of reflections as Q = I - U T U^T (Schreiber and Van Loan 1989)."""
+    U = layer.hra_u[adapter].detach().double()
+    U = torch.linalg.qr(U).Q if layer.hra_apply_GS[adapter] else U / U.norm(dim=0)
+    T = 2 * torch.eye(U.shape[1], dtype=U.dtype, device=U.device)
+    for i in range(1, len(T)):
+        T[:i, i] = -2 * T[:i, :i] @ (U[:, :i].T @ U[:, i])
+    return LowRank(U.T.float(), -(base_weight(layer.get_base_layer()).double() @ U @ T).float())
+
+
+def _tinylora(layer: TinyLoraLinear, adapter: str) -> LowRank:
+    """B R A with the fixed singular factors B and A (Morris et al. 2026)."""
+    R = layer._compute_R(adapter).detach().float()
+    return LowRank(R @ layer.tinylora_A[adapter].float(), layer.tinylora_B[adapter].float())
+
+
+def _loha(layer: LoHaLinear, adapter: str) -> LowRank | None:
+    """(B1 A1) * (B2 A2): of each row of the Bs, and each column of the As, all products of two numbers."""
+    if adapter in layer.hada_t1:
+        return None
+    parts = (layer.hada_w1_a, layer.hada_w2_a, layer.hada_w1_b, layer.hada_w2_b)
+    B1, B2, A1, A2 = (part[adapter].detach().float() for part in parts)
+    A, B = (A1[:, None] * A2).flatten(0, 1), (B1[:, :, None] * B2[:, None]).flatten(1)
+    return LowRank(A, B * layer.scaling[adapter])
+
+
+def _delora(layer: DeloraLinear, adapter: str) -> LowRank:
+    """(lambda/rank) B A, columns of B and rows of A normalised, inputs scaled as W is (Bini et al. 2025)."""
+    A, B, bound = (part[adapter].detach().float() for part in (layer.delora_A, layer.delora_B, layer.delora_lambda))
+    norms = A.norm(dim=1).clamp(min=1e-4) * B.norm(dim=0).clamp(min=1e-4)  # PEFT's bounds
+    return LowRank(A * layer.delora_w_norm[adapter].float(), B * (bound / layer.r[adapter] / norms))
+
+
+def _gralora(layer: GraloraLinear, adapter: str) -> LowRank:
+    """Row j of the k x k blocks reads the j-th part of the rank of each block of inputs (Jung et al. 2025)."""
+    k, rank = layer.gralora_k[adapter], layer.r[adapter]
+    A_nir, B_jro = (part[adapter].detach().float() for part in (layer.gralora_A, layer.gralora_B))
+    A_njsi = A_nir.unflatten(2, (k, rank // k)).permute(0, 2, 3, 1)
+    A = torch.cat([torch.block_diag(*A_njsi[:, j]) for j in range(k)])
+    B = torch.block_diag(*B_jro.transpose(1, 2))
+    if layer.hybrid_r[adapter]:
+        general = (part[adapter].weight.detach().float() for part in (layer.gralora_A_general, layer.gralora_B_general))
+        A, B = (torch.cat(pair, dim=side) for side, pair in enumerate(zip((A, B), general, strict=True)))
+    return LowRank(A, B * layer.scaling[adapter])
+
+
 _CLOSED_FORMS: tuple[tuple[type, Callable[..., LowRank | None]], ...] = (
-    (LoraLinear, _lora),
-    (AdaLoraLayer, _adalora),
+    (AdaLoraLayer, _adalora),  # one of PEFT's LoRA layers, so before them
+    (LoraLayer, _lora),
     (VeraLayer, _vera),
     (MissLinear, _miss),
+    (HRALinear, _hra),
+    (TinyLoraLinear, _tinylora),
+    (LoHaLinear, _loha),
+    (DeloraLinear, _delora),
+    (GraloraLinear, _gralora),
 )

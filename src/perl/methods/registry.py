@@ -7,7 +7,7 @@ the tests and the benchmark) reads this table. Importing this module imports nei
 method name is checked at once. Knows nothing of models or training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,6 +17,29 @@ AS_RANK = "as rank"
 """Default of a setting that is the rank's value, whatever that is."""
 LORA_LEARNING_RATE = 1e-5
 """LoRA's, where nobody asks for one; that of other methods is relative to it (Schulman et al. 2025)."""
+SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM's ``--max-lora-rank`` may be."""
+# Numbers for the formulas in the column ``delta_rank``, from the rank and PEFT's config.
+_RANKS: Mapping[str, Callable[[int, Any], int]] = {
+    "rank": lambda rank, _: rank,
+    "2 x rank": lambda rank, _: 2 * rank,
+    "rank²": lambda rank, _: rank**2,
+    "gralora_k x rank": lambda rank, config: config.gralora_k * rank + config.hybrid_r,
+}
+# Arguments of PEFT's configs with which an update is no LoRA, and their values that do no harm.
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (False,),
+    "lora_bias": (False,),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+}
+_NO_LORA_STARTS = ("bat", "mini")  # MiSS's other kinds
+
+
+def served_rank(rank: int) -> int | None:
+    """The lowest rank that a server can be started for and that holds this one; None: there is none."""
+    return next((served for served in SERVED_RANKS if served >= rank), None)
 
 
 @dataclass(frozen=True)
@@ -81,6 +104,24 @@ class Method:
             "norms": "norms",
             "weights": "all weights",
         }[self.delta]
+
+    def update_rank(self, config: Any) -> int | None:  # noqa: ANN401 (PEFT's config of any method)
+        """The largest rank of a layer's update, known without the model's weights.
+
+        Args:
+            config: PEFT's config of the adapter as it is trained.
+
+        Returns:
+            The rank, at most; None: the update is no LoRA, or may be of full rank, so that weights have to be sent.
+        """
+        if self.delta not in ("lora", "low_rank") or getattr(config, "init_weights", None) in _NO_LORA_STARTS:
+            return None
+        if any(getattr(config, name, plain[0]) not in plain for name, plain in _PLAIN.items()):
+            return None
+        rank: int = getattr(config, "init_r", None) or config.r  # AdaLoRA begins with more than it ends with
+        # A finished AdaLoRA's pattern has lists of what is left.
+        others = [r for r in (getattr(config, "rank_pattern", None) or {}).values() if isinstance(r, int)]
+        return max(_RANKS[self.delta_rank](r, config) for r in (rank, *others))
 
     @property
     def serving(self) -> str:

@@ -110,7 +110,7 @@ class DataSection(Section):
 
 
 class RolloutSection(Section):
-    """How completions are sampled while training."""
+    """How completions are sampled while training, and by what."""
 
     temperature: float = Field(1.0, gt=0, description="Softmax temperature.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: smallest set of tokens with this probability.")
@@ -118,6 +118,57 @@ class RolloutSection(Section):
     min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens below this share of the best one.")
     repetition_penalty: float = Field(1.0, gt=0, description="Above 1 discourages repeated tokens.")
     max_completion_length: int = Field(512, ge=1, description="Tokens after which a completion is cut off.")
+    backend: Literal["auto", "transformers", "vllm", "vllm-server"] = Field(
+        "auto",
+        description="transformers, or vLLM in this process (vllm) or on servers (vllm-server); auto: vllm on a GPU "
+        "where it is installed, else transformers.",
+    )
+    servers: list[str] = Field(
+        [], description="Addresses of vLLM servers, http://HOST:PORT; `perl rollout command` prints how to start one."
+    )
+    server_timeout: float = Field(
+        600.0, gt=0, description="Seconds to wait while no server answers; then a checkpoint, and the run fails."
+    )
+    sync: Literal["auto", "adapter", "merged"] = Field(
+        "auto",
+        description="What vLLM gets after each step: the adapter, or the weights it changes; auto: the adapter where "
+        "it can be served exactly.",
+    )
+    sync_folder: str | None = Field(
+        None, min_length=1, description="Folder through which servers get it, readable by all; None: in the run folder."
+    )
+    sync_folder_on_servers: str | None = Field(
+        None, min_length=1, description="The same folder as servers see it; None: by the same path."
+    )
+    check_every: int = Field(
+        50, ge=0, description="Compare vLLM's log-probabilities with the trainer's each N syncs; 0: only at first."
+    )
+    tolerance: float | None = Field(
+        None,
+        gt=0,
+        description="Largest mean difference of theirs in nats; None: 0.002 in float32, 0.1 in half precision.",
+    )
+    prefetch: int = Field(
+        0,
+        ge=0,
+        description="Sample so many steps ahead on the servers while training, with the policy of then; 0: on-policy.",
+    )
+
+    @model_validator(mode="after")
+    def _check_servers(self) -> "RolloutSection":
+        served = self.backend == "vllm-server"
+        if served and not self.servers:
+            raise ValueError("backend vllm-server needs servers, as in servers: [http://localhost:8000]")
+        if self.servers and not served:
+            raise ValueError(f"servers are used by backend vllm-server only, not by {self.backend}")
+        wrong = [url for url in self.servers if not url.startswith(("http://", "https://"))]
+        if wrong:
+            raise ValueError(f"a server is an address like http://localhost:8000, not {wrong[0]!r}")
+        if len({url.rstrip("/") for url in self.servers}) < len(self.servers):
+            raise ValueError("the same server is named twice")
+        if self.prefetch and not served:
+            raise ValueError(f"prefetch needs backend vllm-server; {self.backend} and the training take turns")
+        return self
 
 
 class EvalSection(Section):
@@ -194,8 +245,10 @@ SECTIONS: dict[str, type[Section]] = {
 }
 SECTION_NAMES = (*SECTIONS, "rewards", "train")
 
+# Settings of rollouts that TRL's GRPOConfig has under the same names.
+_OF_TRL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
 # Fields of PeftRLConfig whose home in a recipe is another section than `train`.
 FIELD_OF_SETTING: dict[tuple[str, str], str] = {
     **{("peft", key): "adapter" if key == "adapter" else f"peft_{key}" for key in PeftSection.model_fields},
-    **{("rollout", key): key for key in RolloutSection.model_fields},
+    **{("rollout", key): key if key in _OF_TRL else f"rollout_{key}" for key in RolloutSection.model_fields},
 }

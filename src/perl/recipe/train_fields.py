@@ -64,6 +64,7 @@ _NARROWED: dict[str, Any] = {
     "loss_type": Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"],
     "scale_rewards": Literal["group", "batch", "none"] | bool,
     "importance_sampling_level": Literal["token", "sequence"],
+    "vllm_importance_sampling_mode": Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
     "multi_objective_aggregation": Literal["sum_then_normalize", "normalize_then_sum"],
 }
 # Fields that a recipe must not set: what they would do to a run, and where to say it instead.
@@ -80,6 +81,12 @@ REFUSED: dict[str, str] = {
     "sync_ref_model": "write train.reference: rolling:N",
     "trust_remote_code": "code from a model's repository is not executed",
     "use_cpu": "write engine.device: cpu",
+    "use_vllm": "write rollout.backend: vllm",
+    "vllm_mode": "write rollout.backend: vllm or vllm-server",
+    "vllm_server_base_url": "write rollout.servers: [URL, ...]",
+    "vllm_server_host": "write rollout.servers: [URL, ...]",
+    "vllm_server_port": "write rollout.servers: [URL, ...]",
+    "vllm_server_timeout": "write rollout.server_timeout",
 }
 _PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "dict": dict, "list": list}
 

@@ -1,0 +1,56 @@
+"""``perl rollout``: how to start the vLLM server that a recipe needs, and whether those that run will do."""
+
+import json
+
+import click
+
+from perl.cli.output import set_up_output
+
+
+@click.group("rollout", short_help="Print how to start a recipe's vLLM servers, or check those that run.")
+def command() -> None:
+    """Print how to start the vLLM servers that a recipe samples from, or check those that run."""
+
+
+@command.command("command", short_help="Print the command that starts a server for RECIPE.")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port of the server.")
+def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
+    """Print the command that starts a stock vLLM server for RECIPE, to be run where the server shall be.
+
+    Reads the recipe, its data and the model's config; loads no weights.
+    """
+    set_up_output(quiet=True)
+    from perl.rollouts.server_command import server_command
+    from perl.training import prepare, read_recipe
+
+    plan = prepare(read_recipe(recipe, overrides))
+    longest = plan.longest_prompt + plan.arguments.max_completion_length
+    click.echo(server_command(plan.recipe, plan.served_rank, longest, port))
+
+
+@command.command("check", short_help="Ask RECIPE's servers whether they will do.")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--json", "as_json", is_flag=True, help="Print the answers as JSON.")
+def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
+    """Ask the servers of RECIPE for their version, model and longest text, and whether they can be given an adapter.
+
+    That a server answers like the policy is proven when training begins.
+    """
+    set_up_output(quiet=True)
+    from perl.errors import RecipeError
+    from perl.rollouts.open_engine import check_servers
+    from perl.training import prepare, read_recipe
+
+    plan = prepare(read_recipe(recipe, overrides))
+    if plan.recipe.rollout.backend != "vllm-server":
+        raise RecipeError("names no servers", "rollout.servers", "backend: vllm-server, servers: [URL, ...]")
+    longest = plan.longest_prompt + plan.arguments.max_completion_length
+    found = check_servers(plan.recipe.rollout, longest)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for server in found:
+        click.echo("  ".join(f"{key} {value}" for key, value in server.items()))

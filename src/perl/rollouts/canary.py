@@ -1,0 +1,140 @@
+"""Whether an engine answers like the policy: the tokens it writes are scored by the trainer.
+
+policy, base, what an engine wrote -> how far its log-probabilities are off, or an error that says what is wrong
+
+An engine that bound an adapter to nothing answers like the base; its rollouts look healthy and teach nothing. Before
+the first step the policy is the base, and after it the two may be closer than rounding, so that nothing could be told:
+the first comparison is made with an adapter of random numbers. Tokens are written, not read, because that is what
+rollouts do: the cache of prompts, the temperature and what the engine reports are compared too, and no engine is asked
+to score a prompt beside other requests, of which vLLM for CPUs ends. Knows nothing of how an engine is asked.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from peft import PeftModel
+from torch import nn
+
+from perl.adapter import base_only
+from perl.errors import BrokenPromiseError
+from perl.logprobs import token_log_probs
+from perl.model import base_dtype, evaluating
+from perl.rollouts.engine import EngineSampling, Request, Sampled
+
+# Mean difference that is put down to rounding, in nats. In float32 engines differ by 1e-6 to 1e-5; in bfloat16 by 0.02
+# to 0.03 on models of a few billion parameters.
+TOLERANCE = 2e-3
+TOLERANCE_OF_HALF = 0.1
+# Completions that each copy of the engine writes, and tokens of each.
+COUNT, LENGTH = 4, 16
+# How far from the base a policy of random numbers must be, in nats, and where the search for it starts and ends.
+_FAR = 0.5
+_SEED, _SMALLEST, _DOUBLINGS = 0, 1e-3, 14
+
+
+class Canary:
+    """A prompt, and what the trainer makes of what an engine writes after it.
+
+    Attributes:
+        request: What each copy of the engine is asked.
+        sampling: How it is to draw tokens: with the run's temperature, and nothing cut off.
+        tolerance: Largest mean difference that is put down to rounding, in nats.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        prompt_ids: Sequence[int],
+        temperature: float = 1.0,
+        longest: int = LENGTH,
+        tolerance: float | None = None,
+    ) -> None:
+        """Takes a prompt of the run.
+
+        Args:
+            policy: Without the wrappers of distributed training.
+            prompt_ids: The same at every check.
+            temperature: Of the run's rollouts.
+            longest: Tokens that a completion of the run may have.
+            tolerance: None: the usual one of the base's type.
+        """
+        self._policy = policy
+        self.request = Request(tuple(prompt_ids), COUNT)
+        self.sampling = EngineSampling(temperature, min(LENGTH, longest), end_token_ids=())
+        half = base_dtype(policy) in ("bfloat16", "float16")
+        self.tolerance = tolerance or (TOLERANCE_OF_HALF if half else TOLERANCE)
+
+    def check(self, answers: Mapping[str, Sequence[Sampled]]) -> float:
+        """Every copy of the engine must answer like the policy as it is now.
+
+        Args:
+            answers: Name of a copy -> what it wrote.
+
+        Returns:
+            The largest mean difference from the policy, in nats.
+
+        Raises:
+            BrokenPromiseError: One answers like the base, or like neither.
+        """
+        return max(self._difference(name, completions) for name, completions in answers.items())
+
+    def _difference(self, name: str, completions: Sequence[Sampled]) -> float:
+        found_BC = torch.tensor([[torch.nan if p is None else p for p in s.log_probs] for s in completions])
+        ids_BT = torch.tensor([[*self.request.prompt_ids, *s.token_ids] for s in completions])
+        from_policy = self._mean_difference(found_BC, ids_BT)
+        if from_policy <= self.tolerance:
+            return from_policy
+        what = f"log-probabilities differ by {from_policy:.1e} nats in the mean (at most {self.tolerance:g})"
+        if isinstance(self._policy, PeftModel):
+            with base_only(self._policy):
+                from_base = self._mean_difference(found_BC, ids_BT)
+            if from_base < from_policy / 2 or from_base <= self.tolerance:
+                raise BrokenPromiseError(
+                    f"{name} answers like the base, not like the policy: its {what}, from the base's by "
+                    f"{from_base:.1e}; what it was given is bound to nothing there",
+                    "rollout",
+                    "start it as `perl rollout command RECIPE` says",
+                )
+        raise BrokenPromiseError(
+            f"{name} does not answer like the policy: its {what}",
+            "rollout.tolerance",
+            "it must serve the same base in the same type and report processed log-probabilities (--logprobs-mode "
+            "processed_logprobs); raise the tolerance only if the difference is rounding",
+        )
+
+    @contextlib.contextmanager
+    def far_from_base(self) -> Iterator[None]:
+        """The policy with random numbers added to all it trains; afterwards itself again, bit for bit.
+
+        The same numbers on all processes.
+        """
+        trained = [p for p in self._policy.parameters() if p.requires_grad]
+        kept = [p.data for p in trained]
+        text = torch.tensor([(self.request.prompt_ids * LENGTH)[:LENGTH]])
+        with base_only(self._policy) if isinstance(self._policy, PeftModel) else contextlib.nullcontext():
+            base = self._log_probs(text)
+        try:
+            for doubling in range(_DOUBLINGS):
+                generator = torch.Generator().manual_seed(_SEED)
+                for parameter, data in zip(trained, kept, strict=True):
+                    noise = torch.randn(data.shape, generator=generator) * (_SMALLEST * 2**doubling)
+                    parameter.data = data + noise.to(data)
+                if float((self._log_probs(text) - base).abs().mean()) >= _FAR:
+                    break
+            yield
+        finally:
+            for parameter, data in zip(trained, kept, strict=True):
+                parameter.data = data
+
+    def _mean_difference(self, found_BC: torch.Tensor, ids_BT: torch.Tensor) -> float:
+        """Of the log-probabilities of the last C tokens of each row, in nats."""
+        return float((found_BC - self._log_probs(ids_BT)[:, -found_BC.size(1) :]).abs().mean())
+
+    def _log_probs(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """(B, T-1) float32 of the policy as it is now, at the run's temperature."""
+        ids_BT = ids_BT.to(next(self._policy.parameters()).device)
+        with evaluating(self._policy), torch.no_grad():
+            return token_log_probs(
+                self._policy, ids_BT, torch.ones_like(ids_BT), temperature=self.sampling.temperature
+            ).cpu()

@@ -1,0 +1,115 @@
+"""What an engine is: it samples completions of prompts from the policy it was last given.
+
+prompts in tokens -> Sampled; policy -> Update -> engine
+
+An update is what the engine needs to answer like the policy: an adapter, or the weights that the adapter changes. Knows
+nothing of how it is made (``update.py``), of servers, or of training.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+
+Form = Literal["adapter", "merged"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and how many completions of it are wanted; they are sampled on one engine, which reads it once."""
+
+    prompt_ids: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One completion as an engine gives it.
+
+    Attributes:
+        token_ids: With the end token, if there is one.
+        log_probs: Of each token under the distribution it was drawn from (temperature, nucleus and the rest applied);
+            None where the engine has none.
+        version: Name of the update that the engine answered with.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float | None, ...]
+    version: str
+
+
+@dataclass(frozen=True)
+class EngineSampling:
+    """How an engine draws tokens; every field is said to it, so that no default of the model's own applies.
+
+    Attributes:
+        top_k: 0: all tokens.
+        end_token_ids: Tokens that end a completion.
+    """
+
+    temperature: float
+    max_completion_length: int
+    end_token_ids: tuple[int, ...]
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class Update:
+    """What makes an engine answer like the policy.
+
+    Attributes:
+        name: New for each version, so that nothing the engine kept for another version is used again.
+        form: ``adapter``: a LoRA that is served beside the base. ``merged``: weights that take the place of the base's.
+        tensors: By PEFT's names (adapter) or by the base's (merged); empty on a process that only follows.
+        config: The adapter's config as PEFT writes it; empty for merged weights.
+    """
+
+    name: str
+    form: Form
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+OnGroup = Callable[[int, Sequence[Sampled]], None]
+"""Called with the position of a request and its completions as soon as they are there, in any order and any thread."""
+
+
+class Pending(Protocol):
+    """Rollouts under way."""
+
+    def result(self) -> list[list[Sampled]]:
+        """The completions of each request, in the order of the requests; waits for them."""
+        ...
+
+
+class Engine(Protocol):
+    """Samples from the policy it was last given."""
+
+    def load(self, update: Update) -> None:
+        """From now on requests are answered with this update; those under way keep the one they began with."""
+        ...
+
+    def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Pending:
+        """Begins to sample, with the update that was loaded last."""
+        ...
+
+    def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
+        """What each copy of the engine writes, under the update loaded last, by its name; each must be the policy."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing is sampled for a while: memory that only sampling needs is given back until it is asked again."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what the engine holds."""
+        ...

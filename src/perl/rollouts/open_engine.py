@@ -1,0 +1,87 @@
+"""The engine that a recipe asks for, ready to be given the policy.
+
+RolloutSection, policy -> Engine
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from perl.methods.registry import served_rank
+from perl.model import base_dtype, base_identity, resolve_model
+from perl.recipe.sections import RolloutSection
+from perl.rollouts.engine import Engine
+from perl.rollouts.update import SyncPlan, base_update
+from perl.rollouts.vllm_engine import InProcessEngine
+from perl.rollouts.vllm_server import ServerPool
+
+
+def open_engine(
+    how: RolloutSection,
+    plan: SyncPlan,
+    policy: nn.Module,
+    args: Any,  # noqa: ANN401 (GRPOConfig)
+    *,
+    name: str,
+    seed: int,
+    leads: bool,
+) -> Engine:
+    """Connects to the servers, or starts vLLM in this process.
+
+    Args:
+        how: Which engine, with its settings; ``auto`` is decided.
+        plan: What it will be given.
+        policy: Without the wrappers of distributed training.
+        args: The trainer's arguments.
+        name: Of this run, new for each start.
+        seed: Of an engine in this process; servers draw from numbers of their own.
+        leads: Whether this process gives servers the policy; the others only ask them.
+
+    Raises:
+        RolloutError: No server answers.
+        PerlError: A server or the installed vLLM cannot do what is needed.
+    """
+    if how.backend == "vllm-server":
+        pool = ServerPool(
+            how.servers,
+            Path(how.sync_folder or Path(args.output_dir) / "sync"),
+            leads=leads,
+            timeout_seconds=how.server_timeout,
+            folder_on_servers=how.sync_folder_on_servers,
+        )
+        if leads and pool.strangers():
+            pool.load(base_update(policy, f"{name}-base"))
+        return pool
+    base, revision = base_identity(policy)
+    return InProcessEngine(
+        resolve_model(base),
+        revision=revision,
+        dtype=base_dtype(policy),
+        max_model_len=args.vllm_max_model_length,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        seed=seed,
+        max_lora_rank=served_rank(plan.largest_rank) if plan.largest_rank is not None else None,
+    )
+
+
+def check_servers(how: RolloutSection, longest_tokens: int) -> list[dict[str, Any]]:
+    """Finds out whether the servers can do what a run needs; waits for them as long as the recipe says.
+
+    Args:
+        how: Names the servers.
+        longest_tokens: Of a prompt with its completion.
+
+    Returns:
+        What each server says of itself.
+
+    Raises:
+        RolloutError: No server answers.
+        PerlError: One cannot do what is needed.
+    """
+    folder = Path(how.sync_folder or ".")  # nothing is written
+    pool = ServerPool(how.servers, folder, leads=False, timeout_seconds=how.server_timeout)
+    try:
+        return pool.check(longest_tokens)
+    finally:
+        pool.close()

@@ -1,0 +1,332 @@
+"""One vLLM server: its HTTP calls as typed functions, and what its answers mean.
+
+prompt ids -> server -> token ids and their log-probabilities; folder -> server
+
+Knows nothing of other servers, of queues, or of who asks. Every call opens its own connection: a server closes those
+that are idle, and one that is closed while it is used again looks like a server that died.
+"""
+
+import asyncio
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from perl.errors import PerlError, RolloutError
+from perl.rollouts.engine import EngineSampling, Request
+from perl.rollouts.vllm_version import check_version
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What ``--max-lora-rank`` may be."""
+UNTOUCHED = "default"
+"""The weight version of a server whose weights nobody changed."""
+PROBE = "seen"
+"""Folder beside merged weights that holds a file without tensors; see :meth:`VllmServer.load_weights`."""
+
+# What answers at once on a server that works, and what moves the weights of a model.
+_SECONDS, _LOAD_SECONDS = 30.0, 900.0
+_RESET_PAUSE_SECONDS = 0.05
+# After an engine has failed its server says for a moment that it is healthy.
+_DYING_SECONDS = 1.0
+_LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+_DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
+_SHARE = "servers read updates from a folder that they share with the trainer; mount it, or say where they see it"
+
+Answer = tuple[tuple[int, ...], tuple[float | None, ...]]
+"""Tokens of a completion, and their log-probabilities."""
+
+
+class ServerDownError(Exception):
+    """A server does not answer, or not what it should.
+
+    Attributes:
+        answered: It did answer, so that the request itself may be what it cannot stand.
+    """
+
+    def __init__(self, reason: str, answered: bool = False) -> None:
+        """Says what happened."""
+        super().__init__(" ".join(reason.split())[:300])
+        self.answered = answered
+
+
+class AdapterGoneError(Exception):
+    """A server does not know an adapter, so it was restarted, or someone unloaded it."""
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server says of itself.
+
+    Attributes:
+        version: Of vLLM.
+        base_name: Name under which the base is served.
+        longest: Tokens of prompt and completion together, at most.
+        adapters: Names of adapters that are loaded.
+        loads_adapters: It was started so that it can be given adapters.
+        takes_weights: It was started so that it can be given weights.
+    """
+
+    version: str
+    base_name: str
+    longest: int
+    adapters: frozenset[str]
+    loads_adapters: bool
+    takes_weights: bool
+
+
+class VllmServer:
+    """The calls. All of them raise :class:`ServerDownError`; those that a user must mend raise :class:`PerlError`."""
+
+    def __init__(self, url: str) -> None:
+        """Connects to nothing yet.
+
+        Raises:
+            PerlError: This is no address of a server.
+        """
+        self.url = url.rstrip("/")
+        try:
+            parsed = httpx2.URL(self.url)
+        except httpx2.InvalidURL as error:
+            raise PerlError(f"{url!r} is no address: {error}", hint="as http://host:8000") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise PerlError(f"{url!r} is no address of a server", hint="as http://host:8000")
+        self.url = self.url.removesuffix("/v1")
+        key = os.environ.get("VLLM_API_KEY")  # as the server itself reads it
+        self._client = httpx2.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+            verify=parsed.scheme == "https",  # certificates are read only where they are needed
+            trust_env=False,  # a proxy is for the world outside, not for the machines of a training run
+        )
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        await self._client.aclose()
+
+    async def health(self, seconds: float = _SECONDS) -> None:
+        """Returns if the server is healthy."""
+        self._expect_success(await self._send("GET", "/health", seconds=seconds))
+
+    async def facts(self) -> ServerFacts:
+        """What the server says of itself.
+
+        Raises:
+            PerlError: It is no vLLM of a known version.
+        """
+        version = str(self._field(await self._send("GET", "/version"), "version"))
+        check_version(version, self.url)
+        # A path that is only posted to says so; one that is not there is not found.
+        paths = ("/v1/load_lora_adapter", "/collective_rpc")
+        loads, takes = [(await self._send("GET", path)).status_code != 404 for path in paths]
+        cards = self._field(await self._send("GET", "/v1/models"), "data")
+        try:
+            bases = [card for card in cards if not card.get("parent")]
+            adapters = frozenset(str(card["id"]) for card in cards if card.get("parent"))
+            return ServerFacts(version, str(bases[0]["id"]), int(bases[0]["max_model_len"]), adapters, loads, takes)
+        except (IndexError, KeyError, TypeError, AttributeError) as error:
+            raise ServerDownError(f"lists no model: {cards!r}", answered=True) from error
+
+    async def tokens_so_far(self, seconds: float) -> float | None:
+        """Tokens read and written since it started; None where it does not count."""
+        answer = self._expect_success(await self._send("GET", "/metrics", seconds=seconds))
+        counters = re.findall(r"^vllm:(?:generation|prompt)_tokens_total(?:\{.*\})? (\S+)$", answer.text, re.MULTILINE)
+        return sum(float(counter) for counter in counters) if counters else None
+
+    async def complete(self, model: str, request: Request, sampling: EngineSampling) -> list[Answer]:
+        """Completions of a prompt; waits for them without a limit.
+
+        Raises:
+            AdapterGoneError: There is no such model.
+            RolloutError: The server refuses the request.
+        """
+        body = {
+            "model": model,
+            "prompt": list(request.prompt_ids),
+            "n": request.count,
+            "max_tokens": sampling.max_completion_length,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            # Else the server adds the end tokens of the model's own generation_config.
+            "ignore_eos": True,
+            "stop_token_ids": list(sampling.end_token_ids),
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        choices = await self._choices(body, None)
+        if len(choices) != request.count:
+            raise ServerDownError(f"gave {len(choices)} completions for {request.count}", answered=True)
+        return [_answer(choice) for choice in sorted(choices, key=lambda choice: int(choice.get("index", 0)))]
+
+    async def prompt_log_probs(self, model: str, token_ids: Sequence[int]) -> list[float]:
+        """(T-1) log p(token t+1 | tokens up to t) at temperature 1.
+
+        Raises:
+            AdapterGoneError: There is no such model.
+            RolloutError: The server refuses the request.
+        """
+        body = {
+            "model": model,
+            "prompt": list(token_ids),
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "prompt_logprobs": 0,
+        }
+        (choice,) = await self._choices(body, None)
+        try:
+            entries = choice["prompt_logprobs"][1:]
+            return [float(entry[str(t)]["logprob"]) for entry, t in zip(entries, token_ids[1:], strict=True)]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerDownError(f"gave no log-probabilities of the prompt: {error!r}", answered=True) from error
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Serves the adapter in a folder under a name; one that is there already is left alone.
+
+        Raises:
+            PerlError: The server cannot do so before something is mended.
+        """
+        body = {"lora_name": name, "lora_path": path}
+        answer = await self._send("POST", "/v1/load_lora_adapter", body, seconds=_LOAD_SECONDS)
+        message = _message(answer)
+        if answer.is_success or "has already been loaded" in message:
+            return
+        if answer.status_code == 404 and "error" not in _json_object(answer):
+            raise PerlError(f"{self.url} cannot load adapters", hint=_LORA_FLAGS)
+        if answer.status_code == 404:
+            raise PerlError(f"{self.url} does not see {path}", hint=_SHARE)
+        too_large = re.search(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)", message)
+        if too_large:
+            rank = int(too_large[1])
+            allowed = next((str(r) for r in LORA_RANKS if r >= rank), None)
+            raise PerlError(
+                f"{self.url} takes adapters up to rank {too_large[2]}, this one has rank {rank}",
+                hint=f"start it with --max-lora-rank {allowed}" if allowed else "choose a lower rank",
+            )
+        await self._refused(answer, f"adapter {name}")
+
+    async def unload_adapter(self, name: str, seconds: float = _SECONDS) -> None:
+        """Serves an adapter no longer; one that is not there is no fault."""
+        await self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
+
+    async def weight_version(self) -> str | None:
+        """Name of the weights that take the place of the base's, ``default`` for the base's; None: it does not say."""
+        answer = await self._send("GET", "/weight_info")
+        return None if answer.status_code == 404 else str(self._field(answer, "weight_version"))
+
+    async def load_weights(self, name: str, path: str) -> None:
+        """Puts weights in the place of the base's; to be called while none of our requests is under way.
+
+        The folder holds a folder ``seen`` with a file that has no tensors. A server that cannot read the folder it is
+        told to load has by then given up its own weights, and dies with the next request; so it first loads nothing.
+
+        Raises:
+            PerlError: The server cannot do so before something is mended.
+        """
+        probe = {"weights_path": f"{path}/{PROBE}", "is_checkpoint_format": False}
+        answer = await self._reload(probe)
+        if answer.status_code == 404:
+            raise PerlError(f"{self.url} cannot take weights", hint=_DEV_MODE)
+        if not answer.is_success:
+            await self.health()
+            raise PerlError(f"{self.url} does not see {path}", hint=_SHARE)
+        answer = await self._reload({"weights_path": path})
+        if not answer.is_success:
+            await self._refused(answer, f"weights {name}; restart it")
+        waited = 0.0
+        while not self._field(await self._send("POST", "/reset_prefix_cache"), "success"):
+            if waited > _LOAD_SECONDS:
+                raise RolloutError(f"{self.url} is kept busy by others", hint="give the run servers of its own")
+            await asyncio.sleep(_RESET_PAUSE_SECONDS)
+            waited += _RESET_PAUSE_SECONDS
+        self._expect_success(await self._send("POST", "/update_weight_version", {"new_version": name}))
+
+    async def _reload(self, arguments: dict[str, Any]) -> httpx2.Response:
+        body = {"method": "reload_weights", "kwargs": arguments}
+        return await self._send("POST", "/collective_rpc", body, seconds=_LOAD_SECONDS)
+
+    async def _choices(self, body: dict[str, Any], seconds: float | None) -> list[dict[str, Any]]:
+        answer = await self._send("POST", "/v1/completions", body, seconds=seconds)
+        if answer.status_code == 404 and "does not exist" in _message(answer):
+            raise AdapterGoneError(body["model"])
+        if answer.status_code < 500 and not answer.is_success:
+            hint = "is VLLM_API_KEY set as it is there?" if answer.status_code in (401, 403) else ""
+            raise RolloutError(f"{self.url} refuses a request: {_message(answer)}", hint=hint)
+        choices = self._field(answer, "choices")
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise ServerDownError("gave something else than completions", answered=True)
+        return choices
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = _SECONDS
+    ) -> httpx2.Response:
+        """The answer, whatever it is; ``seconds`` None: only connecting is limited."""
+        limits = httpx2.Timeout(seconds, connect=min(seconds or _SECONDS, _SECONDS))
+        try:
+            return await self._client.request(method, path, json=body, timeout=limits)
+        except httpx2.TimeoutException:
+            raise ServerDownError(f"did not answer {path} within {seconds or _SECONDS:.0f} seconds") from None
+        except httpx2.HTTPError as error:
+            raise ServerDownError(str(error) or type(error).__name__) from error
+
+    def _expect_success(self, answer: httpx2.Response) -> httpx2.Response:
+        if not answer.is_success:
+            raise ServerDownError(f"answers {answer.status_code}: {_message(answer)}", answered=True)
+        return answer
+
+    def _field(self, answer: httpx2.Response, name: str) -> Any:  # noqa: ANN401 (a JSON value)
+        """A field of an answer that succeeded."""
+        fields = _json_object(self._expect_success(answer))
+        if name not in fields:
+            raise ServerDownError(f"answers without {name}: {answer.text[:100]}", answered=True)
+        return fields[name]
+
+    async def _refused(self, answer: httpx2.Response, what: str) -> None:
+        """An answer that asking again will not change, unless the server is dying.
+
+        Raises:
+            RolloutError: Says what the server said.
+        """
+        await asyncio.sleep(_DYING_SECONDS)
+        await self.health()
+        raise RolloutError(f"{self.url} cannot load {what}: {_message(answer)}")
+
+
+def _answer(choice: dict[str, Any]) -> Answer:
+    """A completion, if it is whole: one that was aborted on the server is none."""
+    token_ids, scores = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if choice.get("finish_reason") not in ("stop", "length"):
+        raise ServerDownError(f"ended a completion by {choice.get('finish_reason')}", answered=True)
+    if not token_ids or scores is None or len(scores) != len(token_ids):
+        raise ServerDownError("gave a completion without a log-probability for each token", answered=True)
+    log_probs = (None if score is None else float(score) for score in scores)
+    return tuple(map(int, token_ids)), tuple(None if p is None or math.isnan(p) else p for p in log_probs)
+
+
+def _json_object(answer: httpx2.Response) -> dict[str, Any]:
+    """The answer's fields; none if it is no JSON object."""
+    try:
+        fields = answer.json()
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _message(answer: httpx2.Response) -> str:
+    """What an error's answer says."""
+    fields = _json_object(answer)
+    error = fields.get("error")
+    said = error.get("message") if isinstance(error, dict) else fields.get("detail")
+    return " ".join(str(said or answer.text or answer.reason_phrase).split())[:500]

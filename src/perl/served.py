@@ -1,0 +1,350 @@
+"""ServedGRPOTrainer: TRL's trainer whose rollouts come from an engine that is given the adapter, not the model.
+
+prompts, policy -> update -> engine -> completions with the log-probabilities they were sampled with
+
+The engine has the policy of the last optimizer step before it samples, or, where rollouts are sampled ahead, one of a
+known number of steps before. With resumable.py, packed.py, step.py and trainer.py the only module that knows TRL's and
+transformers' private methods; each override says which method it replaces and why.
+"""
+
+import contextlib
+import copy
+import importlib.util
+import itertools
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers.trainer_utils import TrainOutput
+
+from perl.attention import without_packed_attention
+from perl.config import check_sampling
+from perl.errors import ModelError, PerlError, RecipeError, RewardError, RolloutError
+from perl.model import base_of
+from perl.packed import PackedGRPOTrainer
+from perl.recipe.sections import RolloutSection
+from perl.rewards.verifier import Judging, check_all
+from perl.rollouts.canary import Canary
+from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
+from perl.rollouts.hf_engine import fill_with_neutral
+from perl.rollouts.open_engine import open_engine
+from perl.rollouts.update import SyncPlan, choose_form, make_update
+
+logger = logging.getLogger("perl")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """Rollouts that were begun before their step: whose prompts, in what step."""
+
+    prompt_ids: list[list[int]]
+    pending: Pending
+    step: int
+
+
+class ServedGRPOTrainer(PackedGRPOTrainer):
+    """GRPOTrainer that samples from vLLM without ever writing to its base.
+
+    Attributes:
+        rollout: What samples, and how it gets the policy.
+        judging: How answers are compared, where a reward does so; comparisons begin as soon as a group is there.
+    """
+
+    rollout: RolloutSection
+    judging: Judging | None = None
+    _engine: Engine | None = None
+    _canary: Canary
+    _sync_plan: SyncPlan
+    _inputs: Sequence[dict[str, Any]]
+    _syncs: int
+
+    def prepare_rollouts(self, how: RolloutSection) -> None:
+        """Chooses what samples; called once the model and the arguments are complete.
+
+        Raises:
+            RecipeError: The engine would not sample from the policy that the loss is about.
+            ModelError: It cannot be given this model.
+        """
+        backend = how.backend
+        if backend == "auto":
+            gpu = torch.cuda.is_available() and importlib.util.find_spec("vllm") and not self.rollout_func
+            backend = "vllm" if gpu and not self._is_vlm and self.whole_tensors else "transformers"
+        self.rollout = how.model_copy(update={"backend": backend})
+        self._versions = itertools.count()
+        self._ahead: deque[_Ahead] = deque()
+        self._upcoming: list[Any] = []
+        self._iterator: Iterator[Any] | None = None
+        self._judge = ThreadPoolExecutor(1, thread_name_prefix="perl-verdicts")
+        if backend == "transformers":
+            self.use_vllm = False
+            fill_with_neutral(self.generation_config)
+            return
+        self._check_served()
+        # From here on TRL's own code takes this for a run whose rollouts come with log-probabilities from vLLM.
+        self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
+
+    @property
+    def engine(self) -> Engine:
+        """What samples, started and proven to answer like the policy when it is first needed.
+
+        Raises:
+            RolloutError: It cannot be had.
+            BrokenPromiseError: It does not answer like the policy.
+        """
+        if self._engine is None:
+            raise RuntimeError("no engine is open")
+        return self._engine
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:  # noqa: ANN401 (transformers')
+        """Extends ``train``: without rollouts the last whole step is kept; afterwards the engine is given back."""
+        try:
+            return super().train(*args, **kwargs)
+        except RolloutError:
+            self.keep_last_step()
+            raise
+        finally:
+            self.close_engine()
+
+    def close_engine(self) -> None:
+        """Gives the engine back; the next rollouts open it again."""
+        self._ahead.clear()
+        self._upcoming, self._iterator = [], None
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:  # noqa: ANN401
+        """Extends ``Trainer.get_batch_samples``: looks as far ahead as rollouts are sampled ahead."""
+        every = self.args.steps_per_generation * self.num_iterations
+        if not self.rollout.prefetch:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._iterator is not epoch_iterator:  # of another epoch
+            self._iterator, self._upcoming = epoch_iterator, []
+        wanted = num_batches + every * self.rollout.prefetch
+        self._upcoming += itertools.islice(epoch_iterator, max(0, wanted - len(self._upcoming)))
+        self._window_start, self._in_sight = self._step, list(self._upcoming)
+        now, self._upcoming = self._upcoming[:num_batches], self._upcoming[num_batches:]
+        return super().get_batch_samples(iter(now), num_batches, device)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Extends TRL's rollouts: remembers whose they are, so that answers are compared as they come."""
+        self._inputs = inputs
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return output
+
+    def _generate_single_turn(
+        self,
+        prompt_ids: list[list[int]],
+        images: Any,  # noqa: ANN401 (TRL's)
+        multimodal_fields: Any,  # noqa: ANN401
+        num_generations: int,
+        has_tool_images: bool = False,
+    ) -> tuple[list[list[int]], list[list[float | None]] | None]:
+        """Replaces TRL's generation by the engine's; with transformers the model's weights are not cast for it."""
+        if not self.use_vllm:
+            with self._as_transformers_wants_it():
+                result: tuple[list[list[int]], None] = super()._generate_single_turn(
+                    prompt_ids, images, multimodal_fields, num_generations, has_tool_images
+                )
+            return result
+        started = time.perf_counter()
+        sampled, step = self._rollouts(prompt_ids)
+        self._log_rollouts(sampled, time.perf_counter() - started, self.state.global_step - step)
+        return [list(s.token_ids) for s in sampled], [list(s.log_probs) for s in sampled]
+
+    @contextlib.contextmanager
+    def _as_transformers_wants_it(self) -> Iterator[None]:
+        """For continuous batching, which knows attention by name; TRL would cast the adapter for it, for good."""
+        if not self.use_transformers_continuous_batching:
+            yield
+            return
+        half = self.args.bf16, self.args.fp16
+        self.args.bf16 = self.args.fp16 = False
+        try:
+            with without_packed_attention(base_of(self.policy)):
+                yield
+        finally:
+            self.args.bf16, self.args.fp16 = half
+
+    def _rollouts(self, prompt_ids: list[list[int]]) -> tuple[list[Sampled], int]:
+        """The completions of these prompts, and the step of the policy they are from."""
+        training = self.model.training
+        ready = self._ahead.popleft() if training and self._ahead else None
+        if ready is not None and ready.prompt_ids != prompt_ids:
+            raise RuntimeError("rollouts that were sampled ahead belong to other prompts")
+        self._sync(prompt_ids)
+        if ready is None:
+            pending = self._begin(prompt_ids, self._inputs)
+            ready = _Ahead(prompt_ids, pending, self.state.global_step)
+        if not self.rollout.prefetch:
+            groups = self._together(ready.pending.result)
+        else:
+            groups = self._together(ready.pending.result)
+            if training:
+                self._begin_ahead()
+        self.engine.rest()
+        return [completion for group in groups for completion in group], ready.step
+
+    def _begin(self, prompt_ids: Sequence[Sequence[int]], inputs: Sequence[dict[str, Any]]) -> Pending:
+        """Asks the engine; a group is judged as soon as it is there."""
+        requests = [Request(tuple(ids), len(list(same))) for ids, same in itertools.groupby(map(tuple, prompt_ids))]
+        starts = list(itertools.accumulate((r.count for r in requests), initial=0))
+        judging = self.judging
+
+        def judge(index: int, group: Sequence[Sampled]) -> None:
+            if judging is not None:
+                golds = [row.get(judging.solution) for row in inputs[starts[index] : starts[index + 1]]]
+                self._judge.submit(self._compare, golds, [list(s.token_ids) for s in group], judging)
+
+        return self._together(lambda: self.engine.start(requests, self._engine_sampling(), judge))
+
+    def _compare(self, golds: list[Any], token_ids: list[list[int]], judging: Judging) -> None:
+        """Verdicts ahead of the reward, which asks for the same ones and finds them."""
+        texts = self.processing_class.batch_decode(token_ids, skip_special_tokens=True)
+        try:
+            check_all(golds, texts, timeout_seconds=judging.timeout_seconds, workers=judging.workers)
+        except RewardError:
+            return  # the reward will say so
+
+    def _begin_ahead(self) -> None:
+        """Begins the rollouts of the next steps, as many as are asked for and not begun yet."""
+        every = self.args.steps_per_generation * self.num_iterations
+        last = self.state.max_steps * self.args.gradient_accumulation_steps
+        position = self._step - self._window_start
+        for ahead in range(len(self._ahead) + 1, self.rollout.prefetch + 1):
+            index = position + ahead * every
+            if index >= len(self._in_sight) or self._step + ahead * every >= last:
+                return
+            inputs = self._in_sight[index]
+            prompt_ids, _, _ = self._tokenize_prompts(copy.deepcopy([row["prompt"] for row in inputs]))
+            self._ahead.append(_Ahead(prompt_ids, self._begin(prompt_ids, inputs), self.state.global_step))
+
+    def _sync(self, prompt_ids: Sequence[Sequence[int]]) -> None:
+        """Gives the engine the policy as it is now, unless it has it.
+
+        The first time it must prove that it binds what it is given, with a policy of random numbers.
+        """
+        if self._engine is not None and self._last_loaded_step == self.state.global_step:
+            return
+        first = self._engine is None
+        if first:
+            self._open(prompt_ids)
+        started = time.perf_counter()
+        update = self._load("v")
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["sync/seconds"].append(time.perf_counter() - started)
+        metrics["sync/bytes"].append(float(update.nbytes))
+        self._last_loaded_step = self.state.global_step
+        self._syncs = 0 if first else self._syncs + 1
+        # The second is the first after a step.
+        due = self._syncs < 2 or (self.rollout.check_every and self._syncs % self.rollout.check_every == 0)
+        if due:
+            metrics["sync/logp_diff"].append(self._prove())
+
+    def _open(self, prompt_ids: Sequence[Sequence[int]]) -> None:
+        """Opens the engine and proves that what it is given takes effect."""
+        run = broadcast_object_list([f"perl-{secrets.token_hex(4)}"])[0]
+        self._name = str(run)
+        prompt = broadcast_object_list([list(prompt_ids[0])])[0]
+        self._sync_plan = choose_form(self.policy, self.rollout.sync)
+        self._engine = self._together(self._opened)
+        if self.accelerator.is_main_process:
+            logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
+        self._canary = Canary(self.policy, prompt, self.temperature, self.max_completion_length, self.rollout.tolerance)
+        with self._canary.far_from_base():
+            self._load("probe")
+            self._prove()
+
+    def _opened(self) -> Engine:
+        return open_engine(
+            self.rollout,
+            self._sync_plan,
+            self.policy,
+            self.args,
+            name=self._name,
+            seed=self.args.seed + self.accelerator.num_processes * self.state.global_step,
+            leads=self.accelerator.is_main_process,
+        )
+
+    def _load(self, kind: str) -> Update:
+        """Makes the policy's update and gives it to the engine."""
+        name = f"{self._name}-{kind}{next(self._versions)}"
+        needed = self.rollout.backend == "vllm" or self.accelerator.is_main_process
+
+        def load() -> Update:
+            form = self._sync_plan.form
+            update = make_update(self.policy, form, name) if needed else Update(name, form)
+            self.engine.load(update)
+            return update
+
+        return self._together(load)
+
+    def _prove(self) -> float:
+        """The engine's difference from the policy, in nats; an error if it is more than rounding."""
+
+        def ask() -> float:
+            if self.rollout.backend == "vllm-server" and not self.accelerator.is_main_process:
+                return 0.0
+            return self._canary.check(self.engine.trial(self._canary.request, self._canary.sampling))
+
+        return self._together(ask)
+
+    def _together(self, work: Callable[[], _T]) -> _T:
+        """Does something that may fail for want of an engine; if it fails on one process, it fails on all."""
+        result, error = None, None
+        try:
+            result = work()
+        except PerlError as problem:
+            error = problem
+        if self._most(int(error is not None)):
+            raise error or RolloutError("another process of this run has no rollouts, see its log")
+        return result  # type: ignore[return-value]  # there is one, since nothing failed
+
+    def _engine_sampling(self) -> EngineSampling:
+        return EngineSampling(
+            temperature=self.temperature,
+            max_completion_length=self.max_completion_length,
+            end_token_ids=tuple(self.eos_token_ids),
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+    def _log_rollouts(self, sampled: Sequence[Sampled], seconds: float, steps_behind: int) -> None:
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        tokens = sum(len(s.token_ids) for s in sampled)
+        metrics["rollout/seconds"].append(seconds)
+        metrics["rollout/tokens_per_second"].append(tokens / max(seconds, 1e-9))
+        metrics["rollout/steps_behind"].append(float(steps_behind))
+
+    def _load_best_model(self) -> None:
+        """Extends the trainer's: the engine no longer has the policy."""
+        super()._load_best_model()
+        self._last_loaded_step = -1
+
+    def _check_served(self) -> None:
+        """Refuses what an engine cannot do."""
+        what = f"rollout.backend {self.rollout.backend}"
+        check_sampling(self.args, self.rollout)
+        if self.rollout_func is not None:
+            raise RecipeError("a rollout_func samples by itself", what, "leave one of them out")
+        if self._is_vlm:
+            raise ModelError("prompts may hold images, which it is not given", what, "transformers")
+        if not self.whole_tensors:
+            raise ModelError("it needs each tensor of the adapter whole and runs with DDP, not in shards", what)
+        if self.rollout.prefetch and (self.tools or self.environment_factories is not None):
+            raise RecipeError("conversations with tools cannot be sampled ahead", "rollout.prefetch", "0")
+        if self.args.vllm_tensor_parallel_size > 1 and self.rollout.backend == "vllm":
+            raise RecipeError(
+                "one GPU holds the engine in this process", "train.vllm_tensor_parallel_size", "vllm-server"
+            )

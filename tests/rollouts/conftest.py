@@ -1,0 +1,72 @@
+"""vLLM servers that tests of rollouts share, or have for themselves."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.servers import LORA, VllmProcess, absent
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server with adapters up to rank 64, four at a time, that all test processes of this run share.
+
+    For tests that leave it as it was: adapters under names of their own, no other weights.
+    """
+    reason = absent()
+    if reason:
+        pytest.skip(reason)
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    lock, facts, users = FileLock(shared / "vllm.lock"), shared / "vllm.json", shared / "vllm" / "users"
+    server = None
+    with lock:
+        if not facts.exists():
+            server = VllmProcess(shared / "vllm").wait()
+            facts.write_text(json.dumps({"url": server.url, "group": server.process.pid}))
+        else:
+            with users.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        known = json.loads(facts.read_text())
+    yield known["url"]
+    with lock:
+        left = [pid for pid in users.read_text().split() if int(pid) != os.getpid()]
+        users.write_text("".join(f"{pid}\n" for pid in left))
+        if not left:
+            os.killpg(known["group"], signal.SIGKILL)
+            facts.unlink()
+    if server is not None:
+        server.leave() if left else server.kill()
+
+
+StartServers = Callable[..., list[VllmProcess]]
+
+
+@pytest.fixture(scope="module")
+def own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServers]:
+    """Starts servers of this module's own, several at once: ``own_servers(2)``; they are killed after its last test."""
+    reason = absent()
+    if reason:
+        pytest.skip(reason)
+    started: list[VllmProcess] = []
+
+    def start(
+        count: int = 1, flags: Sequence[str] = LORA, variables: dict[str, str] | None = None, wait: bool = True
+    ) -> list[VllmProcess]:
+        new = [VllmProcess(_folder(tmp_path_factory), flags, variables) for _ in range(count)]
+        started.extend(new)
+        return [server.wait() for server in new] if wait else new
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+def _folder(factory: pytest.TempPathFactory) -> Path:
+    return factory.mktemp("vllm")

@@ -1,0 +1,122 @@
+"""An engine is told from the base, and from anything else; the policy is itself again afterwards."""
+
+import pytest
+import torch
+
+from perl.adapter import attach_adapter
+from perl.errors import BrokenPromiseError
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.model import load_base
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.rollouts.canary import LENGTH, TOLERANCE, Canary
+from perl.rollouts.engine import Sampled
+
+PROMPT = [9, 4, 13, 5, 10, 15, 22, 31]
+
+
+def policy_with(method="lora", scale=0.0, dtype="float32"):
+    """A policy some way from its base."""
+    settings = {"rank": 8} if "rank" in METHODS[method].settings else {}
+    policy = attach_adapter(
+        load_base(ModelSection(dtype=dtype), torch.device("cpu")), adaptation(PeftSection(method=method, **settings))
+    )
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.add_(scale * torch.randn_like(parameter))
+    return policy.eval()
+
+
+def written(policy, canary, offset=0.0):
+    """What an engine with this policy writes, token by token, and the log-probabilities it reports."""
+    generator, temperature = torch.Generator().manual_seed(1), canary.sampling.temperature
+    completions = []
+    for _ in range(canary.request.count):
+        tokens, log_probs = list(canary.request.prompt_ids), []
+        for position in range(canary.sampling.max_completion_length):
+            with torch.no_grad():
+                logits = policy(torch.tensor([tokens])).logits[0, -1].float()
+            log_p = torch.log_softmax(logits / temperature, dim=-1)
+            tokens.append(int(torch.multinomial(log_p.exp(), 1, generator=generator)))
+            log_probs.append(float(log_p[tokens[-1]]) + offset * (-1) ** position)
+        completions.append(Sampled(tuple(tokens[len(PROMPT) :]), tuple(log_probs), "v"))
+    return completions
+
+
+def written_by_base(policy, canary):
+    with policy.disable_adapter():
+        return written(policy, canary)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_difference_is_the_mean_over_tokens_of_the_worst_copy(temperature):
+    policy = policy_with(scale=0.05)
+    canary = Canary(policy, PROMPT, temperature)
+    own, off = written(policy, canary), written(policy, canary, offset=1e-3)
+    assert canary.check({"one": own}) < 1e-5
+    assert canary.check({"one": own, "two": off}) == pytest.approx(1e-3, rel=0.02)
+
+
+def test_an_engine_that_answers_like_the_base_is_called_that():
+    policy = policy_with(scale=0.05)
+    canary = Canary(policy, PROMPT)
+    with pytest.raises(BrokenPromiseError, match="two answers like the base, not like the policy") as raised:
+        canary.check({"one": written(policy, canary), "two": written_by_base(policy, canary)})
+    assert "bound to nothing" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_engine_that_answers_like_neither_is_called_that():
+    policy = policy_with(scale=0.05)
+    canary = Canary(policy, PROMPT)
+    with pytest.raises(BrokenPromiseError, match="one does not answer like the policy"):
+        canary.check({"one": written(policy_with(scale=0.2), canary)})
+
+
+def test_log_probabilities_without_the_temperature_are_no_agreement():
+    policy = policy_with(scale=0.05)
+    hot, plain = Canary(policy, PROMPT, 0.7), Canary(policy, PROMPT)
+    with pytest.raises(BrokenPromiseError, match="processed_logprobs"):
+        hot.check({"one": written(policy, plain)})
+
+
+def test_numbers_that_are_none_are_no_agreement():
+    policy = policy_with(scale=0.05)
+    canary = Canary(policy, PROMPT)
+    for nothing in (None, float("nan")):
+        with pytest.raises(BrokenPromiseError, match="does not answer like the policy"):
+            canary.check({"one": [Sampled((5,) * 16, (nothing,) * 16, "v")]})
+
+
+def test_before_the_first_step_base_and_policy_are_one_and_agree():
+    policy = policy_with()
+    canary = Canary(policy, PROMPT)
+    assert canary.check({"one": written_by_base(policy, canary)}) <= 1e-5
+
+
+def test_the_tolerance_is_that_of_the_bases_type_unless_it_is_given():
+    assert Canary(policy_with(), PROMPT).tolerance == TOLERANCE
+    assert Canary(policy_with(dtype="bfloat16"), PROMPT).tolerance == 0.1
+    assert Canary(policy_with(), PROMPT, tolerance=0.5).tolerance == 0.5
+
+
+def test_no_more_tokens_are_asked_for_than_a_completion_of_the_run_has():
+    assert Canary(policy_with(), PROMPT, longest=3).sampling.max_completion_length == 3
+    assert Canary(policy_with(), PROMPT, longest=500).sampling.max_completion_length == LENGTH
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_gets_far_from_its_base_and_comes_back_bit_for_bit(method):
+    policy = load_base(ModelSection(), torch.device("cpu")) if method == "full" else policy_with(method)
+    canary = Canary(policy, PROMPT)
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    as_base = written(policy, canary) if method == "full" else written_by_base(policy, canary)
+    with canary.far_from_base():
+        if method != "full":
+            assert [s.token_ids for s in written_by_base(policy, canary)] == [s.token_ids for s in as_base]
+        with pytest.raises(BrokenPromiseError, match="like the policy"):
+            canary.check({"one": as_base})
+        assert canary.check({"one": written(policy, canary)}) <= 1e-4
+    after = policy.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())

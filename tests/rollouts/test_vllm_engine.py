@@ -1,0 +1,294 @@
+"""vLLM in the trainer's process answers like the policy it was given last, and leaves the process as it was.
+
+The engine runs in the environment that has vLLM (``in_process.py``); its numbers are compared with transformers' here.
+"""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from peft import get_peft_model_state_dict
+
+from perl.adapter import attach_adapter
+from perl.errors import MissingExtraError, ModelError, PerlError
+from perl.logprobs import token_log_probs
+from perl.methods.settings import adaptation
+from perl.model import load_base
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.rollouts.engine import EngineSampling, Request, Update
+from perl.rollouts.update import make_update
+from perl.rollouts.vllm_engine import BASE, InProcessEngine
+from perl.rollouts.vllm_version import check_version
+from perl.sandbox import BASE_FOLDER
+
+SCRIPT = Path(__file__).with_name("in_process.py")
+TOLERANCE = 1e-3
+RANK, LENGTH, END = 4, 320, 1
+COLD = EngineSampling(temperature=0.7, max_completion_length=12, end_token_ids=(END,))
+FEW = EngineSampling(temperature=1.3, max_completion_length=3, end_token_ids=(END,), top_k=5)
+# vLLM refuses several completions at temperature 0.
+LIKELIEST = EngineSampling(temperature=1.0, max_completion_length=48, end_token_ids=(END,), top_k=1)
+
+
+def python_with_vllm(checkout: Path) -> str:
+    """The Python of the environment that has vLLM and this package; the test is skipped without one."""
+    environment = Path(os.environ.get("PERL_VLLM_ENV") or checkout / ".venv-vllm")
+    python = environment / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"there is no {environment}: make vllm-env")
+    absent = "import importlib.util as u; print(*[n for n in ('vllm', 'perl', 'trl', 'peft') if not u.find_spec(n)])"
+    found = subprocess.run([python, "-c", absent], capture_output=True, text=True, check=True).stdout.split()
+    if found:
+        pytest.skip(f"{environment} has no {', '.join(found)}: make vllm-env")
+    return str(python)
+
+
+def moved(policy: torch.nn.Module, seed: int, scale: float = 0.05) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += scale * torch.randn(parameter.shape, generator=generator)
+    return policy.eval()
+
+
+def policy_of(method: str, seed: int, **settings) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    base = load_base(ModelSection(), torch.device("cpu"))
+    return moved(attach_adapter(base, adaptation(PeftSection(method=method, rank=RANK, **settings))), seed)
+
+
+def as_peft_saves(policy: torch.nn.Module, name: str) -> Update:
+    """PEFT's own tensors, which are the policy's, and its config: alpha is not the rank."""
+    config = policy.peft_config["default"].to_dict()
+    assert config["lora_alpha"] != config["r"]
+    config["target_modules"] = sorted(config["target_modules"])
+    return Update(name, "adapter", get_peft_model_state_dict(policy), config)
+
+
+def ids_of(length: int, seed: int) -> tuple[int, ...]:
+    return tuple(torch.randint(3, 100, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+@pytest.fixture(scope="module")
+def policies() -> dict[str, list[torch.nn.Module]]:
+    """The policy of each version, the base first."""
+    lora = policy_of("lora", 1)
+    later = moved(copy.deepcopy(lora), 2)
+    dora = policy_of("dora", 4)
+    base = load_base(ModelSection(), torch.device("cpu")).eval()
+    return {
+        "adapters": [base, lora, later, policy_of("pissa", 3)],
+        "merged": [base, dora, moved(copy.deepcopy(dora), 5)],
+    }
+
+
+@pytest.fixture(scope="module")
+def given(policies) -> dict:
+    _, lora, later, pissa = policies["adapters"]
+    first = as_peft_saves(lora, "v1")
+    stranger = {name.replace("q_proj", "x_proj"): tensor for name, tensor in first.tensors.items()}
+    return {
+        "model": str(BASE_FOLDER),
+        "length": LENGTH,
+        "rank": 2 * RANK,
+        "text": ids_of(40, 6),
+        "long_prompt": ids_of(200, 7),
+        "sampling": COLD,
+        "few": FEW,
+        "likeliest": LIKELIEST,
+        "requests": [Request(ids_of(length, length), count) for length, count in ((9, 3), (5, 1), (7, 2), (3, 1))],
+        "adapters": [first, make_update(later, "adapter", "v2"), make_update(pissa, "adapter", "v3")],
+        "stranger": Update("v4", "adapter", stranger, first.config),
+        "merged": [make_update(dora, "merged", f"m{i}") for i, dora in enumerate(policies["merged"][1:])],
+    }
+
+
+def run(python: str, folder: Path, given: dict, *launcher: str) -> None:
+    torch.save(given, folder / "given.pt")
+    environment = dict(os.environ)
+    # As many threads as there are processors, which vLLM would change; nothing compiled, which takes longer.
+    del environment["OMP_NUM_THREADS"]
+    environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    done = subprocess.run(
+        [python, *launcher, str(SCRIPT), str(folder)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+
+
+@pytest.fixture(scope="module")
+def found(given, tmp_path_factory) -> dict:
+    """What the script found; it runs once, whatever the number of test processes."""
+    python = python_with_vllm(Path(__file__).resolve().parents[2])
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "vllm-in-process"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not (folder / "found.pt").exists():
+            run(python, folder, given)
+    return torch.load(folder / "found.pt", weights_only=False)
+
+
+def log_probs(policy: torch.nn.Module, ids: tuple[int, ...], temperature: float = 1.0) -> torch.Tensor:
+    batch = torch.tensor([ids])
+    with torch.no_grad():
+        return token_log_probs(policy, batch, torch.ones_like(batch), temperature=temperature)[0]
+
+
+def close(actual, expected) -> None:
+    torch.testing.assert_close(torch.as_tensor(actual), torch.as_tensor(expected), rtol=0, atol=TOLERANCE)
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return float((one - other).abs().mean()) > 50 * TOLERANCE
+
+
+@pytest.mark.parametrize(("form", "versions"), [("adapters", 4), ("merged", 3)])
+def test_every_version_answers_like_its_policy(found, given, policies, form, versions):
+    answers = found["adapters"]["answers"] if form == "adapters" else found["merged"]
+    expected = [log_probs(policy, given["text"]) for policy in policies[form]]
+    assert len(answers) == versions == len(expected)
+    for answer, own in zip(answers, expected, strict=True):
+        assert list(answer["log_probs"]) == ["vllm"]
+        close(answer["log_probs"]["vllm"], own)
+    for i, own in enumerate(expected):
+        assert all(apart(own, other) for other in expected[:i])
+
+
+@pytest.mark.parametrize("form", ["adapters", "merged"])
+def test_no_version_samples_from_what_was_kept_of_the_prompt_under_another(found, given, policies, form):
+    assert 0 < found["adapters"]["cached_prefix"] < len(given["long_prompt"])  # else nothing would be kept
+    answers = found["adapters"]["answers"] if form == "adapters" else found["merged"]
+    names = [BASE, *(update.name for update in given[form])]
+    for answer, policy, name in zip(answers, policies[form], names, strict=True):
+        ((one, two),) = answer["sampled"]
+        for completion in (one, two):
+            assert completion.version == name
+            assert 1 <= len(completion.token_ids) <= COLD.max_completion_length
+            whole = log_probs(policy, (*given["long_prompt"], *completion.token_ids), COLD.temperature)
+            close(completion.log_probs, whole[-len(completion.token_ids) :])
+
+
+def test_the_log_probabilities_are_of_the_tokens_that_could_be_drawn(found, given, policies):
+    (group,) = found["adapters"]["few"]
+    logits = policies["adapters"][-1](torch.tensor([given["long_prompt"]])).logits[0, -1].detach()
+    likeliest = logits.topk(FEW.top_k)
+    expected = dict(
+        zip(likeliest.indices.tolist(), (likeliest.values / FEW.temperature).log_softmax(-1).tolist(), strict=True)
+    )
+    drawn = {completion.token_ids[0]: completion.log_probs[0] for completion in group}
+    assert len(group) == 64
+    assert len(drawn) >= 2
+    assert set(drawn) <= set(expected)
+    for token, log_prob in drawn.items():
+        close(log_prob, expected[token])
+
+
+def by_hand(policy: torch.nn.Module, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """The likeliest token after all before it, one forward pass a token."""
+    written: list[int] = []
+    with torch.no_grad():
+        while len(written) < LIKELIEST.max_completion_length and END not in written:
+            written.append(int(policy(torch.tensor([[*prompt, *written]])).logits[0, -1].argmax()))
+    return tuple(written)
+
+
+def test_a_request_gets_its_completions_and_is_told_of_them_while_others_run(found, given, policies):
+    expected = [by_hand(policies["adapters"][-1], request.prompt_ids) for request in given["requests"]]
+    adapters = found["adapters"]
+    assert [[c.token_ids for c in group] for group in adapters["result"]] == [
+        [ids] * request.count for ids, request in zip(expected, given["requests"], strict=True)
+    ]
+    assert len({len(ids) for ids in expected}) == len(expected)  # so that there is one order
+    shortest_first = sorted(range(len(expected)), key=lambda i: len(expected[i]))
+    assert [position for position, *_ in adapters["told"]] == shortest_first
+    assert [group for _, group, *_ in adapters["told"]] == [adapters["result"][i] for i in shortest_first]
+    under_way = [sum(given["requests"][i].count for i in shortest_first[k:]) for k in range(1, len(expected) + 1)]
+    assert [running for _, _, running, _ in adapters["told"]] == under_way
+
+
+def test_whoever_is_told_of_a_group_finds_the_trainers_process(found):
+    adapters = found["adapters"]
+    assert [state for *_, state in adapters["told"]] == [adapters["before"]] * len(adapters["told"])
+
+
+def test_what_was_given_up_or_refused_leaves_nothing_behind(found):
+    adapters = found["adapters"]
+    lengths = [max(len(completion.token_ids) for completion in group) for group in adapters["result"]]
+    assert adapters["given_up"] == lengths.index(min(lengths))
+    assert adapters["left"] == 0
+    assert str(LENGTH) in adapters["refused"]
+    assert adapters["again"] == adapters["result"]
+
+
+def test_the_trainers_process_stays_as_it_was(found):
+    (_, before), *later = found["adapters"]["process"]
+    assert [when for when, _ in later] == ["built", "sampled", "loaded", "closed"]
+    for when, state in later:
+        changed = {name: (before[name], value) for name, value in state.items() if value != before[name]}
+        # vLLM makes a group of one process for itself, and takes it away again.
+        assert changed == ({} if when == "closed" else {"group": (False, True)})
+
+
+def test_an_update_is_copied_and_not_changed(found, given):
+    assert [answer["kept"] for answer in found["adapters"]["answers"][1:]] == [True] * len(given["adapters"])
+
+
+def test_an_engine_draws_its_own_numbers(found):
+    ((one, two),) = first = found["adapters"]["answers"][0]["sampled"]
+    assert first == found["merged"][0]["sampled"]  # the same seed, in a process that drew other numbers in between
+    assert first != found["adapters"]["drawn_again"]
+    assert one != two
+
+
+def test_an_adapter_of_layers_that_the_model_does_not_have_is_refused(found):
+    assert "x_proj" in found["adapters"]["stranger"]
+    assert "merged" in found["adapters"]["stranger"]
+
+
+def test_an_engine_that_refused_an_update_and_rested_answers_with_the_version_before(found, policies, given):
+    close(found["adapters"]["rested"]["vllm"], log_probs(policies["adapters"][-1], given["text"]))
+
+
+def test_nothing_is_asked_of_an_engine_for_no_requests(found):
+    assert found["adapters"]["nothing"] == []
+
+
+def test_processes_of_one_run_have_an_engine_each_and_keep_their_group(given, policies, tmp_path):
+    python = python_with_vllm(Path(__file__).resolve().parents[2])
+    run(python, tmp_path, given, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    one, two = (torch.load(tmp_path / f"found-{rank}.pt", weights_only=False) for rank in (0, 1))
+    for answer, policy in ((one, policies["adapters"][1]), (two, policies["adapters"][2])):
+        close(answer["log_probs"]["vllm"], log_probs(policy, given["text"]))
+    assert one["of_the_base"]["log_probs"] == two["of_the_base"]["log_probs"]
+    assert one["of_the_base"]["sampled"] != two["of_the_base"]["sampled"]
+    assert (one["sum"], two["sum"]) == (3.0, 3.0)
+
+
+def test_without_vllm_the_command_that_installs_it_is_named():
+    if "vllm" in sys.modules:
+        pytest.skip("this environment has vLLM")
+    with pytest.raises(MissingExtraError, match=r"pip install 'perl-rl\[vllm\]'"):
+        InProcessEngine(str(BASE_FOLDER), max_lora_rank=8)
+
+
+def test_a_rank_that_no_slot_holds_is_refused_before_anything_is_loaded():
+    with pytest.raises(ModelError, match=r"rank 513.*at most 512"):
+        InProcessEngine(str(BASE_FOLDER), max_lora_rank=513)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.7", "0.32.1+cpu"])
+def test_known_versions_are_taken(version):
+    check_version(version, "http://localhost:8000")
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.32.0rc1", "0.33.0", "0.33.0rc1", "1.0", "dev"])
+def test_versions_that_are_not_known_are_refused_with_those_that_are(version):
+    with pytest.raises(PerlError) as raised:
+        check_version(version, "http://localhost:8000")
+    assert str(raised.value) == f"http://localhost:8000: vLLM {version} is not supported (install vllm>=0.32,<0.33)"
