@@ -163,11 +163,12 @@ class Killer(TrainerCallback):
         self._ended = threading.Event()
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:  # noqa: ANN401 (transformers')
-        """Waits until the victim serves and waylays it."""
+        """Waits until the victim serves and waylays it; before the last step it must have come back too."""
         step = state.global_step + 1
-        if step in self._steps:
+        if step in (*self._steps, state.max_steps):
             while self._victim.url not in self._trainer.engine.log_probs([5, 6, 7]):
                 time.sleep(0.5)
+        if step in self._steps:
             self._threads.append(threading.Thread(target=self._kill, args=(step,)))
             self._threads[-1].start()
 

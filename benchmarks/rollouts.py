@@ -110,11 +110,9 @@ def training(seeds: Sequence[int], steps: int, server: Server, progress: Progres
         )
     pairs = [compare(rows, *names) for names in PAIRS]
     for pair in pairs:
-        print(
-            f"{pair['second']} - {pair['first']}: reward {pair['reward']:+.4f} ± {pair['reward_stderr']:.4f}, accuracy "
-            f"{pair['accuracy']:+.4f} ± {pair['accuracy_stderr']:.4f}; training seconds x {pair['seconds_ratio']:.2f} "
-            f"({min(pair['seconds_ratios']):.2f} to {max(pair['seconds_ratios']):.2f})"
-        )
+        reward, accuracy = (f"{pair[n]:+.4f} ± {pair[f'{n}_stderr'] or math.nan:.4f}" for n in ("reward", "accuracy"))
+        ratios = f"{pair['seconds_ratio']:.2f} ({', '.join(f'{ratio:.2f}' for ratio in pair['seconds_ratios'])})"
+        print(f"{pair['second']} - {pair['first']}: reward {reward}, accuracy {accuracy}; training seconds x {ratios}")
     return {"rows": rows, "pairs": pairs, "steps": steps}
 
 
@@ -140,9 +138,9 @@ def compare(rows: list[dict[str, Any]], first: str, second: str) -> dict[str, An
     }
 
 
-def standard_error(values: Sequence[float]) -> float:
+def standard_error(values: Sequence[float]) -> float | None:
     """Of the mean; not known from a single value."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def speed(found: Sequence[Server], rounds: int, tokens: int, progress: Progress) -> dict[str, Any]:

@@ -18,11 +18,13 @@ import argparse
 import copy
 import json
 import os
+import secrets
 import statistics
 import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +134,14 @@ def measure(method: str, pool: ServerPool, syncs: int) -> dict[str, Any]:
         train_step(policy, optimizer, step)
     policy.eval()
     trained, seconds, making = base_fingerprint(policy), [], []
+    run = secrets.token_hex(4)  # a server may remember the names of an earlier one
     requests = [
         Request(tuple(_TOKENIZER(problem.question)["input_ids"]), COMPLETIONS) for problem in _PROBLEMS[-PROMPTS:]
     ]
     sampling = EngineSampling(temperature=1.0, max_completion_length=LENGTH, end_token_ids=(_TOKENIZER.eos_token_id,))
     for sync in range(syncs):
         start = time.perf_counter()
-        update = make_update(policy, plan.form, f"{method}-{sync}")
+        update = make_update(policy, plan.form, f"{run}-{method}-{sync}")
         making.append(time.perf_counter() - start)
         pool.load(update)
         seconds.append(time.perf_counter() - start)
@@ -152,7 +155,7 @@ def measure(method: str, pool: ServerPool, syncs: int) -> dict[str, Any]:
         with base_only(policy):
             base_N = scored(policy, requests, groups)
     if plan.form == "merged":  # the next method's is added to the base's own weights
-        pool.load(base_update(fresh_policy("full" if method == "full" else "lora"), f"after-{method}"))
+        pool.load(base_update(fresh_policy("full" if method == "full" else "lora"), f"{run}-base"))
     off, moved = (engine_N - policy_N).abs(), (engine_N - base_N).abs()
     return {
         "method": method,
@@ -174,7 +177,7 @@ def measure(method: str, pool: ServerPool, syncs: int) -> dict[str, Any]:
     }
 
 
-def measure_methods(names: list[str], syncs: int, url: str | None) -> list[dict[str, Any]]:
+def measure_methods(names: list[str], syncs: int, url: str | None) -> Iterator[dict[str, Any]]:
     """Every method on one server; adapters first, since they are meant for the base's own weights."""
     from tests.servers import VllmProcess, absent
 
@@ -185,7 +188,6 @@ def measure_methods(names: list[str], syncs: int, url: str | None) -> list[dict[
         f"{'|engine - base|':>22}  base after {syncs} syncs",
         flush=True,
     )
-    rows = []
     adapters_first = sorted(names, key=lambda name: not METHODS[name].sync.startswith("adapter"))
     lora = ("--enable-lora", "--max-lora-rank", "256", "--max-loras", "2")
     with tempfile.TemporaryDirectory() as folder:
@@ -202,13 +204,13 @@ def measure_methods(names: list[str], syncs: int, url: str | None) -> list[dict[
             pool = ServerPool([server.url if server is not None else str(url)], Path(folder) / "sync")
             try:
                 for name in chosen:
-                    rows.append(measure(name, pool, syncs))
-                    print(_line(rows[-1]), flush=True)
+                    row = measure(name, pool, syncs)
+                    print(_line(row), flush=True)
+                    yield row
             finally:
                 pool.close()
                 if server is not None:
                     server.kill()
-    return rows
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -289,17 +291,21 @@ def main() -> None:
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+
+    def keep(part: str, rows: list[dict[str, Any]]) -> None:
+        result.update({part: rows, "versions": installed_versions()})
+        arguments.results.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
     if arguments.methods is not None or everything:
-        rows = measure_methods(arguments.methods or list(METHODS), arguments.syncs, arguments.url)
-        found = {row["method"]: row for row in [*result.get("methods", []), *rows]}
-        result["methods"] = [found[name] for name in METHODS if name in found]
+        found = {row["method"]: row for row in result.get("methods", [])}
+        for row in measure_methods(arguments.methods or list(METHODS), arguments.syncs, arguments.url):
+            found[row["method"]] = row
+            keep("methods", [found[name] for name in METHODS if name in found])
     if arguments.rounding or everything:
-        result["rounding"] = measure_rounding(arguments.syncs)
+        keep("rounding", measure_rounding(arguments.syncs))
     if arguments.shapes or everything:
-        result["shapes"] = measure_shapes()
-    result["versions"] = installed_versions()
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        keep("shapes", measure_shapes())
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ _FLAGS = {
     "--max-model-len": "256",
     "--dtype": "float32",
     "--logprobs-mode": "processed_logprobs",
+    "--num-gpu-blocks-override": "256",  # the smallest cache that can be asked for, 1 GiB, is much more than is needed
 }
 _VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

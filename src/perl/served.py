@@ -26,7 +26,7 @@ from transformers.trainer_utils import TrainOutput
 
 from perl.attention import without_packed_attention
 from perl.config import check_sampling
-from perl.errors import ModelError, PerlError, RecipeError, RewardError, RolloutError
+from perl.errors import BrokenPromiseError, ModelError, PerlError, RecipeError, RewardError, RolloutError
 from perl.model import base_of
 from perl.packed import PackedGRPOTrainer
 from perl.recipe.sections import RolloutSection
@@ -198,7 +198,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         """Asks the engine; a group is judged as soon as it is there."""
         requests = [Request(tuple(ids), len(list(same))) for ids, same in itertools.groupby(map(tuple, prompt_ids))]
         starts = list(itertools.accumulate((r.count for r in requests), initial=0))
-        judging = self.judging
+        judging = self.judging if len(prompt_ids) == len(inputs) else None  # else a conversation goes on
 
         def judge(index: int, group: Sequence[Sampled]) -> None:
             if judging is not None:
@@ -299,14 +299,18 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         return self._together(ask)
 
     def _together(self, work: Callable[[], _T]) -> _T:
-        """Does something that may fail for want of an engine; if it fails on one process, it fails on all."""
+        """Does something that may fail for want of an engine; if it fails on one process, it fails on all alike."""
         result, error = None, None
         try:
             result = work()
         except PerlError as problem:
             error = problem
-        if self._most(int(error is not None)):
+        worst = self._most(0 if error is None else 1 if isinstance(error, RolloutError) else 2)
+        if worst == 1:  # on all of them, so that all keep the last step
             raise error or RolloutError("another process of this run has no rollouts, see its log")
+        if worst:
+            own = None if isinstance(error, RolloutError) else error
+            raise own or BrokenPromiseError("another process of this run cannot go on, see its log")
         return result  # type: ignore[return-value]  # there is one, since nothing failed
 
     def _engine_sampling(self) -> EngineSampling:
@@ -326,6 +330,8 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         metrics["rollout/seconds"].append(seconds)
         metrics["rollout/tokens_per_second"].append(tokens / max(seconds, 1e-9))
         metrics["rollout/steps_behind"].append(float(steps_behind))
+        for name, count in self.engine.counts.items():
+            metrics[f"rollout/{name}"].append(float(count))
 
     def _load_best_model(self) -> None:
         """Extends the trainer's: the engine no longer has the policy."""
@@ -336,6 +342,10 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         """Refuses what an engine cannot do."""
         what = f"rollout.backend {self.rollout.backend}"
         check_sampling(self.args, self.rollout)
+        if self.max_completion_length is None:
+            raise RecipeError(
+                "is open, and an engine must be told", "rollout.max_completion_length", "a number of tokens"
+            )
         if self.rollout_func is not None:
             raise RecipeError("a rollout_func samples by itself", what, "leave one of them out")
         if self._is_vlm:

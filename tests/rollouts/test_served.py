@@ -17,7 +17,7 @@ from perl.errors import BrokenPromiseError, PerlError, RolloutError
 from perl.model import base_fingerprint
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
-from tests.servers import SERVED_NAME, VllmProcess
+from tests.servers import VllmProcess, absent, free_port
 
 SMALL = {
     "use_cpu": True,
@@ -39,6 +39,23 @@ def problems(count=16) -> Dataset:
     return Dataset.from_list(
         [{"prompt": [{"role": "user", "content": p.question}], "solution": p.answer} for p in chosen]
     )
+
+
+@pytest.fixture
+def own_servers(tmp_path):
+    """Starts servers of one test's own, several at once; each takes more than 1 GiB, so they end with it."""
+    if absent():
+        pytest.skip(absent())
+    started = []
+
+    def start(count=1, **options):
+        new = [VllmProcess(tmp_path / f"server-{len(started) + i}", **options) for i in range(count)]
+        started.extend(new)
+        return [server.wait() for server in new]
+
+    yield start
+    for server in started:
+        server.kill()
 
 
 class Seen:
@@ -242,8 +259,6 @@ def test_two_processes_sample_from_one_policy(tmp_path, vllm_server):
 
 @pytest.mark.parametrize("method", ["lora", "dora"])
 def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp_path, perl_command, method):
-    from tests.servers import ENVIRONMENT, absent, free_port
-
     if absent():
         pytest.skip(absent())
     port = free_port()
@@ -272,7 +287,6 @@ def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp
         assert trained.returncode == 0, trained.stderr
     finally:
         server.kill()
-    assert ENVIRONMENT.exists()
 
 
 def test_what_the_servers_cannot_do_is_refused_before_weights_are_loaded(tmp_path, vllm_server):
@@ -284,4 +298,3 @@ def test_what_the_servers_cannot_do_is_refused_before_weights_are_loaded(tmp_pat
         train(long, output_dir=tmp_path / "long")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "long").exists()
-    assert SERVED_NAME  # the fixture's servers hold 256 tokens

@@ -53,4 +53,8 @@ def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     for server in found:
-        click.echo("  ".join(f"{key} {value}" for key, value in server.items()))
+        what = f"vLLM {server['version']}, serves {server['base_name']}"
+        click.echo(f"{server['url']}  {what}, up to {server['longest']} tokens ({longest} are needed)")
+    silent = len(plan.recipe.rollout.servers) - len(found)
+    if silent:
+        click.echo(f"{silent} of the recipe's servers do not answer")

@@ -92,7 +92,16 @@ class Pending(Protocol):
 
 
 class Engine(Protocol):
-    """Samples from the policy it was last given."""
+    """Samples from the policy it was last given.
+
+    Attributes:
+        counts: What has happened so far that a run may want to know of, by name.
+    """
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See the class."""
+        ...
 
     def load(self, update: Update) -> None:
         """From now on requests are answered with this update; those under way keep the one they began with."""

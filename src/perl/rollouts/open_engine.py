@@ -73,7 +73,7 @@ def check_servers(how: RolloutSection, longest_tokens: int) -> list[dict[str, An
         longest_tokens: Of a prompt with its completion.
 
     Returns:
-        What each server says of itself.
+        What each server that answers says of itself: url, version, base_name, longest, adapters.
 
     Raises:
         RolloutError: No server answers.

@@ -125,6 +125,11 @@ class InProcessEngine:
         if not frozen:
             gc.unfreeze()  # vLLM takes all objects that there are, the trainer's too, from the garbage collector
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nothing happens here that a run need know of."""
+        return {}
+
     def load(self, update: Update) -> None:
         """From now on requests are answered with this update; none is ever under way while it is called.
 
