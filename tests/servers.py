@@ -22,7 +22,7 @@ from perl.sandbox import BASE_FOLDER
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = Path(os.environ.get("PERL_VLLM_ENV", CHECKOUT / ".venv-vllm"))
-START_SECONDS = 300
+START_SECONDS = 600
 
 SERVED_NAME = "sandbox"
 LORA = ("--enable-lora", "--max-lora-rank", "64", "--max-loras", "4")

@@ -275,13 +275,20 @@ def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
     if how.backend in ("auto", "transformers"):
         return
     found = []
-    neutral = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    for name, value in neutral.items():
+    neutral = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None)}
+    for name, values in neutral.items():
         asked = getattr(args, name)
-        if args.vllm_importance_sampling_correction and asked != value and not (name == "min_p" and asked == 0):
+        if args.vllm_importance_sampling_correction and asked not in values:
             what = f"{asked:g} cuts off what the importance correction would count as a difference of policies"
-            hint = f"{'null' if value is None else f'{value:g}'}, or train.vllm_importance_sampling_correction: false"
+            hint = f"{values[0]:g}, or train.vllm_importance_sampling_correction: false"
             found.append(Problem(what, f"rollout.{name}", hint))
+    for name in ("generation_kwargs", "vllm_structured_outputs_regex"):
+        if getattr(args, name):
+            found.append(Problem("is not handed to vLLM here", f"train.{name}", "leave it out, or transformers"))
+    sequences = args.vllm_importance_sampling_mode.startswith("sequence")
+    if args.loss_type == "vespo" and args.vllm_importance_sampling_correction and sequences:
+        what = "vespo corrects each token by itself"
+        found.append(Problem(what, "train.vllm_importance_sampling_mode", "token_truncate or token_mask"))
     if how.prefetch and not args.vllm_importance_sampling_correction:
         what = "rollouts that are sampled ahead are from an older policy and need the importance correction"
         found.append(Problem(what, "rollout.prefetch", "0, or train.vllm_importance_sampling_correction: true"))

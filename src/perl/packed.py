@@ -2,8 +2,8 @@
 
 padded batch -> rows -> packed passes -> log-probabilities of policy, old policy and reference as TRL wants them
 
-With resumable.py, step.py and trainer.py the only module that knows TRL's and transformers' private methods; each
-override says which method it replaces and why. Knows nothing of losses or optimizer steps.
+One of the five modules that know TRL's and transformers' private methods; each override says which method it replaces
+and why. Knows nothing of losses or optimizer steps.
 """
 
 import contextlib

@@ -32,6 +32,7 @@ from perl.rewards.own import unsendable
 from perl.rewards.process import ProcessReward
 from perl.rewards.process_model import read_process_config
 from perl.rewards.verifier import Judging, unreadable
+from perl.rollouts.engine import Form
 from perl.rollouts.vllm_version import missing_vllm
 from perl.saved_adapter import SavedAdapter, find_adapter
 
@@ -84,6 +85,11 @@ class Plan:
         """How answers are compared with gold answers, in training and evaluation; None if they never are."""
         evaluates = self.recipe.eval.enabled and self.problems.heldout is not None
         return _judging(self.rewards) or (Judging() if evaluates else None)
+
+    @property
+    def form(self) -> Form:
+        """In which vLLM gets the policy."""
+        return "merged" if self.served_rank is None else "adapter"
 
     def lines(self) -> Iterator[str]:
         """The plan for a person to read."""

@@ -2,8 +2,8 @@
 
 checkpoint -> the policy, the reference, the counters and the rollouts, as they were
 
-With trainer.py the only module that knows TRL's and transformers' private methods; each override says which method it
-replaces and why. Knows nothing of methods, rewards or losses.
+One of the five modules that know TRL's and transformers' private methods (with trainer.py, step.py, served.py and
+packed.py); each override says which method it replaces and why. Knows nothing of methods, rewards or losses.
 """
 
 import math
@@ -44,6 +44,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
     """
 
     _step: int
+    _step_begins_at: tuple[int, Any]
     reference: Reference | None = None
     base_fingerprint: str | None = None
 
@@ -88,15 +89,22 @@ class ResumableGRPOTrainer(GRPOTrainer):
             return ResumableRepeatSampler(sampler, epoch_of=lambda: int(self.state.epoch or 0))
         return sampler
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (transformers')
+        """Extends ``Trainer.get_batch_samples``, with which each optimizer step begins: remembers where that is."""
+        self._step_begins_at = self._step, self._buffered_inputs
+        return super().get_batch_samples(*args, **kwargs)
+
     def keep_last_step(self) -> None:
         """Writes a checkpoint of the last whole step, if it has none, after an error that ended the next one.
 
         Only for errors that all processes raise at the same place, before anything of the next step is trained on.
         """
         step = self.state.global_step
-        if step == 0 or (Path(self.args.output_dir) / f"checkpoint-{step}").is_dir():
+        kept = (Path(self.args.output_dir) / f"checkpoint-{step}").is_dir()
+        self.accelerator.wait_for_everyone()  # one would find what another has begun to write
+        if step == 0 or kept:
             return
-        self._step = step * self.args.gradient_accumulation_steps
+        self._step, self._buffered_inputs = self._step_begins_at
         self._save_checkpoint(self.model, trial=None)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:  # noqa: ANN401

@@ -3,12 +3,13 @@
 prompts, policy -> update -> engine -> completions with the log-probabilities they were sampled with
 
 The engine has the policy of the last optimizer step before it samples, or, where rollouts are sampled ahead, one of a
-known number of steps before. With resumable.py, packed.py, step.py and trainer.py the only module that knows TRL's and
-transformers' private methods; each override says which method it replaces and why.
+known number of steps before. One of the five modules that know TRL's and transformers' private methods; each override
+says which method it replaces and why.
 """
 
 import contextlib
 import copy
+import importlib.metadata
 import importlib.util
 import itertools
 import logging
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -26,7 +27,7 @@ from transformers.trainer_utils import TrainOutput
 
 from perl.attention import without_packed_attention
 from perl.config import check_sampling
-from perl.errors import BrokenPromiseError, ModelError, PerlError, RecipeError, RewardError, RolloutError
+from perl.errors import BrokenPromiseError, ModelError, PerlError, Problem, RecipeError, RewardError, RolloutError
 from perl.model import base_of
 from perl.packed import PackedGRPOTrainer
 from perl.recipe.sections import RolloutSection
@@ -36,6 +37,7 @@ from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampl
 from perl.rollouts.hf_engine import fill_with_neutral
 from perl.rollouts.open_engine import open_engine
 from perl.rollouts.update import SyncPlan, choose_form, make_update
+from perl.rollouts.vllm_version import check_version
 
 logger = logging.getLogger("perl")
 
@@ -74,32 +76,24 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
             RecipeError: The engine would not sample from the policy that the loss is about.
             ModelError: It cannot be given this model.
         """
-        backend = how.backend
-        if backend == "auto":
-            gpu = torch.cuda.is_available() and importlib.util.find_spec("vllm") and not self.rollout_func
-            backend = "vllm" if gpu and not self._is_vlm and self.whole_tensors else "transformers"
-        self.rollout = how.model_copy(update={"backend": backend})
+        self.rollout = how if how.backend != "auto" else how.model_copy(update={"backend": self._best_backend(how)})
         self._versions = itertools.count()
         self._ahead: deque[_Ahead] = deque()
         self._upcoming: list[Any] = []
         self._iterator: Iterator[Any] | None = None
-        self._judge = ThreadPoolExecutor(1, thread_name_prefix="perl-verdicts")
-        if backend == "transformers":
+        self._judge: ThreadPoolExecutor | None = None
+        if self.rollout.backend == "transformers":
             self.use_vllm = False
             fill_with_neutral(self.generation_config)
             return
-        self._check_served()
+        self._check_served(self.rollout)
+        self._sync_plan = choose_form(self.policy, self.rollout.sync)
         # From here on TRL's own code takes this for a run whose rollouts come with log-probabilities from vLLM.
         self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
 
     @property
     def engine(self) -> Engine:
-        """What samples, started and proven to answer like the policy when it is first needed.
-
-        Raises:
-            RolloutError: It cannot be had.
-            BrokenPromiseError: It does not answer like the policy.
-        """
+        """What samples; open from the first rollouts of a training or evaluation until it is given back."""
         if self._engine is None:
             raise RuntimeError("no engine is open")
         return self._engine
@@ -121,6 +115,9 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         if self._engine is not None:
             self._engine.close()
         self._engine = None
+        if self._judge is not None:
+            self._judge.shutdown(wait=False, cancel_futures=True)
+        self._judge = None
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:  # noqa: ANN401
         """Extends ``Trainer.get_batch_samples``: looks as far ahead as rollouts are sampled ahead."""
@@ -129,6 +126,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
             return super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._iterator is not epoch_iterator:  # of another epoch
             self._iterator, self._upcoming = epoch_iterator, []
+            self._ahead.clear()
         wanted = num_batches + every * self.rollout.prefetch
         self._upcoming += itertools.islice(epoch_iterator, max(0, wanted - len(self._upcoming)))
         self._window_start, self._in_sight = self._step, list(self._upcoming)
@@ -179,18 +177,19 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         """The completions of these prompts, and the step of the policy they are from."""
         training = self.model.training
         ready = self._ahead.popleft() if training and self._ahead else None
-        if ready is not None and ready.prompt_ids != prompt_ids:
-            raise RuntimeError("rollouts that were sampled ahead belong to other prompts")
+        if self._most(int(ready is not None and ready.prompt_ids != prompt_ids)):
+            ready = None  # a template that tells the time has other tokens now
+            self._ahead.clear()
+        if self._sync_plan.form == "merged":  # weights must not change under requests, of any process
+            under_way = [*self._ahead, *([ready] if ready else [])]
+            self._together(lambda: [ahead.pending.result() for ahead in under_way])
         self._sync(prompt_ids)
         if ready is None:
             pending = self._begin(prompt_ids, self._inputs)
             ready = _Ahead(prompt_ids, pending, self.state.global_step)
-        if not self.rollout.prefetch:
-            groups = self._together(ready.pending.result)
-        else:
-            groups = self._together(ready.pending.result)
-            if training:
-                self._begin_ahead()
+        groups = self._together(ready.pending.result)
+        if training and self.rollout.prefetch:
+            self._begin_ahead()
         self.engine.rest()
         return [completion for group in groups for completion in group], ready.step
 
@@ -199,13 +198,14 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         requests = [Request(tuple(ids), len(list(same))) for ids, same in itertools.groupby(map(tuple, prompt_ids))]
         starts = list(itertools.accumulate((r.count for r in requests), initial=0))
         judging = self.judging if len(prompt_ids) == len(inputs) else None  # else a conversation goes on
+        self._judge = judge = self._judge or ThreadPoolExecutor(1, thread_name_prefix="perl-verdicts")
 
-        def judge(index: int, group: Sequence[Sampled]) -> None:
+        def compare(index: int, group: Sequence[Sampled]) -> None:
             if judging is not None:
                 golds = [row.get(judging.solution) for row in inputs[starts[index] : starts[index + 1]]]
-                self._judge.submit(self._compare, golds, [list(s.token_ids) for s in group], judging)
+                judge.submit(self._compare, golds, [list(s.token_ids) for s in group], judging)
 
-        return self._together(lambda: self.engine.start(requests, self._engine_sampling(), judge))
+        return self._together(lambda: self.engine.start(requests, self._engine_sampling(), compare))
 
     def _compare(self, golds: list[Any], token_ids: list[list[int]], judging: Judging) -> None:
         """Verdicts ahead of the reward, which asks for the same ones and finds them."""
@@ -247,7 +247,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         self._syncs = 0 if first else self._syncs + 1
         # The second is the first after a step.
         due = self._syncs < 2 or (self.rollout.check_every and self._syncs % self.rollout.check_every == 0)
-        if due:
+        if self._most(int(due or self.engine.unproven)):
             metrics["sync/logp_diff"].append(self._prove())
 
     def _open(self, prompt_ids: Sequence[Sequence[int]]) -> None:
@@ -255,7 +255,6 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         run = broadcast_object_list([f"perl-{secrets.token_hex(4)}"])[0]
         self._name = str(run)
         prompt = broadcast_object_list([list(prompt_ids[0])])[0]
-        self._sync_plan = choose_form(self.policy, self.rollout.sync)
         self._engine = self._together(self._opened)
         if self.accelerator.is_main_process:
             logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
@@ -305,12 +304,16 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
             result = work()
         except PerlError as problem:
             error = problem
-        worst = self._most(0 if error is None else 1 if isinstance(error, RolloutError) else 2)
-        if worst == 1:  # on all of them, so that all keep the last step
-            raise error or RolloutError("another process of this run has no rollouts, see its log")
-        if worst:
-            own = None if isinstance(error, RolloutError) else error
-            raise own or BrokenPromiseError("another process of this run cannot go on, see its log")
+        worst = self._most(0 if error is None else 2 if isinstance(error, BrokenPromiseError) else 1)
+        if worst == 2:
+            broken = error if isinstance(error, BrokenPromiseError) else None
+            raise broken or BrokenPromiseError("another process of this run cannot go on, see its log")
+        if worst and error is not None and self.state.global_step == 0:
+            raise error
+        if worst:  # one kind on all of them, so that all keep the last step
+            others = Problem("another process of this run has no rollouts, see its log")
+            first, *more = error.problems if error is not None else (others,)
+            raise RolloutError(first.message, first.where, first.hint, tuple(more)) from error
         return result  # type: ignore[return-value]  # there is one, since nothing failed
 
     def _engine_sampling(self) -> EngineSampling:
@@ -338,10 +341,24 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         super()._load_best_model()
         self._last_loaded_step = -1
 
-    def _check_served(self) -> None:
+    def _best_backend(self, how: RolloutSection) -> Literal["vllm", "transformers"]:
+        """``vllm`` where there is a GPU, it is installed, and nothing that is asked for stands against it."""
+        known = torch.cuda.is_available() and importlib.util.find_spec("vllm") is not None
+        if not known or not hasattr(self.args, "rollout_backend") or self.use_transformers_continuous_batching:
+            return "transformers"
+        try:
+            check_version(importlib.metadata.version("vllm"))
+            self._check_served(how.model_copy(update={"backend": "vllm"}))
+            choose_form(self.policy, how.sync)
+        except PerlError as reason:
+            logger.info("rollouts from transformers: %s", reason)
+            return "transformers"
+        return "vllm"
+
+    def _check_served(self, how: RolloutSection) -> None:
         """Refuses what an engine cannot do."""
-        what = f"rollout.backend {self.rollout.backend}"
-        check_sampling(self.args, self.rollout)
+        what = f"rollout.backend {how.backend}"
+        check_sampling(self.args, how)
         if self.max_completion_length is None:
             raise RecipeError(
                 "is open, and an engine must be told", "rollout.max_completion_length", "a number of tokens"
@@ -352,9 +369,18 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
             raise ModelError("prompts may hold images, which it is not given", what, "transformers")
         if not self.whole_tensors:
             raise ModelError("it needs each tensor of the adapter whole and runs with DDP, not in shards", what)
-        if self.rollout.prefetch and (self.tools or self.environment_factories is not None):
-            raise RecipeError("conversations with tools cannot be sampled ahead", "rollout.prefetch", "0")
-        if self.args.vllm_tensor_parallel_size > 1 and self.rollout.backend == "vllm":
+        if self.args.vllm_tensor_parallel_size > 1 and how.backend == "vllm":
             raise RecipeError(
                 "one GPU holds the engine in this process", "train.vllm_tensor_parallel_size", "vllm-server"
             )
+        conversations = bool(self.tools) or self.environment_factories is not None
+        if how.prefetch and conversations:
+            raise RecipeError("conversations with tools cannot be sampled ahead", "rollout.prefetch", "0")
+        if conversations and self.accelerator.num_processes > 1:
+            raise RecipeError("conversations with tools go on by themselves in each process", what, "transformers")
+        every, steps = self.args.steps_per_generation * self.num_iterations, self.args.gradient_accumulation_steps
+        if how.prefetch and every > steps:
+            problem = (
+                f"rollouts that last {every} micro-batches, of which a step takes {steps}, would be older than asked"
+            )
+            raise RecipeError(problem, "rollout.prefetch", "0")

@@ -4,8 +4,8 @@ micro-batches as TRL prepares them -> Window -> passes of the model -> loss, gra
 
 TRL calls for a forward and backward pass a micro-batch. Here the micro-batches of an optimizer step are collected, and
 at the last one all of their rows run together: packed, by a budget of tokens, without the rows that have no gradient.
-With resumable.py and trainer.py the only module that knows TRL's and transformers' private methods; each override says
-which method it replaces and why.
+One of the five modules that know TRL's and transformers' private methods; each override says which method it replaces
+and why.
 """
 
 import contextlib

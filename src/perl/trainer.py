@@ -1,7 +1,7 @@
 """PeftGRPOTrainer: TRL's GRPOTrainer with our stages wired into its hooks.
 
-With resumable.py the only module that knows TRL's and transformers' private methods. Each override says which method
-it replaces and why; everything else is TRL's.
+One of the five modules that know TRL's and transformers' private methods. Each override says which method it replaces
+and why; everything else is TRL's.
 """
 
 import logging

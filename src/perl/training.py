@@ -5,6 +5,7 @@ Recipe -> Plan -> base -> score of the base -> adapter, trained -> adapter/, che
 
 import logging
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -70,7 +71,6 @@ def train(
     """
     recipe = read_recipe(recipe, overrides, output_dir)
     plan = prepare(recipe)
-    _check_servers(plan)
     if not is_first_process():
         run = follow_run(recipe)
         _train_policy(plan, load_base(recipe.model, plan.arguments.device), run)
@@ -79,6 +79,7 @@ def train(
         if run.status == "done":
             logger.info("done before: %s", run.path)
             return run
+        _check_servers(plan, run)
         if plan.judging is not None:
             start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
         with _located(recipe):
@@ -121,11 +122,14 @@ def prepare(recipe: Recipe) -> Plan:
         return make_plan(recipe)
 
 
-def _check_servers(plan: Plan) -> None:
-    """Waits for the servers that rollouts come from, before weights are loaded."""
+def _check_servers(plan: Plan, run: Run) -> None:
+    """Waits for the servers that rollouts come from, before weights are loaded; clears what a kill left for them."""
+    if plan.recipe.rollout.sync_folder is None:
+        shutil.rmtree(run.path / "sync", ignore_errors=True)
     if plan.recipe.rollout.backend == "vllm-server":
+        longest = plan.longest_prompt + plan.arguments.max_completion_length
         with _located(plan.recipe):
-            check_servers(plan.recipe.rollout, plan.longest_prompt + plan.arguments.max_completion_length)
+            check_servers(plan.recipe.rollout, longest, plan.form)
 
 
 @contextmanager

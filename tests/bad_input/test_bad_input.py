@@ -425,8 +425,7 @@ def test_servers_that_do_not_answer(capsys):
     Path("recipe.yaml").write_text(f"extends: sound.yaml\nrollout: {settings}\n", encoding="utf-8")
     assert run(["train", "recipe.yaml"], "perl") == EXIT_FAILED
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert "no vLLM server answered for 2 seconds: http://127.0.0.1:9" in line
-    assert not Path("runs").exists()
+    assert "no vLLM server answers, for 2 seconds: http://127.0.0.1:9" in line
 
 
 def test_several_mistakes_are_all_said_at_once(mistakes):

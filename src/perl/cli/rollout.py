@@ -48,7 +48,7 @@ def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     if plan.recipe.rollout.backend != "vllm-server":
         raise RecipeError("names no servers", "rollout.servers", "backend: vllm-server, servers: [URL, ...]")
     longest = plan.longest_prompt + plan.arguments.max_completion_length
-    found = check_servers(plan.recipe.rollout, longest)
+    found = check_servers(plan.recipe.rollout, longest, plan.form)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

@@ -122,6 +122,8 @@ class Canary:
                     parameter.data = data + noise.to(data)
                 if float((self._log_probs(text) - base).abs().mean()) >= _FAR:
                     break
+            else:
+                raise BrokenPromiseError("random numbers in all that is trained leave the policy where the base is")
             yield
         finally:
             for parameter, data in zip(trained, kept, strict=True):

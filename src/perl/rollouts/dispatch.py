@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled
 from perl.rollouts.liveness import Servers
-from perl.rollouts.versions import Member, Version, Versions
+from perl.rollouts.versions import FIRST_TOKEN_SECONDS, Member, Version, Versions
 from perl.rollouts.vllm_http import ServerDownError, VllmServer
 
 MOST_OUTSTANDING = 256
@@ -104,11 +104,13 @@ class Dispatcher:
         leads: bool,
         timeout_seconds: float,
         stall_seconds: float,
+        ahead: int,
     ) -> None:
         """Connects to nothing yet; see :class:`perl.rollouts.vllm_server.ServerPool`."""
         self.versions = Versions(base_name, leads)
         self.servers = Servers(servers, self.versions, self, timeout_seconds, stall_seconds)
         self.retried = 0
+        self._ahead = ahead
         self._kept: list[Version] = []
         self._jobs: dict[int, _Job] = {}  # all that are not answered, by number
         self._queue: deque[_Job] = deque()  # of these, those that no server has in hand; lowest number first
@@ -133,6 +135,7 @@ class Dispatcher:
             for member in self.servers.members:
                 member.trusted = False  # a new adapter would also fit a server that was restarted with another base
             await self.servers.each(lambda member: self.versions.ensure(member, version, again=False))
+            self.servers.begun = True
         else:  # the process that leads loads it
             for member in self.servers.serving():
                 if version.form == "merged":
@@ -158,9 +161,14 @@ class Dispatcher:
 
         async def ask(member: Member) -> list[Sampled]:
             version = self.versions.current
-            answers = await self.versions.answer(
+            answer = self.versions.answer(
                 member, version, lambda model: member.server.complete(model, request, sampling)
             )
+            try:
+                answers = await asyncio.wait_for(answer, FIRST_TOKEN_SECONDS)
+            except TimeoutError:
+                raise ServerDownError(f"writes nothing within {FIRST_TOKEN_SECONDS:.0f} seconds") from None
+            member.compared = True
             name = version.name or self.versions.model(version)
             return [Sampled(token_ids, log_probs, name) for token_ids, log_probs in answers]
 
@@ -288,12 +296,12 @@ class Dispatcher:
 
     def _retire(self) -> None:
         """Forgets versions that nobody needs."""
-        for version in self._kept[:-_KEPT_NAMES] if self.versions.leads else ():
+        for version in self._kept[: -_KEPT_NAMES - self._ahead] if self.versions.leads else ():
             for member in self.servers.serving():
                 if not version.users and version.name in member.adapters:
                     member.adapters.discard(version.name)
                     self.servers.spawn(_quietly(member.server.unload_adapter(version.name)))
-        for version in [version for version in self._kept[: 1 - _KEPT_FOLDERS] if not version.users]:
+        for version in [version for version in self._kept[: 1 - _KEPT_FOLDERS - self._ahead] if not version.users]:
             self._kept.remove(version)
             if version.folder is not None:
                 self._callbacks.submit(shutil.rmtree, version.folder, True)

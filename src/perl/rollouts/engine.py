@@ -115,6 +115,11 @@ class Engine(Protocol):
         """What each copy of the engine writes, under the update loaded last, by its name; each must be the policy."""
         ...
 
+    @property
+    def unproven(self) -> bool:
+        """Whether a copy has come up since the last trial."""
+        ...
+
     def rest(self) -> None:
         """Nothing is sampled for a while: memory that only sampling needs is given back until it is asked again."""
         ...

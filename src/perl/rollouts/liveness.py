@@ -51,6 +51,7 @@ class Servers:
     Attributes:
         members: In the order of their addresses.
         lost: How often one was.
+        begun: Whether all were right once; from then on one that is wrong is lost, instead of ending the run.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Servers:
         """
         self.members = [Member(server) for server in servers]
         self.lost = 0
+        self.begun = False
         self._versions, self._work = versions, work
         self._timeout, self._stall = timeout_seconds, stall_seconds
         self._waiters: set[asyncio.Future[None]] = set()
@@ -141,7 +143,7 @@ class Servers:
         await asyncio.wait(tasks.values())
         for member, task in tasks.items():
             error = None if task.cancelled() else task.exception()
-            if isinstance(error, ServerDownError):
+            if isinstance(error, ServerDownError) or (self.begun and isinstance(error, PerlError)):
                 self.lose(member, str(error))
             elif error is not None:
                 mistakes.append(error)
@@ -173,7 +175,7 @@ class Servers:
         """A server does not answer: what is under way there is stopped, and it is asked for until it is back."""
         if not member.serving:
             return
-        member.serving, member.trusted, member.reason = False, False, reason
+        member.serving, member.trusted, member.compared, member.reason = False, False, False, reason
         member.adapters, member.weights = set(), None
         for task in [*member.tasks, member.watch]:
             if task is not None and task is not asyncio.current_task():

@@ -11,7 +11,7 @@ from torch import nn
 from perl.methods.registry import served_rank
 from perl.model import base_dtype, base_identity, resolve_model
 from perl.recipe.sections import RolloutSection
-from perl.rollouts.engine import Engine
+from perl.rollouts.engine import Engine, Form
 from perl.rollouts.update import SyncPlan, base_update
 from perl.rollouts.vllm_engine import InProcessEngine
 from perl.rollouts.vllm_server import ServerPool
@@ -49,7 +49,9 @@ def open_engine(
             leads=leads,
             timeout_seconds=how.server_timeout,
             folder_on_servers=how.sync_folder_on_servers,
+            ahead=how.prefetch,
         )
+        pool.check(args.vllm_max_model_length or 0, plan.form)
         if leads and pool.strangers():
             pool.load(base_update(policy, f"{name}-base"))
         return pool
@@ -65,12 +67,13 @@ def open_engine(
     )
 
 
-def check_servers(how: RolloutSection, longest_tokens: int) -> list[dict[str, Any]]:
-    """Finds out whether the servers can do what a run needs; waits for them as long as the recipe says.
+def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[dict[str, Any]]:
+    """Finds out whether the servers can do what a run needs; waits for the first as long as the recipe says.
 
     Args:
         how: Names the servers.
         longest_tokens: Of a prompt with its completion.
+        form: In which they will be given updates.
 
     Returns:
         What each server that answers says of itself: url, version, base_name, longest, adapters.
@@ -79,9 +82,8 @@ def check_servers(how: RolloutSection, longest_tokens: int) -> list[dict[str, An
         RolloutError: No server answers.
         PerlError: One cannot do what is needed.
     """
-    folder = Path(how.sync_folder or ".")  # nothing is written
-    pool = ServerPool(how.servers, folder, leads=False, timeout_seconds=how.server_timeout)
+    pool = ServerPool(how.servers, None, leads=False, timeout_seconds=how.server_timeout)
     try:
-        return pool.check(longest_tokens)
+        return pool.check(longest_tokens, form)
     finally:
         pool.close()

@@ -5,7 +5,7 @@ Recipe, rank -> a command line
 
 import shlex
 
-from perl.model import resolve_model
+from perl.model import load_empty_base, resolve_model
 from perl.recipe import Recipe
 
 
@@ -27,8 +27,9 @@ def server_command(recipe: Recipe, served_rank: int | None, longest_tokens: int,
         "--max-model-len": str(longest_tokens),
         "--logprobs-mode": "processed_logprobs",
     }
-    if recipe.model.dtype != "auto" or on_cpu:
-        options["--dtype"] = recipe.model.dtype if recipe.model.dtype != "auto" else "float32"
+    # Said always: vLLM would take half precision where the checkpoint, and so the trainer, is in float32.
+    dtype = "float32" if on_cpu else str(load_empty_base(recipe.model).config.dtype or "auto")
+    options["--dtype"] = dtype.removeprefix("torch.") if recipe.model.dtype == "auto" else recipe.model.dtype
     if recipe.model.revision:
         options["--revision"] = recipe.model.revision
     if on_cpu:

@@ -14,11 +14,19 @@ from typing import Any, TypeVar
 
 from perl.errors import PerlError, Problem, RolloutError, raise_all
 from perl.rollouts.engine import EngineSampling, Form, Request
-from perl.rollouts.vllm_http import UNTOUCHED, AdapterGoneError, ServerDownError, ServerFacts, VllmServer
+from perl.rollouts.vllm_http import (
+    DEV_MODE,
+    LORA_FLAGS,
+    UNTOUCHED,
+    AdapterGoneError,
+    ServerDownError,
+    ServerFacts,
+    VllmServer,
+)
 
 _MOST_TRIES = 3
 # For the first token that a server writes, when it still warms up.
-_FIRST_TOKEN_SECONDS = 180.0
+FIRST_TOKEN_SECONDS = 180.0
 
 T = TypeVar("T")
 
@@ -49,6 +57,7 @@ class Member:
         adapters: Names that it serves; another set once it was found to have forgotten them.
         weights: Merged weights that it holds, if they are ours.
         trusted: Nobody needs to look whether it is still the server that it was.
+        compared: What it writes was compared with the policy since it last began to serve.
         outstanding: Completions that it is asked for.
         tasks: What is under way there; cancelled when it is lost.
     """
@@ -59,6 +68,7 @@ class Member:
     adapters: set[str] = field(default_factory=set)
     weights: str | None = None
     trusted: bool = False
+    compared: bool = False
     outstanding: int = 0
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     watch: asyncio.Task[None] | None = None
@@ -92,6 +102,7 @@ class Versions:
         self._names: set[str] = set()
         self._foreign: dict[str, str] = {}  # weights of someone else, by url, that the caller was told of
         self._longest_tokens = 0
+        self._needed: Form | None = None
 
     @property
     def leads(self) -> bool:
@@ -120,20 +131,31 @@ class Versions:
         elif facts.base_name != self._base_name:
             hint = "all servers must serve one base, under one --served-model-name"
             problems.append(Problem(f"{member.url} serves {facts.base_name}, not {self._base_name}", hint=hint))
-        raise_all(PerlError, problems + self._too_short(member.url, facts))
+        raise_all(PerlError, problems + self._unable(member.url, facts))
         member.facts, member.trusted = facts, True
 
-    def check(self, longest_tokens: int, members: list[Member]) -> None:
-        """Refuses servers that cannot hold so many tokens of prompt and completion, now and when they come back."""
-        self._longest_tokens = longest_tokens
-        raise_all(PerlError, [p for m in members if m.facts for p in self._too_short(m.url, m.facts)])
+    def check(self, longest_tokens: int, form: Form | None, members: list[Member]) -> None:
+        """Refuses servers that cannot do what is needed, now and when they come back.
 
-    def _too_short(self, url: str, facts: ServerFacts) -> list[Problem]:
-        if facts.longest >= self._longest_tokens:
-            return []
-        hint = f"start it with --max-model-len {self._longest_tokens}, or ask for shorter completions"
-        message = f"{url} holds {facts.longest} tokens of prompt and completion, {self._longest_tokens} are needed"
-        return [Problem(message, hint=hint)]
+        Args:
+            longest_tokens: Of a prompt with its completion.
+            form: In which they will be given updates; None: it is not known yet.
+            members: Those that may have answered.
+        """
+        self._longest_tokens, self._needed = longest_tokens, form
+        raise_all(PerlError, [p for m in members if m.facts for p in self._unable(m.url, m.facts)])
+
+    def _unable(self, url: str, facts: ServerFacts) -> list[Problem]:
+        found = []
+        if facts.longest < self._longest_tokens:
+            hint = f"start it with --max-model-len {self._longest_tokens}, or ask for shorter completions"
+            message = f"{url} holds {facts.longest} tokens of prompt and completion, {self._longest_tokens} are needed"
+            found.append(Problem(message, hint=hint))
+        if self._needed == "adapter" and not facts.loads_adapters:
+            found.append(Problem(f"{url} cannot load adapters", hint=LORA_FLAGS))
+        if self._needed == "merged" and not facts.takes_weights:
+            found.append(Problem(f"{url} cannot take weights", hint=DEV_MODE))
+        return found
 
     async def answer(self, member: Member, version: Version, ask: Callable[[str], Awaitable[T]]) -> T:
         """What a server answers with a version, which is loaded again if it turns out to have forgotten it.
@@ -220,13 +242,15 @@ class Versions:
             version = self.current
             await self.ensure(member, version)
             held = await member.server.weight_version()
-            if self._leads and held not in (None, UNTOUCHED, *self._names, self._foreign.get(member.url)):
+            # Weights of someone else that the caller was told of may wait for the base, but not serve an adapter.
+            known = self._foreign.get(member.url) if version.form is None else None
+            if self._leads and held not in (None, UNTOUCHED, *self._names, known):
                 raise PerlError(f"{member.url} got weights from someone else ({held})", hint="restart it")
             token = member.server.complete(self.model(version), Request((0,), 1), EngineSampling(1.0, 1, ()))
             try:
-                await asyncio.wait_for(token, _FIRST_TOKEN_SECONDS)
+                await asyncio.wait_for(token, FIRST_TOKEN_SECONDS)
             except TimeoutError:
-                raise ServerDownError(f"writes nothing within {_FIRST_TOKEN_SECONDS:.0f} seconds") from None
+                raise ServerDownError(f"writes nothing within {FIRST_TOKEN_SECONDS:.0f} seconds") from None
             except AdapterGoneError:
                 raise ServerDownError("was restarted once more") from None
             if version is self.current:

@@ -126,6 +126,11 @@ class InProcessEngine:
             gc.unfreeze()  # vLLM takes all objects that there are, the trainer's too, from the garbage collector
 
     @property
+    def unproven(self) -> bool:
+        """It is one copy, always the same."""
+        return False
+
+    @property
     def counts(self) -> dict[str, int]:
         """Nothing happens here that a run need know of."""
         return {}

@@ -17,23 +17,22 @@ from typing import Any
 import httpx2
 
 from perl.errors import PerlError, RolloutError
+from perl.methods.registry import served_rank
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.vllm_version import check_version
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What ``--max-lora-rank`` may be."""
 UNTOUCHED = "default"
 """The weight version of a server whose weights nobody changed."""
 PROBE = "seen"
 """Folder beside merged weights that holds a file without tensors; see :meth:`VllmServer.load_weights`."""
 
 # What answers at once on a server that works, and what moves the weights of a model.
-_SECONDS, _LOAD_SECONDS = 30.0, 900.0
+_SECONDS, _ADAPTER_SECONDS, _LOAD_SECONDS = 30.0, 120.0, 900.0
 _RESET_PAUSE_SECONDS = 0.05
 # After an engine has failed its server says for a moment that it is healthy.
 _DYING_SECONDS = 1.0
-_LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-_DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
+LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+DEV_MODE = "start it with VLLM_SERVERDEV_MODE=1"
 _SHARE = "servers read updates from a folder that they share with the trainer; mount it, or say where they see it"
 
 Answer = tuple[tuple[int, ...], tuple[float | None, ...]]
@@ -162,10 +161,16 @@ class VllmServer:
             "logprobs": 0,
             "return_token_ids": True,
         }
-        choices = await self._choices(body, None)
+        choices = sorted(await self._choices(body, None), key=lambda choice: int(choice.get("index", 0)))
         if len(choices) != request.count:
             raise ServerDownError(f"gave {len(choices)} completions for {request.count}", answered=True)
-        return [_answer(choice) for choice in sorted(choices, key=lambda choice: int(choice.get("index", 0)))]
+        answers = [_answer(choice) for choice in choices]
+        for choice, (token_ids, _) in zip(choices, answers, strict=True):
+            # vLLM takes a text that would get too long and ends it early.
+            if choice.get("finish_reason") == "length" and len(token_ids) < sampling.max_completion_length:
+                needed = len(request.prompt_ids) + sampling.max_completion_length
+                raise RolloutError(f"{self.url} cuts completions short", hint=f"start it with --max-model-len {needed}")
+        return answers
 
     async def prompt_log_probs(self, model: str, token_ids: Sequence[int]) -> list[float]:
         """(T-1) log p(token t+1 | tokens up to t) at temperature 1.
@@ -199,18 +204,18 @@ class VllmServer:
             PerlError: The server cannot do so before something is mended.
         """
         body = {"lora_name": name, "lora_path": path}
-        answer = await self._send("POST", "/v1/load_lora_adapter", body, seconds=_LOAD_SECONDS)
+        answer = await self._send("POST", "/v1/load_lora_adapter", body, seconds=_ADAPTER_SECONDS)
         message = _message(answer)
         if answer.is_success or "has already been loaded" in message:
             return
         if answer.status_code == 404 and "error" not in _json_object(answer):
-            raise PerlError(f"{self.url} cannot load adapters", hint=_LORA_FLAGS)
+            raise PerlError(f"{self.url} cannot load adapters", hint=LORA_FLAGS)
         if answer.status_code == 404:
             raise PerlError(f"{self.url} does not see {path}", hint=_SHARE)
         too_large = re.search(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)", message)
         if too_large:
             rank = int(too_large[1])
-            allowed = next((str(r) for r in LORA_RANKS if r >= rank), None)
+            allowed = served_rank(rank)
             raise PerlError(
                 f"{self.url} takes adapters up to rank {too_large[2]}, this one has rank {rank}",
                 hint=f"start it with --max-lora-rank {allowed}" if allowed else "choose a lower rank",
@@ -238,7 +243,7 @@ class VllmServer:
         probe = {"weights_path": f"{path}/{PROBE}", "is_checkpoint_format": False}
         answer = await self._reload(probe)
         if answer.status_code == 404:
-            raise PerlError(f"{self.url} cannot take weights", hint=_DEV_MODE)
+            raise PerlError(f"{self.url} cannot take weights", hint=DEV_MODE)
         if not answer.is_success:
             await self.health()
             raise PerlError(f"{self.url} does not see {path}", hint=_SHARE)

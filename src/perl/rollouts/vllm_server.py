@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from perl.errors import PerlError, RolloutError
 from perl.rollouts.dispatch import Dispatcher, Rollouts
-from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled, Update
+from perl.rollouts.engine import EngineSampling, Form, OnGroup, Request, Sampled, Update
 from perl.rollouts.versions import Version
 from perl.rollouts.vllm_http import PROBE, VllmServer
 from perl.run import replace_folder
@@ -55,6 +55,7 @@ class ServerPool:
         timeout_seconds: float = 600.0,
         folder_on_servers: str | None = None,
         stall_seconds: float = STALL_SECONDS,
+        ahead: int = 0,
     ) -> None:
         """Waits until one server answers; the others may follow.
 
@@ -67,6 +68,7 @@ class ServerPool:
             timeout_seconds: Time without any server after which rollouts fail.
             folder_on_servers: The same folder as the servers see it.
             stall_seconds: See :data:`STALL_SECONDS`.
+            ahead: Updates behind the newest that other processes may still ask for.
 
         Raises:
             PerlError: An address is none, or a server is not what it must be.
@@ -84,7 +86,12 @@ class ServerPool:
 
         async def dispatcher() -> Dispatcher:
             return Dispatcher(
-                servers, base_name=base_name, leads=leads, timeout_seconds=timeout_seconds, stall_seconds=stall_seconds
+                servers,
+                base_name=base_name,
+                leads=leads,
+                timeout_seconds=timeout_seconds,
+                stall_seconds=stall_seconds,
+                ahead=ahead,
             )
 
         self._dispatcher = self._call(dispatcher())
@@ -104,11 +111,12 @@ class ServerPool:
             "reloads": found.versions.reloads,
         }
 
-    def check(self, longest_tokens: int) -> list[dict[str, Any]]:
-        """Refuses servers that cannot hold the longest prompt and completion, now and when they come back.
+    def check(self, longest_tokens: int, form: Form | None = None) -> list[dict[str, Any]]:
+        """Refuses servers that cannot do what is needed, now and when they come back.
 
         Args:
             longest_tokens: Of a prompt with its completion.
+            form: In which they will be given updates; None: it is not known yet.
 
         Returns:
             What each server that has answered says of itself.
@@ -119,10 +127,15 @@ class ServerPool:
 
         async def check() -> list[dict[str, Any]]:
             members = self._dispatcher.servers.members
-            self._dispatcher.versions.check(longest_tokens, members)
+            self._dispatcher.versions.check(longest_tokens, form, members)
             return [{"url": member.url} | dataclasses.asdict(member.facts) for member in members if member.facts]
 
         return [facts | {"adapters": sorted(facts["adapters"])} for facts in self._call(check())]
+
+    @property
+    def unproven(self) -> bool:
+        """Whether a server serves whose writing was not compared since it began to; see :meth:`trial`."""
+        return any(member.serving and not member.compared for member in self._dispatcher.servers.members)
 
     def strangers(self) -> list[str]:
         """Addresses of servers whose weights someone else changed: they need the whole base first, as merged weights.
