@@ -2,7 +2,7 @@
 # make test         set up .venv with the development tools, check style, types and layers, run all tests
 # make lint         the checks without the tests
 # make vllm-env     set up .venv-vllm: vLLM for CPUs with this package beside it; tests of rollouts need it
-# make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier (two hours)
+# make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier, rollouts (three hours)
 # make clean        remove what these made
 
 PYTHON ?= python3
@@ -29,13 +29,15 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-benchmark: $(VENV)/installed-dev
+benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/quickstart.py
 	$(BIN)/python benchmarks/method_properties.py
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/verifier.py
+	$(BIN)/python benchmarks/sync.py
+	$(BIN)/python benchmarks/rollouts.py
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist .pytest_cache .mypy_cache .ruff_cache

@@ -29,6 +29,8 @@ from perl.trainer import PeftGRPOTrainer
 CHECKOUT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = Path(os.environ.get("PERL_VLLM_ENV", CHECKOUT / ".venv-vllm"))
 START_SECONDS = 600.0
+# More than a comparison of the server with the trainer asks for: it is killed among completions that are trained on.
+_LEAST_RUNNING = 9
 # One thread a server, bound to no core: servers, trainer and checker share the cores.
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -169,7 +171,7 @@ class Killer(TrainerCallback):
             while self._victim.url not in self._trainer.engine.log_probs([5, 6, 7]):
                 time.sleep(0.5)
         if step in self._steps:
-            self._threads.append(threading.Thread(target=self._kill, args=(step,)))
+            self._threads.append(threading.Thread(target=self._kill))
             self._threads[-1].start()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
@@ -179,10 +181,11 @@ class Killer(TrainerCallback):
             thread.join()
         self.counts = dict(self._trainer.engine.counts)
 
-    def _kill(self, step: int) -> None:
-        while not (running := self._victim.running()):
+    def _kill(self) -> None:
+        while (running := self._victim.running()) < _LEAST_RUNNING:
             if self._ended.wait(0.01):
                 return
+        step = self._trainer.state.global_step + 1
         self._victim.kill()
         self.kills.append({"step": step, "completions_being_written": running})
         self._victim.start()
