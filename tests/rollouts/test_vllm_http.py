@@ -126,7 +126,7 @@ def test_nobody_there_is_a_server_that_is_down():
 
 
 def test_another_version_is_refused_by_name():
-    with answering({"/version": (200, '{"version": "0.31.1"}')}) as url:
+    with answering({"/health": (200, ""), "/version": (200, '{"version": "0.31.1"}')}) as url:
         with pytest.raises(PerlError, match=r"0\.31\.1 is not supported.*>=0\.32,<0\.33"):
             ask(url, VllmServer.facts)
         with pytest.raises(PerlError, match=r"0\.31\.1 is not supported"):

@@ -32,7 +32,7 @@ _RESET_PAUSE_SECONDS = 0.05
 # After an engine has failed its server says for a moment that it is healthy.
 _DYING_SECONDS = 1.0
 LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-DEV_MODE = "start it with VLLM_SERVERDEV_MODE=1"
+DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 _SHARE = "servers read updates from a folder that they share with the trainer; mount it, or say where they see it"
 
 Answer = tuple[tuple[int, ...], tuple[float | None, ...]]
