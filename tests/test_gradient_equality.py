@@ -170,7 +170,13 @@ CASES = [
     {"loss_type": "dapo", "max_grad_norm": 0.02, "learning_rate": 10.0},
     {"loss_type": "grpo", "continued": True, "beta": 0.04},
     {"loss_type": "grpo", "engine": True, "vllm_importance_sampling_mode": "token_truncate"},
-    {"loss_type": "dapo", "engine": True, "learning_rate": 2.0, **OFF_POLICY},  # of the default, whole rows are masked
+    {
+        "loss_type": "dapo",
+        "engine": True,
+        "learning_rate": 2.0,
+        "vllm_importance_sampling_mode": "sequence_mask",
+        **OFF_POLICY,
+    },
     {"loss_type": "vespo", "engine": True, "vllm_importance_sampling_mode": "token_mask", "learning_rate": 2.0},
 ]
 
