@@ -87,6 +87,11 @@ class Plan:
         return _judging(self.rewards) or (Judging() if evaluates else None)
 
     @property
+    def longest_text(self) -> int:
+        """Tokens of the longest prompt with the longest completion."""
+        return self.longest_prompt + self.arguments.max_completion_length
+
+    @property
     def form(self) -> Form:
         """In which vLLM gets the policy."""
         return "merged" if self.served_rank is None else "adapter"

@@ -127,9 +127,8 @@ def _check_servers(plan: Plan, run: Run) -> None:
     if plan.recipe.rollout.sync_folder is None:
         shutil.rmtree(run.path / "sync", ignore_errors=True)
     if plan.recipe.rollout.backend == "vllm-server":
-        longest = plan.longest_prompt + plan.arguments.max_completion_length
         with _located(plan.recipe):
-            check_servers(plan.recipe.rollout, longest, plan.form)
+            check_servers(plan.recipe.rollout, plan.longest_text, plan.form)
 
 
 @contextmanager

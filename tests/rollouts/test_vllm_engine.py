@@ -273,7 +273,7 @@ def test_processes_of_one_run_have_an_engine_each_and_keep_their_group(given, po
 def test_without_vllm_the_command_that_installs_it_is_named():
     if "vllm" in sys.modules:
         pytest.skip("this environment has vLLM")
-    with pytest.raises(MissingExtraError, match=r"pip install 'perl-rl\[vllm\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'vllm>=0\.32,<0\.33'"):
         InProcessEngine(str(BASE_FOLDER), max_lora_rank=8)
 
 

@@ -188,6 +188,12 @@ def test_what_the_server_says_of_a_request_it_refuses_is_said():
         ask(url, completions)
 
 
+def test_of_a_web_page_that_something_else_answers_with_nothing_is_repeated():
+    page = {"/health": (404, "<!DOCTYPE HTML>\n<html><head><title>Error response</title></head></html>")}
+    with answering(page) as url, pytest.raises(ServerDownError, match="answers 404: with a web page, as no vLLM does$"):
+        ask(url, VllmServer.health)
+
+
 def test_a_request_that_no_server_can_stand_ends_the_rollouts():
     healthy = {
         "/version": (200, '{"version": "0.32.0"}'),

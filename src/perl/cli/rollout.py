@@ -26,8 +26,7 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
     from perl.training import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides))
-    longest = plan.longest_prompt + plan.arguments.max_completion_length
-    click.echo(server_command(plan.recipe, plan.served_rank, longest, port))
+    click.echo(server_command(plan.recipe, plan.served_rank, plan.longest_text, port))
 
 
 @command.command("check", short_help="Ask RECIPE's servers whether they will do.")
@@ -47,14 +46,13 @@ def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     plan = prepare(read_recipe(recipe, overrides))
     if plan.recipe.rollout.backend != "vllm-server":
         raise RecipeError("names no servers", "rollout.servers", "backend: vllm-server, servers: [URL, ...]")
-    longest = plan.longest_prompt + plan.arguments.max_completion_length
-    found = check_servers(plan.recipe.rollout, longest, plan.form)
+    found = check_servers(plan.recipe.rollout, plan.longest_text, plan.form)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
     for server in found:
         what = f"vLLM {server['version']}, serves {server['base_name']}"
-        click.echo(f"{server['url']}  {what}, up to {server['longest']} tokens ({longest} are needed)")
+        click.echo(f"{server['url']}  {what}, up to {server['longest']} tokens ({plan.longest_text} are needed)")
     silent = len(plan.recipe.rollout.servers) - len(found)
     if silent:
         click.echo(f"{silent} of the recipe's servers do not answer")

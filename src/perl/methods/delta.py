@@ -31,9 +31,8 @@ from torch import nn
 
 from perl.methods.anchor import AnchoredLora, anchor_of
 from perl.methods.names import name_in_base
+from perl.methods.registry import LARGEST_RANK
 
-# Largest rank that servers load as an adapter.
-LARGEST_RANK = 512
 # An update is of a rank if what the factors leave out is below this share of it; float32 rounds to about 1e-7.
 EXACT = 1e-5
 # Singular values below this share of the largest are rounding.

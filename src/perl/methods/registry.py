@@ -19,6 +19,8 @@ LORA_LEARNING_RATE = 1e-5
 """LoRA's, where nobody asks for one; that of other methods is relative to it (Schulman et al. 2025)."""
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's ``--max-lora-rank`` may be."""
+LARGEST_RANK = SERVED_RANKS[-1]
+"""Largest rank that vLLM loads as an adapter."""
 # Numbers for the formulas in the column ``delta_rank``, from the rank and PEFT's config.
 _RANKS: Mapping[str, Callable[[int, Any], int]] = {
     "rank": lambda rank, _: rank,

@@ -27,7 +27,6 @@ from perl.adapter_files import as_lora
 from perl.errors import BrokenPromiseError, ModelError
 from perl.methods.anchor import anchor_of
 from perl.methods.delta import (
-    LARGEST_RANK,
     LowRank,
     adapted_layers,
     balanced,
@@ -36,6 +35,7 @@ from perl.methods.delta import (
     merged_parameters,
 )
 from perl.methods.names import name_in_base
+from perl.methods.registry import LARGEST_RANK
 from perl.methods.settings import method_of
 from perl.model import base_dtype, base_identity, base_of, base_parameters, public_name
 from perl.rollouts.engine import Form, Update

@@ -24,7 +24,7 @@ import numpy
 import torch
 
 from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
-from perl.methods.registry import SERVED_RANKS, served_rank
+from perl.methods.registry import LARGEST_RANK, served_rank
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled, Update
 from perl.rollouts.vllm_version import check_version, missing_vllm
 
@@ -334,7 +334,7 @@ def _lora_options(rank: int | None) -> dict[str, Any]:
         return {}
     served = served_rank(rank)
     if served is None:
-        raise ModelError(f"vLLM serves no LoRA of rank {rank}", hint=f"at most {SERVED_RANKS[-1]}")
+        raise ModelError(f"vLLM serves no LoRA of rank {rank}", hint=f"at most {LARGEST_RANK}")
     return {"enable_lora": True, "max_lora_rank": served, "max_loras": 1}
 
 

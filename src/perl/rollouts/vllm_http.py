@@ -334,4 +334,6 @@ def _message(answer: httpx2.Response) -> str:
     fields = _json_object(answer)
     error = fields.get("error")
     said = error.get("message") if isinstance(error, dict) else fields.get("detail")
+    if said is None and answer.text.lstrip().startswith("<"):
+        said = "with a web page, as no vLLM does"
     return " ".join(str(said or answer.text or answer.reason_phrase).split())[:500]
