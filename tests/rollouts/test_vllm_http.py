@@ -190,7 +190,10 @@ def test_what_the_server_says_of_a_request_it_refuses_is_said():
 
 def test_of_a_web_page_that_something_else_answers_with_nothing_is_repeated():
     page = {"/health": (404, "<!DOCTYPE HTML>\n<html><head><title>Error response</title></head></html>")}
-    with answering(page) as url, pytest.raises(ServerDownError, match="answers 404: with a web page, as no vLLM does$"):
+    with (
+        answering(page) as url,
+        pytest.raises(ServerDownError, match=r"answers 404: with a web page, as no vLLM does$"),
+    ):
         ask(url, VllmServer.health)
 
 

@@ -1,0 +1,288 @@
+"""When worker processes start and end: one that is gone is replaced, and nothing outlives the parent."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from perl.rewards.pool import WorkerPool
+from tests.rewards.pool_work import FUNCTIONS, LONG, values
+
+if os.name != "posix":
+    pytest.skip("worker processes are POSIX only", allow_module_level=True)
+
+pytestmark = pytest.mark.usefixtures("own_work")
+
+
+def wait_until(condition):
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+def is_known(pid):
+    """Whether the system knows the process, be it as a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def is_running(pid):
+    """As above, but a zombie has ended: nobody may be there to wait for an orphan."""
+    if not is_known(pid):
+        return False
+    if sys.platform != "linux":
+        command = ["/bin/ps", "-o", "stat=", "-p", str(pid)]
+        states = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()]
+    else:  # its files are closed when the last of its threads has ended, which may be after the first one
+        states = [state_of(thread) for thread in Path(f"/proc/{pid}/task").glob("*")]
+    return any(state[:1] not in ("", "Z", "X") for state in states)
+
+
+def state_of(thread):
+    try:
+        return (thread / "stat").read_text(encoding="utf-8").rpartition(")")[2].strip()
+    except (FileNotFoundError, ProcessLookupError):  # ended just now
+        return ""
+
+
+def run_script(text, **options):
+    """A process that uses pools, with the test's import path."""
+    code = f"import sys; sys.path[:] = {sys.path!r}\n{text}"
+    return subprocess.Popen([sys.executable, "-W", "error", "-c", code], stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_no_item_starts_no_worker_and_one_item_starts_one(pool_of):
+    pool = pool_of("pid", workers=8)
+    assert pool.map([]) == []
+    (first,) = values(pool.map([0]))
+    for _ in range(20):
+        assert values(pool.map([0])) == [first]
+
+
+def test_started_workers_are_those_that_serve(pool_of):
+    pool = pool_of("pid", workers=2)
+    pool.start()
+    pool.start()
+    served = set(values(pool.map(range(200))))
+    assert len(served) <= 2
+    assert os.getpid() not in served
+
+
+def test_a_worker_that_sleeps_past_the_limit_is_killed_and_replaced(pool_of):
+    pool = pool_of("act", workers=1)
+    (first,) = values(pool.map(["pid"]))
+    (overran,) = pool.map(["sleep"], timeout_seconds=0.5)
+    assert (overran.status, pool.killed) == ("timeout", 1)
+    assert overran.seconds >= 0.5
+    assert not is_known(first)
+    assert values(pool.map(["pid"])) != [first]
+
+
+def test_a_worker_that_died_while_it_was_idle_costs_nothing(pool_of):
+    pool = pool_of("pid", workers=1)
+    (first,) = values(pool.map([0]))
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not is_running(first))
+    (second,) = values(pool.map([0]))
+    assert first != second
+    assert pool.killed == 0
+
+
+def test_a_started_worker_that_died_before_its_first_item_costs_nothing():
+    Path("waiting.py").write_text(f"from pathlib import Path\n{FUNCTIONS}\nPath('worker').write_text(str(os.getpid()))")
+    pool = WorkerPool("waiting:pid", workers=1, timeout_seconds=LONG)
+    pool.start()
+    first = int(Path("worker").read_text())
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not is_running(first))
+    (second,) = values(pool.map([0]))
+    assert first != second
+    pool.close()
+
+
+def test_a_worker_does_not_mind_ctrl_c(pool_of):
+    pool = pool_of("pid", workers=1)
+    (first,) = values(pool.map([0]))
+    os.kill(first, signal.SIGINT)
+    assert values(pool.map([0])) == [first]
+
+
+def test_a_closed_pool_leaves_no_process_and_can_be_used_again(pool_of):
+    pool = pool_of("act", workers=2)
+    used = set(values(pool.map(["pid"] * 50)))
+    pool.map(["exit", "pid"])
+    used |= set(values(pool.map(["pid"] * 50)))
+    pool.close()
+    pool.close()
+    assert not any(map(is_known, used))
+    again = set(values(pool.map(["pid"] * 50)))
+    assert again.isdisjoint(used)
+
+
+def test_a_pool_that_is_forgotten_leaves_no_process():
+    pool = WorkerPool("own_work:pid")
+    used = set(values(pool.map(range(50))))
+    del pool
+    gc.collect()
+    assert not any(map(is_known, used))
+
+
+def test_processes_that_a_function_started_end_with_its_worker(pool_of):
+    pool = pool_of("act", workers=1)
+    (left,) = values(pool.map(["child"]))
+    assert is_running(left)
+    pool.close()
+    wait_until(lambda: not is_running(left))
+
+
+def test_the_channel_is_open_in_no_other_process(pool_of):
+    list_files = [sys.executable, "-c", "import os; print(sorted(os.listdir('/dev/fd')))"]
+
+    def open_files():
+        return subprocess.run(list_files, capture_output=True, text=True, check=True, close_fds=False).stdout
+
+    before = open_files()
+    pool = pool_of("act")
+    pool.start()
+    assert open_files() == before
+    assert values(pool.map(["files"])) == ["['0', '1', '2', '3']\n"]  # the last one is the listed folder
+
+
+@pytest.mark.parametrize("action", ["sleep", "call", "unlimited"])
+def test_a_busy_worker_does_not_outlive_a_parent_that_is_killed(action):
+    parent = run_script(
+        "from perl.rewards.pool import WorkerPool\n"
+        f"WorkerPool('own_work:act_after_a_sign', timeout_seconds=2.0).map([{action!r}])\n"
+    )
+    with parent:
+        wait_until(lambda: Path("begun").is_file() and Path("begun").read_text())
+        parent.kill()
+    worker = int(Path("begun").read_text())
+    wait_until(lambda: not is_running(worker))
+
+
+def test_a_worker_with_time_left_does_not_outlive_a_parent_that_is_killed():
+    """Nor does what its function started."""
+    parent = run_script(
+        "from perl.rewards.pool import WorkerPool\n"
+        "WorkerPool('own_work:act_after_a_sign', timeout_seconds=3600).map(['child, sleep'])\n"
+    )
+    with parent:
+        wait_until(lambda: Path("child").is_file() and Path("child").read_text())
+        worker, child = int(Path("begun").read_text()), int(Path("child").read_text())
+        assert is_running(worker)
+        assert is_running(child)
+        parent.kill()
+    wait_until(lambda: not is_running(worker))
+    wait_until(lambda: not is_running(child))
+
+
+def test_a_worker_started_by_a_thread_outlives_the_thread(pool_of):
+    """The parent is the process: a worker that took the thread for it would be gone."""
+    pool = pool_of("act", workers=1)
+    thread = threading.Thread(target=pool.start)
+    thread.start()
+    thread.join()
+    first, slept, last = pool.map(["pid", "nap", "pid"])
+    assert first.value == last.value
+    assert slept.status == "done"
+
+
+def test_an_idle_worker_does_not_outlive_a_parent_that_is_killed():
+    script = (
+        "from perl.rewards.pool import WorkerPool\n"
+        "pool = WorkerPool('own_work:pid', workers=1, timeout_seconds=3600)\n"
+        "print(pool.map([0])[0].value, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with run_script(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        worker = int(parent.stdout.readline())
+        assert is_running(worker)
+        parent.kill()
+    wait_until(lambda: not is_running(worker))
+
+
+def test_workers_end_when_python_does_without_a_warning():
+    script = (
+        "from perl.rewards.pool import WorkerPool\n"
+        "pool = WorkerPool('own_work:pid', workers=1)\n"
+        "print(pool.map([0])[0].value)\n"
+    )
+    with run_script(script, stdout=subprocess.PIPE) as parent:
+        output, errors = parent.communicate()
+    assert (parent.returncode, errors) == (0, "")
+    assert not is_running(int(output))
+
+
+def test_ctrl_c_ends_the_call_and_the_pool_goes_on():
+    script = (
+        "import json, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
+        "from perl.rewards.pool import WorkerPool\n"
+        "pool = WorkerPool('own_work:act_after_a_sign', workers=2, timeout_seconds=3600)\n"
+        "try:\n"
+        "    pool.map(['sleep', 'sleep', 'pid'])\n"
+        "except KeyboardInterrupt:\n"
+        "    print(json.dumps([outcome.status for outcome in pool.map(['pid', 'pid', 'pid'])]))\n"
+    )
+    with run_script(script, stdout=subprocess.PIPE, start_new_session=True) as parent:
+        wait_until(lambda: Path("begun").is_file() and Path("begun").read_text())
+        worker = int(Path("begun").read_text())
+        os.killpg(parent.pid, signal.SIGINT)
+        output, errors = parent.communicate()
+    assert (parent.returncode, errors, output) == (0, "", '["done", "done", "done"]\n')
+    assert not is_running(worker)
+
+
+def test_a_forked_process_has_workers_of_its_own():
+    script = (
+        "import os\n"
+        "from perl.rewards.pool import WorkerPool\n"
+        "pool = WorkerPool('own_work:pid', workers=2)\n"
+        "def served(): return {outcome.value for outcome in pool.map(range(100))}\n"
+        "pool.start()\n"
+        "before = served()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    sys.exit(0 if served().isdisjoint(before) else 1)\n"
+        "_, status = os.waitpid(child, 0)\n"
+        "after = served()\n"
+        "print(status, len(before | after) <= 2)\n"
+    )
+    with run_script(script, stdout=subprocess.PIPE) as parent:
+        output, errors = parent.communicate()
+    assert (parent.returncode, errors, output) == (0, "", "0 True\n")
+
+
+def test_a_process_forked_while_a_thread_waits_for_an_answer_can_call_too():
+    script = (
+        "import os, threading, time\n"
+        "from pathlib import Path\n"
+        "from perl.rewards.pool import WorkerPool\n"
+        "pool = WorkerPool('own_work:act_after_a_sign', workers=1, timeout_seconds=4.0)\n"
+        "thread = threading.Thread(target=lambda: pool.map(['sleep']))\n"
+        "thread.start()\n"
+        "while not Path('begun').is_file(): time.sleep(0.01)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(0 if pool.map(['pid'])[0].status == 'done' and Path('begun').write_text('') == 0 else 1)\n"
+        "_, status = os.waitpid(child, 0)\n"
+        "print(status, thread.is_alive())\n"
+        "thread.join()\n"
+        "print(pool.killed)\n"
+    )
+    script = f"import warnings; warnings.simplefilter('ignore', DeprecationWarning)\n{script}"  # of fork beside threads
+    with run_script(script, stdout=subprocess.PIPE) as parent:
+        output, errors = parent.communicate()
+    assert (parent.returncode, errors) == (0, "")
+    assert output.splitlines() in (["0 True", "1"], ["0 False", "1"])

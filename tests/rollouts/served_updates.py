@@ -1,0 +1,71 @@
+"""Policies that are no longer the base, and the base as an engine answers with it once an update is loaded."""
+
+import copy
+import functools
+import json
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+
+from perl.adapter import attach_adapter
+from perl.logprobs import token_log_probs
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.model import load_base
+from perl.recipe.sections import ModelSection, PeftSection
+
+PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
+RANK = 4
+
+
+@functools.cache
+def published():
+    return load_base(ModelSection(), torch.device("cpu"))
+
+
+def base(dtype=torch.float32):
+    return copy.deepcopy(published()).to(dtype)
+
+
+def perturbed(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape)
+    return model.eval()
+
+
+def fresh(method, model=None, **settings) -> PeftModel:
+    chosen = {"rank": RANK} if "rank" in METHODS[method].settings else {}
+    section = PeftSection(method=method, **{**chosen, **settings})
+    return attach_adapter(base() if model is None else model, adaptation(section)).eval()
+
+
+def policy_of(method, model=None, **settings) -> PeftModel:
+    """A policy that is no longer the base."""
+    return perturbed(fresh(method, model, **settings))
+
+
+def log_probs(model):
+    with torch.no_grad():
+        return token_log_probs(model.eval(), PROBE, torch.ones_like(PROBE))
+
+
+def engine_of(update, clean):
+    """What answers an engine's requests: the clean base with the update, loaded by plain PEFT or torch."""
+    if update.form == "merged":
+        loaded = clean.load_state_dict(dict(update.tensors), strict=False)
+        assert not loaded.unexpected_keys
+        return clean
+    folder = Path("served")
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(update.config))
+    save_file(dict(update.tensors), folder / "adapter_model.safetensors")
+    return PeftModel.from_pretrained(clean, str(folder))
+
+
+def distance(one, other) -> float:
+    """In nats; computed in float64, so that nothing but the numbers of the two models counts."""
+    return (log_probs(copy.deepcopy(one).double()) - log_probs(copy.deepcopy(other).double())).abs().max().item()
