@@ -9,6 +9,7 @@ makes the same adapter as ``PeftGRPOTrainer``, which is tested; what the trainer
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,16 +19,18 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from perl.adapter import attach_adapter
 from perl.adapter_files import write_adapter
 from perl.advantages import group_advantages
-from perl.evaluation.evaluate import evaluate_policy
+from perl.evaluation.heldout import evaluate_policy
+from perl.evaluation.protocol import Protocol
 from perl.logprobs import token_log_probs
 from perl.losses import LossInputs, LossSettings, objective, token_weights
 from perl.methods.settings import adaptation
-from perl.model import base_identity, load_base, load_tokenizer
+from perl.model import base_identity, eos_token_ids, load_base, load_tokenizer
 from perl.prompts import render_prompts
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.reference import reference_log_probs
 from perl.rewards import check
-from perl.rollouts.hf_engine import Sampling, generate
+from perl.rollouts.engine import EngineSampling, Request, completion_of
+from perl.rollouts.hf_engine import TransformersEngine
 from perl.sandbox import load_problems
 from perl.types import Completion, Group, Prompt, StepReport
 
@@ -136,10 +139,8 @@ def step_loss(
         ),
         settings.loss,
     )
-    count, longest = float(mask_NT.sum()), settings.loss.max_completion_length
-    weights_NT = token_weights(
-        mask_NT, settings.loss.loss_type, micro_batches=1, window_tokens=count, max_completion_length=longest
-    )
+    count, kind, longest = float(mask_NT.sum()), settings.loss.loss_type, settings.loss.max_completion_length
+    weights_NT = token_weights(mask_NT, kind, micro_batches=1, window_tokens=count, max_completion_length=longest)
     kl = None if result.kl is None else float((result.kl * mask_NT).sum()) / count
     return (result.per_token * weights_NT).sum(), kl
 
@@ -151,14 +152,15 @@ def report(step: int, groups: Sequence[Group], kl: float | None, tokens: int) ->
     return StepReport(step, sum(rewards) / len(rewards), sum(lengths) / len(lengths), None, kl, tokens)
 
 
-def sampled_rollout(tokenizer: PreTrainedTokenizerBase, settings: LoopSettings) -> Rollout:
-    """Completions drawn from the policy itself; each step has its own seed."""
-
-    def rollout(policy: PeftModel, prompts: Sequence[Prompt], step: int) -> list[Completion]:
-        sampling = Sampling(settings.temperature, max_completion_length=settings.loss.max_completion_length, seed=step)
-        return generate(policy, tokenizer, prompts, sampling)
-
-    return rollout
+def sample(
+    tokenizer: PreTrainedTokenizerBase, settings: LoopSettings, policy: PeftModel, prompts: Sequence[Prompt], step: int
+) -> list[Completion]:
+    """Completions drawn from the policy itself, each with its own seed."""
+    ends, first = eos_token_ids(policy, tokenizer), step * len(prompts)
+    sampling = EngineSampling(settings.temperature, settings.loss.max_completion_length, ends)
+    requests = [Request(prompt.token_ids, 1, seed=first + i) for i, prompt in enumerate(prompts)]
+    groups = TransformersEngine(policy, tokenizer).start(requests, sampling).result()
+    return [completion_of(sampled, ends, tokenizer) for (sampled,) in groups]
 
 
 def main() -> None:
@@ -181,15 +183,15 @@ def main() -> None:
         return render_prompts(rows, tokenizer)
 
     def heldout_accuracy() -> float:
-        sampling = Sampling(max_completion_length=settings.loss.max_completion_length)
-        return evaluate_policy(policy, tokenizer, prompts_of("heldout")[:256], sampling, k=1).accuracy
+        protocol = Protocol(max_new_tokens=settings.loss.max_completion_length, k=1)
+        return evaluate_policy(policy, tokenizer, prompts_of("heldout")[:256], protocol).accuracy
 
     def show(step: StepReport) -> None:
         print(f"step {step.step:3}  reward {step.reward:.3f}  length {step.length:.1f}  kl {step.kl or 0:.4f}")
 
     before = heldout_accuracy()  # the new adapter changes nothing yet: this is the base
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0)
-    grpo_loop(policy, optimizer, prompts_of("train"), settings, sampled_rollout(tokenizer, settings), show)
+    grpo_loop(policy, optimizer, prompts_of("train"), settings, partial(sample, tokenizer, settings), show)
     write_adapter(policy, arguments.output / "adapter", *base_identity(policy))
     print(f"held-out accuracy {before:.3f} -> {heldout_accuracy():.3f}; adapter in {arguments.output / 'adapter'}")
 

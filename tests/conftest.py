@@ -29,6 +29,7 @@ for launcher_variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MA
     os.environ.pop(launcher_variable, None)
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+pytest_plugins = ["tests.vllm_fixtures"]
 
 
 @pytest.fixture(autouse=True)

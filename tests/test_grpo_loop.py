@@ -16,8 +16,8 @@ from perl.model import load_base, load_tokenizer
 from perl.prompts import render_prompts
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import accuracy_reward
-from perl.rollouts.hf_engine import Sampling, generate
 from perl.sandbox import load_problems
+from tests.completing import Drawing, complete
 from tests.conftest import CHECKOUT
 
 STEPS, PROMPTS, GENERATIONS, LEARNING_RATE = 3, 3, 4, 0.05
@@ -48,7 +48,7 @@ def recorded_rollouts(prompts, tokenizer):
     for step in range(STEPS):
         chosen = prompts[step * PROMPTS : (step + 1) * PROMPTS]
         repeated = [prompt for prompt in chosen for _ in range(GENERATIONS)]
-        rollouts.append(generate(base, tokenizer, repeated, Sampling(max_completion_length=40, seed=step)))
+        rollouts.append(complete(base, tokenizer, repeated, Drawing(longest=40, seed=step * len(repeated))))
     return rollouts
 
 

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -34,8 +35,8 @@ from perl.recipe.sections import RolloutSection
 from perl.rewards.verifier import Judging, check_all
 from perl.rollouts.canary import Canary
 from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
-from perl.rollouts.hf_engine import fill_with_neutral
-from perl.rollouts.open_engine import open_engine
+from perl.rollouts.hf_engine import TransformersEngine, fill_with_neutral
+from perl.rollouts.open_engine import EngineSettings, open_engine
 from perl.rollouts.update import SyncPlan, choose_form, make_update
 from perl.rollouts.vllm_version import check_version
 
@@ -107,6 +108,20 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
             raise
         finally:
             self.close_engine()
+
+    def policy_engine(self, prompt_ids: Sequence[int], batch_size: int) -> Engine:
+        """What samples from the policy as it is now, for a score between steps; called on every process.
+
+        Args:
+            prompt_ids: On which an engine that is not open yet is proven.
+            batch_size: Completions that transformers write at a time.
+        """
+        if not self.use_vllm:
+            return TransformersEngine(self.policy, self.processing_class, batch_size)
+        if self._sync_plan.form == "merged":  # weights must not change under requests
+            self._together(lambda: [ahead.pending.result() for ahead in self._ahead])
+        self._sync([list(prompt_ids)])
+        return self.engine
 
     def close_engine(self) -> None:
         """Gives the engine back; the next rollouts open it again."""
@@ -264,15 +279,15 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
             self._prove()
 
     def _opened(self) -> Engine:
-        return open_engine(
-            self.rollout,
-            self._sync_plan,
-            self.policy,
-            self.args,
+        settings = EngineSettings(
             name=self._name,
+            folder=Path(self.args.output_dir) / "sync",
+            longest=self.args.vllm_max_model_length,
             seed=self.args.seed + self.accelerator.num_processes * self.state.global_step,
             leads=self.accelerator.is_main_process,
+            memory_share=self.args.vllm_gpu_memory_utilization,
         )
+        return open_engine(self.rollout, self._sync_plan, self.policy, settings)
 
     def _load(self, kind: str) -> Update:
         """Makes the policy's update and gives it to the engine."""

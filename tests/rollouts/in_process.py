@@ -4,6 +4,7 @@
 was like before and after each call. Nothing is compared here.
 """
 
+import dataclasses
 import gc
 import hashlib
 import logging
@@ -84,6 +85,7 @@ def adapters(given: dict) -> dict:
     found["process"].append(("loaded", process()))
     found["few"] = engine.start([Request(given["long_prompt"], 64)], given["few"]).result()
     found.update(groups(engine, given))
+    found["seeded"] = seeded(engine, given)
     try:
         engine.load(given["stranger"])
     except PerlError as error:
@@ -131,6 +133,23 @@ def groups(engine: InProcessEngine, given: dict) -> dict:
         "left": left,
         "refused": refused,
         "again": again,
+    }
+
+
+def seeded(engine: InProcessEngine, given: dict) -> dict:
+    """A prompt whose completions have seeds: alone, one at a time, beside others without; and greedy."""
+    prompt, likeliest = given["requests"][0].prompt_ids, dataclasses.replace(given["sampling"], temperature=0.0)
+
+    def ask(*requests: Request, sampling: object = given["sampling"]) -> list[list[tuple[int, ...]]]:
+        return [[c.token_ids for c in group] for group in engine.start(requests, sampling).result()]
+
+    four = Request(prompt, 4, seed=20)
+    return {
+        "alone": ask(four)[0],
+        "one by one": [ids for (ids,) in ask(*(Request(prompt, 1, seed=20 + i) for i in range(4)))],
+        "among": ask(*given["requests"], four, *given["requests"])[len(given["requests"])],
+        "other": ask(Request(prompt, 4, seed=40))[0],
+        "greedy": ask(Request(prompt, 1), sampling=likeliest)[0],
     }
 
 

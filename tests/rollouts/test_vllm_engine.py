@@ -246,6 +246,18 @@ def test_an_engine_draws_its_own_numbers(found):
     assert one != two
 
 
+def test_a_completion_is_its_seeds_alone_and_beside_others(found):
+    seeded = found["adapters"]["seeded"]
+    assert seeded["alone"] == seeded["one by one"] == seeded["among"]
+    assert len(set(seeded["alone"])) > 1
+    assert seeded["other"] != seeded["alone"]
+
+
+def test_greedy_is_the_likeliest_token_by_hand(found, given, policies):
+    ((ids,), request) = found["adapters"]["seeded"]["greedy"], given["requests"][0]
+    assert ids == by_hand(policies["adapters"][-1], request.prompt_ids)[: COLD.max_completion_length]
+
+
 def test_an_adapter_of_layers_that_the_model_does_not_have_is_refused(found):
     assert "x_proj" in found["adapters"]["stranger"]
     assert "merged" in found["adapters"]["stranger"]

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from perl.prompts import render_prompts
-from perl.rollouts.hf_engine import Sampling, generate
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.sandbox.pretrain import make_model, make_tokenizer
+from tests.completing import Drawing, complete
 
 LARGEST_WEIGHTS = 2_500_000
 PARAMETERS = 804_224
@@ -110,7 +110,7 @@ def test_it_derives_sometimes_and_guesses_sometimes_and_deriving_is_better(base,
         {"prompt": [{"role": "user", "content": p.question}] if chat else p.question, "solution": p.answer}
         for p in problems
     ]
-    completions = generate(base, tokenizer, render_prompts(rows, tokenizer), Sampling(max_completion_length=80))
+    completions = complete(base, tokenizer, render_prompts(rows, tokenizer), Drawing(longest=80))
     right = {"guess": [], "derivation": []}
     for problem, completion in zip(problems, completions, strict=True):
         style = "guess" if completion.text.startswith("\\boxed{") else "derivation"

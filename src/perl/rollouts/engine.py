@@ -1,6 +1,6 @@
 """What an engine is: it samples completions of prompts from the policy it was last given.
 
-prompts in tokens -> Sampled; policy -> Update -> engine
+prompts in tokens -> Sampled -> Completion; policy -> Update -> engine
 
 An update is what the engine needs to answer like the policy: an adapter, or the weights that the adapter changes. Knows
 nothing of how it is made (``update.py``), of servers, or of training.
@@ -11,16 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
+from transformers import PreTrainedTokenizerBase
+
+from perl.types import Completion
 
 Form = Literal["adapter", "merged"]
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how many completions of it are wanted; they are sampled on one engine, which reads it once."""
+    """A prompt and how many completions of it are wanted; they are sampled on one engine, which reads it once.
+
+    Attributes:
+        seed: Of the first completion, the next has seed + 1; from 0. A completion then depends on its seed and not on
+            what is sampled beside it, but for the rounding of logits; each kind of engine has its own numbers for a
+            seed. None: the engine's own random numbers.
+    """
 
     prompt_ids: tuple[int, ...]
     count: int
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,8 @@ class EngineSampling:
     """How an engine draws tokens; every field is said to it, so that no default of the model's own applies.
 
     Attributes:
+        temperature: 0: the likeliest token (greedy). Log-probabilities are then those at temperature 1, of all tokens,
+            and vLLM takes requests of one completion only.
         top_k: 0: all tokens.
         end_token_ids: Tokens that end a completion.
     """
@@ -91,6 +103,17 @@ class Pending(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Done:
+    """Rollouts that are there already."""
+
+    groups: list[list[Sampled]]
+
+    def result(self) -> list[list[Sampled]]:
+        """The completions of each request, in the order of the requests."""
+        return self.groups
+
+
 class Engine(Protocol):
     """Samples from the policy it was last given.
 
@@ -127,3 +150,10 @@ class Engine(Protocol):
     def close(self) -> None:
         """Gives back what the engine holds."""
         ...
+
+
+def completion_of(sampled: Sampled, end_token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Completion:
+    """What an engine gave, as text; without an end token it was cut off."""
+    ids = sampled.token_ids
+    truncated = not ids or ids[-1] not in end_token_ids
+    return Completion(ids, tokenizer.decode(list(ids), skip_special_tokens=True), truncated)

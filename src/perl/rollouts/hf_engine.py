@@ -1,79 +1,156 @@
-"""Completions from ``transformers`` in this process.
+"""Completions from ``transformers`` in this process, of the policy that is in memory.
 
-Prompt -> Completion
+prompts in tokens -> Sampled
 
-Knows nothing of rewards or training. The same seed gives the same completions and leaves the process's own random
-numbers as they were.
+Each completion is drawn with its own seed: which others share its batch, or how many, changes nothing but the rounding
+of logits. The process's own random numbers stay as they were. Knows nothing of rewards or training.
 """
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from peft import PeftModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from perl.model import eos_token_ids, evaluating
-from perl.types import Completion, Prompt
+from perl.errors import ModelError
+from perl.model import evaluating
+from perl.rollouts.engine import Done, EngineSampling, OnGroup, Request, Sampled, Update
+
+POLICY = "policy"
+"""Name of the version that every completion is of: there is no copy that could be another one."""
 
 # Said even where it changes nothing: transformers fills what is left open from the model's generation_config.json, and
 # a repetition penalty or a cut-off there would sample from another policy than the one that is trained or scored.
 _NEUTRAL_GREEDY = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 _NEUTRAL = {**_NEUTRAL_GREEDY, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+# What it takes for unset where one token is left; of the model's own values it would warn.
+_UNSET = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "num_beams": 1, "num_return_sequences": 1}
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn.
+class _Row:
+    """One completion that is wanted: the request's position, and which of its completions."""
 
-    Attributes:
-        temperature: Softmax temperature; 0: the likeliest token (greedy).
-        top_p: Nucleus.
-        max_completion_length: Tokens after which a completion is cut off.
-        seed: Of the whole call.
-        batch_size: Completions generated at a time; part of what a seed means.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_completion_length: int = 512
-    seed: int = 0
-    batch_size: int = 256
+    position: int
+    index: int
+    prompt_ids: tuple[int, ...]
+    seed: int
 
 
-def generate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    on_batch: Callable[[int], None] | None = None,
-) -> list[Completion]:
-    """One completion for each prompt (repeat a prompt for several).
+class TransformersEngine:
+    """Samples from the model in memory, which is the policy itself, with whatever adapter is active."""
 
-    Args:
-        model: The policy, with whatever adapter is active.
-        tokenizer: The base's.
-        prompts: In any order; those of like length share a batch.
-        sampling: How tokens are drawn.
-        on_batch: Called with the number of completions that are new.
+    def __init__(
+        self, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
+    ) -> None:
+        """Takes the model as it is, now and whenever it is asked.
 
-    Returns:
-        Completions in the order of the prompts.
-    """
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids))
-    completions: dict[int, Completion] = {}
-    ends = eos_token_ids(model, tokenizer)
-    config = _generation_config(sampling, ends, tokenizer)
-    cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with evaluating(model), torch.random.fork_rng(devices=cuda), torch.no_grad():
-        torch.manual_seed(sampling.seed)
-        for start in range(0, len(order), sampling.batch_size):
-            rows = order[start : start + sampling.batch_size]
-            batch = _generate_batch(model, tokenizer, [prompts[i] for i in rows], config)
-            for row, ids in zip(rows, batch, strict=True):
-                completions[row] = _completion(ids, ends, tokenizer)
-            if on_batch:
-                on_batch(len(rows))
-    return [completions[i] for i in range(len(prompts))]
+        Args:
+            model: The policy.
+            tokenizer: The base's; only its padding token is asked for.
+            batch_size: Completions written at a time; fewer, from then on, where the memory does not suffice.
+        """
+        self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nothing happens here that a run need know of."""
+        return {}
+
+    @property
+    def unproven(self) -> bool:
+        """It is one copy, the policy."""
+        return False
+
+    def load(self, update: Update) -> None:
+        """Refuses: it needs no update.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"no update {update.name}: samples come from the model in memory, which is the policy itself")
+
+    def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Done:
+        """Samples, and returns when all is done; the model is in evaluation mode meanwhile.
+
+        Args:
+            requests: Prompts and how many completions of each; those of like length share a batch.
+            sampling: How tokens are drawn. Top-k, nucleus and min-p apply in this order, as in transformers; vLLM has
+                min-p first, which is the same unless a nucleus is asked for too.
+            on_group: Called between two batches as soon as a request's completions are there. If it raises, the others
+                are given up.
+
+        Raises:
+            ModelError: The memory does not suffice for one completion.
+        """
+        left = sorted(_rows(requests), key=lambda row: len(row.prompt_ids))
+        found: list[dict[int, Sampled]] = [{} for _ in requests]
+        with evaluating(self._model), torch.no_grad():
+            while left:
+                batch = left[: self._batch_size]
+                drawn = self._try(batch, sampling)
+                if drawn is None:
+                    self._batch_size = len(batch) // 2
+                    torch.cuda.empty_cache()
+                    continue
+                left = left[len(batch) :]
+                for row, sampled in zip(batch, drawn, strict=True):
+                    group = found[row.position]
+                    group[row.index] = sampled
+                    if on_group is not None and len(group) == requests[row.position].count:
+                        on_group(row.position, _in_order(group))
+        return Done([_in_order(group) for group in found])
+
+    def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
+        """What the policy writes, as ``transformers``."""
+        return {"transformers": self.start([request], sampling).result()[0]}
+
+    def rest(self) -> None:
+        """Nothing is held between two calls."""
+
+    def close(self) -> None:
+        """Nothing is held; the model stays its owner's."""
+
+    def _try(self, rows: Sequence[_Row], sampling: EngineSampling) -> list[Sampled] | None:
+        """A completion for each row; None: the memory does not suffice for so many."""
+        try:
+            return self._draw(rows, sampling)
+        except torch.OutOfMemoryError as error:
+            if len(rows) > 1:
+                return None  # what the batch held is given back with this frame
+            longest = len(rows[0].prompt_ids) + sampling.max_completion_length
+            message = f"not enough memory for one completion: {longest} tokens with its prompt"
+            raise ModelError(message, hint="allow fewer tokens a completion, or a smaller model") from error
+
+    def _draw(self, rows: Sequence[_Row], sampling: EngineSampling) -> list[Sampled]:
+        device = next(self._model.parameters()).device
+        prompts = {"input_ids": [list(row.prompt_ids) for row in rows]}
+        batch = self._tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(device)
+        mask, width = batch["attention_mask"], batch["input_ids"].size(1)
+        last = _Draw(width, _uniforms(rows, sampling.max_completion_length, device) if sampling.temperature else None)
+        ids: torch.Tensor = self._model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=mask,
+            generation_config=_generation_config(sampling, self._tokenizer),
+            logits_processor=LogitsProcessorList([*_warpers(sampling, width - mask.sum(dim=1)), last]),
+        )
+        log_probs = torch.stack(last.log_probs, dim=1).tolist()
+        pairs = zip(ids[:, width:].tolist(), log_probs, strict=True)
+        return [_sampled(written, scores, sampling.end_token_ids) for written, scores in pairs]
 
 
 def fill_with_neutral(config: GenerationConfig) -> None:
@@ -83,31 +160,87 @@ def fill_with_neutral(config: GenerationConfig) -> None:
             setattr(config, name, value)
 
 
-def _generation_config(
-    sampling: Sampling, ends: tuple[int, ...], tokenizer: PreTrainedTokenizerBase
-) -> GenerationConfig:
-    drawn = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+class _Draw(LogitsProcessor):
+    """Leaves one token a row, drawn from the distribution that the processors before it made.
+
+    Attributes:
+        log_probs: Of the tokens drawn, (N,) for each position.
+    """
+
+    def __init__(self, width: int, uniforms: torch.Tensor | None) -> None:
+        """Draws what follows ``width`` tokens by (N, T) numbers in [0, 1); None: the likeliest tokens."""
+        self._width, self._uniforms = width, uniforms
+        self.log_probs: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """(N, V) 0 for the token that is drawn, minus infinity for the others."""
+        log_probs = scores.log_softmax(dim=-1)
+        if self._uniforms is None:
+            tokens = scores.argmax(dim=-1, keepdim=True)
+        else:
+            tokens = _inverse_cdf(log_probs, self._uniforms[:, input_ids.size(1) - self._width, None])
+        self.log_probs.append(log_probs.gather(1, tokens).squeeze(1))
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
+
+
+def _inverse_cdf(log_probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """(N, 1) the first token at which the chance of all up to it is more than a number in [0, 1)."""
+    cumulative = log_probs.to(uniforms.dtype).exp_().cumsum(dim=-1)
+    whole = cumulative[:, -1:]
+    # The product may be rounded up to the whole, beyond which there is no token.
+    below = torch.minimum(uniforms * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    return torch.searchsorted(cumulative, below, right=True)
+
+
+def _uniforms(rows: Sequence[_Row], length: int, device: torch.device) -> torch.Tensor:
+    """(N, T) numbers in [0, 1); those of a row are its seed's alone."""
+    numbers = numpy.stack([numpy.random.default_rng(row.seed).random(length) for row in rows])
+    # In float64 the sums over a vocabulary are exact enough that their order decides nothing.
+    return torch.from_numpy(numbers).to(device, torch.float32 if device.type == "mps" else torch.float64)
+
+
+def _rows(requests: Sequence[Request]) -> list[_Row]:
+    rows = []
+    for position, request in enumerate(requests):
+        first = secrets.randbits(63) if request.seed is None else request.seed
+        rows += [_Row(position, i, request.prompt_ids, first + i) for i in range(request.count)]
+    return rows
+
+
+def _in_order(group: dict[int, Sampled]) -> list[Sampled]:
+    return [group[i] for i in range(len(group))]
+
+
+def _warpers(sampling: EngineSampling, paddings: torch.Tensor) -> list[LogitsProcessor]:
+    """What is done to the logits, in the order of transformers' own ``generate``."""
+    found: list[LogitsProcessor] = []
+    if sampling.repetition_penalty != 1.0:
+        found.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty), paddings))
+    if not sampling.temperature:
+        return found
+    if sampling.temperature != 1.0:
+        found.append(TemperatureLogitsWarper(float(sampling.temperature)))
+    if sampling.top_k:
+        found.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        found.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        found.append(MinPLogitsWarper(sampling.min_p))
+    return found
+
+
+def _generation_config(sampling: EngineSampling, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
     return GenerationConfig(
         max_new_tokens=sampling.max_completion_length,
-        eos_token_id=list(ends),
+        eos_token_id=list(sampling.end_token_ids),
         pad_token_id=tokenizer.pad_token_id,
-        **(_NEUTRAL | drawn if sampling.temperature > 0 else _NEUTRAL_GREEDY | {"do_sample": False}),
+        do_sample=False,  # the last processor leaves one token
+        **_NEUTRAL_GREEDY,
+        **_UNSET,
     )
 
 
-def _generate_batch(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt], config: GenerationConfig
-) -> list[list[int]]:
-    """New token ids of each row, padding included."""
-    batch = tokenizer.pad(
-        {"input_ids": [list(p.token_ids) for p in prompts]}, padding_side="left", return_tensors="pt"
-    ).to(next(model.parameters()).device)
-    ids = model.generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], generation_config=config)
-    return ids[:, batch["input_ids"].size(1) :].tolist()
-
-
-def _completion(ids: list[int], ends: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> Completion:
+def _sampled(ids: list[int], log_probs: list[float], ends: tuple[int, ...]) -> Sampled:
     """The row up to and with its first end token."""
-    end = next((i for i, token in enumerate(ids) if token in ends), None)
-    kept = ids if end is None else ids[: end + 1]
-    return Completion(tuple(kept), tokenizer.decode(kept, skip_special_tokens=True), truncated=end is None)
+    length = next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))
+    return Sampled(tuple(ids[:length]), tuple(log_probs[:length]), POLICY)

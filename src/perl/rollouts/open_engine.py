@@ -3,6 +3,7 @@
 RolloutSection, policy -> Engine
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +18,35 @@ from perl.rollouts.vllm_engine import InProcessEngine
 from perl.rollouts.vllm_server import ServerPool
 
 
-def open_engine(
-    how: RolloutSection,
-    plan: SyncPlan,
-    policy: nn.Module,
-    args: Any,  # noqa: ANN401 (GRPOConfig)
-    *,
-    name: str,
-    seed: int,
-    leads: bool,
-) -> Engine:
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine must know of the one who opens it.
+
+    Attributes:
+        name: Of this run, new for each start.
+        folder: Where updates for servers are written, if the recipe names no other.
+        longest: Tokens of the longest prompt with its completion; None: what the base allows.
+        seed: Of an engine in this process; servers draw from numbers of their own.
+        leads: Whether this process gives servers the policy; the others only ask them.
+        memory_share: Of the device's memory, for an engine in this process.
+    """
+
+    name: str
+    folder: Path
+    longest: int | None = None
+    seed: int = 0
+    leads: bool = True
+    memory_share: float = 0.3
+
+
+def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:
     """Connects to the servers, or starts vLLM in this process.
 
     Args:
         how: Which engine, with its settings; ``auto`` is decided.
-        plan: What it will be given.
+        plan: What it will be given; None: nothing, it samples from the base.
         policy: Without the wrappers of distributed training.
-        args: The trainer's arguments.
-        name: Of this run, new for each start.
-        seed: Of an engine in this process; servers draw from numbers of their own.
-        leads: Whether this process gives servers the policy; the others only ask them.
+        settings: What else it must know.
 
     Raises:
         RolloutError: No server answers.
@@ -45,25 +55,25 @@ def open_engine(
     if how.backend == "vllm-server":
         pool = ServerPool(
             how.servers,
-            Path(how.sync_folder or Path(args.output_dir) / "sync"),
-            leads=leads,
+            Path(how.sync_folder or settings.folder),
+            leads=settings.leads,
             timeout_seconds=how.server_timeout,
             folder_on_servers=how.sync_folder_on_servers,
             ahead=how.prefetch,
         )
-        pool.check(args.vllm_max_model_length or 0, plan.form)
-        if leads and pool.strangers():
-            pool.load(base_update(policy, f"{name}-base"))
+        pool.check(settings.longest or 0, plan.form if plan else None)
+        if settings.leads and pool.strangers():
+            pool.load(base_update(policy, f"{settings.name}-base"))
         return pool
     base, revision = base_identity(policy)
     return InProcessEngine(
         resolve_model(base),
         revision=revision,
         dtype=base_dtype(policy),
-        max_model_len=args.vllm_max_model_length,
-        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-        seed=seed,
-        max_lora_rank=served_rank(plan.largest_rank) if plan.largest_rank is not None else None,
+        max_model_len=settings.longest,
+        gpu_memory_utilization=settings.memory_share,
+        seed=settings.seed,
+        max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
     )
 
 

@@ -17,7 +17,6 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -25,7 +24,7 @@ import torch
 
 from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
 from perl.methods.registry import LARGEST_RANK, served_rank
-from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled, Update
+from perl.rollouts.engine import Done, EngineSampling, OnGroup, Request, Sampled, Update
 from perl.rollouts.vllm_version import check_version, missing_vllm
 
 BASE = "base"
@@ -46,17 +45,6 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     (lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
 )
-
-
-@dataclass(frozen=True)
-class Done:
-    """Rollouts that are there already."""
-
-    groups: list[list[Sampled]]
-
-    def result(self) -> list[list[Sampled]]:
-        """The completions of each request, in the order of the requests."""
-        return self.groups
 
 
 class InProcessEngine:
@@ -180,7 +168,7 @@ class InProcessEngine:
             if on_group is not None:
                 on_group(position, groups[position])
 
-        asked = [(request.prompt_ids, _drawn(sampling, request.count)) for request in requests]
+        asked = [(request.prompt_ids, _drawn(sampling, request)) for request in requests]
         self._run(asked, finished)
         return Done(groups)
 
@@ -383,12 +371,13 @@ def _add(engine: _Vllm, name: str, prompt_ids: Sequence[int], params: _Vllm, ada
         raise PerlError(f"vLLM refuses a prompt of {len(prompt_ids)} tokens: {error}", "rollout") from error
 
 
-def _drawn(sampling: EngineSampling, count: int) -> _Vllm:
+def _drawn(sampling: EngineSampling, request: Request) -> _Vllm:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        n=count,
+        n=request.count,
+        seed=request.seed,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,

@@ -148,6 +148,7 @@ class VllmServer:
             "prompt": list(request.prompt_ids),
             "n": request.count,
             "max_tokens": sampling.max_completion_length,
+            "seed": request.seed,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,

@@ -1,4 +1,4 @@
-"""vLLM servers that tests of rollouts share, or have for themselves."""
+"""vLLM servers that tests share, or have for themselves."""
 
 import json
 import os

@@ -1,0 +1,291 @@
+"""A completion is its seed's: whatever shares its batch, its server or its request, and in whatever order."""
+
+import asyncio
+import copy
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from perl.errors import ModelError
+from perl.model import load_base, load_tokenizer
+from perl.recipe.sections import ModelSection
+from perl.rollouts.engine import EngineSampling, Request, Sampled, Update, completion_of
+from perl.rollouts.hf_engine import TransformersEngine, _inverse_cdf
+from perl.rollouts.vllm_http import VllmServer
+from tests.servers import SERVED_NAME
+
+END = 1
+PROMPT = (9, 4, 13, 5, 10, 15, 22, 31)
+WARM = EngineSampling(temperature=1.0, max_completion_length=24, end_token_ids=(END,))
+GREEDY = EngineSampling(temperature=0.0, max_completion_length=24, end_token_ids=(END,))
+WAYS = {
+    "nucleus": EngineSampling(0.7, 16, (END,), top_p=0.9),
+    "warm": EngineSampling(1.6, 16, (END,)),
+    "top-k": EngineSampling(2.0, 16, (END,), top_k=4),
+    "min-p": EngineSampling(1.5, 16, (END,), min_p=0.1),
+    "penalty": EngineSampling(1.2, 16, (END,), repetition_penalty=1.5),
+    "all": EngineSampling(1.8, 16, (END,), top_p=0.95, top_k=12, min_p=0.02, repetition_penalty=1.2),
+}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load_base(ModelSection(), torch.device("cpu")).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(ModelSection())
+
+
+def ids_of(length: int, seed: int) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(3, 40), k=length))
+
+
+def sixty_four() -> list[Request]:
+    """Requests of one completion each, in no order of length, with seeds in no order."""
+    return [Request(ids_of(3 + i * 7 % 13, i), 1, seed=i * 37 % 64) for i in range(64)]
+
+
+def chances(logits: torch.Tensor, before: tuple[int, ...], how: EngineSampling) -> list[float]:
+    """The distribution of the next token, one number after another."""
+    scores = [float(score) for score in logits.double()]
+    for token in set(before):
+        scores[token] *= how.repetition_penalty if scores[token] < 0 else 1 / how.repetition_penalty
+    weights = torch.tensor([score / how.temperature for score in scores], dtype=torch.float64).softmax(0).tolist()
+    order = sorted(range(len(weights)), key=lambda token: -weights[token])
+    if how.top_k:
+        order = order[: how.top_k]
+    whole, mass, nucleus = sum(weights[token] for token in order), 0.0, []
+    for token in order:
+        if mass < how.top_p * whole:
+            nucleus.append(token)
+        mass += weights[token]
+    kept = {token for token in nucleus if weights[token] >= how.min_p * weights[order[0]]}
+    left = sum(weights[token] for token in kept)
+    return [weight / left if token in kept else 0.0 for token, weight in enumerate(weights)]
+
+
+def logits_after(model, ids: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_first_tokens_are_drawn_as_often_as_the_distribution_says(base, tokenizer, way):
+    draws, how = 4000, WAYS[way]
+    one = EngineSampling(how.temperature, 1, (END,), how.top_p, how.top_k, how.min_p, how.repetition_penalty)
+    prompt = tuple(tokenizer("12+34=")["input_ids"])
+    (group,) = TransformersEngine(base, tokenizer, 1000).start([Request(prompt, draws, seed=0)], one).result()
+    counts = Counter(sampled.token_ids[0] for sampled in group)
+    expected = [draws * chance for chance in chances(logits_after(base, prompt), prompt, how)]
+    assert sum(number > 5 for number in expected) >= 2
+    assert all(expected[token] > 0 for token in counts)
+    common = [token for token, number in enumerate(expected) if number >= 5]
+    pairs = [(counts[token], expected[token]) for token in common]
+    rest = (draws - sum(count for count, _ in pairs), draws - sum(number for _, number in pairs))
+    pairs += [rest] if rest[1] >= 5 else []
+    distance = sum((count - number) ** 2 / number for count, number in pairs)
+    freedom = len(pairs) - 1
+    assert distance <= freedom + 5 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_log_probabilities_are_of_the_distribution_that_the_token_was_drawn_from(base, tokenizer, way):
+    how, requests, base = WAYS[way], sixty_four()[:12], copy.deepcopy(base).double()
+    groups = TransformersEngine(base, tokenizer, 5).start(requests, how).result()
+    for request, (sampled,) in zip(requests, groups, strict=True):
+        assert len(sampled.log_probs) == len(sampled.token_ids)
+        for i, (token, log_prob) in enumerate(zip(sampled.token_ids, sampled.log_probs, strict=True)):
+            before = (*request.prompt_ids, *sampled.token_ids[:i])
+            chance = chances(logits_after(base, before), before, how)[token]
+            assert log_prob == pytest.approx(float(torch.tensor(chance).log()), abs=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 256])
+@pytest.mark.parametrize("way", ["nucleus", "warm", "all"])
+def test_the_same_seed_gives_the_same_completion_whatever_shares_its_batch(base, tokenizer, way, batch_size):
+    requests = sixty_four()
+    expected = TransformersEngine(base, tokenizer, 64).start(requests, WAYS[way]).result()
+    found = TransformersEngine(base, tokenizer, batch_size).start(requests[::-1], WAYS[way]).result()[::-1]
+    assert [s.token_ids for (s,) in found] == [s.token_ids for (s,) in expected]
+    for (one,), (other,) in zip(found, expected, strict=True):
+        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
+
+
+def test_the_length_that_is_allowed_does_not_change_how_a_completion_begins(base, tokenizer):
+    engine, request = TransformersEngine(base, tokenizer), Request(PROMPT, 8, seed=5)
+    (long,) = engine.start([request], WARM).result()
+    (short,) = engine.start([request], EngineSampling(1.0, 3, (END,))).result()
+    assert [s.token_ids for s in short] == [s.token_ids[:3] for s in long]
+
+
+def test_the_next_completion_of_a_request_has_the_next_seed(base, tokenizer):
+    engine = TransformersEngine(base, tokenizer)
+    (group,) = engine.start([Request(PROMPT, 4, seed=7)], WARM).result()
+    singles = engine.start([Request(PROMPT, 1, seed=7 + i) for i in range(4)], WARM).result()
+    assert [s.token_ids for s in group] == [s.token_ids for (s,) in singles]
+    assert len({s.token_ids for s in group}) > 1
+
+
+def test_seeds_that_differ_only_far_up_give_other_completions(base, tokenizer):
+    engine = TransformersEngine(base, tokenizer)
+    groups = engine.start([Request(PROMPT, 4, seed=seed) for seed in (3, 3 + 2**32, 3 + 2**62)], WARM).result()
+    assert len({tuple(s.token_ids for s in group) for group in groups}) == 3
+
+
+def test_without_a_seed_every_call_gives_others(base, tokenizer):
+    engine = TransformersEngine(base, tokenizer)
+    torch.manual_seed(1)
+    (one,) = engine.start([Request(PROMPT, 8)], WARM).result()
+    torch.manual_seed(1)
+    (other,) = engine.start([Request(PROMPT, 8)], WARM).result()
+    assert [s.token_ids for s in one] != [s.token_ids for s in other]
+
+
+def test_greedy_is_the_likeliest_token_and_its_log_probability_at_temperature_1(base, tokenizer):
+    requests = sixty_four()[:8]
+    for request, (sampled,) in zip(
+        requests, TransformersEngine(base, tokenizer).start(requests, GREEDY).result(), strict=True
+    ):
+        written: list[int] = []
+        for token, log_prob in zip(sampled.token_ids, sampled.log_probs, strict=True):
+            logits = logits_after(base, (*request.prompt_ids, *written))
+            assert token == int(logits.argmax())
+            assert log_prob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-5)
+            written.append(token)
+        assert len(written) == 24 or written[-1] == END
+
+
+def test_numbers_at_both_ends_draw_a_token_that_has_a_chance():
+    log_probs = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0]).log().expand(5, -1)
+    numbers = torch.tensor([[0.0], [0.29], [0.31], [1 - 2**-53], [1.0]], dtype=torch.float64)
+    assert _inverse_cdf(log_probs, numbers).flatten().tolist() == [1, 1, 3, 3, 3]
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 100])
+def test_a_group_is_handed_on_once_as_soon_as_it_is_whole(base, tokenizer, batch_size):
+    requests = [Request(ids_of(length, length), count, seed=0) for length, count in ((9, 3), (3, 2), (6, 4))]
+    told: list[tuple[int, list[Sampled]]] = []
+    engine = TransformersEngine(base, tokenizer, batch_size)
+    result = engine.start(requests, WARM, lambda position, group: told.append((position, list(group)))).result()
+    assert [position for position, _ in told] == [1, 2, 0]  # the shortest prompt first
+    assert [group for _, group in told] == [result[position] for position in (1, 2, 0)]
+    assert [len(group) for group in result] == [3, 2, 4]
+
+
+def test_a_receiver_that_raises_ends_it_before_the_rest_is_written(base, tokenizer, small):
+    asked = small(256)
+
+    def stop(position: int, _: object) -> None:
+        raise KeyboardInterrupt(position)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        TransformersEngine(base, tokenizer, 2).start(
+            [Request(PROMPT, 2), Request((3, 4), 2), Request((3,), 3)], WARM, stop
+        )
+    assert caught.value.args == (2,)
+    assert len(asked) <= 2 * WARM.max_completion_length  # two batches of four
+
+
+@pytest.fixture
+def small(base):
+    """Makes the base run out of memory beyond a number of rows."""
+    hooks = []
+
+    def allow(rows: int) -> list[int]:
+        asked: list[int] = []
+
+        def refuse(_module, _args, kwargs):
+            asked.append(kwargs["input_ids"].size(0))
+            if asked[-1] > rows:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        hooks.append(base.register_forward_pre_hook(refuse, with_kwargs=True))
+        return asked
+
+    yield allow
+    for hook in hooks:
+        hook.remove()
+
+
+def test_a_batch_that_the_memory_does_not_hold_is_halved_and_nothing_else_changes(base, tokenizer, small):
+    requests = sixty_four()
+    expected = TransformersEngine(base, tokenizer).start(requests, WARM).result()
+    asked, engine = small(5), TransformersEngine(base, tokenizer, 40)
+    told: list[int] = []
+    found = engine.start(requests, WARM, lambda position, _: told.append(position)).result()
+    assert [s.token_ids for (s,) in found] == [s.token_ids for (s,) in expected]
+    assert sorted(told) == list(range(64))
+    assert asked[:4] == [40, 20, 10, 5]
+    assert max(asked[4:]) == 5
+
+
+def test_too_little_memory_for_one_completion_is_said(base, tokenizer, small):
+    small(0)
+    with pytest.raises(ModelError, match=r"not enough memory for one completion: 32 tokens.*fewer tokens"):
+        TransformersEngine(base, tokenizer, 4).start([Request(PROMPT, 4, seed=0)], WARM)
+
+
+def test_the_end_tokens_are_those_that_were_asked_for(base, tokenizer):
+    engine = TransformersEngine(base, tokenizer)
+    (ended,) = engine.start([Request(PROMPT, 16, seed=0)], WARM).result()
+    assert any(END in s.token_ids for s in ended)
+    (endless,) = engine.start([Request(PROMPT, 16, seed=0)], EngineSampling(1.0, 24, ())).result()
+    assert {len(s.token_ids) for s in endless} == {24}
+    for short, long in zip(ended, endless, strict=True):
+        assert long.token_ids[: len(short.token_ids)] == short.token_ids
+        assert completion_of(short, (END,), tokenizer).truncated is (END not in short.token_ids)
+
+
+def test_the_policy_in_memory_takes_no_update_and_is_its_own_trial(base, tokenizer):
+    engine = TransformersEngine(base, tokenizer)
+    with pytest.raises(ValueError, match="the policy itself"):
+        engine.load(Update("v1", "merged"))
+    request = Request(PROMPT, 2, seed=1)
+    assert engine.trial(request, WARM) == {"transformers": engine.start([request], WARM).result()[0]}
+    assert (engine.unproven, engine.counts) == (False, {})
+
+
+def served(url: str, requests: list[Request], sampling: EngineSampling) -> list[list[tuple[int, ...]]]:
+    """What a server writes for requests that it has at once."""
+
+    async def answers() -> list:
+        server = VllmServer(url)
+        try:
+            return await asyncio.gather(*(server.complete(SERVED_NAME, request, sampling) for request in requests))
+        finally:
+            await server.close()
+
+    return [[token_ids for token_ids, _ in group] for group in asyncio.run(answers())]
+
+
+def test_a_server_gives_a_seed_the_same_completion_alone_and_beside_others(vllm_server):
+    mine = Request(PROMPT, 1, seed=11)
+    alone = served(vllm_server, [mine], WARM)
+    others = [Request(ids_of(3 + i % 9, i), 1, seed=None if i % 2 else i) for i in range(31)]
+    for place in (0, 17, 31):
+        among = served(vllm_server, [*others[:place], mine, *others[place:]], WARM)
+        assert among[place] == alone[0]
+    assert len({served(vllm_server, [Request(PROMPT, 1, seed=seed)], WARM)[0][0] for seed in range(8)}) > 1
+
+
+def test_a_server_gives_the_next_completion_the_next_seed(vllm_server):
+    (group,) = served(vllm_server, [Request(PROMPT, 4, seed=20)], WARM)
+    singles = served(vllm_server, [Request(PROMPT, 1, seed=20 + i) for i in range(4)], WARM)
+    assert group == [ids for (ids,) in singles]
+    assert len(set(group)) > 1
+    assert served(vllm_server, [Request(PROMPT, 4, seed=40)], WARM) != [group]
+
+
+def test_without_a_seed_a_server_gives_others(vllm_server):
+    one, other = (served(vllm_server, [Request(PROMPT, 8)], WARM) for _ in range(2))
+    assert one != other
+
+
+def test_greedy_a_server_writes_what_transformers_writes(vllm_server, base, tokenizer):
+    requests = sixty_four()[:6]
+    own = TransformersEngine(base, tokenizer).start(requests, GREEDY).result()
+    assert served(vllm_server, requests, GREEDY) == [[s.token_ids] for (s,) in own]
