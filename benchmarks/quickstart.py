@@ -19,11 +19,10 @@ from transformers import PrinterCallback
 from trl import GRPOTrainer
 
 import perl
-from perl.evaluation.evaluate import evaluate_policy
+from perl.evaluation.heldout import evaluate_policy
 from perl.methods.settings import adaptation
 from perl.model import load_base
 from perl.prompts import render_prompts
-from perl.rollouts.hf_engine import Sampling
 from perl.run import installed_versions
 from perl.training import prepare, read_recipe
 
@@ -59,12 +58,11 @@ def with_trl(overrides: list[str], folder: Path) -> dict[str, float]:
     trainer.train()
     heldout: Any = plan.problems.heldout
     prompts = render_prompts(list(heldout.select(range(recipe.eval.limit or len(heldout)))), plan.tokenizer)
-    sampling = Sampling(max_completion_length=plan.arguments.max_completion_length, seed=recipe.eval.seed)
-    score = evaluate_policy(trainer.model, plan.tokenizer, prompts, sampling, recipe.eval.k)
+    score = evaluate_policy(trainer.model, plan.tokenizer, prompts, plan.protocol)
     log = [row for row in trainer.state.log_history if "step_time" in row]
     return {
         "accuracy": score.accuracy,
-        "length after": score.mean_length,
+        "length after": score.mean_tokens,
         "training seconds": sum(row["step_time"] for row in log),
     }
 

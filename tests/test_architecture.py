@@ -136,7 +136,7 @@ def test_imports_go_one_way():
 def test_the_public_names():
     import perl
 
-    assert sorted(perl.__all__) == ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "rewards", "train"]
+    assert sorted(perl.__all__) == ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "evaluate", "rewards", "train"]
     assert set(perl.__all__) <= set(dir(perl))
     assert all(getattr(perl, name) is not None for name in perl.__all__)
     with pytest.raises(AttributeError, match="'perl' has no attribute 'trian'"):

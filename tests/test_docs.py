@@ -50,10 +50,13 @@ def test_the_readme_commands_run(tmp_path):
     for command in ours:
         if command.startswith("perl train"):
             command += f" {shorter}"
+        if command.startswith("perl eval"):
+            command += " --limit 8 --no-lighteval"
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment)  # noqa: S602
         assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert (tmp_path / "runs" / "recipe" / "adapter" / "README.md").is_file()
     assert (tmp_path / "runs" / "dora" / "plots" / "curves.png").is_file()
+    assert (tmp_path / "runs" / "dora" / "evals" / "perl" / "results.json").is_file()
 
 
 def test_the_readme_make_targets_exist():
@@ -65,7 +68,9 @@ def test_the_readme_make_targets_exist():
     assert all(f"make {target}" in ci for target in wanted)
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "benchmarks/README.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/evaluation.md", "benchmarks/README.md"]
+)
 def test_links_lead_somewhere(document):
     path = CHECKOUT / document
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):

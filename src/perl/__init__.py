@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perl import rewards as rewards
     from perl.config import PeftRLConfig as PeftRLConfig
+    from perl.evaluation.evaluate import evaluate as evaluate
     from perl.recipe import Recipe as Recipe
     from perl.run import Run as Run
     from perl.trainer import PeftGRPOTrainer as PeftGRPOTrainer
@@ -22,11 +23,12 @@ _HOMES = {
     "PeftRLConfig": "perl.config",
     "Recipe": "perl.recipe",
     "Run": "perl.run",
+    "evaluate": "perl.evaluation.evaluate",
     "rewards": "perl.rewards",
     "train": "perl.training",
 }
 
-__all__ = ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "rewards", "train"]
+__all__ = ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "evaluate", "rewards", "train"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)

@@ -28,6 +28,11 @@ def packaged_recipes() -> dict[str, Path]:
     return {str(path.relative_to(root).with_suffix("").as_posix()): path for path in sorted(root.rglob("*.yaml"))}
 
 
+def evaluation_tasks() -> dict[str, Path]:
+    """Name -> file of every module of evaluation tasks, as ``aime24``."""
+    return {path.stem: path for path in sorted((assets_folder() / "eval").glob("*.py"))}
+
+
 def card_templates_folder() -> Path:
     """The Jinja templates of model cards."""
     return assets_folder() / "model_cards" / "templates"

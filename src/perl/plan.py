@@ -19,6 +19,8 @@ from perl.adapter import attach_adapter, continue_adapter, own_method
 from perl.config import PeftRLConfig, training_arguments
 from perl.data import ProblemSet, load_problem_set
 from perl.errors import DataError, MissingExtraError, ModelError, Problem, missing_extra, raise_all
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.questions import Prepared
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
 from perl.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
@@ -34,6 +36,7 @@ from perl.rewards.process_model import read_process_config
 from perl.rewards.verifier import Judging, unreadable
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm_version import missing_vllm
+from perl.run_tasks import run_protocol, run_tasks
 from perl.saved_adapter import SavedAdapter, find_adapter
 
 logger = logging.getLogger("perl")
@@ -62,6 +65,8 @@ class Plan:
         arguments: The trainer's, complete but for the folder.
         steps: Optimizer steps.
         longest_prompt: In tokens.
+        protocol: How base and adapter are scored.
+        tasks: On what: the held-out problems and the benchmark tasks.
         method: The row of the table of methods.
         settings: The adapter's settings, defaults filled in.
         served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
@@ -74,6 +79,8 @@ class Plan:
     tokenizer: PreTrainedTokenizerBase
     steps: int
     longest_prompt: int
+    protocol: Protocol
+    tasks: tuple[Prepared, ...]
     method: Method
     settings: dict[str, Any]
     trainable_parameters: int
@@ -83,13 +90,13 @@ class Plan:
     @property
     def judging(self) -> Judging | None:
         """How answers are compared with gold answers, in training and evaluation; None if they never are."""
-        evaluates = self.recipe.eval.enabled and self.problems.heldout is not None
-        return _judging(self.rewards) or (Judging() if evaluates else None)
+        return _judging(self.rewards) or (Judging() if self.tasks else None)
 
     @property
     def longest_text(self) -> int:
-        """Tokens of the longest prompt with the longest completion."""
-        return self.longest_prompt + self.arguments.max_completion_length
+        """Tokens of the longest prompt with the longest completion, of training or of a score."""
+        training = self.longest_prompt + self.arguments.max_completion_length
+        return max([training, *(task.longest for task in self.tasks)])
 
     @property
     def form(self) -> Form:
@@ -141,9 +148,9 @@ def make_plan(recipe: Recipe) -> Plan:
         _check_rewards_fit(rewards, problems.heldout, "held-out data")
     _check_answers(rewards, problems, recipe)
     longest = _longest_prompt(problems, tokenizer, empty.config, arguments)
-    if arguments.vllm_max_model_length is None:
-        arguments.vllm_max_model_length = longest + arguments.max_completion_length
-    return Plan(
+    protocol = run_protocol(recipe)
+    solution = (_judging(rewards) or Judging()).solution
+    plan = Plan(
         recipe=recipe,
         arguments=arguments,
         problems=problems,
@@ -151,12 +158,17 @@ def make_plan(recipe: Recipe) -> Plan:
         tokenizer=tokenizer,
         steps=_steps(problems.train, arguments, recipe),
         longest_prompt=longest,
+        protocol=protocol,
+        tasks=run_tasks(recipe, problems, solution, tokenizer, empty.config, protocol),
         method=how.method,
         settings=_settings(recipe, saved),
         trainable_parameters=trained,
         total_parameters=total + trained if how.config else total,
         served_rank=_served_rank(recipe, how),
     )
+    if arguments.vllm_max_model_length is None:
+        arguments.vllm_max_model_length = plan.longest_text
+    return plan
 
 
 def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:

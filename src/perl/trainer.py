@@ -5,6 +5,7 @@ and why; everything else is TRL's.
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,11 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             write_adapter(self.policy, Path(path), *base_identity(self.policy), self.base_fingerprint)
         else:
             write_model(self.policy, self.processing_class, Path(path))
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Puts metrics of this step into its log."""
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
 
     def latest_group(self) -> list[dict[str, Any]]:
         """The newest logged completions of one prompt: prompt, completion, rewards by name, advantage, verdicts."""

@@ -1,10 +1,9 @@
 """The whole of a run, from recipe to scored adapter, stage by stage. Start reading here.
 
-Recipe -> Plan -> base -> score of the base -> adapter, trained -> adapter/, checked -> score of the adapter -> card
+Recipe -> Plan -> base -> answers of the base -> adapter, trained -> adapter/, checked -> scores of both -> card
 """
 
 import logging
-import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,21 +22,19 @@ from perl.callbacks.recorder import Recorder
 from perl.callbacks.stopping import OrderlyStop, sigterm_as_interrupt
 from perl.checkpoint import discard_incomplete, latest_checkpoint, step_of
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
-from perl.evaluation.evaluate import TaskScore, evaluate_policy
 from perl.guards import check_saved_adapter, check_saved_model
 from perl.hub.card import CardFacts, TaskFacts, render_card
 from perl.methods.settings import method_problems
 from perl.model import base_fingerprint, base_identity, load_base
 from perl.plan import Plan, make_plan
-from perl.progress import live_line
 from perl.prompts import render_prompts
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.recipe import is_first_process
 from perl.rewards import Reward, reward_problems
-from perl.rewards.verifier import Judging, start_workers
-from perl.rollouts.hf_engine import Sampling
+from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
 from perl.run import Run, follow_run, open_run, sha256_of, write_text
+from perl.run_evaluation import between_steps, score_base, score_run
 from perl.saved_adapter import WEIGHTS
 from perl.trainer import PeftGRPOTrainer
 
@@ -85,10 +82,10 @@ def train(
         with _located(recipe):
             model = load_base(recipe.model, plan.arguments.device)
         _record_identity(plan, model, run)
-        _score("base", model, plan, run)
+        score_base(plan, model, run)
         trainer = _train_policy(plan, model, run)
         _save_adapter(trainer, plan, run)
-        _score("adapter", trainer.policy, plan, run)
+        score_run(plan, model, trainer, run)
         _draw(run)
         _write_card(plan, run)
     return run
@@ -160,45 +157,6 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
     )
 
 
-def _score(who: str, model: torch.nn.Module, plan: Plan, run: Run) -> None:
-    """Scores a policy on the held-out problems; a score that an earlier start recorded stands."""
-    settings, problems = plan.recipe.eval, plan.problems
-    if not settings.enabled or problems.heldout is None or problems.heldout_name is None:
-        return
-    known = run.facts.get("eval", {}).get(problems.heldout_name, {})
-    if who in known:
-        return
-    rows = problems.heldout.select(range(min(settings.limit or len(problems.heldout), len(problems.heldout))))
-    sampling = Sampling(
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        max_completion_length=settings.max_completion_length or plan.recipe.rollout.max_completion_length,
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-    )
-    with live_line(len(rows) * settings.k, f"scoring the {who}") as line:
-        judging = plan.judging or Judging()
-        asked = [{**row, "solution": row[judging.solution]} for row in rows]
-        prompts = render_prompts(asked, plan.tokenizer, plan.arguments.chat_template_kwargs)
-        score = evaluate_policy(model, plan.tokenizer, prompts, sampling, settings.k, line.update, judging)
-    logger.info("%s on %s: %.3f ± %.3f", who, problems.heldout_name, score.accuracy, score.stderr)
-    run.record(eval={**run.facts.get("eval", {}), problems.heldout_name: {**known, **_facts_of(who, score)}})
-
-
-def _facts_of(who: str, score: TaskScore) -> dict[str, Any]:
-    stderr = None if math.isnan(score.stderr) else score.stderr
-    return {
-        who: score.accuracy,
-        "stderr" if who == "adapter" else f"{who}_stderr": stderr,
-        "k": score.k,
-        "n": score.n,
-        f"{who}_length": score.mean_length,
-        f"{who}_truncated": score.truncated,
-        f"{who}_no_answer": score.no_answer,
-        f"{who}_unjudged": score.unjudged,
-    }
-
-
 def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrainer:
     """Trains, from the newest checkpoint if there is one; a signal ends it in order."""
     checkpoint = latest_checkpoint(run.checkpoints)
@@ -215,7 +173,8 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     trainer.base_fingerprint = run.facts.get("fingerprint", {}).get("base")
     own = [reward for reward in plan.rewards if reward.failures is not None]
     stop = OrderlyStop([reward.failures for reward in own if reward.failures is not None])
-    for callback in (Recorder(run, trainer.latest_group), LiveProgress(), stop):
+    scores = between_steps(plan, trainer, run)
+    for callback in (*([scores] if scores else []), Recorder(run, trainer.latest_group), LiveProgress(), stop):
         trainer.add_callback(callback)
     if is_first_process():
         discard_incomplete(run.checkpoints)

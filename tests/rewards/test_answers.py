@@ -81,6 +81,7 @@ def test_the_last_box_is_the_one_that_brackets_match():
         ("**Final Answer**: $x = 5$.", "x = 5"),
         ("The answer is $5$, as 3 + 2 = 5.", "5"),
         (r"The answer is \(5\).", "5"),
+        (r"The answer is $\$18.90$.", r"\$18.90"),
         (r"The final answer is \[ \frac{1}{2} \]", r"\frac{1}{2}"),
         ("The answer is 3.5. Good.", "3.5"),
         ("The solution is x = 2\nthat is all", "x = 2"),

@@ -1,4 +1,4 @@
 """The command line: which Perl is meant, and one module a command."""
 
-COMMANDS = ("train", "export", "recipes", "methods", "reward", "rollout")
+COMMANDS = ("train", "eval", "export", "recipes", "methods", "reward", "rollout")
 OPTIONS = ("--help", "--version")

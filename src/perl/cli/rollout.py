@@ -26,7 +26,16 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
     from perl.training import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides))
-    click.echo(server_command(plan.recipe, plan.served_rank, plan.longest_text, port))
+    said = server_command(
+        plan.recipe.model,
+        plan.longest_text,
+        port,
+        on_cpu=plan.recipe.engine.device == "cpu",
+        form=plan.form,
+        rank=plan.served_rank,
+        adapters=1 + plan.recipe.rollout.prefetch,  # those of rollouts that are sampled ahead, and the newest
+    )
+    click.echo(said)
 
 
 @command.command("check", short_help="Ask RECIPE's servers whether they will do.")

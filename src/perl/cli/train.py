@@ -1,5 +1,6 @@
 """``perl train``: parse, train, print where everything is."""
 
+import json
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -60,17 +61,19 @@ def _leave() -> None:
 
 def _summary(run: "Run") -> list[str]:
     """Scores of base and adapter, and where the files are."""
-    lines = []
-    for task, score in run.facts.get("eval", {}).items():
-        lines.append(f"{task}: avg@{score['k']} on {score['n']} held-out problems")
-        for who, stderr in (("base", score["base_stderr"]), ("adapter", score["stderr"])):
-            error = f" ± {stderr:.3f}" if stderr is not None else ""
-            unjudged = score.get(f"{who}_unjudged") or 0.0
-            lost = f"   {unjudged:.1%} could not be judged" if unjudged else ""
-            lines.append(f"  {who:8} {score[who]:.3f}{error}   mean length {score[f'{who}_length']:.1f} tokens{lost}")
+    from perl.evaluation.results import read_results
+    from perl.evaluation.table import plain
+
+    lines = [plain(read_results(run.path / "eval"))] if run.facts.get("eval") else []
     lines.append(f"{run.facts['steps']} steps, {run.facts['seconds']:.0f} s, reward {_reward(run)}")
     lines.append(f"adapter  {run.adapter}")
     lines.append(f"card     {run.card}")
+    best = run.path / "best" / "best.json"
+    if best.is_file():
+        found = json.loads(best.read_text(encoding="utf-8"))
+        lines.append(
+            f"best     {best.parent / 'adapter'}: {found['metric']} {found['value']:.3f} at step {found['step']}"
+        )
     curves = run.plots / "curves.png"
     lines.append(f"curves   {curves}" if curves.is_file() else "curves   not drawn: pip install 'perl-rl[plots]'")
     if run.facts.get("repo_id"):

@@ -1,94 +1,294 @@
-"""Scores a policy on held-out problems.
+"""An adapter beside its base on benchmark tasks: the stages of ``perl eval``, called in order.
 
-policy, problems, sampling -> TaskScore
+adapter, tasks, settings -> Results, and a folder: results.json, samples.jsonl, table.md, problems.png
 
-The verifier is the one that training uses, so the two cannot disagree on what is right.
+Whatever is wrong with the request is found before weights are loaded; an evaluation that was stopped goes on.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from filelock import FileLock, Timeout
 
-from perl.evaluation.metrics import average_at_k, standard_error
-from perl.rewards.verifier import Judging, check_all
-from perl.rollouts.hf_engine import Sampling, generate
-from perl.types import Prompt
+from perl.errors import MissingExtraError, RunFolderError
+from perl.evaluation import table
+from perl.evaluation.draw import draw
+from perl.evaluation.figure import draw_problems
+from perl.evaluation.lighteval_score import LightevalError, lighteval_installed, score_with_lighteval
+from perl.evaluation.metrics import paired_difference
+from perl.evaluation.policies import Policies, Ready, Who, in_turn, load_policies
+from perl.evaluation.protocol import short_hash
+from perl.evaluation.questions import Prepared
+from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation, said_of_options
+from perl.evaluation.results import SAMPLES, TABLE, OtherScore, ProblemResult, Results, TaskResult
+from perl.evaluation.samples import Sample, SampleFile
+from perl.evaluation.score import rights, score_samples
+from perl.evaluation.task import all_tasks
+from perl.model import base_dtype, base_identity, public_name
+from perl.progress import duration, live_line
+from perl.rollouts.open_engine import EngineSettings
+from perl.run import installed_versions, write_text
+
+logger = logging.getLogger("perl")
+
+DEFAULT_TASKS = ("aime24", "aime25", "math_500")
+# Packages that a score depends on, beside those of a run.
+_PACKAGES = ("math-verify", "vllm", "lighteval")
+
+Groups = list[list[Sample]]
 
 
-@dataclass(frozen=True)
-class TaskScore:
-    """What a policy achieved on one task.
+@dataclass
+class Drawn:
+    """What came of asking.
 
     Attributes:
-        accuracy: avg@k over the problems.
-        stderr: Its standard error, clustered by problem.
-        k: Completions a problem.
-        n: Problems.
-        mean_length: Mean completion length in tokens, the end token included.
-        truncated: Share of completions that were cut off.
-        no_answer: Share of completions without an answer.
-        unjudged: Share of completions that could not be compared with the gold answer: too slow, failed, or a gold
-            answer that cannot be read. They count as not right.
+        groups: Who -> task -> the samples of each problem.
+        keys: Who -> task -> the name under which they are kept.
+        logp_diff: The largest difference of an engine's log-probabilities, in nats; None where there is none.
     """
 
-    accuracy: float
-    stderr: float
-    k: int
-    n: int
-    mean_length: float
-    truncated: float
-    no_answer: float
-    unjudged: float
+    groups: dict[Who, dict[str, Groups]] = field(default_factory=dict)
+    keys: dict[Who, dict[str, str]] = field(default_factory=dict)
+    logp_diff: float | None = None
 
 
-def evaluate_policy(
-    model: torch.nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    k: int,
-    on_batch: Callable[[int], None] | None = None,
-    judging: Judging | None = None,
-) -> TaskScore:
-    """Draws k completions of every problem and checks each.
+def evaluate(
+    adapter: str | Path | None = None,
+    base: str | Path | None = None,
+    tasks: Sequence[str] = DEFAULT_TASKS,
+    k: int | None = None,
+    data: str | Path | None = None,
+    output: str | Path | None = None,
+    settings: EvalSettings | None = None,
+) -> Results:
+    """Scores an adapter on benchmark tasks, and its base beside it under the same protocol.
 
     Args:
-        model: The policy, with whatever adapter is active.
-        tokenizer: The base's.
-        prompts: Problems with solutions.
-        sampling: How tokens are drawn; the same for every policy that is to be compared.
-        k: Completions a problem.
-        on_batch: Called with the number of completions that are new.
-        judging: The limits of a comparison; None: the usual ones.
+        adapter: A run folder, a checkpoint or an adapter's folder, or a Hub id with an optional ``@revision``; None:
+            the base alone.
+        base: Hub id with an optional ``@revision``, or folder; None: the one that the adapter names.
+        tasks: Names from ``perl eval --list-tasks``.
+        k: Completions a problem; None: the preset's.
+        data: Folder with the tasks' data as JSON lines; None: the Hub.
+        output: Folder for the results, in which an evaluation that was stopped goes on and other tasks are added; None:
+            ``RUN/evals/PRESET`` for a run, else ``evals/NAME/PRESET``.
+        settings: Everything else.
 
     Raises:
-        ValueError: There is no problem, or one has no solution.
+        PerlError: The request cannot be done; nothing was started.
+        RolloutError: No server answers any more; when one does, the same call goes on.
+        BrokenPromiseError: The engine does not answer like the policy.
     """
-    judging = judging or Judging()
-    repeated = [prompt for prompt in prompts for _ in range(k)]
-    completions = generate(model, tokenizer, repeated, sampling, on_batch)
-    verdicts = check_all(
-        [_solution(prompt) for prompt in repeated],
-        [completion.text for completion in completions],
-        timeout_seconds=judging.timeout_seconds,
-        workers=judging.workers,
-    )
-    right = [[v.right for v in verdicts[i : i + k]] for i in range(0, len(verdicts), k)]
-    return TaskScore(
-        accuracy=average_at_k(right),
-        stderr=standard_error(right),
-        k=k,
-        n=len(prompts),
-        mean_length=sum(len(c.token_ids) for c in completions) / len(completions),
-        truncated=sum(c.truncated for c in completions) / len(completions),
-        no_answer=sum(v.status == "no_answer" for v in verdicts) / len(verdicts),
-        unjudged=sum(v.status in ("timeout", "error", "unparsable_gold") for v in verdicts) / len(verdicts),
+    trained, on = (None if name is None else str(name) for name in (adapter, base))
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
+        return carry_out(plan_evaluation(trained, on, tasks, k, data, output, settings or EvalSettings()))
+
+
+def carry_out(plan: Evaluation, policies: Policies | None = None) -> Results:
+    """Does what was planned.
+
+    Args:
+        plan: From :func:`perl.evaluation.request.plan_evaluation`, or a run's.
+        policies: Base and trained policy, where they are in memory already; None: they are loaded.
+
+    Returns:
+        What was written into ``plan.folder``.
+
+    Raises:
+        PerlError: As :func:`evaluate`.
+    """
+    started = time.monotonic()
+    with _locked(plan.folder):
+        for line in plan.lines():
+            logger.info("%s", line)
+        if policies is None:
+            with said_of_options():
+                policies = load_policies(plan.subject, plan.device)
+        drawn = draw_samples(plan, policies)
+        results = _results(plan, policies, drawn, time.monotonic() - started).with_earlier(plan.folder)
+        results.write(plan.folder)
+        write_text(plan.folder / TABLE, table.markdown(results))
+        places = [place for task in plan.tasks for place in task.request.places(plan.protocol.k)]
+        keys = [key for who in drawn.keys.values() for key in who.values()]
+        SampleFile(plan.folder / SAMPLES).put_first(keys, places)
+        try:
+            draw_problems(results, plan.folder)
+        except MissingExtraError as error:
+            logger.warning("%s", error)
+    return results
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder, made and held by this process alone."""
+    hint = "choose another with --output"
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise RunFolderError("another process is evaluating here", str(folder), hint) from None
+    except OSError as error:  # a file of that name, no permission, no such disk
+        reason = "it is a file" if folder.is_file() else error.strerror or str(error)
+        raise RunFolderError(f"cannot be written: {reason}", str(folder), hint) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def draw_samples(plan: Evaluation, policies: Policies) -> Drawn:
+    """Every sample of every policy on every task; those that are there already are not drawn again.
+
+    Raises:
+        RolloutError: No server answers any more.
+        BrokenPromiseError: The engine does not answer like the policy.
+    """
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    drawn, file = Drawn(), SampleFile(plan.folder / SAMPLES)
+    settings = EngineSettings(f"perl-{secrets.token_hex(4)}", plan.folder / "sync", plan.longest)
+    probe = plan.tasks[0].request.asked[0].prompt_ids
+    temperature = plan.protocol.temperature or 1.0  # of greedy sampling engines report log-probabilities at 1
+    turns = in_turn(policies, plan.policies, plan.engine, settings, probe, plan.settings.batch_size, temperature)
+    with closing(turns):
+        for ready in turns:
+            if ready.logp_diff is not None:
+                drawn.logp_diff = max(ready.logp_diff, drawn.logp_diff or 0.0)
+            found = drawn.groups.setdefault(ready.who, {})
+            for task in plan.tasks:
+                key = _key(plan, policies, ready.who, task)
+                drawn.keys.setdefault(ready.who, {})[task.request.task] = key
+                found[task.request.task] = _draw_task(plan, policies, ready, task, key, file)
+    return drawn
+
+
+def _draw_task(
+    plan: Evaluation, policies: Policies, ready: Ready, task: Prepared, key: str, file: SampleFile
+) -> Groups:
+    k, name = plan.protocol.k, task.request.task
+    wanted = set(task.request.places(k))
+    done = {place: sample for place, sample in file.read(key).items() if place in wanted}
+    if done:
+        logger.info("%s on %s: %d of %d completions are there already", ready.who, name, len(done), len(wanted))
+    started = time.monotonic()
+    with live_line(len(wanted), f"{ready.who} on {name}", len(done)) as line:
+
+        def keep(sample: Sample) -> None:
+            file.append(key, [sample])
+            line.update(1)
+
+        groups = draw(ready.engine, policies.tokenizer, task.request, plan.protocol, done, keep, plan.judging)
+    score = score_samples(groups)
+    error = f" ± {100 * score.stderr:.1f}" if score.stderr is not None else ""
+    seconds = duration(time.monotonic() - started)
+    logger.info("%s on %s: avg@%d %.1f%s, in %s", ready.who, name, k, 100 * score.accuracy, error, seconds)
+    return groups
+
+
+def _key(plan: Evaluation, policies: Policies, who: Who, task: Prepared) -> str:
+    """Names a policy and the way it was asked: whatever a completion depends on, and no path."""
+    facts = {
+        "base": policies.base_sha256,
+        "adapter": plan.subject.adapter_sha256 if who == "adapter" else None,
+        "drawn": plan.protocol.drawn(),
+        "seed": plan.protocol.seed,
+        "max_new_tokens": task.request.max_new_tokens,
+        "data": task.data.sha256,
+        "stop": list(task.request.stop),
+        "template": plan.template,
+        "engine": plan.engine.backend,
+    }
+    return short_hash(facts)
+
+
+def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float) -> Results:
+    own = {who: _by_lighteval(plan, groups) for who, groups in drawn.groups.items()}
+    base, revision = public_name(*base_identity(policies.base))
+    versions = installed_versions()
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return Results(
+        subject={
+            "name": plan.subject.name,
+            "base": base,
+            "base_revision": revision,
+            "base_sha256": policies.base_sha256,
+            "adapter_sha256": plan.subject.adapter_sha256,
+            "chat_template": plan.template,
+        },
+        protocol=plan.protocol,
+        engine={
+            "backend": plan.engine.backend,
+            "dtype": base_dtype(policies.base),
+            "device": plan.device.type,
+            "logp_diff": drawn.logp_diff,
+        },
+        versions=versions,
+        seconds=seconds,
+        tasks=tuple(_task_result(plan, task, drawn, own) for task in plan.tasks),
     )
 
 
-def _solution(prompt: Prompt) -> str:
-    if prompt.solution is None:
-        raise ValueError(f"no solution to compare with: {prompt.content!r}")
-    return prompt.solution
+def _task_result(
+    plan: Evaluation,
+    task: Prepared,
+    drawn: Drawn,
+    own: Mapping[Who, Mapping[str, OtherScore]],
+) -> TaskResult:
+    name = task.request.task
+    found = {who: groups[name] for who, groups in drawn.groups.items()}
+    rows = {who: rights(group) for who, group in found.items()}
+    scores = {who: score_samples(group, plan.settings.pass_at) for who, group in found.items()}
+    paired = "base" in rows and "adapter" in rows and len(task.request.asked) > 1
+    problems = tuple(
+        ProblemResult(asked.problem, *(tuple(rows[who][i]) if who in rows else None for who in ("base", "adapter")))
+        for i, asked in enumerate(task.request.asked)
+    )
+    return TaskResult(
+        name=name,
+        title=task.data.task.title,
+        protocol_hash=task.protocol_hash,
+        max_new_tokens=task.request.max_new_tokens,
+        data={"source": task.data.source, "revision": task.data.revision, "sha256": task.data.sha256},
+        base=scores.get("base"),
+        adapter=scores.get("adapter"),
+        difference=paired_difference(rows["base"], rows["adapter"]) if paired else None,
+        problems=problems,
+        lighteval={who: scored[name] for who, scored in own.items() if name in scored},
+        samples={who: keys[name] for who, keys in drawn.keys.items()},
+    )
+
+
+def _by_lighteval(plan: Evaluation, groups: Mapping[str, Groups]) -> dict[str, OtherScore]:
+    """Lighteval's own score of the same completions, where it is wanted and installed."""
+    if not plan.settings.lighteval or not lighteval_installed():
+        return {}
+    known = all_tasks()
+    data = [task.data for task in plan.tasks if known.get(task.request.task) == task.data.task]  # not held-out ones
+    texts = {one.task.name: [[sample.text for sample in samples] for samples in groups[one.task.name]] for one in data}
+    try:
+        scores = score_with_lighteval(data, texts, plan.subject.name) if data else {}
+    except LightevalError as error:
+        logger.warning("%s; our own score stands", error)
+        return {}
+    found = {}
+    for name, score in scores.items():
+        pairs = [
+            (mine, theirs)
+            for ours, others in zip(rights(groups[name]), score.right, strict=True)
+            for mine, theirs in zip(ours, others, strict=True)
+        ]
+        only_ours = sum(mine and not theirs for mine, theirs in pairs)
+        found[name] = OtherScore(score.metrics, only_ours, sum(theirs and not mine for mine, theirs in pairs))
+    return found

@@ -1,13 +1,44 @@
-"""Scores from verdicts.
+"""Scores from verdicts, how far they can be trusted, and whether an adapter's differ from its base's.
 
-(problems, k) rights and wrongs -> avg@k and its standard error
+(problems, k) rights and wrongs -> avg@k, pass@k, maj@k, G-Pass@k; standard error, interval, paired difference
 
 Pure functions. Knows nothing of models, prompts or files.
 """
 
+import functools
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy
+
+# Up to here every way of flipping signs is tried; above, so many are drawn.
+_EXACT_FLIPS_UP_TO = 16
+_DRAWN_FLIPS = 20_000
+# Sums of the same differences in another order may differ in their last bits; sums that do differ, differ by more.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better the adapter is than its base on the same problems.
+
+    Attributes:
+        mean: avg@k of the adapter minus avg@k of the base.
+        stderr: Standard error of the mean, clustered by problem; NaN for fewer than two problems.
+        low, high: Ends of the 95 % interval of the mean; NaN for fewer than two problems.
+        p_value: Chance of a mean at least this far from 0, were base and adapter equally good on every problem.
+    """
+
+    mean: float
+    stderr: float
+    low: float
+    high: float
+    p_value: float
 
 
 def average_at_k(right: Sequence[Sequence[bool]]) -> float:
@@ -38,3 +69,231 @@ def standard_error(right: Sequence[Sequence[bool]]) -> float:
         return math.nan
     means = [statistics.fmean(row) for row in right]
     return statistics.stdev(means) / math.sqrt(len(means))
+
+
+def pass_at_k(right: Sequence[Sequence[bool]], k: int) -> float:
+    """Mean over problems of the chance that at least one of k completions is right (pass@k).
+
+    Args:
+        right: One row a problem, at least k entries each; rows may differ in length.
+        k: Completions that are drawn, without putting back, from those of a problem.
+
+    Raises:
+        ValueError: k < 1, a problem has fewer than k completions, or there is no problem.
+
+    Source: Chen et al. 2021, arXiv:2107.03374, equation 1; in integers where the paper's code multiplies floats.
+    """
+    return statistics.fmean(pass_at_k_by_problem(right, k))
+
+
+def pass_at_k_by_problem(right: Sequence[Sequence[bool]], k: int) -> list[float]:
+    """The unbiased estimate of pass@k of every problem, as :func:`pass_at_k` averages them.
+
+    Raises:
+        ValueError: k < 1, or a problem has fewer than k completions.
+    """
+    _check_draws("pass", right, k)
+    return [_chance_of_right(len(row), sum(row), k, at_least=1) for row in right]
+
+
+def pass_at_k_error(right: Sequence[Sequence[bool]], k: int) -> float:
+    """Standard error of pass@k, clustered by problem; NaN for fewer than two problems.
+
+    Raises:
+        ValueError: k < 1, or a problem has fewer than k completions.
+    """
+    return _error_of_mean(pass_at_k_by_problem(right, k))
+
+
+def majority_at_k(
+    answers: Sequence[Sequence[str | None]],
+    right: Sequence[Sequence[bool]],
+    same: Callable[[str, str], bool] | None = None,
+) -> float:
+    """Share of problems whose most frequent answer is right (maj@k, self-consistency), k being all completions.
+
+    A completion without an answer does not vote, and a problem without any vote is wrong. Right answers are one class;
+    the others are classes by themselves. Where classes tie, the score is what drawing one of them gives on average.
+
+    Args:
+        answers: One row a problem, the answer of each completion, None where it has none.
+        right: The verdicts on them, same shape.
+        same: Whether two answers that are not right are the same one; asked of texts that differ in more than white
+            space. What it holds together by way of a third answer is one class too. None: only equal texts are.
+
+    Raises:
+        ValueError: The shapes differ, or there is no problem.
+
+    Source: Wang et al. 2022, arXiv:2203.11171, section 2 (unweighted vote); how ties count is our choice.
+    """
+    return statistics.fmean(_majority(a, r, same) for a, r in zip(answers, right, strict=True))
+
+
+def g_pass_at_k(right: Sequence[Sequence[bool]], k: int, threshold: float | Fraction) -> float:
+    """Mean over problems of the chance that at least the share ``threshold`` of k completions is right (G-Pass@k).
+
+    Args:
+        right: One row a problem, at least k entries each.
+        k: Completions that are drawn, without putting back, from those of a problem.
+        threshold: 0..1; at least one must be right, so that 0 gives pass@k.
+
+    Raises:
+        ValueError: k < 1, a problem has fewer than k completions, the threshold is no share, or there is no problem.
+
+    Source: Liu et al. 2024, "Are your LLMs capable of stable reasoning?", arXiv:2412.13147.
+    """
+    _check_draws("G-Pass", right, k)
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"a threshold is a share of 0..1, not {threshold}")
+    # The share that was meant: 0.07 * 100 is 7.000000000000001 in floats, which would ask for 8.
+    share = Fraction(threshold).limit_denominator(1_000_000)
+    return _mean_chance_of_right(right, k, at_least=max(1, math.ceil(share * k)))
+
+
+def mean_g_pass_at_k(right: Sequence[Sequence[bool]], k: int) -> float:
+    """G-Pass@k averaged over the thresholds above one half (mG-Pass@k).
+
+    Args:
+        right: One row a problem, at least k entries each.
+        k: Completions that are drawn; at least 2. An odd k cannot score more than (k - 1) / k, as the paper has it.
+
+    Raises:
+        ValueError: k < 2, a problem has fewer than k completions, or there is no problem.
+
+    Source: Liu et al. 2024, arXiv:2412.13147, the sum that stands for the integral.
+    """
+    _check_draws("mG-Pass", right, k, smallest=2)
+    above_half = range(math.ceil(k / 2) + 1, k + 1)
+    return 2 / k * math.fsum(_mean_chance_of_right(right, k, at_least=i) for i in above_half)
+
+
+def interval(
+    mean: float, stderr: float, count: int, level: float = 0.95, *, difference: bool = False
+) -> tuple[float, float]:
+    """The confidence interval of a mean of scores by Student's t, within what scores can be.
+
+    Args:
+        mean: Score, 0..1.
+        stderr: Its standard error, clustered by problem.
+        count: Problems; the distribution has one degree of freedom fewer.
+        level: Share of such intervals that hold the true mean, between 0 and 1.
+        difference: The mean is one of differences of scores, -1..1.
+
+    Returns:
+        Low and high; both NaN for fewer than two problems or a standard error of NaN.
+
+    Raises:
+        ValueError: The level is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"a level lies between 0 and 1, {level} does not")
+    if count < 2 or math.isnan(stderr):
+        return math.nan, math.nan
+    half_width = _student_t(level, count - 1) * stderr
+    return max(-1.0 if difference else 0.0, mean - half_width), min(1.0, mean + half_width)
+
+
+def paired_difference(base: Sequence[Sequence[bool]], adapter: Sequence[Sequence[bool]]) -> Difference:
+    """How much better the adapter is than the base, problem by problem.
+
+    Args:
+        base: One row a problem.
+        adapter: One row a problem, the same problems in the same order; k may differ from the base's.
+
+    Returns:
+        Mean, standard error and interval, and the p value of a two-sided test that flips the signs of the problems'
+        differences: all ways of it for up to 16 that are not 0, else 20,000 drawn ones, the same at every call.
+
+    Raises:
+        ValueError: The numbers of problems differ, or there is none.
+
+    Source: Miller 2024, arXiv:2411.00640, section 4.2; the test is not the paper's but Fisher's (1935).
+    """
+    if len(base) != len(adapter):
+        raise ValueError(f"{len(base)} problems of the base cannot be paired with {len(adapter)} of the adapter")
+    differences = [statistics.fmean(a) - statistics.fmean(b) for b, a in zip(base, adapter, strict=True)]
+    mean, stderr = statistics.fmean(differences), _error_of_mean(differences)
+    low, high = interval(mean, stderr, len(differences), difference=True)
+    return Difference(mean, stderr, low, high, _sign_flip_p_value(differences))
+
+
+def _error_of_mean(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def _check_draws(name: str, right: Sequence[Sequence[bool]], k: int, smallest: int = 1) -> None:
+    if k < smallest:
+        raise ValueError(f"{name}@k needs a k of at least {smallest}, not {k}")
+    shortest = min((len(row) for row in right), default=k)
+    if shortest < k:
+        raise ValueError(f"{name}@{k} needs {k} completions a problem, there are {shortest}")
+
+
+def _mean_chance_of_right(right: Sequence[Sequence[bool]], k: int, at_least: int) -> float:
+    return statistics.fmean(_chance_of_right(len(row), sum(row), k, at_least) for row in right)
+
+
+@functools.lru_cache(maxsize=10_000)  # few problems of a task differ in how many completions are right
+def _chance_of_right(n: int, c: int, k: int, at_least: int) -> float:
+    """Chance that k of n completions, c of which are right, hold at least so many right ones (hypergeometric)."""
+    fewer = sum(math.comb(c, j) * math.comb(n - c, k - j) for j in range(min(at_least, k + 1)))
+    return (math.comb(n, k) - fewer) / math.comb(n, k)
+
+
+def _majority(answers: Sequence[str | None], right: Sequence[bool], same: Callable[[str, str], bool] | None) -> float:
+    """The score of one problem: 1 or 0, or the share of the tied classes that are right."""
+    votes = [(answer, is_right) for answer, is_right in zip(answers, right, strict=True) if answer is not None]
+    votes_right = sum(is_right for _, is_right in votes)
+    votes_by_text = Counter(" ".join(answer.split()) for answer, is_right in votes if not is_right)
+    votes_wrong = [sum(votes_by_text[text] for text in texts) for texts in _classes(list(votes_by_text), same)]
+    most = max([votes_right, *votes_wrong])
+    if votes_right < most or most == 0:
+        return 0.0
+    return 1 / (1 + votes_wrong.count(most))
+
+
+def _classes(texts: Sequence[str], same: Callable[[str, str], bool] | None) -> list[list[str]]:
+    """Different texts, those that are the same answer together, whatever the order of the texts."""
+    if same is None:
+        return [[text] for text in texts]
+    classes: list[list[str]] = []
+    for text in texts:
+        near = [members for members in classes if any(same(text, member) for member in members)]
+        classes = [members for members in classes if members not in near] + [[text, *itertools.chain(*near)]]
+    return classes
+
+
+@functools.lru_cache(maxsize=100)
+def _student_t(level: float, degrees: int) -> float:
+    """How far from 0 the share ``level`` of Student's t lies, on both sides together."""
+    low, high = 0.0, math.pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _share_within(middle, degrees) < level else (low, middle)
+    return math.sqrt(degrees) * math.tan(high)
+
+
+def _share_within(angle: float, degrees: int) -> float:
+    """The share of Student's t within +-sqrt(degrees) * tan(angle).
+
+    Source: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: exact, as the degrees of freedom are whole.
+    """
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * cosine**2
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def _sign_flip_p_value(differences: Sequence[float]) -> float:
+    values_P = numpy.array([value for value in differences if value != 0.0])
+    least = abs(float(values_P.sum())) - _ROUNDING
+    if len(values_P) <= _EXACT_FLIPS_UP_TO:
+        flips = numpy.arange(2 ** len(values_P))[:, None] >> numpy.arange(len(values_P)) & 1
+        return float(numpy.mean(abs((1 - 2 * flips) @ values_P) >= least))
+    generator = numpy.random.default_rng(0)
+    signs = (1 - 2 * generator.integers(0, 2, size=len(values_P)) for _ in range(_DRAWN_FLIPS))
+    as_far = sum(bool(abs(signs_P @ values_P) >= least) for signs_P in signs)
+    # The flips that were observed count as one of them, or the p value could be 0.
+    return (as_far + 1) / (_DRAWN_FLIPS + 1)

@@ -172,16 +172,34 @@ class RolloutSection(Section):
 
 
 class EvalSection(Section):
-    """How base and adapter are scored on the held-out problems, before and after training."""
+    """How base and adapter are scored: on the held-out problems and on benchmark tasks, under one protocol."""
 
-    enabled: bool = Field(True, description="false: no held-out evaluation.")
+    enabled: bool = Field(True, description="false: no evaluation.")
+    tasks: list[str] = Field([], description="Benchmark tasks too, names from `perl eval --list-tasks`.")
+    data: str | None = Field(
+        None, min_length=1, description="Folder with the tasks' data as JSON lines; None: the Hub."
+    )
+    every: int | None = Field(
+        None, ge=1, description="Score the policy on the tasks every N steps too, and keep the best adapter."
+    )
+    best: str | None = Field(
+        None, description="By which score the best is known, as aime24/avg@16; None: the mean of all avg@k."
+    )
     k: int = Field(4, ge=1, description="Completions a problem; the score is their mean (avg@k).")
-    limit: int | None = Field(256, ge=1, description="Score the first problems only; null: all.")
+    limit: int | None = Field(256, ge=1, description="Score the first held-out problems only; null: all.")
     temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0: greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
     max_completion_length: int | None = Field(None, ge=1, description="None: as in rollout.")
     batch_size: int = Field(256, ge=1, description="Completions generated at a time.")
     seed: int = Field(0, ge=0, description="Seed of the sampling, the same for base and adapter.")
+
+    @model_validator(mode="after")
+    def _check_every(self) -> "EvalSection":
+        if (self.every is not None or self.best is not None) and not (self.tasks and self.enabled):
+            raise ValueError("every and best are about tasks: name some, as in tasks: [aime24]")
+        if self.best is not None and self.every is None:
+            raise ValueError("best needs every, the steps between two scores")
+        return self
 
 
 class HubSection(Section):

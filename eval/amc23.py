@@ -1,0 +1,29 @@
+"""AMC 12 of 2023: 40 competition problems for high schools, reworded so that each answer is a number.
+
+Data: ``math-ai/amc23``, the form of Qwen2.5-Math's evaluation (MIT): 22 problems of AMC 12A and 18 of AMC 12B without
+their five choices. The problems are the MAA's, the data set declares no licence.
+
+Contamination: on the web since November 2023, before the data of most current bases was collected.
+"""
+
+from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+
+TASKS = (
+    Task(
+        name="amc23",
+        title="AMC 2023",
+        repository="math-ai/amc23",
+        subset=None,
+        split="test",
+        revision="80815d37005feb82cd7f8fbc6901d5d3eff43057",
+        file="amc23.jsonl",
+        prompt=BOXED_PROMPT,
+        version=1,
+        max_new_tokens=None,
+        stop=(),
+        lighteval=None,
+        source="math-ai/amc23 (MAA, AMC 12A and 12B 2023), asked as Qwen2.5-Math's evaluation does",
+    ),
+)
+
+__getattr__ = tables_on_demand(TASKS)

@@ -1,0 +1,32 @@
+"""OlympiadBench, mathematics in English, text only, open answers: 674 problems (He et al. 2024, arXiv:2402.14008).
+
+Data: ``Hothan/OlympiadBench``, subset ``OE_TO_maths_en_COMP`` (MIT). The gold is the first entry of ``final_answer``; a
+gold with several values lists them in it. Fifteen relay problems refer to a number that the text does not give, so no
+model reaches 100%.
+
+lighteval's own ``olympiad_bench`` compares text with text and cuts at 2,048 tokens; its scores are not comparable.
+Contamination: contests of many years, on the web since.
+"""
+
+from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+
+TASKS = (
+    Task(
+        name="olympiadbench",
+        title="OlympiadBench (maths, en)",
+        repository="Hothan/OlympiadBench",
+        subset="OE_TO_maths_en_COMP",
+        split="train",
+        revision="91184b52131e7fc9455fef848035173aea8cc01a",
+        file="olympiadbench.jsonl",
+        prompt=BOXED_PROMPT,
+        version=1,
+        max_new_tokens=None,
+        stop=(),
+        lighteval=None,
+        source="Hothan/OlympiadBench, OE_TO_maths_en_COMP, asked as Qwen2.5-Math's evaluation does",
+        answer=("final_answer", "answer"),
+    ),
+)
+
+__getattr__ = tables_on_demand(TASKS)

@@ -1,0 +1,33 @@
+"""The sandbox's arithmetic: 500 held-out problems a task, made on the spot, for ``sandbox:base`` and its adapters.
+
+No data set, no network, no licence. The prompt is the question itself in the base's chat template, as in training; one
+question in ten, by a hash of its text, is held out from every training set and from the base's own training.
+
+The tables that lighteval reads name no data set on the Hub: ``perl eval`` scores these tasks with lighteval's own
+metrics, ``lighteval ... --custom-tasks`` cannot load them.
+"""
+
+from perl.evaluation.task import Task, tables_on_demand
+from perl.sandbox import PREFIX
+from perl.sandbox.tasks import TASKS as SANDBOX
+
+TASKS = tuple(
+    Task(
+        name=f"{PREFIX}{name}",
+        title=f"Sandbox {name}",
+        repository=f"{PREFIX}{name}",
+        subset=None,
+        split="heldout",
+        revision=None,
+        file=f"sandbox_{name}.jsonl",
+        prompt="{problem}",
+        version=1,
+        max_new_tokens=None,
+        stop=(),
+        lighteval=None,
+        source="made by perl.sandbox, the held-out split",
+    )
+    for name in SANDBOX
+)
+
+__getattr__ = tables_on_demand(TASKS)

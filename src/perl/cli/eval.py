@@ -1,0 +1,191 @@
+"""``perl eval``: score an adapter beside its base, list the tasks, compare results."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from perl.cli.output import set_up_output
+from perl.errors import InterruptedRunError, PerlError
+
+if TYPE_CHECKING:
+    from perl.evaluation.results import Results
+
+
+EPILOG = """\b
+Examples:
+  perl eval --adapter runs/quickstart --tasks sandbox:addition
+  perl eval --adapter user/name --tasks aime24,math_500 --k 16
+  perl eval --base Qwen/Qwen3-4B --tasks aime25 --preset base
+  perl eval --adapter runs/mine --tasks aime25 --server-command
+  perl eval --adapter runs/mine --tasks aime25 --server http://gpu1:8000
+  perl eval compare runs/a/eval runs/b/eval
+"""
+
+
+@click.group(
+    "eval",
+    invoke_without_command=True,
+    epilog=EPILOG,
+    short_help="Score an adapter beside its base on benchmark tasks.",
+)
+@click.option("--adapter", help="Run folder, checkpoint, adapter folder, or Hub id with an optional @revision.")
+@click.option("--base", help="Hub id or folder [default: the one the adapter names]; alone: score that model.")
+@click.option("--tasks", default="aime24,aime25,math_500", show_default=True, help="Names, with commas between.")
+@click.option("-k", "--k", type=int, help="Completions a problem [default: the preset's].")
+@click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
+@click.option(
+    "-o", "--output", type=click.Path(), help="For results [default: RUN/evals/PRESET, else evals/NAME/PRESET]."
+)
+@click.option("--preset", default="perl", show_default=True, help="perl, perl-paper, greedy, or base (its own).")
+@click.option("--temperature", type=float, help="Softmax temperature; 0: greedy [default: the preset's].")
+@click.option("--top-p", type=float, help="Nucleus [default: the preset's].")
+@click.option("--max-new-tokens", type=int, help="Longest completion [default: the preset's].")
+@click.option("--system-prompt", help="Message before every question.")
+@click.option("--seed", type=int, help="Each sample's own seed is derived from it [default: 0].")
+@click.option("--limit", type=int, help="Only the first so many problems of each task.")
+@click.option("--pass-at", help="Further numbers for pass@k, with commas between; powers of two up to k are there.")
+@click.option("--no-base", is_flag=True, help="Do not score the base.")
+@click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "transformers", "vllm", "vllm-server"]),
+    default="auto",
+    show_default=True,
+    help="What draws completions.",
+)
+@click.option("--server", "servers", multiple=True, help="Address of a vLLM server that serves the base; repeatable.")
+@click.option(
+    "--server-timeout", type=float, default=600.0, show_default=True, help="Seconds to wait while no server answers."
+)
+@click.option("--sync-folder", type=click.Path(), help="Folder through which servers get the adapter.")
+@click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", show_default=True, help="Of the model.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Of the base's weights; auto: float32 on a CPU, else the checkpoint's.",
+)
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Of transformers.")
+@click.option("--list-tasks", is_flag=True, help="List the tasks.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; load no weights.")
+@click.option(
+    "--server-command",
+    is_flag=True,
+    help="Print the command that starts a vLLM server for this evaluation, on a machine like this; load no weights.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the table and errors only.")
+@click.pass_context
+def command(  # noqa: PLR0913 (an argument for each option, as click hands them over)
+    context: click.Context,
+    /,
+    *,
+    adapter: str | None,
+    base: str | None,
+    tasks: str,
+    k: int | None,
+    data: str | None,
+    output: str | None,
+    pass_at: str | None,
+    no_base: bool,
+    no_lighteval: bool,
+    servers: tuple[str, ...],
+    list_tasks: bool,
+    dry_run: bool,
+    server_command: bool,
+    as_json: bool,
+    quiet: bool,
+    **settings: object,
+) -> None:
+    """Score an adapter on benchmark tasks, its base beside it under the same protocol.
+
+    avg@k with a standard error clustered by problem, pass@k, maj@k, the paired difference from the base, and how many
+    completions were cut off. The same command goes on with an evaluation that was stopped.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    set_up_output(quiet=quiet or as_json)
+    if list_tasks:
+        click.echo("\n".join(_tasks(as_json=as_json)))
+        return
+    from perl.evaluation.evaluate import carry_out
+    from perl.evaluation.request import EvalSettings, plan_evaluation
+
+    if server_command:  # which needs no server that runs, nor vLLM here
+        settings["backend"] = "transformers"
+    chosen = EvalSettings(
+        with_base=not no_base,
+        lighteval=not no_lighteval,
+        servers=() if server_command else servers,
+        pass_at=_numbers(pass_at),
+        **settings,  # type: ignore[arg-type]  # by the names of its fields
+    )
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    plan = plan_evaluation(adapter, base, names, k, data, output, chosen)
+    if server_command:
+        from perl.evaluation.serving import serving_command
+
+        click.echo(serving_command(plan, servers[0] if servers else None))
+        return
+    if dry_run:
+        click.echo("\n".join(plan.lines()))
+        return
+    try:
+        results = carry_out(plan)
+    except KeyboardInterrupt:
+        raise InterruptedRunError("stopped", str(plan.folder), "the same command goes on") from None
+    _print(results, plan.folder, as_json=as_json)
+
+
+@command.command("compare", short_help="Put several results side by side.")
+@click.argument("results", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--force", is_flag=True, help="Compare results of different protocols too; they are marked.")
+@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def compare_results(results: tuple[str, ...], *, force: bool, markdown: bool, as_json: bool) -> None:
+    """Put the results in several folders side by side, the first one compared with each of the others.
+
+    Results of different protocols are refused.
+    """
+    set_up_output(quiet=True)
+    from perl.evaluation.compare import as_dict, as_markdown, as_plain, compare
+    from perl.evaluation.results import read_results
+
+    if len(results) < 2:
+        raise PerlError("there is nothing to compare it with", results[0], "name two folders or more")
+    found = compare([read_results(folder) for folder in results], force=force)
+    click.echo(json.dumps(as_dict(found), indent=2) if as_json else as_markdown(found) if markdown else as_plain(found))
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in (text or "").split(",") if number.strip())
+    except ValueError:
+        raise PerlError(f"{text!r} are not numbers with commas between", "--pass-at", "as in 3,10") from None
+
+
+def _tasks(*, as_json: bool) -> list[str]:
+    """A line a task."""
+    from perl.evaluation.task import all_tasks
+
+    tasks = all_tasks().values()
+    if as_json:
+        return [json.dumps([{"name": t.name, "title": t.title, "data": t.repository, "file": t.file} for t in tasks])]
+    width = max(len(task.name) for task in tasks)
+    return [f"{task.name:{width}}  {task.source}" for task in tasks]
+
+
+def _print(results: "Results", folder: Path, *, as_json: bool) -> None:
+    from perl.evaluation.results import FIGURE, RESULTS
+    from perl.evaluation.table import plain
+
+    if as_json:
+        click.echo(json.dumps(results.as_dict(), indent=2))
+        return
+    click.echo(plain(results))
+    click.echo(f"results  {folder / RESULTS}")
+    if (folder / FIGURE).is_file():
+        click.echo(f"picture  {folder / FIGURE}")

@@ -1,0 +1,121 @@
+"""Draws the completions of a task from an engine and judges each as it comes.
+
+problems, engine, protocol -> Sample, each once
+
+What was drawn before is not drawn again. The verifier is the one that training uses, so the two cannot disagree on what
+is right. Knows nothing of models, files or scores.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.samples import Sample
+from perl.rewards.verifier import Judging, check_all
+from perl.rollouts.engine import Engine, Request, Sampled
+from perl.types import Verdict
+
+Place = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A problem as the model sees it.
+
+    Attributes:
+        problem: Its id.
+        prompt_ids: The rendered prompt, ends where the completion begins.
+        gold: The gold answer.
+    """
+
+    problem: str
+    prompt_ids: tuple[int, ...]
+    gold: str
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """A task's problems, and what is special about how they are answered.
+
+    Attributes:
+        task: The task's name.
+        max_new_tokens: Tokens after which a completion is cut off.
+        end_token_ids: Tokens that end one.
+        stop: Texts that end one too: what follows the first of them is dropped.
+    """
+
+    task: str
+    asked: tuple[Asked, ...]
+    max_new_tokens: int
+    end_token_ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+
+    def is_truncated(self, token_ids: Sequence[int]) -> bool:
+        """Whether a completion was cut off: it does not end by itself."""
+        return len(token_ids) >= self.max_new_tokens and token_ids[-1] not in self.end_token_ids
+
+    def places(self, k: int) -> list[Place]:
+        """Every sample that is wanted, problem by problem."""
+        return [(self.task, asked.problem, index) for asked in self.asked for index in range(k)]
+
+
+def draw(
+    engine: Engine,
+    tokenizer: PreTrainedTokenizerBase,
+    wanted: TaskRequest,
+    protocol: Protocol,
+    done: Mapping[Place, Sample],
+    on_sample: Callable[[Sample], None],
+    judging: Judging | None = None,
+) -> list[list[Sample]]:
+    """As many samples of each problem as the protocol wants.
+
+    Args:
+        engine: Has the policy.
+        tokenizer: The base's.
+        wanted: The task.
+        protocol: How completions are drawn, and how many.
+        done: Samples that are there already.
+        on_sample: Called with each new one, in any order, from one thread at a time.
+        judging: The limits of a comparison; None: the usual ones.
+
+    Returns:
+        The samples of each problem, by index.
+
+    Raises:
+        RolloutError: No engine answers any more.
+    """
+    by_id = {asked.problem: asked for asked in wanted.asked}
+    left = [place for place in wanted.places(protocol.k) if place not in done]
+    found: dict[Place, Sample] = dict(done)
+    # A request each, so that every sample has its own seed, whichever of a problem's are there already.
+    seeds = [protocol.seed_of(*place) for place in left]
+    requests = [Request(by_id[place[1]].prompt_ids, 1, seed) for place, seed in zip(left, seeds, strict=True)]
+
+    def judge(position: int, group: Sequence[Sampled]) -> None:
+        task, problem, index = place = left[position]
+        whole = tokenizer.decode(list(group[0].token_ids), skip_special_tokens=True)
+        text = _cut(whole, wanted.stop)
+        verdict = _verdict(by_id[problem].gold, text, judging or Judging())
+        length, truncated = len(group[0].token_ids), text == whole and wanted.is_truncated(group[0].token_ids)
+        sample = Sample(
+            task, problem, index, seeds[position], text, length, truncated, verdict.status, verdict.extracted
+        )
+        found[place] = sample
+        on_sample(sample)
+
+    if requests:
+        engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()
+    return [[found[wanted.task, asked.problem, i] for i in range(protocol.k)] for asked in wanted.asked]
+
+
+def _verdict(gold: str, text: str, judging: Judging) -> Verdict:
+    return check_all([gold], [text], timeout_seconds=judging.timeout_seconds, workers=judging.workers)[0]
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first of some others."""
+    ends = [text.find(stop) for stop in stops if stop in text]
+    return text[: min(ends)] if ends else text

@@ -1,0 +1,244 @@
+"""What an evaluation will do, with everything refused that cannot be done, before weights are loaded.
+
+adapter, base, tasks, settings -> Evaluation
+
+Knows nothing of weights, samples or scores.
+"""
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from perl.adapter import continue_adapter
+from perl.errors import MissingExtraError, PerlError, raise_all
+from perl.evaluation.policies import Who
+from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
+from perl.evaluation.questions import Prepared, prepare_task, template_hash
+from perl.evaluation.subject import Subject, find_subject
+from perl.evaluation.task import find_tasks
+from perl.evaluation.task_data import load_task_data
+from perl.model import load_empty_base, load_tokenizer, resolve_model
+from perl.recipe.sections import ModelSection, RolloutSection
+from perl.rewards.verifier import Judging
+from perl.rollouts.vllm_version import missing_vllm
+
+Backend = Literal["auto", "transformers", "vllm", "vllm-server"]
+
+# What a recipe's key is called here.
+_OPTIONS = {"tasks": "--tasks", "model.name": "--base", "peft.adapter": "--adapter"}
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """Settings of an evaluation that are seldom changed; None: not given.
+
+    Attributes:
+        preset: A published protocol, see :data:`perl.evaluation.protocol.PRESETS`.
+        temperature: Instead of the preset's.
+        top_p: Likewise.
+        max_new_tokens: Likewise.
+        system_prompt: Message before every question.
+        seed: From which each sample's own seed is derived.
+        limit: Only the first so many problems of each task.
+        pass_at: Numbers for pass@k, beside the powers of two up to k.
+        with_base: Score the base too.
+        lighteval: Report lighteval's own score of the same completions, where it is installed.
+        backend: What draws completions; auto: the servers if there are any, else vLLM on a GPU where it is installed,
+            else transformers.
+        servers: Addresses of vLLM servers that serve the base.
+        server_timeout: Seconds to wait while no server answers.
+        sync_folder: Folder through which servers get the adapter; None: in the output folder.
+        device: ``auto`` or ``cpu``.
+        dtype: Of the base's weights; auto: float32 on a CPU, the checkpoint's own elsewhere.
+        batch_size: Completions that transformers write at a time; no score depends on it.
+    """
+
+    preset: str = DEFAULT_PRESET
+    temperature: float | None = None
+    top_p: float | None = None
+    max_new_tokens: int | None = None
+    system_prompt: str | None = None
+    seed: int | None = None
+    limit: int | None = None
+    pass_at: tuple[int, ...] = ()
+    with_base: bool = True
+    lighteval: bool = True
+    backend: Backend = "auto"
+    servers: tuple[str, ...] = ()
+    server_timeout: float = 600.0
+    sync_folder: str | None = None
+    device: Literal["auto", "cpu"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    batch_size: int = 64
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that can be done.
+
+    Attributes:
+        tasks: Ready to be asked.
+        folder: Where results go.
+        engine: What draws completions; decided.
+        template: Hash of the chat template; None: prompts are plain text.
+        judging: The limits of comparing answers; None: the usual ones.
+    """
+
+    subject: Subject
+    protocol: Protocol
+    tasks: tuple[Prepared, ...]
+    folder: Path
+    engine: RolloutSection
+    template: str | None
+    device: torch.device
+    settings: EvalSettings
+    judging: Judging | None = None
+
+    @property
+    def policies(self) -> tuple[Who, ...]:
+        """Whom it asks, in order."""
+        if not self.subject.trained:
+            return ("base",)
+        return ("base", "adapter") if self.settings.with_base else ("adapter",)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with the longest completion."""
+        return max(task.longest for task in self.tasks)
+
+    def lines(self) -> Iterator[str]:
+        """What will be done, for a person to read."""
+        on = f" on {self.subject.base.name}" if self.subject.trained else ""
+        yield f"policy   {self.subject.name}{on}"
+        yield f"protocol {self.protocol.preset}: {self.protocol}"
+        yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}"
+        for task in self.tasks:
+            n, longest = len(task.request.asked), task.request.max_new_tokens
+            yield f"task     {task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
+        count = sum(len(task.request.asked) for task in self.tasks) * self.protocol.k * len(self.policies)
+        yield f"engine   {self.engine.backend}, {count:,} completions"
+        yield f"output   {self.folder}"
+
+
+def plan_evaluation(
+    adapter: str | None,
+    base: str | None,
+    tasks: Sequence[str],
+    k: int | None,
+    data: str | Path | None,
+    output: str | Path | None,
+    settings: EvalSettings,
+) -> Evaluation:
+    """Checks a request as far as it can be without weights.
+
+    Raises:
+        PerlError: Whatever is wrong.
+    """
+    with said_of_options():
+        chosen = find_tasks(list(tasks))
+        engine = _engine(settings)
+        resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
+        if settings.limit is not None and settings.limit < 1:
+            raise PerlError(f"{settings.limit} problems are too few", "--limit", "at least 1")
+        subject = find_subject(adapter, base, settings.dtype)
+        empty = load_empty_base(subject.base)
+        if subject.adapter is not None:
+            with contextlib.suppress(NotImplementedError):  # PEFT sets some up on weights; they are checked when loaded
+                continue_adapter(load_empty_base(subject.base), subject.adapter)
+        generation = generation_settings(subject.base)
+        protocol = resolve_protocol(settings.preset, _given(settings, k), generation)
+        _check_pass_at(settings.pass_at, protocol.k)
+        found = [load_task_data(task, Path(data).expanduser() if data else None, settings.limit) for task in chosen]
+        tokenizer = load_tokenizer(subject.base)
+    context = getattr(empty.config.get_text_config(), "max_position_embeddings", None)
+    ends = end_tokens(tokenizer, generation)
+    return Evaluation(
+        subject=subject,
+        protocol=protocol,
+        tasks=tuple(prepare_task(each, tokenizer, protocol, ends, context) for each in found),
+        folder=Path(output).expanduser() if output else subject.folder / protocol.preset,
+        engine=engine,
+        template=template_hash(tokenizer),
+        device=_device(settings),
+        settings=settings,
+    )
+
+
+@contextmanager
+def said_of_options() -> Iterator[None]:
+    """A mistake is said of the option, where other commands would say it of a recipe's key."""
+    try:
+        yield
+    except PerlError as error:
+        named = [replace(problem, where=_OPTIONS.get(problem.where, problem.where)) for problem in error.problems]
+        raise_all(type(error), named)
+
+
+def _given(settings: EvalSettings, k: int | None) -> dict[str, Any]:
+    names = ("temperature", "top_p", "max_new_tokens", "system_prompt", "seed")
+    return {"k": k, **{name: getattr(settings, name) for name in names}}
+
+
+def _engine(settings: EvalSettings) -> RolloutSection:
+    """What draws the completions, decided."""
+    backend = settings.backend
+    if backend == "auto":
+        here = torch.cuda.is_available() and importlib.util.find_spec("vllm") is not None
+        backend = "vllm-server" if settings.servers else "vllm" if here else "transformers"
+    if backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        problem = missing_vllm("--backend vllm")
+        raise MissingExtraError(problem.message, hint=problem.hint)
+    if backend == "vllm-server" and not settings.servers:
+        raise PerlError("vllm-server needs the address of one", "--backend", "--server http://localhost:8000")
+    if settings.servers and backend != "vllm-server":
+        raise PerlError(f"{backend} asks no server", "--server", "leave --backend out")
+    if not settings.server_timeout > 0:
+        raise PerlError(f"{settings.server_timeout:g} is out of range", "--server-timeout", "more than 0 seconds")
+    try:
+        return RolloutSection(
+            backend=backend,
+            servers=list(settings.servers),
+            server_timeout=settings.server_timeout,
+            sync_folder=settings.sync_folder,
+        )
+    except ValueError as error:  # pydantic's, with one line of ours in it
+        reason = str(error).split("Value error, ")[-1].split(" [type=")[0]
+        raise PerlError(reason, "--server") from None
+
+
+def _device(settings: EvalSettings) -> torch.device:
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if settings.device == "cpu" or here is None else here
+
+
+def _check_pass_at(pass_at: Sequence[int], k: int) -> None:
+    if pass_at and min(pass_at) < 1:
+        raise PerlError(f"there is no pass@{min(pass_at)}", "--pass-at", f"1 to {k}")
+    if pass_at and max(pass_at) > k:
+        message = f"pass@{max(pass_at)} needs {max(pass_at)} completions a problem, there are {k}"
+        raise PerlError(message, "--pass-at", f"--k {max(pass_at)}")
+
+
+def generation_settings(section: ModelSection) -> Mapping[str, Any]:
+    """What the base's ``generation_config.json`` says; nothing if it has none."""
+    try:
+        found = GenerationConfig.from_pretrained(resolve_model(section.name), revision=section.revision)
+    except OSError:
+        return {}
+    settings: dict[str, Any] = found.to_diff_dict()
+    return settings
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Every token that ends a completion: the tokenizer's, and those the base declares."""
+    declared = generation.get("eos_token_id")
+    declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return tuple(dict.fromkeys([*own, *declared]))

@@ -1,0 +1,242 @@
+"""What an evaluation found, as a record and as files.
+
+scores, protocol, what was evaluated -> Results -> results.json, table.md, problems.png
+
+``results.json`` has lighteval's layout, and under ``perl`` what that has no place for: the base beside the adapter,
+every problem, and the hashes that say what the numbers are numbers of. Knows nothing of models.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from perl.errors import PerlError
+from perl.evaluation.metrics import Difference
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.score import Score
+from perl.run import write_text
+
+VERSION = 1
+"""Of the part under ``perl``."""
+RESULTS, SAMPLES, TABLE, FIGURE = "results.json", "samples.jsonl", "table.md", "problems.png"
+
+
+@dataclass(frozen=True)
+class ProblemResult:
+    """One problem: which completions of base and adapter are right, in the order of their indices."""
+
+    id: str
+    base: tuple[bool, ...] | None
+    adapter: tuple[bool, ...] | None
+
+
+@dataclass(frozen=True)
+class OtherScore:
+    """lighteval's own score of the same completions.
+
+    Attributes:
+        metrics: By lighteval's labels.
+        only_ours: Completions that only our verifier calls right.
+        only_lighteval: Completions that only lighteval calls right.
+    """
+
+    metrics: Mapping[str, float]
+    only_ours: int
+    only_lighteval: int
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """A task.
+
+    Attributes:
+        name: The task's.
+        title: For people.
+        protocol_hash: Two results with the same may be compared.
+        max_new_tokens: Tokens after which completions were cut off here.
+        data: Where the problems come from: source, revision, sha256.
+        base: The base's score; None if it was not asked for.
+        adapter: The adapter's score; None where a base was evaluated alone.
+        difference: Adapter less base, problem by problem.
+        lighteval: ``base`` and ``adapter`` -> its own score; empty where lighteval is not installed.
+        samples: ``base`` and ``adapter`` -> what their lines in ``samples.jsonl`` have as ``policy``.
+    """
+
+    name: str
+    title: str
+    protocol_hash: str
+    max_new_tokens: int
+    data: Mapping[str, str | None]
+    base: Score | None
+    adapter: Score | None
+    difference: Difference | None
+    problems: tuple[ProblemResult, ...]
+    lighteval: Mapping[str, OtherScore] = field(default_factory=dict)
+    samples: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def score(self) -> Score:
+        """Of what was evaluated: the adapter, or a base that was evaluated alone."""
+        score = self.adapter or self.base
+        if score is None:
+            raise ValueError(f"{self.name} was not scored")
+        return score
+
+
+@dataclass(frozen=True)
+class Results:
+    """An evaluation.
+
+    Attributes:
+        subject: What was evaluated: its name, base, base_revision, base_sha256, adapter_sha256.
+        protocol: How.
+        engine: What drew the completions: backend, version, dtype, device, logp_diff.
+        versions: Of packages.
+        seconds: Wall time, earlier starts not counted.
+        tasks: In the order asked for.
+    """
+
+    subject: Mapping[str, str | None]
+    protocol: Protocol
+    engine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    seconds: float
+    tasks: tuple[TaskResult, ...]
+
+    def task(self, name: str) -> TaskResult:
+        """The result of a task.
+
+        Raises:
+            KeyError: It was not evaluated.
+        """
+        return {task.name: task for task in self.tasks}[name]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``results.json``."""
+        model = {**self.subject, **self.protocol.drawn(), **self.engine}
+        return {
+            "config_general": {
+                "model_name": self.subject["name"],
+                "model_config": model,
+                "total_evaluation_time_secondes": str(round(self.seconds, 3)),  # lighteval spells it so
+            },
+            "results": {f"{task.name}|0": _labels(task) for task in self.tasks},
+            "versions": {},
+            "config_tasks": {
+                f"{task.name}|0": {
+                    "name": task.name,
+                    "hf_repo": task.data["source"],
+                    "hf_revision": task.data["revision"],
+                }
+                for task in self.tasks
+            },
+            "summary_tasks": {},
+            "summary_general": {},
+            "perl": {
+                "version": VERSION,
+                "subject": dict(self.subject),
+                "protocol": asdict(self.protocol),
+                "engine": dict(self.engine),
+                "versions": dict(self.versions),
+                "seconds": self.seconds,
+                "tasks": {task.name: _plain(task) for task in self.tasks},
+            },
+        }
+
+    def with_earlier(self, folder: Path) -> "Results":
+        """These, with the other tasks that a folder has of the same policies under the same protocol and engine."""
+        try:
+            earlier = read_results(folder / RESULTS)
+        except PerlError:
+            return self
+        if earlier._of_what() != self._of_what():
+            return self
+        names = {task.name for task in self.tasks}
+        return replace(self, tasks=(*self.tasks, *(task for task in earlier.tasks if task.name not in names)))
+
+    def _of_what(self) -> tuple[Any, ...]:
+        """What two sets of tasks must share to be one result."""
+        engine = {name: fact for name, fact in self.engine.items() if name != "logp_diff"}
+        return dict(self.subject), self.protocol, engine
+
+    def write(self, folder: Path) -> Path:
+        """Writes ``results.json`` into a folder, whole or not at all."""
+        path = folder / RESULTS
+        write_text(path, json.dumps(self.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        return path
+
+
+def read_results(path: str | Path) -> Results:
+    """Results from a file, or from the folder that it is in.
+
+    Raises:
+        PerlError: There is none, or it is not one of ours.
+    """
+    path = Path(path).expanduser()
+    places = [path, path / RESULTS, path / "eval" / RESULTS]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise PerlError(f"no results: there is no {RESULTS}", str(path), "perl eval writes them")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["perl"]
+        if found["version"] != VERSION:
+            raise ValueError(f"its version is {found['version']}, known is {VERSION}")
+        tasks = tuple(_task(name, facts) for name, facts in found["tasks"].items())
+        protocol, seconds = Protocol(**found["protocol"]), float(found["seconds"])
+        return Results(found["subject"], protocol, found["engine"], found["versions"], seconds, tasks)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{error} is absent" if isinstance(error, KeyError) else str(error)
+        raise PerlError(f"holds no results of perl eval: {reason}", str(file)) from None
+
+
+def _labels(task: TaskResult) -> dict[str, float | None]:
+    """What lighteval's readers find: our metrics, and lighteval's own by the names it gives them."""
+    score = task.score
+    ours: dict[str, float | None] = {f"avg@{score.k}": score.accuracy, f"avg@{score.k}_stderr": score.stderr}
+    ours |= {f"pass@{k}": value for k, value in score.pass_at.items()}
+    ours[f"maj@{score.k}"] = score.majority
+    own = task.lighteval.get("adapter" if task.adapter else "base")
+    return ours | (dict(own.metrics) if own else {})
+
+
+def _plain(task: TaskResult) -> dict[str, Any]:
+    facts = asdict(task)
+    del facts["name"]
+    if task.difference is not None:  # JSON has no NaN, which a single problem's interval is
+        facts["difference"] = {k: None if math.isnan(v) else v for k, v in facts["difference"].items()}
+    facts["problems"] = {
+        problem.id: {
+            who: "".join("1" if r else "0" for r in row)
+            for who, row in (("base", problem.base), ("adapter", problem.adapter))
+            if row is not None
+        }
+        for problem in task.problems
+    }
+    return facts
+
+
+def _task(name: str, facts: dict[str, Any]) -> TaskResult:
+    rows = {id: {who: tuple(c == "1" for c in row) for who, row in f.items()} for id, f in facts["problems"].items()}
+    difference = {k: math.nan if v is None else v for k, v in (facts["difference"] or {}).items()}
+    return TaskResult(
+        name=name,
+        title=facts["title"],
+        protocol_hash=facts["protocol_hash"],
+        max_new_tokens=facts["max_new_tokens"],
+        data=facts["data"],
+        base=_score(facts["base"]),
+        adapter=_score(facts["adapter"]),
+        difference=Difference(**difference) if difference else None,
+        problems=tuple(ProblemResult(id, row.get("base"), row.get("adapter")) for id, row in rows.items()),
+        lighteval={who: OtherScore(**score) for who, score in facts["lighteval"].items()},
+        samples=facts["samples"],
+    )
+
+
+def _score(facts: dict[str, Any] | None) -> Score | None:
+    if facts is None:
+        return None
+    return Score(**{**facts, "pass_at": {int(k): value for k, value in facts["pass_at"].items()}})

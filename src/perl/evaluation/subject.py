@@ -1,0 +1,165 @@
+"""What is to be evaluated: an adapter and the base beside it, found before any weights are loaded.
+
+run folder, checkpoint, adapter folder, Hub id, or a base alone -> Subject
+
+Knows nothing of tasks or sampling.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from huggingface_hub.constants import HF_HUB_OFFLINE
+
+from perl.checkpoint import latest_checkpoint
+from perl.errors import ModelError, PerlError, RunFolderError
+from perl.hub_lookup import TIMEOUT_SECONDS
+from perl.recipe import Recipe
+from perl.recipe.sections import ModelSection
+from perl.run import Run, sha256_of
+from perl.sandbox import is_sandbox
+from perl.saved_adapter import CONFIG, SavedAdapter, find_adapter
+
+_WHOLE_MODEL = "config.json"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A policy and the base it is compared with.
+
+    Attributes:
+        name: What results call it: a Hub id, or the last part of a path.
+        base: The base, with its revision.
+        adapter: What is put on the base; None: nothing.
+        model: A model that was itself trained on the base; None: there is none.
+        adapter_sha256: Of the adapter's weights, the file that will be pushed.
+        folder: Where results go if nobody says: a run's beside its adapter, others below ``evals/``.
+    """
+
+    name: str
+    base: ModelSection
+    adapter: SavedAdapter | None
+    model: ModelSection | None
+    adapter_sha256: str | None
+    folder: Path
+
+    @property
+    def trained(self) -> bool:
+        """Whether there is something beside the base."""
+        return self.adapter is not None or self.model is not None
+
+
+def find_subject(adapter: str | None, base: str | None = None, dtype: str = "auto") -> Subject:
+    """Finds what a user named.
+
+    Args:
+        adapter: A run folder, a checkpoint or an adapter's folder, or a Hub id with an optional ``@revision``; None:
+            the base alone.
+        base: Hub id with an optional ``@revision``, or folder; None: the one that the adapter names.
+        dtype: Type of the base's weights.
+
+    Raises:
+        PerlError: There is no such thing, it is a whole model, or nobody says which base it belongs to.
+    """
+    given = _section(base, dtype) if base is not None else None
+    if adapter is None:
+        if given is None:
+            raise PerlError("nothing to evaluate is named", "--adapter", "or --base for a base alone")
+        name = given.name if is_sandbox(given.name) else _short(given.name)
+        return Subject(name, given, None, None, None, Path("evals") / name.replace(":", "-"))
+    path = Path(adapter).expanduser()
+    if (path / "run.json").is_file():
+        return _of_run(path, given, dtype)
+    try:
+        saved = find_adapter(str(path) if path.is_dir() else adapter)
+    except ModelError as error:
+        raise _explained(error, adapter) from None
+    section = given or _base_of(saved, _recipe_above(path), dtype)
+    name = _short(adapter)
+    return Subject(name, section, saved, None, sha256_of(saved.weights), Path("evals") / name)
+
+
+def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
+    """The adapter of a run that is done, or the model if that was trained itself."""
+    run = Run.read(path)
+    section = given or replace_dtype(Recipe.load(path / "recipe.yaml").model, dtype)
+    if not run.adapter.is_dir():
+        checkpoint = latest_checkpoint(run.checkpoints)
+        hint = f"--adapter {checkpoint}" if checkpoint else "perl train finishes it"
+        raise RunFolderError(f"has no trained adapter yet, it is {run.status}", str(path), hint)
+    name = path.resolve().name
+    if run.facts.get("method") == "full":
+        weights = sorted(run.adapter.glob("*.safetensors"))
+        return Subject(name, section, None, ModelSection(name=str(run.adapter)), sha256_of(weights[0]), path / "evals")
+    saved = find_adapter(str(run.adapter))
+    return Subject(name, section, saved, None, sha256_of(saved.weights), path / "evals")
+
+
+def replace_dtype(section: ModelSection, dtype: str) -> ModelSection:
+    """The section with another type of weights, unless that is left open."""
+    return section if dtype == "auto" else section.model_copy(update={"dtype": dtype})
+
+
+def _section(name: str, dtype: str) -> ModelSection:
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    if local and not (folder / _WHOLE_MODEL).is_file():
+        what = "is an adapter, no whole model" if (folder / CONFIG).is_file() else f"has no {_WHOLE_MODEL}"
+        hint = (
+            f"--adapter {name}" if (folder / CONFIG).is_file() else "the folder of a whole model, or a name on the Hub"
+        )
+        raise ModelError(f"{name} {what}", "--base", hint)
+    repository, _, revision = (name, "", "") if local else name.partition("@")
+    return replace_dtype(ModelSection(name=repository, revision=revision or None), dtype)
+
+
+def _base_of(saved: SavedAdapter, recipe: Recipe | None, dtype: str) -> ModelSection:
+    """The base that an adapter names; where the run is known, as the run loaded it."""
+    if recipe is not None:
+        return replace_dtype(recipe.model, dtype)
+    name = saved.config.base_model_name_or_path
+    if not name:
+        raise ModelError(f"{saved.name} does not say in its {CONFIG} which base it belongs to", "--base", "name it")
+    return replace_dtype(ModelSection(name=name, revision=saved.config.revision), dtype)
+
+
+def _recipe_above(path: Path) -> Recipe | None:
+    """The recipe of the run that a checkpoint or an adapter's folder lies in."""
+    for folder in path.resolve().parents[:2] if path.is_dir() else ():  # a Hub id lies nowhere here
+        if (folder / "recipe.yaml").is_file() and (folder / "run.json").is_file():
+            return Recipe.load(folder / "recipe.yaml")
+    return None
+
+
+def _explained(error: ModelError, adapter: str) -> ModelError:
+    """What is said of an adapter that is none; of a whole model how that is evaluated."""
+    problem = error.problems[0]
+    path = Path(adapter).expanduser()
+    whole = (path / _WHOLE_MODEL).is_file() if path.is_dir() else _is_whole_on_hub(adapter)
+    if whole:
+        return ModelError(f"{adapter} is a whole model, not an adapter", "--adapter", f"--base {adapter}")
+    return ModelError(problem.message, "--adapter", problem.hint)
+
+
+def _is_whole_on_hub(name: str) -> bool:
+    if HF_HUB_OFFLINE or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        return False
+    repository, _, revision = name.partition("@")
+    try:
+        found = HfApi().model_info(repository, revision=revision or None, timeout=TIMEOUT_SECONDS)
+    except Exception:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
+        return False
+    files = {file.rfilename for file in found.siblings or ()}
+    return _WHOLE_MODEL in files and CONFIG not in files
+
+
+def _short(name: str) -> str:
+    """What results call it: of a folder the last parts that say something, else the Hub's name."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        return name
+    path = path.resolve()
+    if path.name == "adapter" or path.name.startswith("checkpoint-"):
+        run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+        return run.name if path.name == "adapter" else f"{run.name}-{path.name}"
+    return path.name

@@ -1,0 +1,265 @@
+"""An evaluation as a table: for a paper or a model card, and for a terminal.
+
+Results -> table.md, or lines for a terminal
+
+Says beside the numbers what they are numbers of, and what speaks against them. Knows nothing of how they came about.
+"""
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from perl.evaluation.metrics import Difference
+from perl.evaluation.results import Results, TaskResult
+from perl.evaluation.score import Score
+
+# Above this share of truncated completions a score says more about the limit than about the policy.
+MUCH_TRUNCATED = 0.1
+# A terminal shows wider tables in two parts.
+WIDEST = 100
+_SHORT_SHA = 12
+
+Column = tuple[str, list[str]]
+"""Heading and cells."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How the better score and a hash are set off.
+
+    Attributes:
+        strong: ``{}`` stands for the score.
+        code: ``{}`` stands for the hash.
+        name: What the better score has.
+    """
+
+    strong: str
+    code: str
+    name: str
+
+
+MARKDOWN, PLAIN = Marks("**{}**", "`{}`", "bold"), Marks("{} *", "{}", "*")
+
+
+def markdown(results: Results) -> str:
+    """The table in Markdown, with the protocol and all reservations below it."""
+    columns = [*_score_columns(results.tasks, MARKDOWN), *_further_columns(results.tasks)]
+    notes = [f"- {note}" for note in _notes(results, MARKDOWN)]
+    return "\n".join([*markdown_table(columns), "", *notes]) + "\n"
+
+
+def plain(results: Results) -> str:
+    """The same for a terminal; where it would be too wide, scores first and what else was measured below."""
+    scores, further = _score_columns(results.tasks, PLAIN), _further_columns(results.tasks)
+    lines = plain_table([*scores, *further])
+    if max(map(len, lines)) > WIDEST:
+        lines = [*plain_table(scores), "", *plain_table([scores[0], *further])]
+    notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(results, PLAIN)]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def markdown_table(columns: Sequence[Column]) -> list[str]:
+    """Lines of a table: the first column to the left, all others to the right."""
+    rule = ["---", *["---:"] * (len(columns) - 1)]
+    rows = [[heading for heading, _ in columns], rule, *zip(*(cells for _, cells in columns), strict=True)]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def plain_table(columns: Sequence[Column]) -> list[str]:
+    """Lines of a table without rules, aligned as in :func:`markdown_table`."""
+    widths = [max(len(cell) for cell in (heading, *cells)) for heading, cells in columns]
+    rows = [[heading for heading, _ in columns], *zip(*(cells for _, cells in columns), strict=True)]
+    first, *others = widths
+    return [
+        "  ".join(
+            [row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def percent(share: float) -> str:
+    """A share in percent with one decimal."""
+    return f"{100 * share:.1f}"
+
+
+def score_cell(score: Score | None) -> str:
+    """``41.2 ± 1.3``: avg@k and its standard error in percent."""
+    if score is None:
+        return "-"
+    return percent(score.accuracy) if score.stderr is None else f"{percent(score.accuracy)} ± {percent(score.stderr)}"
+
+
+def difference_cell(difference: Difference | None) -> str:
+    """``+3.1 [+0.2, +6.0]``: a difference with its 95 % interval, in points of a percent."""
+    if difference is None:
+        return "-"
+    if math.isnan(difference.low):
+        return _signed(difference.mean)
+    return f"{_signed(difference.mean)} [{_signed(difference.low)}, {_signed(difference.high)}]"
+
+
+def p_cell(difference: Difference | None) -> str:
+    """A p value with three decimals."""
+    if difference is None or math.isnan(difference.p_value):
+        return "-"
+    return f"{difference.p_value:.3f}" if difference.p_value >= 0.001 else "<0.001"
+
+
+def is_shown(difference: Difference | None) -> bool:
+    """Whether the 95 % interval of a difference excludes 0."""
+    return difference is not None and (difference.low > 0 or difference.high < 0)
+
+
+def _signed(share: float) -> str:
+    rounded = f"{100 * share:+.1f}"
+    return "0.0" if float(rounded) == 0 else rounded
+
+
+def _score_columns(tasks: Sequence[TaskResult], marks: Marks) -> list[Column]:
+    """avg@k of base and adapter and their difference, as far as there are any."""
+    k = _k(tasks)
+    columns: list[Column] = [("Task", [task.title for task in tasks]), ("n", [f"{task.score.n:,}" for task in tasks])]
+    if k == "k":
+        columns.append(("k", [f"{task.score.k}" for task in tasks]))
+    if any(task.base for task in tasks):
+        columns.append((f"avg@{k} base", [_marked(task, task.base, -1, marks) for task in tasks]))
+    if any(task.adapter for task in tasks):
+        columns.append((f"avg@{k} adapter", [_marked(task, task.adapter, 1, marks) for task in tasks]))
+    if any(task.difference for task in tasks):
+        columns.append(("difference [95 % interval]", [difference_cell(task.difference) for task in tasks]))
+        columns.append(("p", [p_cell(task.difference) for task in tasks]))
+    return columns
+
+
+def _further_columns(tasks: Sequence[TaskResult]) -> list[Column]:
+    columns: list[Column] = []
+    if _k(tasks) != "1":  # with one completion a problem they are avg@1 again
+        columns.append(_pass_column(tasks))
+        columns.append((f"maj@{_k(tasks)}", [_both(task, lambda s: percent(s.majority)) for task in tasks]))
+    columns.append(("mean tokens", [_both(task, lambda s: f"{s.mean_tokens:,.0f}") for task in tasks]))
+    columns.append(("truncated", [_both(task, lambda s: percent(s.truncated)) for task in tasks]))
+    columns.append(("no answer", [_both(task, lambda s: percent(s.no_answer)) for task in tasks]))
+    return columns
+
+
+def _k(tasks: Sequence[TaskResult]) -> str:
+    """Completions a problem, for a heading; ``k`` where tasks differ in it."""
+    found = {task.score.k for task in tasks}
+    return f"{found.pop()}" if len(found) == 1 else "k"
+
+
+def _marked(task: TaskResult, score: Score | None, sign: int, marks: Marks) -> str:
+    """A score, set off if the difference shows that it is the better one."""
+    better = is_shown(task.difference) and task.difference is not None and task.difference.mean * sign > 0
+    return marks.strong.format(score_cell(score)) if better else score_cell(score)
+
+
+def _pass_column(tasks: Sequence[TaskResult]) -> Column:
+    """pass@k for the largest k that every task has been scored for; where there are several, each cell says its own."""
+    largest = [max(task.score.pass_at) for task in tasks]
+    cells = [_both(task, lambda s: percent(s.pass_at[max(s.pass_at)])) for task in tasks]
+    if len(set(largest)) == 1:
+        return f"pass@{largest[0]}", cells
+    if all(most == task.score.k for most, task in zip(largest, tasks, strict=True)):
+        return "pass@k", cells
+    return "pass@", [f"{most}: {cell}" for most, cell in zip(largest, cells, strict=True)]
+
+
+def _both(task: TaskResult, text: Callable[[Score], str]) -> str:
+    """``base → adapter``, or the one that was scored."""
+    return " → ".join(text(score) for score in (task.base, task.adapter) if score is not None)
+
+
+def _notes(results: Results, marks: Marks) -> list[str]:
+    tasks = results.tasks
+    hashes = ", ".join(f"{task.title} {marks.code.format(task.protocol_hash)}" for task in tasks)
+    return [
+        _protocol(results),
+        f"Engine: {_engine(results)}.",
+        _subject(results, marks),
+        f"Protocol {'hash' if len(tasks) == 1 else 'hashes'}: {hashes}.",
+        _legend(tasks, marks),
+        *_doubts(tasks),
+    ]
+
+
+def _protocol(results: Results) -> str:
+    """The settings, and where completions were really cut off if the protocol does not say it."""
+    protocol = results.protocol
+    line = f"Protocol {protocol.preset}: {protocol}, seed {protocol.seed}."
+    if all(task.max_new_tokens == protocol.max_new_tokens for task in results.tasks):
+        return line
+    limits = ", ".join(f"{task.title} {task.max_new_tokens:,}" for task in results.tasks)
+    return f"{line} Cut off after so many tokens: {limits}."
+
+
+def _engine(results: Results) -> str:
+    engine = {name: value for name, value in results.engine.items() if value is not None}
+    backend = " ".join(str(engine.pop(name)) for name in ("backend", "version") if name in engine)
+    named = [str(engine.pop(name)) for name in ("dtype", "device") if name in engine]
+    others = [
+        f"{name} {value:.2g}" if isinstance(value, float) else f"{name} {value}" for name, value in engine.items()
+    ]
+    return ", ".join([backend, *named, *others])
+
+
+def _subject(results: Results, marks: Marks) -> str:
+    subject = results.subject
+    revision = f"@{subject['base_revision']}" if subject.get("base_revision") else ""
+    base = f"Base: {subject['base']}{revision}"
+    sha = subject.get("adapter_sha256")
+    if sha is None:
+        return f"{base}."
+    return f"{base}; adapter: {subject['name']}, sha256 {marks.code.format(sha[:_SHORT_SHA])}."
+
+
+def _legend(tasks: Sequence[TaskResult], marks: Marks) -> str:
+    parts = ["Scores and shares in percent", "±: standard error, clustered by problem"]
+    if any(task.difference for task in tasks):
+        parts.append("difference: adapter less base, paired by problem")
+        parts.append("p: sign flips by problem" + (", not corrected for the number of tasks" if len(tasks) > 1 else ""))
+        if any(is_shown(task.difference) for task in tasks):
+            parts.append(f"{marks.name}: the better one, the interval excludes 0")
+    if any(task.base and task.adapter for task in tasks):
+        parts.append("a → b: base → adapter")
+    return "; ".join(parts) + "."
+
+
+def _doubts(tasks: Sequence[TaskResult]) -> list[str]:
+    """What a reader must know before believing the scores."""
+    scored = [(task, who, score) for task in tasks for who, score in _policies(task)]
+    lines = [
+        f"Not judged: {percent(score.unjudged)} % of the completions of the {who} on {task.title}; they count as wrong."
+        for task, who, score in scored
+        if score.unjudged > 0
+    ]
+    lines += [
+        f"Cut off: {percent(score.truncated)} % of the completions of the {who} on {task.title}; "
+        "with more tokens the score may be another one."
+        for task, who, score in scored
+        if score.truncated > MUCH_TRUNCATED
+    ]
+    for task, who, score in scored:
+        other = task.lighteval.get(who)
+        if other is not None and other.only_ours + other.only_lighteval > 0:
+            lines.append(
+                f"lighteval judges {other.only_ours + other.only_lighteval:,} of {score.n * score.k:,} completions of "
+                f"the {who} on {task.title} otherwise; right only for lighteval: {other.only_lighteval:,}, "
+                f"only here: {other.only_ours:,}."
+            )
+    differences = [task.difference for task in tasks if task.difference is not None]
+    if differences and not any(map(is_shown, differences)):
+        lines.append(f"No difference from the base is shown: {_intervals(differences)}.")
+    return lines
+
+
+def _policies(task: TaskResult) -> Iterable[tuple[str, Score]]:
+    return ((who, score) for who, score in (("base", task.base), ("adapter", task.adapter)) if score is not None)
+
+
+def _intervals(differences: Sequence[Difference]) -> str:
+    if all(math.isnan(difference.low) for difference in differences):
+        return "a single problem has no interval"
+    return "the 95 % interval includes 0" if len(differences) == 1 else "every 95 % interval includes 0"

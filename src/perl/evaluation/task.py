@@ -1,0 +1,161 @@
+"""What a benchmark asks and where its questions come from; the modules of ``eval/`` by name.
+
+eval/*.py -> Task, Question, TaskData
+
+Knows nothing of models or of verdicts, and imports neither torch nor lighteval, so that a list of tasks costs nothing.
+"""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from perl.assets import evaluation_tasks
+from perl.errors import PerlError, Problem, did_you_mean, raise_all
+
+Split = Literal["train", "test", "heldout"]
+
+# The words of Qwen2.5-Math's evaluation, which most reports on RL with verifiable rewards use.
+BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark with one way of asking.
+
+    Attributes:
+        name: As the command line knows it.
+        title: As tables print it.
+        repository: Data set on the Hub, or ``sandbox:NAME``.
+        subset: Of the data set; None where it has one only.
+        split: Of the data set.
+        revision: Commit of the data set; None: the newest, which results record.
+        file: Name of the data in a local folder.
+        prompt: ``{problem}`` stands for the problem; any other brace stands for itself.
+        version: Of the way of asking; scores of different versions are different scores.
+        max_new_tokens: What lighteval's definition allows a completion; None where it leaves that open.
+        stop: Texts that end a completion.
+        lighteval: Name of the task of lighteval that this is, or None.
+        source: Where data and prompt come from.
+        problem: Columns that may hold the problem, the first one present counts.
+        answer: Columns that may hold the answer, likewise.
+        identifier: Columns that may hold the row's name, likewise.
+        choices: Columns of a question with four choices, the right one first; the answer is then a letter.
+    """
+
+    name: str
+    title: str
+    repository: str
+    subset: str | None
+    split: Split
+    revision: str | None
+    file: str
+    prompt: str
+    version: int
+    max_new_tokens: int | None
+    stop: tuple[str, ...]
+    lighteval: str | None
+    source: str
+    problem: tuple[str, ...] = ("problem", "question")
+    answer: tuple[str, ...] = ("answer",)
+    identifier: tuple[str, ...] = ("id", "unique_id")
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of a task.
+
+    Attributes:
+        id: Name of the row in its data set, else its number from 0; no two questions of a task share one.
+        text: What the user message says.
+        gold: The answer, as the verifier takes it.
+        row: The row as the data set holds it.
+    """
+
+    id: str
+    text: str
+    gold: str
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The questions of a task and where they were read.
+
+    Attributes:
+        task: The task.
+        questions: In the order of the data set.
+        source: Data set on the Hub, or name of the file; never a path.
+        revision: Commit on the Hub; None for a file, and where only the cache was asked.
+        sha256: Of ids, texts and golds.
+    """
+
+    task: Task
+    questions: tuple[Question, ...]
+    source: str
+    revision: str | None
+    sha256: str
+
+
+def questions_hash(questions: Iterable[Question]) -> str:
+    """SHA-256 of ids, texts and golds: equal where a model was asked the same and judged by the same."""
+    content = json.dumps([[question.id, question.text, question.gold] for question in questions])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def all_tasks() -> dict[str, Task]:
+    """Name -> task, of every module of ``eval/``."""
+    return {task.name: task for path in evaluation_tasks().values() for task in _tasks_of(path)}
+
+
+def find_tasks(names: Sequence[str], where: str = "--tasks") -> list[Task]:
+    """The tasks of these names, in the order asked for.
+
+    Args:
+        names: Each once.
+        where: What the user named them in.
+
+    Raises:
+        PerlError: With every name that is unknown or stands twice.
+    """
+    known = all_tasks()
+    problems = [
+        Problem(f"there is no task {name!r}", where, did_you_mean(name, known)) for name in names if name not in known
+    ]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    problems += [Problem(f"{name} is named {names.count(name)} times", where, "once is enough") for name in twice]
+    if not names:
+        problems.append(Problem("none is named", where, did_you_mean("", known)))
+    raise_all(PerlError, problems)
+    return [known[name] for name in names]
+
+
+def tables_on_demand(tasks: Sequence[Task]) -> Callable[[str], object]:
+    """The ``__getattr__`` of a task module: ``TASKS_TABLE``, in which lighteval looks, made when it is asked for.
+
+    A module that has it serves ``lighteval ... --custom-tasks FILE`` and is still imported in a moment elsewhere.
+    """
+
+    def attribute(name: str) -> object:
+        if name != "TASKS_TABLE":
+            raise AttributeError(name)
+        from perl.evaluation.lighteval_tasks import tasks_table  # imports lighteval, which takes seconds
+
+        return tasks_table(tasks)
+
+    return attribute
+
+
+def _tasks_of(path: Path) -> tuple[Task, ...]:
+    """``TASKS`` of a module that is imported by its path: ``eval`` is a folder of files, no package."""
+    spec = importlib.util.spec_from_file_location(f"perl_eval_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tasks: tuple[Task, ...] = module.TASKS
+    return tasks

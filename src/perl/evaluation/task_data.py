@@ -1,0 +1,191 @@
+"""The questions of a task with their gold answers, from a local folder, the Hub or the sandbox, checked.
+
+Task -> rows -> questions -> TaskData
+
+Knows nothing of models or of how answers are judged.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+from huggingface_hub.constants import HF_HUB_OFFLINE
+
+from perl.errors import DataError, Problem, raise_all
+from perl.evaluation.task import Question, Task, TaskData, questions_hash
+from perl.hub_lookup import look_up
+from perl.rewards.answers import gold_answer
+from perl.sandbox import is_sandbox, load_problems
+
+LETTERS = "ABCD"
+# Of what the Hub's library says when it cannot load a data set.
+_LONGEST_CAUSE = 300
+
+
+def load_task_data(task: Task, data: Path | None = None, limit: int | None = None) -> TaskData:
+    """Reads the questions of a task.
+
+    Args:
+        task: Sandbox tasks need neither folder nor network.
+        data: Folder that holds ``task.file``, with the Hub's columns or ``problem`` and ``answer``; None: the Hub.
+        limit: Only the first so many questions; None: all.
+
+    Raises:
+        DataError: The data is absent, gated, unreachable, broken or empty, or a question or an answer is missing.
+    """
+    where = f"task {task.name}"
+    if limit is not None and limit < 1:
+        raise DataError(f"{limit} questions are too few", where, "at least 1")
+    revision = None
+    if is_sandbox(task.repository):
+        source, rows = task.repository, _read_sandbox(task)
+    elif data is not None:
+        source, rows = task.file, _read_folder(task, data, where)
+    else:
+        source = task.repository
+        rows, revision = _read_hub(task, where)
+    if not rows:
+        raise DataError(f"{source} is empty", where)
+    questions = _questions(task, rows[:limit], source, where)
+    return TaskData(task, questions, source, revision, questions_hash(questions))
+
+
+def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question:
+    """What a row of the data asks.
+
+    Args:
+        task: Says which columns count; the row must have them.
+        row: As the data set holds it.
+        identifier: The question's id.
+    """
+    problem = str(row[_column(task.problem, row)])
+    if task.choices:
+        problem, gold = _with_choices(problem.strip(), [_text(row[name]) for name in task.choices])
+    else:
+        gold = _without_dollars(gold_answer(_text(row[_column(task.answer, row)])))
+    return Question(identifier, task.prompt.replace("{problem}", problem), gold, row)
+
+
+def _read_sandbox(task: Task) -> list[dict[str, Any]]:
+    return [{"problem": p.question, "answer": p.answer} for p in load_problems(task.repository, "heldout")]
+
+
+def _read_folder(task: Task, data: Path, where: str) -> list[dict[str, Any]]:
+    folder = data.expanduser()
+    if not folder.is_dir():
+        raise DataError(f"no such folder: {data}", where, f"the folder that holds {task.file}")
+    path = folder / task.file
+    if not path.is_file():
+        raise DataError(f"{data} has no file {task.file}", where, "one JSON object a line; without --data the Hub")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{task.file} cannot be read: {error}", where) from error
+    return list(_json_lines(text, task.file, where))
+
+
+def _json_lines(text: str, file: str, where: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"line {number} of {file} is not JSON: {error}", where) from error
+        if not isinstance(row, dict):
+            raise DataError(f"line {number} of {file} is no JSON object", where)
+        yield row
+
+
+def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows and the commit they are from, as far as it is known."""
+    instead = f"--data DIR with {task.file}"
+    answer = look_up("dataset", task.repository, task.revision)
+    if isinstance(answer, Problem):
+        raise DataError(answer.message, where, f"{answer.hint}; or {instead}" if answer.hint else instead)
+    revision = answer or task.revision
+    try:
+        rows = datasets.load_dataset(task.repository, task.subset, split=task.split, revision=revision)
+        return [dict(row) for row in rows], revision
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        cause = " ".join(str(error).split())[:_LONGEST_CAUSE]
+        offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if HF_HUB_OFFLINE else ""
+        raise DataError(f"{task.repository} cannot be loaded: {cause}", where, f"{offline}{instead}") from error
+
+
+def _questions(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> tuple[Question, ...]:
+    _check_columns(task, rows, source, where)
+    ids = _identifiers(task, rows)
+    questions = tuple(question_of(task, row, name) for row, name in zip(rows, ids, strict=True))
+    bare = [not question.gold for question in questions]
+    raise_all(DataError, _missing(bare, "answer", source, where))
+    return questions
+
+
+def _check_columns(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> None:
+    """Refuses rows that lack a question or an answer; an absent column is told apart from an empty cell."""
+    needed = {"problem": task.problem}
+    needed |= {name: (name,) for name in task.choices} if task.choices else {"answer": task.answer}
+    problems = []
+    for what, candidates in needed.items():
+        absent = [i for i, row in enumerate(rows) if _column(candidates, row) not in row]
+        if absent:
+            has = ", ".join(map(str, rows[absent[0]])) or "nothing"
+            message = f"row {absent[0] + 1} of {source} has no {' or '.join(candidates)}, it has {has}"
+            problems.append(Problem(message, where, f"the column that holds the {what}"))
+        else:
+            empty = [not _text(row[_column(candidates, row)]) for row in rows]
+            problems += _missing(empty, what, source, where)
+    raise_all(DataError, problems)
+
+
+def _missing(bad: Sequence[bool], what: str, source: str, where: str) -> list[Problem]:
+    if not any(bad):
+        return []
+    message = f"{sum(bad)} of {len(bad)} rows of {source} have no {what}, first row {bad.index(True) + 1}"
+    return [Problem(message, where)]
+
+
+def _column(candidates: Sequence[str], row: Mapping[str, Any]) -> str:
+    """The first of these columns that a row has; the first of all where it has none."""
+    return next((name for name in candidates if name in row), candidates[0])
+
+
+def _identifiers(task: Task, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the rows, or their numbers where the data set does not name all rows or names two alike."""
+    names = [_text(row.get(_column(task.identifier, row))) for row in rows]
+    return names if all(names) and len(set(names)) == len(names) else [str(i) for i in range(len(rows))]
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 (a cell, as the data set holds it)
+    """A cell as text: of a list the first entry, of a whole float the integer."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if value is None else str(value).strip()
+
+
+def _without_dollars(gold: str) -> str:
+    """A gold that is one formula, without its ``$``: some copies of a data set write them and some do not."""
+    inner = gold.removeprefix("$").removesuffix("$")
+    return inner.strip() if len(inner) == len(gold) - 2 and "$" not in inner else gold
+
+
+def _with_choices(question: str, choices: Sequence[str]) -> tuple[str, str]:
+    """A question with its four choices and the letter of the right one, whose place a hash of the question gives.
+
+    Args:
+        question: Without choices.
+        choices: The right one, then the others, which keep their order.
+
+    Source: ``gpqa_instruct_prompt`` of lighteval 0.13, which draws the place instead.
+    """
+    right, *others = choices
+    place = int.from_bytes(hashlib.sha256(question.encode()).digest()) % len(choices)
+    ordered = [*others[:place], right, *others[place:]]
+    listed = "\n".join(f"{letter}) {choice}" for letter, choice in zip(LETTERS, ordered, strict=True))
+    return f"{question}\n\n{listed}", LETTERS[place]

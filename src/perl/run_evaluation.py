@@ -1,0 +1,133 @@
+"""What a run's policy is worth: the base before training, the policy between steps, both at the end.
+
+Plan, model, trainer -> samples, metrics, Results
+
+The held-out problems and the tasks of the recipe's ``eval`` section are one evaluation, in the run's ``eval`` folder;
+what was drawn there is not drawn again. Knows nothing of losses or steps.
+"""
+
+from dataclasses import replace
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from perl.callbacks.task_scores import Metrics, TaskScores
+from perl.evaluation.draw import draw
+from perl.evaluation.evaluate import carry_out, draw_samples
+from perl.evaluation.policies import Policies
+from perl.evaluation.questions import template_hash
+from perl.evaluation.request import EvalSettings, Evaluation
+from perl.evaluation.results import Results, TaskResult
+from perl.evaluation.score import score_samples
+from perl.evaluation.subject import Subject
+from perl.plan import Plan
+from perl.recipe.sections import ModelSection, RolloutSection
+from perl.run import Run
+from perl.saved_adapter import find_adapter
+from perl.trainer import PeftGRPOTrainer
+
+
+def score_base(plan: Plan, base: PreTrainedModel, run: Run) -> None:
+    """Draws the base's answers to the held-out problems, before anything is trained.
+
+    With vLLM this waits for the end, where an engine is opened for base and adapter.
+    """
+    heldout = tuple(task for task in plan.tasks if task.request.task not in plan.recipe.eval.tasks)
+    if not heldout or plan.recipe.rollout.backend not in ("auto", "transformers"):
+        return
+    alone = Subject(plan.recipe.name, plan.recipe.model, None, None, None, run.path / "eval")
+    device = next(base.parameters()).device
+    evaluation = _evaluation(plan, run, alone, plan.recipe.rollout, device)
+    policies = Policies(base, None, plan.tokenizer, run.facts["fingerprint"]["base"])
+    draw_samples(replace(evaluation, tasks=heldout), policies)
+
+
+def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: Run) -> Results | None:
+    """Scores base and adapter on every task, and records it.
+
+    Args:
+        plan: Of the run.
+        base: As it was loaded; of a run that trained the model itself another copy is loaded.
+        trainer: Has the policy, which has been saved.
+        run: Where results go.
+
+    Returns:
+        None where the recipe names no task and holds no problems out.
+    """
+    if not plan.tasks:
+        return None
+    trained, digest = isinstance(trainer.policy, PeftModel), run.facts["fingerprint"]["adapter"]
+    subject = Subject(
+        name=plan.recipe.hub.repo_id or plan.recipe.name,
+        base=plan.recipe.model,
+        adapter=find_adapter(str(run.adapter)) if trained else None,
+        model=None if trained else ModelSection(name=str(run.adapter)),
+        adapter_sha256=digest,
+        folder=run.path / "eval",
+    )
+    evaluation = _evaluation(plan, run, subject, trainer.rollout, trainer.args.device)
+    fingerprint = run.facts["fingerprint"]["base"]
+    policies = Policies(base, trainer.policy, plan.tokenizer, fingerprint) if trained else None
+    results = carry_out(evaluation, policies)
+    run.record(eval={task.name: _facts_of(task) for task in results.tasks})
+    return results
+
+
+def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores | None:
+    """The callback that scores the policy while it is trained; None: the recipe does not ask for it."""
+    settings = plan.recipe.eval
+    tasks = [task for task in plan.tasks if task.request.task in settings.tasks]
+    if settings.every is None or not tasks:
+        return None
+
+    def score() -> Metrics:
+        engine = trainer.policy_engine(tasks[0].request.asked[0].prompt_ids, settings.batch_size)
+        metrics: Metrics = {}
+        if trainer.accelerator.is_main_process:
+            for task in tasks:
+                groups = draw(engine, plan.tokenizer, task.request, plan.protocol, {}, lambda _: None, plan.judging)
+                found = score_samples(groups)
+                name = f"eval/{task.request.task}"
+                metrics[f"{name}/avg@{found.k}"] = found.accuracy
+                metrics[f"{name}/pass@{found.k}"] = found.pass_at[max(found.pass_at)]
+                metrics[f"{name}/mean_tokens"] = found.mean_tokens
+                metrics[f"{name}/truncated"] = found.truncated
+        trainer.accelerator.wait_for_everyone()
+        return metrics
+
+    return TaskScores(score, trainer.note, trainer.save_adapter, settings.every, settings.best, run.path / "best")
+
+
+def _evaluation(plan: Plan, run: Run, subject: Subject, engine: RolloutSection, device: torch.device) -> Evaluation:
+    settings = plan.recipe.eval
+    backend = "transformers" if engine.backend == "auto" else engine.backend
+    return Evaluation(
+        subject=subject,
+        protocol=plan.protocol,
+        tasks=plan.tasks,
+        folder=run.path / "eval",
+        engine=engine.model_copy(update={"backend": backend, "prefetch": 0}),
+        template=template_hash(plan.tokenizer),
+        device=device,
+        settings=EvalSettings(lighteval=bool(settings.tasks), batch_size=settings.batch_size),
+        judging=plan.judging,
+    )
+
+
+def _facts_of(task: TaskResult) -> dict[str, float | int | None]:
+    """For ``run.json``: the adapter's stderr is called so, since it is the number of the card."""
+    score = task.score
+    facts: dict[str, float | int | None] = {"k": score.k, "n": score.n, "stderr": score.stderr}
+    for who, found in (("base", task.base), ("adapter", task.adapter)):
+        if found is not None:
+            facts |= {
+                who: found.accuracy,
+                f"{who}_stderr": found.stderr,
+                f"{who}_length": found.mean_tokens,
+                f"{who}_truncated": found.truncated,
+                f"{who}_no_answer": found.no_answer,
+                f"{who}_unjudged": found.unjudged,
+            }
+    facts.pop("adapter_stderr", None)
+    return facts

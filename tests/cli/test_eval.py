@@ -1,0 +1,184 @@
+"""`perl eval` as a process: what it prints where, and what a kill, Ctrl-C or a second process do to it."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from perl.assets import evaluation_tasks
+from perl.evaluation.task import all_tasks
+from perl.sandbox import BASE_FOLDER
+from tests.saved_adapters import save_adapter
+
+TASK = "sandbox:addition"
+# Many small batches, so that there is a middle.
+ASKED = ("--tasks", TASK, "--limit", "30", "--k", "3", "--max-new-tokens", "40", "--batch-size", "3", "--no-lighteval")
+TOTAL = 30 * 3
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "lora"
+    save_adapter(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(saved) -> Path:
+    """The results of one go."""
+    folder = saved.parent / "uninterrupted"
+    done = evaluated(saved, folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def evaluated(saved: Path, output: Path | str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "perl", "eval", "--adapter", str(saved), "-o", str(output), *ASKED, *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def stopped(saved: Path, output: Path, number: signal.Signals, after: int) -> subprocess.CompletedProcess[str]:
+    """What a process says that gets a signal once so many samples are written."""
+    command = [sys.executable, "-m", "perl", "eval", "--adapter", str(saved), "-o", str(output), *ASKED]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    file, deadline = output / "samples.jsonl", time.monotonic() + 120
+    while not file.is_file() or file.read_bytes().count(b"\n") < after:
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def tasks_of(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())["perl"]["tasks"]
+
+
+def whole_lines(folder: Path) -> list[str]:
+    return (folder / "samples.jsonl").read_text().split("\n")[:-1]
+
+
+def assert_it_goes_on(saved: Path, output: Path, uninterrupted: Path) -> None:
+    """The same command ends as if nothing had been; what was written is neither lost nor drawn again."""
+    before = whole_lines(output)
+    assert not (output / "results.json").exists()
+    done = evaluated(saved, output)
+    assert done.returncode == 0, done.stderr
+    there = re.findall(r"(\w+) on sandbox:addition: (\d+) of (\d+) completions are there already", done.stderr)
+    assert sum(int(count) for _, count, _ in there) == len(before)
+    assert {int(total) for _, _, total in there} == {TOTAL}
+    assert set(before) <= set(whole_lines(output))
+    assert whole_lines(output) == whole_lines(uninterrupted)
+    assert len(set(whole_lines(output))) == 2 * TOTAL
+    assert tasks_of(output) == tasks_of(uninterrupted)
+
+
+@pytest.mark.parametrize("after", [20, TOTAL + 20])
+def test_after_a_kill_the_same_command_goes_on(tmp_path, saved, uninterrupted, after):
+    killed = stopped(saved, tmp_path / "out", signal.SIGKILL, after)
+    assert killed.returncode == -signal.SIGKILL
+    assert after <= len(whole_lines(tmp_path / "out")) < 2 * TOTAL
+    with (tmp_path / "out" / "samples.jsonl").open("a") as file:
+        file.write('{"policy": "4a36131d646466b4", "task": "sandbox:add')
+    assert_it_goes_on(saved, tmp_path / "out", uninterrupted)
+
+
+def test_after_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninterrupted):
+    result = stopped(saved, tmp_path / "out", signal.SIGINT, 40)
+    assert result.returncode == 130
+    assert "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1] == f"error: {tmp_path / 'out'}: stopped (the same command goes on)"
+    assert result.stdout == ""
+    assert_it_goes_on(saved, tmp_path / "out", uninterrupted)
+
+
+def test_a_second_process_in_the_folder_is_refused_in_a_line(tmp_path, saved):
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "perl", "eval", "--adapter", str(saved), "-o", str(output), *ASKED]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while not (output / "samples.jsonl").is_file():
+            assert first.poll() is None, first.stderr.read()
+            time.sleep(0.01)
+        first.send_signal(signal.SIGSTOP)
+        second = evaluated(saved, output)
+    finally:
+        first.kill()
+        first.communicate()
+    line = f"error: {output}: another process is evaluating here (choose another with --output)"
+    assert (second.returncode, second.stdout, second.stderr.splitlines()) == (2, "", [line])
+
+
+def test_the_table_goes_to_stdout_and_what_happens_to_stderr(saved, uninterrupted):
+    done = evaluated(saved, uninterrupted)
+    assert "Sandbox addition" in done.stdout
+    assert f"results  {uninterrupted / 'results.json'}" in done.stdout
+    said = done.stderr.splitlines()
+    assert said[0].startswith("policy   lora on sandbox:base")
+    assert re.fullmatch(r"adapter on sandbox:addition: avg@4 \d+\.\d ± \d+\.\d, in 0:\d\d", said[-1])
+    assert not [line for line in said if "Warning" in line or "Loading" in line]
+
+
+def test_json_is_the_results_file(saved, uninterrupted):
+    done = evaluated(saved, uninterrupted, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["perl"]["tasks"] == tasks_of(uninterrupted)
+    assert json.loads(done.stdout) == json.loads((uninterrupted / "results.json").read_text())
+
+
+def test_the_tasks_are_listed_without_importing_a_library(perl_command):
+    result = perl_command("eval", "--list-tasks")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(all_tasks())
+    assert len(all_tasks()) >= len(evaluation_tasks())
+    listed = json.loads(perl_command("eval", "--list-tasks", "--json").stdout)
+    assert [row["name"] for row in listed] == list(all_tasks())
+    assert {"name", "title", "data", "file"} == set(listed[0])
+    script = (
+        "import sys; from perl.cli.commands import run; run(['eval', '--list-tasks'], 'perl'); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_dry_run_loads_no_weights_and_writes_nothing(perl_command, saved, tmp_path):
+    shutil.copytree(BASE_FOLDER, tmp_path / "weightless")
+    (tmp_path / "weightless" / "model.safetensors").unlink()
+    arguments = ("--adapter", str(saved), "--base", "weightless", "--tasks", f"{TASK}, sandbox:chain", "--k", "2")
+    result = perl_command("eval", *arguments, "--dry-run", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "policy   lora on weightless" in result.stdout
+    assert "4,000 completions" in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["weightless"]
+
+
+def test_results_are_compared(perl_command, saved, uninterrupted, tmp_path):
+    hotter = tmp_path / "hotter"
+    assert evaluated(saved, hotter, "--temperature", "1", "--limit", "8", "--no-base").returncode == 0
+    save_adapter(tmp_path / "other", seed=3, size=0.03)
+    other = tmp_path / "results"
+    assert evaluated(tmp_path / "other", other).returncode == 0
+    compared = perl_command("eval", "compare", str(uninterrupted), str(other))
+    assert (compared.returncode, compared.stderr) == (0, "")
+    assert re.search(r"^base .*^lora .*^other ", compared.stdout, re.MULTILINE | re.DOTALL)
+    facts = json.loads(perl_command("eval", "compare", str(uninterrupted), str(other), "--json").stdout)
+    assert [policy["name"] for policy in facts["policies"]] == ["base", "lora", "other"]
+    scores = [policy["scores"][TASK]["accuracy"] for policy in facts["policies"]]
+    assert scores[1:] == [tasks_of(folder)[TASK]["adapter"]["accuracy"] for folder in (uninterrupted, other)]
+
+    refused = perl_command("eval", "compare", str(uninterrupted), str(hotter))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    [line] = refused.stderr.splitlines()
+    assert "temperature 0.6 and 1" in line
+    assert line.endswith("(--force compares them all the same)")
+    forced = perl_command("eval", "compare", str(uninterrupted), str(hotter), "--force")
+    assert forced.returncode == 0
+    assert "†" in forced.stdout

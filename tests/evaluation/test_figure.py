@@ -1,0 +1,101 @@
+"""The picture has a panel a task, shows every problem, and needs only matplotlib."""
+
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from perl.evaluation.figure import draw_problems, paired_shares
+from tests.evaluations import results, task_result
+
+BLUE, ORANGE, GREY = (31, 95, 168), (200, 100, 30), (128, 128, 128)
+MIXED = task_result("sums", ["1100", "0000", "1111", "1000"], ["1110", "0000", "1100", "1111"])
+
+
+def pixels_of(picture):
+    return (imread(picture)[..., :3] * 255).astype(int)
+
+
+def amount(picture, color, alpha=0.85):
+    """Pixels of points of a colour, as they look on white."""
+    seen = np.array([round(255 - alpha * (255 - part)) for part in color])
+    return int((abs(pixels_of(picture) - seen).max(axis=-1) <= 4).sum())
+
+
+def test_the_picture_lies_in_the_folder(tmp_path):
+    picture = draw_problems(results(MIXED), tmp_path / "run" / "eval")
+    assert picture == tmp_path / "run" / "eval" / "problems.png"
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_shares_of_a_problem_are_pairs():
+    half, three = Fraction(1, 2), Fraction(3, 4)
+    assert paired_shares(MIXED) == [(half, three), (0, 0), (1, half), (Fraction(1, 4), 1)]
+    assert paired_shares(task_result("sums", None, ["10"])) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "adapter", "color"),
+    [("1100", "1110", BLUE), ("1100", "1000", ORANGE), ("1100", "0011", GREY)],
+)
+def test_the_colour_of_a_point_says_which_policy_is_better(tmp_path, base, adapter, color):
+    picture = draw_problems(results(task_result("sums", [base], [adapter])), tmp_path)
+    found = {other: amount(picture, other) for other in (BLUE, ORANGE, GREY)}
+    assert found[color] > 20
+    assert found[BLUE] + found[ORANGE] == (found[color] if color != GREY else 0)
+
+
+def test_better_is_above_the_diagonal(tmp_path):
+    picture = draw_problems(results(task_result("sums", ["0000"], ["1111"])), tmp_path)
+    points = np.argwhere(abs(pixels_of(picture) - [65, 119, 181]).max(axis=-1) <= 4)
+    height, width = pixels_of(picture).shape[:2]
+    assert (points.mean(axis=0) < [height * 0.4, width * 0.3]).all()
+
+
+def test_many_problems_in_one_place_are_a_larger_point(tmp_path):
+    sizes = [
+        amount(draw_problems(results(task_result("sums", ["0000"] * n, ["1111"] * n)), tmp_path / str(n)), BLUE)
+        for n in (1, 4, 16)
+    ]
+    assert sizes[0] * 2 < sizes[1] < sizes[2] / 2
+
+
+@pytest.mark.parametrize(("panels", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 2, 2), (5, 3, 2)])
+def test_panels_stand_in_rows(tmp_path, panels, columns, rows):
+    tasks = [task_result(f"task {i}", ["1100", "0000"], ["1111", "1000"]) for i in range(panels)]
+    one = pixels_of(draw_problems(results(tasks[0]), tmp_path / "one")).shape
+    many = pixels_of(draw_problems(results(*tasks), tmp_path / "many")).shape
+    assert many[1] == columns * one[1]
+    assert (many[0] == one[0]) == (rows == 1)
+
+
+def test_without_a_base_the_shares_are_bars(tmp_path):
+    alone = task_result("sums", None, ["1111", "1111", "0000", "0000"])
+    picture = pixels_of(draw_problems(results(alone), tmp_path))
+    blue = np.argwhere((picture == BLUE).all(axis=-1))
+    columns = Counter(column for _, column in blue)
+    assert len(columns) > picture.shape[1] * 0.3  # two of four bars
+    assert max(columns) < picture.shape[1] * 0.65  # the right ones are to the left
+    assert len(set(columns.values())) <= 2  # and as high as each other
+
+
+def test_five_hundred_problems_are_drawn(tmp_path):
+    base = [f"{i % 65536:016b}" for i in range(0, 500 * 97, 97)]
+    picture = draw_problems(results(task_result("sums", base, base[::-1]), task_result("all", base)), tmp_path)
+    assert amount(picture, BLUE) > 1000
+    assert amount(picture, ORANGE) > 1000
+
+
+def test_without_matplotlib_the_extra_is_named():
+    code = (
+        "import sys\nsys.modules['matplotlib'] = None\n"
+        "from pathlib import Path\nfrom perl.errors import MissingExtraError\n"
+        "from perl.evaluation.figure import draw_problems\n"
+        "try:\n    draw_problems(None, Path('.'))\nexcept MissingExtraError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "drawing problems needs the package matplotlib (pip install 'perl-rl[plots]')"

@@ -1,0 +1,110 @@
+"""Problems that a run holds out are asked as training asks them, and score what counting by hand gives."""
+
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+import torch
+
+from perl.adapter import attach_adapter
+from perl.evaluation.heldout import evaluate_policy, heldout_task
+from perl.evaluation.protocol import Protocol
+from perl.methods.settings import adaptation
+from perl.model import load_base, load_tokenizer
+from perl.prompts import render_prompts
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.sandbox import load_problems
+from perl.types import Prompt
+from tests.completing import Drawing
+from tests.counting import complete_with_seeds, is_right, seed_by_hand
+
+PROTOCOL = Protocol(max_new_tokens=28, seed=3, k=2)  # too short for some
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load_base(ModelSection(), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(ModelSection())
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer) -> list[Prompt]:
+    problems = load_problems("sandbox:addition", "heldout")[:12]
+    return render_prompts([{"prompt": p.question, "solution": p.answer} for p in problems], tokenizer)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_score_is_the_share_of_boxed_answers_that_are_the_solution(base, tokenizer, prompts, k):
+    asked = [(i, prompt, index) for i, prompt in enumerate(prompts) for index in range(k)]
+    seeds = [seed_by_hand("heldout", str(i), index, seed=3) for i, _, index in asked]
+    ids = [prompt.token_ids for _, prompt, _ in asked]
+    completions = complete_with_seeds(base, tokenizer, ids, seeds, Drawing(longest=28))
+    right = [is_right(c.text, prompt.solution) for c, (_, prompt, _) in zip(completions, asked, strict=True)]
+    means = [statistics.fmean(right[i : i + k]) for i in range(0, len(right), k)]
+    score = evaluate_policy(base, tokenizer, prompts, replace(PROTOCOL, k=k))
+    assert (score.k, score.n) == (k, 12)
+    assert score.accuracy == pytest.approx(sum(right) / len(right))
+    assert score.stderr == pytest.approx(statistics.stdev(means) / math.sqrt(12))
+    assert score.mean_tokens == pytest.approx(sum(len(c.token_ids) for c in completions) / len(completions))
+    assert score.truncated == pytest.approx(sum(c.token_ids[-1] != 1 for c in completions) / len(completions))
+    assert score.no_answer == pytest.approx(sum("boxed{" not in c.text for c in completions) / len(completions))
+    assert 0 < score.accuracy < 1
+    assert 0 < score.truncated < 1
+
+
+def test_each_completion_is_checked_against_its_own_problem(base, tokenizer, prompts):
+    exchanged = [Prompt(p.content, p.token_ids, q.solution) for p, q in zip(prompts, reversed(prompts), strict=True)]
+    assert evaluate_policy(base, tokenizer, exchanged, PROTOCOL).accuracy == 0
+
+
+def test_what_cannot_be_judged_is_said_and_is_not_right(base, tokenizer, prompts):
+    once = replace(PROTOCOL, k=1)
+    assert evaluate_policy(base, tokenizer, prompts, once).unjudged == 0
+    unreadable = [
+        Prompt(p.content, p.token_ids, r"\frac{1}{" if i % 3 == 0 else p.solution) for i, p in enumerate(prompts)
+    ]
+    score = evaluate_policy(base, tokenizer, unreadable, once)
+    assert score.unjudged == pytest.approx(4 / 12)
+    assert score.accuracy <= 8 / 12
+
+
+def test_an_adapter_that_does_nothing_scores_like_its_base(base, tokenizer, prompts):
+    expected = evaluate_policy(base, tokenizer, prompts, PROTOCOL)
+    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=2)))
+    assert evaluate_policy(policy, tokenizer, prompts, PROTOCOL) == expected
+    assert policy.training
+
+
+def test_each_completion_is_told_once(base, tokenizer, prompts):
+    told = []
+    evaluate_policy(base, tokenizer, prompts, replace(PROTOCOL, max_new_tokens=4), told.append)
+    places = [("heldout", str(i), index) for i in range(12) for index in range(2)]
+    assert sorted(sample.place for sample in told) == sorted(places)
+    assert all(sample.tokens <= 4 for sample in told)
+
+
+def test_held_out_problems_are_a_task_like_any_other(prompts):
+    task = heldout_task("sandbox:addition", prompts, PROTOCOL, (1,))
+    assert [asked.prompt_ids for asked in task.request.asked] == [prompt.token_ids for prompt in prompts]
+    assert [asked.gold for asked in task.request.asked] == [prompt.solution for prompt in prompts]
+    assert [question.text for question in task.data.questions] == [prompt.content for prompt in prompts]
+    assert task.longest == max(len(prompt.token_ids) for prompt in prompts) + 28
+    assert heldout_task("sandbox:addition", prompts[:-1], PROTOCOL, (1,)).protocol_hash != task.protocol_hash
+    assert (
+        heldout_task("sandbox:addition", prompts, replace(PROTOCOL, seed=4), (1,)).protocol_hash == task.protocol_hash
+    )
+
+
+def test_a_problem_without_solution_is_refused(base, tokenizer, prompts):
+    with pytest.raises(ValueError, match="no solution to compare with: '1"):
+        evaluate_policy(base, tokenizer, [Prompt("1+1=", prompts[0].token_ids)], PROTOCOL)
+
+
+def test_no_problem_is_refused(base, tokenizer):
+    with pytest.raises(ValueError, match="at least one"):
+        evaluate_policy(base, tokenizer, [], PROTOCOL)

@@ -1,0 +1,327 @@
+"""lighteval beside us: the same definitions, its verdicts next to ours, and nothing of it in the calling process."""
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perl.assets import evaluation_tasks
+from perl.errors import MissingExtraError
+from perl.evaluation import lighteval_score
+from perl.evaluation.lighteval_score import LightevalError, lighteval_installed, score_with_lighteval
+from perl.evaluation.task import TaskData, all_tasks, questions_hash
+from perl.evaluation.task_data import load_task_data, question_of
+from perl.rewards.verifier import check_all
+
+needs_lighteval = pytest.mark.skipif(not lighteval_installed(), reason="lighteval is not installed")
+PUBLIC_DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+TASKS = all_tasks()
+AS_LIGHTEVAL = ("aime24", "aime25", "math_500", "gsm8k")
+
+AIME_ROW = {"problem": "What is $2+2$?", "answer": "204", "solution": "It is $\\boxed{204}$."}
+MATH_ROW = {"problem": "Where?", "answer": "\\frac{3}{2}", "solution": "We get $\\boxed{\\frac{3}{2}}$."}
+GSM_ROW = {"problem": "How many?", "answer": "18", "solution": "3*6 = <<3*6=18>>18"}
+GPQA_ROW = {
+    "Record ID": "rec1",
+    "Question": "Which?",
+    "Correct Answer": "this",
+    **{f"Incorrect Answer {i}": f"that {i}" for i in (1, 2, 3)},
+}
+
+# Prints what lighteval makes of each row, with its own prompt functions, and its own definitions.
+DEFINITIONS = """
+import json, logging, sys
+from perl.evaluation.lighteval_tasks import lighteval_config, lighteval_row
+from perl.evaluation.task import all_tasks
+tasks, found = all_tasks(), {}
+for name, rows in json.load(sys.stdin).items():
+    config = lighteval_config(tasks[name])
+    docs = [config.prompt_function(lighteval_row(tasks[name], row), name) for row in rows]
+    fields = ("name", "hf_repo", "hf_subset", "evaluation_splits", "generation_size", "stop_sequence", "version")
+    found[name] = {
+        "asked": [[doc.query, doc.get_golds()] for doc in docs],
+        "config": {field: getattr(config, field) for field in fields},
+        "of": config.prompt_function.__module__,
+    }
+print(json.dumps(found))
+"""
+
+# Stands in for the modules that ask the network when they are imported; the rest is lighteval's registry as it is.
+REGISTRY = """
+import json, sys, types
+for name in ("tiny_benchmarks", "mix_eval.main", "mt_bench.main"):
+    sys.modules[f"lighteval.tasks.tasks.{name}"] = types.ModuleType(name)
+from lighteval.tasks.registry import Registry
+found = {}
+for path, task in json.loads(sys.argv[1]):
+    registry = Registry(tasks=f"{task}|0", custom_tasks=path)
+    (config,) = registry.task_to_configs[task]
+    doc = config.prompt_function(json.loads(sys.argv[2]), task)
+    found[task] = [config.hf_repo, config.hf_revision, doc.query, doc.get_golds()]
+print(json.dumps(found))
+"""
+
+VERDICTS = """
+import json, sys
+if sys.argv[1] == "with":
+    import lighteval.pipeline
+    import torch
+    assert not torch.is_grad_enabled()
+from perl.rewards.verifier import check_all
+pairs = json.load(sys.stdin)
+print(json.dumps([[v.status, v.extracted] for v in check_all(*zip(*pairs))]))
+"""
+
+# Gold and completion of every kind that training meets.
+PAIRS = [
+    ("204", "so \\boxed{204}"), ("204", "so \\boxed{205}"), ("204", "I do not know"), ("1/2", "\\boxed{0.5}"),
+    ("\\frac{1}{2}", "\\boxed{\\dfrac12}"), ("0.5", "\\boxed{50\\%}"), ("(1,2)", "\\boxed{(1, 2)}"),
+    ("(1,2)", "\\boxed{(2,1)}"), ("\\{1,2\\}", "\\boxed{\\{2,1\\}}"), ("x^2+2x+1", "\\boxed{(x+1)^2}"),
+    ("x^2+2x+1", "\\boxed{(x-1)^2}"), ("\\sqrt{8}", "\\boxed{2\\sqrt{2}}"), ("2\\pi", "\\boxed{6.28}"),
+    ("\\text{Evelyn}", "\\boxed{Evelyn}"), ("6 - 5i", "\\boxed{-5i+6}"), ("10{,}000", "\\boxed{10000}"),
+    ("3 \\text{ cm}", "\\boxed{3}"), ("B", "Answer: B"), ("B", "Answer: C"), ("#### 18", "The answer is 18."),
+    ("18", "#### 18"), ("18", "<think>\\boxed{7}</think>\\boxed{18}"), ("18", "<think>\\boxed{18}"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\boxed{\\begin{pmatrix}1\\\\2\\end{pmatrix}}"),
+    ("[0,1)", "\\boxed{[0,1)}"), ("[0,1)", "\\boxed{(0,1]}"), ("x=5", "\\boxed{5}"), ("-1", "\\boxed{-1.0}"),
+    ("\\infty", "\\boxed{\\infty}"), ("4.5e33", "\\boxed{4.5 \\times 10^{33}}"),
+]  # fmt: skip
+
+# How a completion may end, with R for the right answer: what is said, our verdict, lighteval's, and why they differ.
+MATH_CASES = [
+    ("It is $\\boxed{R}$.", True, True, ""),
+    ("It is \\boxed{7777}.", False, False, ""),
+    ("Therefore, the final answer is: $\\boxed{R}$. I hope it is correct", True, True, ""),
+    ("The answer is $R$.", True, True, ""),
+    ("ANSWER: $R$", True, True, ""),
+    ("First \\boxed{7777}, then $\\boxed{R}$.", True, True, ""),
+    ("We add and see", False, False, ""),
+    ("We add and get $\\boxed{", False, False, ""),
+    ("<think>maybe $\\boxed{7777}$</think>It is $\\boxed{R}$.", True, True, ""),
+    ("<think>it is $\\boxed{R}$</think>I give up.", False, False, ""),
+    ("It adds up to $R$", False, True, "lighteval takes the last formula where no answer is announced"),
+    ("<think>it is $\\boxed{R}$, or is it", False, True, "lighteval leaves reasoning that never ends in the text"),
+    ("it is $\\boxed{R}$</think>I give up.", False, True, "lighteval leaves reasoning that the prompt began"),
+]
+LETTER_CASES = [
+    ("So.\n\nAnswer: R", True, True, ""),
+    ("So.\n\nAnswer: W", False, False, ""),
+    ("I do not know", False, False, ""),
+    ("<think>Answer: W</think>Answer: R", True, True, ""),
+]
+
+
+WORD_CASES = [
+    ("It is $\\boxed{R}$.", True, True, ""),
+    ("ANSWER: Evelyn", True, False, "lighteval finds no answer in words that stand outside of formulas"),
+]
+COMPLEX_CASES = [
+    ("It is $\\boxed{R}$.", True, True, ""),
+    ("ANSWER: 6 - 5i", True, False, "lighteval reads the first number of a formula without $ signs"),
+]
+
+
+def run(program, *arguments, stdin=""):
+    command = [sys.executable, "-c", program, *arguments]
+    result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def data_of(task, *rows):
+    questions = tuple(question_of(TASKS[task], row, str(number)) for number, row in enumerate(rows))
+    return TaskData(TASKS[task], questions, "rows.jsonl", None, questions_hash(questions))
+
+
+def few_questions(task, *made):
+    """Three rows of the public data whose golds are numbers, or rows made here where there is none."""
+    if not PUBLIC_DATA.is_dir():
+        return data_of(task, *made)
+    data = load_task_data(TASKS[task], PUBLIC_DATA)
+    chosen = tuple(question for question in data.questions if question.gold.isdigit())[:3]
+    assert len(chosen) == 3
+    return dataclasses.replace(data, questions=chosen)
+
+
+@pytest.fixture(scope="module")
+def scored():
+    """Task -> data, cases, texts and lighteval's score, of all cases in one run."""
+    if not lighteval_installed():
+        pytest.skip("lighteval is not installed")
+    cases = {
+        "aime24": (few_questions("aime24", AIME_ROW, AIME_ROW | {"answer": "033"}), MATH_CASES),
+        "math_500": (few_questions("math_500", MATH_ROW, MATH_ROW), MATH_CASES),
+        "math_500_boxed": (few_questions("math_500_boxed", MATH_ROW, MATH_ROW), MATH_CASES),
+        "gpqa_diamond": (data_of("gpqa_diamond", GPQA_ROW, GPQA_ROW | {"Question": "And which?"}), LETTER_CASES),
+        "hmmt_feb_2025": (data_of("hmmt_feb_2025", MATH_ROW | {"answer": "\\text{Evelyn}"}), WORD_CASES),
+        "minerva": (data_of("minerva", MATH_ROW | {"answer": "6 - 5i"}), COMPLEX_CASES),
+        "sandbox:chain": (data_of("sandbox:chain", {"problem": "1+2=", "answer": "3"}), MATH_CASES[:2]),
+    }
+    texts = {
+        task: [[filled(said, question.gold) for said, *_ in said_cases] for question in data.questions]
+        for task, (data, said_cases) in cases.items()
+    }
+    scores = score_with_lighteval([data for data, _ in cases.values()], texts, "somebody/adapter")
+    assert list(scores) == list(cases)
+    return {task: (*cases[task], texts[task], scores[task]) for task in cases}
+
+
+def filled(said, gold):
+    wrong = "A" if gold != "A" else "B"
+    return said.replace("ANSWER", "\0").replace("R", gold).replace("W", wrong).replace("\0", "ANSWER")
+
+
+@needs_lighteval
+def test_verdicts_agree_with_lightevals_but_where_it_is_known_not_to(scored):
+    compared = 0
+    for task, (data, cases, texts, score) in scored.items():
+        for question, completions, theirs in zip(data.questions, texts, score.right, strict=True):
+            ours = [verdict.right for verdict in check_all([question.gold] * len(completions), completions)]
+            for case, our, their in zip(cases, ours, theirs, strict=True):
+                said, our_expected, their_expected, reason = case
+                assert (our, their) == (our_expected, their_expected), (task, said, reason)
+                assert bool(reason) == (our != their)
+                compared += 1
+    assert compared >= 60
+
+
+@needs_lighteval
+def test_the_metrics_are_those_of_the_verdicts(scored):
+    for task, (_, _, _, score) in scored.items():
+        n, shares = len(score.right[0]), [statistics.fmean(row) for row in score.right]
+        prefix = "gpqa_pass@k" if task == "gpqa_diamond" else "pass@k"
+        assert score.metrics[f"avg@n:n={n}"] == pytest.approx(statistics.fmean(shares))
+        assert score.metrics[f"{prefix}:k=1&n={n}"] == pytest.approx(statistics.fmean(shares))
+        assert score.metrics[f"{prefix}:k={n}&n={n}"] == statistics.fmean(any(row) for row in score.right)
+        if len(shares) > 1:
+            error = statistics.stdev(shares) / math.sqrt(len(shares))
+            assert score.metrics[f"avg@n:n={n}_stderr"] == pytest.approx(error)
+        values = len({1, n}) + 1
+        assert len(score.metrics) == (2 * values if len(shares) > 1 else values)
+
+
+@needs_lighteval
+def test_the_results_are_lightevals_and_name_no_folder_of_this_machine(scored):
+    for task, (_, _, _, score) in scored.items():
+        assert score.results["config_general"]["model_name"] == "somebody/adapter"
+        assert score.results["config_tasks"][f"{task}|0"]["hf_repo"] == TASKS[task].repository.replace(":", "/")
+        assert score.results["config_tasks"][f"{task}|0"]["version"] == TASKS[task].version
+        assert "perl-lighteval-" not in json.dumps(score.results)
+
+
+@needs_lighteval
+def test_lighteval_judges_in_another_process(scored):
+    import torch
+
+    assert scored
+    assert torch.is_grad_enabled()
+    assert not [name for name in sys.modules if name.split(".")[0] == "lighteval"]
+
+
+@needs_lighteval
+def test_definitions_with_lightevals_names_are_lightevals():
+    rows = {"aime24": [AIME_ROW], "aime25": [AIME_ROW], "math_500": [MATH_ROW], "gsm8k": [GSM_ROW]}
+    rows |= {"amc23": [AIME_ROW], "gpqa_diamond": [GPQA_ROW]}
+    if PUBLIC_DATA.is_dir():
+        for task in AS_LIGHTEVAL:
+            rows[task] += [dict(question.row) for question in load_task_data(TASKS[task], PUBLIC_DATA).questions]
+        assert sum(map(len, rows.values())) > 1800
+    found = run(DEFINITIONS, stdin=json.dumps(rows))
+    for name, told in found.items():
+        task, config = TASKS[name], told["config"]
+        assert told["of"].startswith("lighteval.") == (name in AS_LIGHTEVAL)
+        assert config == {
+            "name": name,
+            "hf_repo": task.repository,
+            "hf_subset": task.subset or "default",
+            "evaluation_splits": [task.split],
+            "generation_size": task.max_new_tokens,
+            "stop_sequence": list(task.stop),
+            "version": task.version,
+        }
+        for row, (query, (gold,)) in zip(rows[name], told["asked"], strict=True):
+            question = question_of(task, row, "")
+            assert query == question.text
+            assert gold == expected_gold(name, row, question.gold)
+
+
+def expected_gold(task, row, gold):
+    """What lighteval's prompt functions are documented to hold for right."""
+    if task == "math_500":
+        return f"ANSWER: {row['solution']}"
+    if task == "gsm8k":
+        return f" {row['solution']}\n#### {gold}"
+    return {"amc23": f"\\boxed{{{gold}}}"}.get(task, gold)
+
+
+@needs_lighteval
+def test_every_module_with_tasks_of_ours_is_a_custom_task_module_of_lighteval():
+    ours = [
+        (str(path), task.name)
+        for stem, path in evaluation_tasks().items()
+        for task in TASKS.values()
+        if task.lighteval is None and task.name.split(":")[0].removesuffix("_boxed") == stem
+    ]
+    assert len(ours) == 12
+    row = AIME_ROW | {key: str(value) for key, value in GPQA_ROW.items()}
+    found = run(REGISTRY, json.dumps(ours), json.dumps(row))
+    for _, name in ours:
+        question = question_of(TASKS[name], row, "")
+        repository, revision, query, (gold,) = found[name]
+        assert repository == TASKS[name].repository.replace(":", "/")
+        assert revision == TASKS[name].revision
+        assert query == question.text
+        assert gold in (question.gold, f"\\boxed{{{question.gold}}}")
+
+
+@needs_lighteval
+def test_verdicts_are_the_same_in_a_process_that_has_imported_lighteval():
+    assert len(PAIRS) == 30
+    with_it, without_it = (run(VERDICTS, how, stdin=json.dumps(PAIRS)) for how in ("with", "without"))
+    assert with_it == without_it
+    assert {status for status, _ in with_it} >= {"right", "wrong", "no_answer"}
+
+
+def test_texts_that_do_not_belong_to_the_questions_are_refused():
+    data = data_of("aime24", AIME_ROW, AIME_ROW)
+    for texts in ([["a"]], [["a"], ["a", "b"]], [[], []]):
+        with pytest.raises(ValueError, match="aime24"):
+            score_with_lighteval([data], {"aime24": texts}, "x")
+
+
+@needs_lighteval
+def test_when_lighteval_fails_its_words_are_shown(capfd):
+    """A row that its prompt function cannot read."""
+    data = data_of("gpqa_diamond", GPQA_ROW)
+    (question,) = data.questions
+    broken = dataclasses.replace(data, questions=(dataclasses.replace(question, row={"Question": "Which?"}),))
+    with pytest.raises(LightevalError, match="ended with 1: KeyError: 'Correct Answer'"):
+        score_with_lighteval([broken], {"gpqa_diamond": [["A"]]}, "x")
+    assert "Traceback" in capfd.readouterr().err
+
+
+@needs_lighteval
+def test_the_process_ends_with_its_parent(tmp_path):
+    """The parent holds the other end of its standard input; what was asked here would never be read to its end."""
+    os.mkfifo(tmp_path / lighteval_score.REQUEST)
+    with subprocess.Popen(
+        [sys.executable, "-m", "perl.evaluation.lighteval_process"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        said = child.communicate(timeout=120)[1]  # closes its input
+    assert child.returncode == 1
+    assert b"Traceback" not in said
+
+
+def test_without_lighteval_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lighteval", None)  # no import finds it
+    assert not lighteval_installed()
+    with pytest.raises(MissingExtraError, match=r"needs the package lighteval \(pip install 'perl-rl\[eval\]'\)"):
+        lighteval_score.score_with_lighteval([data_of("aime24", AIME_ROW)], {"aime24": [["x"]]}, "x")

@@ -1,0 +1,148 @@
+"""What an evaluation will do is known, and whatever is wrong with it said, before weights are loaded."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from perl.errors import MissingExtraError, PerlError
+from perl.evaluation.request import EvalSettings, end_tokens, generation_settings, plan_evaluation
+from perl.model import load_tokenizer
+from perl.recipe.sections import ModelSection
+from perl.sandbox import BASE_FOLDER
+from tests.saved_adapters import save_adapter
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "lora"
+    save_adapter(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def weightless() -> Path:
+    """The base without its weights."""
+    shutil.copytree(BASE_FOLDER, "weightless")
+    Path("weightless/model.safetensors").unlink()
+    return Path("weightless")
+
+
+def plan(adapter=None, tasks=("sandbox:addition",), k=None, output=None, **settings):
+    name = None if adapter is None else str(adapter)
+    return plan_evaluation(name, "weightless", tasks, k, None, output, EvalSettings(**settings))
+
+
+def mistake(adapter=None, **arguments) -> str:
+    with pytest.raises(PerlError) as caught:
+        plan(adapter, **arguments)
+    return str(caught.value)
+
+
+def test_it_is_planned_without_weights(saved):
+    found = plan(saved, tasks=("sandbox:chain", "sandbox:addition"), k=2, limit=3, max_new_tokens=20)
+    assert [task.request.task for task in found.tasks] == ["sandbox:chain", "sandbox:addition"]
+    assert [len(task.request.asked) for task in found.tasks] == [3, 3]
+    assert found.policies == ("base", "adapter")
+    assert found.folder == Path("evals/lora/perl")
+    assert found.engine.backend == "transformers"
+    assert found.longest == max(len(a.prompt_ids) for task in found.tasks for a in task.request.asked) + 20
+    assert not found.folder.exists()
+    lines = "\n".join(found.lines())
+    for part in (
+        "lora on weightless",
+        "k 2",
+        "sandbox:chain: 3 problems",
+        "transformers, 24 completions",
+        "evals/lora",
+    ):
+        assert part in lines
+
+
+def test_whom_it_asks(saved):
+    assert plan(saved, with_base=False).policies == ("adapter",)
+    assert plan().policies == ("base",)
+    assert plan(with_base=False).policies == ("base",)
+    assert "adapter" not in "\n".join(plan().lines())
+
+
+def test_results_go_where_they_are_wanted(saved):
+    assert plan(saved, output="~/there").folder == Path("~/there").expanduser()
+    assert plan(preset="greedy").folder == Path("evals/weightless/greedy")
+
+
+def test_what_a_preset_leaves_open_is_the_bases(weightless):
+    generation = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05, "do_sample": True}
+    (weightless / "generation_config.json").write_text(json.dumps(generation))
+    own = plan(preset="base").protocol
+    assert (own.temperature, own.top_k, own.top_p, own.repetition_penalty) == (0.7, 20, 0.8, 1.05)
+    ours = plan(top_p=0.9).protocol
+    assert (ours.temperature, ours.top_p, ours.top_k) == (0.6, 0.9, 20)
+    (weightless / "generation_config.json").unlink()
+    assert plan(preset="base").protocol.temperature == 1.0
+
+
+def test_a_completion_ends_at_the_tokenizers_end_and_at_those_the_base_declares(weightless):
+    (weightless / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 1, 9]}))
+    [task] = plan().tasks
+    assert task.request.end_token_ids == (1, 7, 9)
+    section = ModelSection(name="weightless")
+    tokenizer = load_tokenizer(section)
+    (weightless / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
+    assert end_tokens(tokenizer, generation_settings(section)) == (1, 5)
+    assert end_tokens(tokenizer, {}) == (1,)
+
+
+def test_a_base_that_does_not_say_how_much_it_reads_is_not_limited(weightless):
+    config = {"model_type": "bloom", "vocab_size": 128, "hidden_size": 64, "n_layer": 1, "n_head": 2}
+    (weightless / "config.json").write_text(json.dumps(config))
+    [task] = plan().tasks
+    assert task.request.max_new_tokens == 32_768
+
+
+def test_servers_decide_the_engine():
+    found = plan(servers=("http://localhost:8000",), sync_folder="sync", server_timeout=3).engine
+    assert (found.backend, found.servers, found.server_timeout) == ("vllm-server", ["http://localhost:8000"], 3)
+    assert found.sync_folder == "sync"
+    assert plan(device="cpu").device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"servers": ("localhost:8000",)}, "--server: a server is an address like http://localhost:8000, not "),
+        ({"backend": "vllm-server"}, "--backend: vllm-server needs the address of one (--server http://"),
+        ({"backend": "transformers", "servers": ("http://a",)}, "--server: transformers asks no server (leave "),
+        ({"servers": ("http://a", "http://a/")}, "--server: the same server is named twice"),
+        ({"servers": ("http://a",), "server_timeout": 0}, "--server-timeout: 0 is out of range (more than 0 seconds)"),
+        ({"limit": 0}, "--limit: 0 problems are too few (at least 1)"),
+        ({"pass_at": (3, 32)}, "--pass-at: pass@32 needs 32 completions a problem, there are 16 (--k 32)"),
+        ({"pass_at": (0, 3)}, "--pass-at: there is no pass@0 (1 to 16)"),
+        ({"preset": "gredy"}, "--preset: no preset 'gredy' (did you mean greedy?)"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_said_of_its_option(settings, line):
+    assert mistake(**settings).startswith(line)
+
+
+def test_every_task_that_does_not_exist_is_named():
+    assert mistake(tasks=("sandbox:additon", "sandbox:chian")).splitlines() == [
+        "--tasks: there is no task 'sandbox:additon' (did you mean sandbox:addition?)",
+        "--tasks: there is no task 'sandbox:chian' (did you mean sandbox:chain?)",
+    ]
+
+
+def test_what_needs_a_package_that_is_absent_says_how_to_install_it():
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vLLM is installed")
+    with pytest.raises(MissingExtraError, match=r"^--backend vllm needs the package vllm \(pip install 'vllm"):
+        plan(backend="vllm")
+
+
+def test_an_adapter_for_another_architecture_is_refused(saved, weightless):
+    config = json.loads((weightless / "config.json").read_text())
+    (weightless / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+    assert mistake(saved).startswith(f"--adapter: {saved} does not fit this base, it was made for sandbox:base: ")

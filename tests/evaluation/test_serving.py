@@ -1,0 +1,51 @@
+"""What the command for a server says of updates, decided on shapes alone, is what the server will be given."""
+
+import pytest
+import torch
+
+from perl.adapter import attach_adapter, continue_adapter
+from perl.adapter_files import write_adapter
+from perl.errors import PerlError
+from perl.evaluation.request import EvalSettings, plan_evaluation
+from perl.evaluation.serving import serving_command
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.model import load_base
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.rollouts.update import choose_form
+from perl.saved_adapter import find_adapter
+
+
+def planned(adapter):
+    return plan_evaluation(str(adapter), None, ["sandbox:addition"], 1, None, None, EvalSettings(device="cpu"))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].config])
+def test_the_command_names_the_form_and_rank_of_what_is_sent(method, tmp_path):
+    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(method=method)))
+    write_adapter(policy, tmp_path / "adapter", "sandbox:base", None)
+    said = serving_command(planned(tmp_path / "adapter"))
+    loaded = continue_adapter(load_base(ModelSection(), torch.device("cpu")), find_adapter(str(tmp_path / "adapter")))
+    sent = choose_form(loaded)
+    assert ("--enable-lora" in said, "VLLM_SERVER_DEV_MODE=1" in said) == (
+        sent.form == "adapter",
+        sent.form == "merged",
+    )
+    if sent.form == "adapter":
+        rank = int(said.split("--max-lora-rank ")[1].split()[0])
+        assert sent.largest_rank <= rank < max(2 * sent.largest_rank, 16)  # vLLM's ranks are powers of two, from 8 on
+
+
+@pytest.mark.parametrize(
+    ("address", "port"),
+    [(None, 8000), ("http://gpu1", 8000), ("http://gpu1:9", 9), ("http://[::1]:8123/v1", 8123)],
+)
+def test_the_server_listens_where_it_will_be_asked(address, port):
+    plan = plan_evaluation(None, "sandbox:base", ["sandbox:addition"], 1, None, None, EvalSettings())
+    assert f" --port {port} " in serving_command(plan, address)
+
+
+def test_an_address_without_a_port_that_there_can_be_is_refused():
+    plan = plan_evaluation(None, "sandbox:base", ["sandbox:addition"], 1, None, None, EvalSettings())
+    with pytest.raises(PerlError, match="--server: http://gpu1:99999 is no address"):
+        serving_command(plan, "http://gpu1:99999")

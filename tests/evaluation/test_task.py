@@ -1,0 +1,106 @@
+"""Tasks: what ``eval/`` defines, how names are found, and that a list of them costs next to nothing."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from perl.assets import evaluation_tasks
+from perl.errors import PerlError
+from perl.evaluation.task import Question, all_tasks, find_tasks, questions_hash, tables_on_demand
+
+AS_LIGHTEVAL = {"aime24", "aime25", "math_500", "gsm8k"}
+BOXED = {f"{name}_boxed" for name in AS_LIGHTEVAL} | {"amc23", "minerva", "hmmt_feb_2025", "olympiadbench"}
+SANDBOX = {"sandbox:addition", "sandbox:multiplication", "sandbox:chain"}
+
+TIME_THEM = """
+import json, sys, time
+from perl.evaluation.task import all_tasks
+all_tasks()
+start = time.perf_counter()
+tasks = all_tasks()
+heavy = sorted({"torch", "lighteval", "datasets", "transformers"} & set(sys.modules))
+print(json.dumps([time.perf_counter() - start, len(tasks), heavy]))
+"""
+
+
+def test_every_module_has_tasks_and_every_task_its_own_name():
+    assert len(evaluation_tasks()) == 10
+    tasks = all_tasks()
+    assert set(tasks) == AS_LIGHTEVAL | BOXED | SANDBOX | {"gpqa_diamond"}
+    assert all(name == task.name for name, task in tasks.items())
+    assert len({task.title for task in tasks.values()}) == len(tasks)
+
+
+def test_a_list_of_tasks_imports_nothing_heavy_and_takes_a_moment():
+    seconds, count, heavy = json.loads(
+        subprocess.run([sys.executable, "-c", TIME_THEM], capture_output=True, text=True, check=True).stdout
+    )
+    assert heavy == []
+    assert count == 16
+    assert seconds < 0.05
+
+
+def test_a_prompt_has_one_place_for_the_problem():
+    for task in all_tasks().values():
+        assert task.prompt.count("{problem}") == 1, task.name
+
+
+def test_only_lightevals_own_ways_of_asking_bear_its_names():
+    tasks = all_tasks()
+    assert {name for name, task in tasks.items() if task.lighteval == name} == AS_LIGHTEVAL
+    assert {name for name, task in tasks.items() if task.lighteval is not None} == AS_LIGHTEVAL
+
+
+def test_the_boxed_tasks_differ_from_their_twins_in_the_way_of_asking_only():
+    tasks = all_tasks()
+    said = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+    assert {name for name, task in tasks.items() if task.prompt == said} == BOXED
+    for name in AS_LIGHTEVAL:
+        asks, boxed = (dataclasses.asdict(tasks[n]) for n in (name, f"{name}_boxed"))
+        differ = {key for key in asks if asks[key] != boxed[key]}
+        assert differ <= {"name", "title", "prompt", "version", "max_new_tokens", "stop", "lighteval", "source"}
+
+
+def test_revisions_are_commits():
+    for task in all_tasks().values():
+        assert task.revision is None or re.fullmatch(r"[0-9a-f]{40}", task.revision), task.name
+
+
+def test_tasks_are_found_in_the_order_asked_for():
+    assert [task.name for task in find_tasks(["math_500", "aime24", "sandbox:chain"])] == [
+        "math_500",
+        "aime24",
+        "sandbox:chain",
+    ]
+
+
+def test_every_name_that_is_wrong_is_named_with_the_nearest():
+    with pytest.raises(PerlError) as failure:
+        find_tasks(["aime2024", "math500", "gsm8k", "gsm8k"])
+    assert str(failure.value).splitlines() == [
+        "--tasks: there is no task 'aime2024' (did you mean aime24?)",
+        "--tasks: there is no task 'math500' (did you mean math_500?)",
+        "--tasks: gsm8k is named 2 times (once is enough)",
+    ]
+
+
+def test_no_name_at_all_is_a_mistake_too():
+    with pytest.raises(PerlError, match=r"none is named.*aime24"):
+        find_tasks([])
+
+
+def test_a_module_has_no_attribute_but_the_table():
+    with pytest.raises(AttributeError):
+        tables_on_demand(())("TASKS")
+
+
+def test_the_hash_is_of_what_was_asked_and_what_was_right():
+    question = Question("1", "What is 1+1?", "2", {"answer": "2"})
+    same = dataclasses.replace(question, row={"answer": "two"})
+    assert questions_hash([question]) == questions_hash([same])
+    others = [dataclasses.replace(question, **{field: "x"}) for field in ("id", "text", "gold")]
+    assert len({questions_hash([q]) for q in (question, *others)} | {questions_hash([question, question])}) == 5

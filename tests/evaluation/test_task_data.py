@@ -1,0 +1,256 @@
+"""Questions and golds: from folders in either form, from the sandbox, and what is said where they are missing."""
+
+import collections
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from perl.errors import DataError
+from perl.evaluation.task import all_tasks
+from perl.evaluation.task_data import load_task_data, question_of
+from perl.rewards.verifier import check, check_all
+from perl.sandbox import load_problems
+
+PUBLIC_DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+TASKS = all_tasks()
+COUNTS = {
+    "aime24": 30,
+    "aime25": 30,
+    "math_500": 500,
+    "gsm8k": 1319,
+    "amc23": 40,
+    "minerva": 272,
+    "hmmt_feb_2025": 30,
+    "olympiadbench": 675,
+}
+
+FROM_THE_HUB = """
+import sys
+import threading
+from perl.errors import DataError
+from perl.evaluation.task import all_tasks
+from perl.evaluation.task_data import load_task_data
+try:
+    load_task_data(all_tasks()[sys.argv[1]])
+except DataError as error:
+    print(error)
+"""
+
+
+def folder_with(tmp_path, task, text):
+    (tmp_path / TASKS[task].file).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def rows(*objects):
+    return "".join(json.dumps(row) + "\n" for row in objects)
+
+
+def mistake(task, folder, **options):
+    with pytest.raises(DataError) as failure:
+        load_task_data(TASKS[task], folder, **options)
+    assert "\n" not in str(failure.value)
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("task", COUNTS)
+def test_public_data_is_read_whole_and_its_golds_are_right(task):
+    if not PUBLIC_DATA.is_dir():
+        pytest.skip(f"no public data in {PUBLIC_DATA.name}/ beside the checkout")
+    data = load_task_data(TASKS[task], PUBLIC_DATA)
+    assert len(data.questions) == COUNTS[task]
+    assert len({question.id for question in data.questions}) == COUNTS[task]
+    assert data.source == TASKS[task].file
+    golds = [question.gold for question in data.questions]
+    verdicts = check_all(golds, [f"so it is \\boxed{{{gold}}}." for gold in golds])
+    assert collections.Counter(verdict.status for verdict in verdicts) == {"right": COUNTS[task]}
+
+
+def test_the_hubs_columns_and_the_local_ones_give_the_same_questions(tmp_path):
+    pairs = {
+        "amc23": ({"id": 0, "question": "Q", "answer": 27.0}, {"id": "0", "problem": "Q", "answer": "27"}),
+        "gsm8k": (
+            {"question": "Q", "answer": "3*6=<<3*6=18>>18\n#### 18"},
+            {"problem": "Q", "answer": "18", "solution": "3*6=18"},
+        ),
+        "olympiadbench": (
+            {"id": 7, "question": "Q", "final_answer": ["$2 n$"], "answer_type": "Expression"},
+            {"id": "7", "problem": "Q", "answer": "2 n"},
+        ),
+        "math_500": (
+            {"unique_id": "test/a/1.json", "problem": "Q", "answer": "\\frac12", "solution": "is $\\boxed{1}$"},
+            {"id": "test/a/1.json", "problem": "Q", "answer": "\\frac12"},
+        ),
+        "hmmt_feb_2025": (
+            {"problem_idx": 1, "problem": "Q", "answer": "103"},
+            {"id": "1", "problem": "Q", "answer": 103},
+        ),
+    }
+    for task, forms in pairs.items():
+        hub, local = (load_task_data(TASKS[task], folder_with(tmp_path, task, rows(row))) for row in forms)
+        assert hub.sha256 == local.sha256, task
+        assert [dataclasses.replace(q, row={}) for q in hub.questions] == [
+            dataclasses.replace(q, row={}) for q in local.questions
+        ]
+
+
+def test_braces_of_a_problem_stay_as_they_are(tmp_path):
+    folder = folder_with(tmp_path, "amc23", rows({"problem": "Is $\\{x\\}^{2}$ {problem}?", "answer": "1"}))
+    (question,) = load_task_data(TASKS["amc23"], folder).questions
+    assert question.text == (
+        "Is $\\{x\\}^{2}$ {problem}?\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+    )
+
+
+def test_rows_without_names_of_their_own_are_numbered(tmp_path):
+    for named in (["a", None], ["a", "a"], ["a", ""]):
+        text = rows(*({"id": name, "problem": "Q", "answer": "1"} for name in named))
+        data = load_task_data(TASKS["amc23"], folder_with(tmp_path, "amc23", text))
+        assert [question.id for question in data.questions] == ["0", "1"]
+
+
+def test_a_limit_takes_the_first_questions(tmp_path):
+    text = rows(*({"id": i, "problem": f"Q{i}", "answer": i} for i in range(5)))
+    folder = folder_with(tmp_path, "amc23", text)
+    assert [q.gold for q in load_task_data(TASKS["amc23"], folder, limit=2).questions] == ["0", "1"]
+    assert len(load_task_data(TASKS["amc23"], folder, limit=9).questions) == 5
+    assert "at least 1" in mistake("amc23", folder, limit=0)
+
+
+def test_sandbox_tasks_are_the_held_out_problems_and_need_no_data():
+    for name in ("sandbox:addition", "sandbox:multiplication", "sandbox:chain"):
+        data = load_task_data(TASKS[name], Path("nowhere"))
+        assert [(q.text, q.gold) for q in data.questions] == [
+            (problem.question, problem.answer) for problem in load_problems(name, "heldout")
+        ]
+        assert data.source == name
+
+
+def gpqa_row(number):
+    return {
+        "Record ID": f"rec{number}",
+        "Question": f" Which is number {number}?\n",
+        "Correct Answer": f"right {number}\n",
+        **{f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)},
+    }
+
+
+def test_the_letter_of_a_choice_question_names_the_right_choice_and_never_moves():
+    task, letters = TASKS["gpqa_diamond"], collections.Counter()
+    for number in range(400):
+        question = question_of(task, gpqa_row(number), "x")
+        assert question == question_of(task, gpqa_row(number), "x")
+        head, asked, choices = question.text.split("\n\n")
+        assert head.startswith("Answer the following multiple choice question.")
+        assert asked == f"Which is number {number}?"
+        listed = dict(line.split(") ", 1) for line in choices.split("\n"))
+        assert listed[question.gold] == f"right {number}"
+        assert [text for text in listed.values() if text.startswith("wrong")] == ["wrong 1", "wrong 2", "wrong 3"]
+        letters[question.gold] += 1
+    # Binomial with mean 100 and deviation 8.7.
+    assert set(letters) == set("ABCD")
+    assert all(60 < count < 140 for count in letters.values())
+
+
+@pytest.mark.parametrize("said", ["Answer: B", "so \\boxed{B}", "**Answer: B**", "The answer is (B)."])
+def test_a_letter_is_right_however_it_is_announced(said):
+    assert check("B", said).status == "right"
+    assert check("C", said).status == "wrong"
+
+
+def test_missing_data_is_named_with_the_file_that_is_looked_for(tmp_path):
+    assert mistake("amc23", tmp_path / "none") == (
+        f"task amc23: no such folder: {tmp_path / 'none'} (the folder that holds amc23.jsonl)"
+    )
+    assert mistake("amc23", tmp_path) == (
+        f"task amc23: {tmp_path} has no file amc23.jsonl (one JSON object a line; without --data the Hub)"
+    )
+    assert mistake("amc23", folder_with(tmp_path, "amc23", "\n \n")) == "task amc23: amc23.jsonl is empty"
+
+
+def test_a_broken_line_is_named_by_its_number(tmp_path):
+    good = rows({"problem": "Q", "answer": "1"})
+    assert "line 3 of amc23.jsonl is not JSON" in mistake("amc23", folder_with(tmp_path, "amc23", f"{good}\n{{bad\n"))
+    assert "line 2 of amc23.jsonl is no JSON object" in mistake("amc23", folder_with(tmp_path, "amc23", f"{good}[1]\n"))
+    (tmp_path / "amc23.jsonl").write_bytes(b"\xff\xfe{}")
+    assert "amc23.jsonl cannot be read" in mistake("amc23", tmp_path)
+
+
+def test_a_missing_column_is_told_apart_from_an_empty_cell(tmp_path):
+    text = rows({"id": 1, "task": "Q", "answer": "1"})
+    assert mistake("amc23", folder_with(tmp_path, "amc23", text)) == (
+        "task amc23: row 1 of amc23.jsonl has no problem or question, it has id, task, answer "
+        "(the column that holds the problem)"
+    )
+    text = rows({"problem": "Q", "answer": "1"}, {"problem": " ", "answer": "1"}, {"problem": "", "answer": "1"})
+    assert mistake("amc23", folder_with(tmp_path, "amc23", text)) == (
+        "task amc23: 2 of 3 rows of amc23.jsonl have no problem, first row 2"
+    )
+    for empty in (None, "", " ", [], "#### "):
+        text = rows({"problem": "Q", "answer": "1"}, {"problem": "Q", "answer": empty})
+        assert mistake("amc23", folder_with(tmp_path, "amc23", text)) == (
+            "task amc23: 1 of 2 rows of amc23.jsonl have no answer, first row 2"
+        )
+    row = gpqa_row(1)
+    del row["Incorrect Answer 2"]
+    assert "has no Incorrect Answer 2" in mistake("gpqa_diamond", folder_with(tmp_path, "gpqa_diamond", rows(row)))
+
+
+def from_the_hub(tmp_path, **environment):
+    variables = {**os.environ, "HF_HOME": str(tmp_path), **environment}
+    result = subprocess.run(
+        [sys.executable, "-c", FROM_THE_HUB, "aime24"], env=variables, capture_output=True, text=True, check=True
+    )
+    assert len(result.stdout.splitlines()) == 1
+    return result.stdout
+
+
+def test_without_a_network_the_folder_is_named_that_would_do(tmp_path):
+    said = from_the_hub(tmp_path, HF_HUB_OFFLINE="1")
+    assert said.startswith("task aime24: HuggingFaceH4/aime_2024 cannot be loaded: ")
+    assert "HF_HUB_OFFLINE is set" in said
+    assert "--data DIR with aime24.jsonl" in said
+
+
+def test_a_hub_that_cannot_be_reached_is_named(tmp_path):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    said = from_the_hub(tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT=address, NO_PROXY="127.0.0.1")
+    assert f"{address} cannot be reached" in said
+    assert "or --data DIR with aime24.jsonl" in said
+
+
+class GatedHub(BaseHTTPRequestHandler):
+    """Answers every question as the Hub does when the terms of a data set were not accepted."""
+
+    def do_GET(self):
+        self.send_response(403)
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.send_header("X-Error-Message", "Access to this dataset is restricted")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_gated_data_is_named_with_what_to_do(tmp_path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), GatedHub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        said = from_the_hub(tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT=address, NO_PROXY="127.0.0.1")
+        server.shutdown()
+    assert said == (
+        "task aime24: HuggingFaceH4/aime_2024 is gated (accept its terms on the Hub, then `hf auth login`; "
+        "or --data DIR with aime24.jsonl)\n"
+    )

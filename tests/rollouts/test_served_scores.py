@@ -1,0 +1,33 @@
+"""A run whose rollouts come from a server is scored by that server, between steps and at the end."""
+
+import json
+
+import pytest
+
+import perl
+from perl.evaluation.request import EvalSettings
+from perl.evaluation.results import read_results
+
+TASK = "sandbox:chain"
+
+
+def test_scores_between_steps_and_at_the_end_come_from_the_server(vllm_server, tmp_path):
+    recipe = {
+        "extends": "quickstart",
+        "train": {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 8},
+        "rollout": {"backend": "vllm-server", "servers": [vllm_server], "max_completion_length": 24},
+        "eval": {"tasks": [TASK], "every": 2, "k": 1, "limit": 4, "temperature": 0.0, "max_completion_length": 24},
+    }
+    run = perl.train(recipe, output_dir=tmp_path / "run")
+    results = read_results(run.path / "eval")
+    assert results.engine["backend"] == "vllm-server"
+    assert results.engine["logp_diff"] < 2e-3
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    (between,) = [row[f"eval/{TASK}/avg@1"] for row in rows if f"eval/{TASK}/avg@1" in row]
+    found = results.task(TASK)
+    assert between == pytest.approx(found.adapter.accuracy, abs=0.01)  # rounding may turn a greedy token
+    settings = EvalSettings(preset="greedy", max_new_tokens=24, lighteval=False, batch_size=256)
+    own = perl.evaluate(run.adapter, tasks=[TASK], output=tmp_path / "own", settings=settings).task(TASK)
+    for who in ("base", "adapter"):
+        pairs = [(getattr(a, who), getattr(b, who)) for a, b in zip(found.problems, own.problems, strict=True)]
+        assert sum(one == other for one, other in pairs) >= 0.97 * len(pairs)
