@@ -25,7 +25,8 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 _FILLING = " \t\r\n:*_\uff1a"
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+# A dollar sign in a formula about money is escaped: $\$18.90$.
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$((?:[^\\$]|\\.)+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 # Where an answer in running text ends; a point between digits is no end.
 _END = re.compile(r"[.!?](?=\s|$)|\u3002|\n|<\||</answer>")
 _IS = re.compile(r"\s(?:is|are|equals|be)\s|\u662f")
