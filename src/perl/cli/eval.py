@@ -46,6 +46,7 @@ Examples:
 @click.option("--seed", type=int, help="Each sample's own seed is derived from it [default: 0].")
 @click.option("--limit", type=int, help="Only the first so many problems of each task.")
 @click.option("--pass-at", help="Further numbers for pass@k, with commas between; powers of two up to k are there.")
+@click.option("--newest-data", is_flag=True, help="Take the newest data sets of the Hub, not the pinned ones.")
 @click.option("--no-base", is_flag=True, help="Do not score the base.")
 @click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
 @click.option(

@@ -30,7 +30,6 @@ from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation, s
 from perl.evaluation.results import SAMPLES, TABLE, OtherScore, ProblemResult, Results, TaskResult
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import rights, score_samples
-from perl.evaluation.task import all_tasks
 from perl.model import base_dtype, base_identity, public_name
 from perl.progress import duration, live_line
 from perl.rollouts.open_engine import EngineSettings
@@ -274,8 +273,7 @@ def _by_lighteval(plan: Evaluation, groups: Mapping[str, Groups]) -> dict[str, O
     """Lighteval's own score of the same completions, where it is wanted and installed."""
     if not plan.settings.lighteval or not lighteval_installed():
         return {}
-    known = all_tasks()
-    data = [task.data for task in plan.tasks if known.get(task.request.task) == task.data.task]  # not held-out ones
+    data = [task.data for task in plan.tasks if task.data.task.file]  # a run's own problems are no task of lighteval
     texts = {one.task.name: [[sample.text for sample in samples] for samples in groups[one.task.name]] for one in data}
     try:
         scores = score_with_lighteval(data, texts, plan.subject.name) if data else {}

@@ -48,6 +48,7 @@ class EvalSettings:
         seed: From which each sample's own seed is derived.
         limit: Only the first so many problems of each task.
         pass_at: Numbers for pass@k, beside the powers of two up to k.
+        newest_data: Take the newest commit of data sets on the Hub instead of the pinned one.
         with_base: Score the base too.
         lighteval: Report lighteval's own score of the same completions, where it is installed.
         backend: What draws completions; auto: the servers if there are any, else vLLM on a GPU where it is installed,
@@ -68,6 +69,7 @@ class EvalSettings:
     seed: int | None = None
     limit: int | None = None
     pass_at: tuple[int, ...] = ()
+    newest_data: bool = False
     with_base: bool = True
     lighteval: bool = True
     backend: Backend = "auto"
@@ -155,6 +157,8 @@ def plan_evaluation(
         generation = generation_settings(subject.base)
         protocol = resolve_protocol(settings.preset, _given(settings, k), generation)
         _check_pass_at(settings.pass_at, protocol.k)
+        if settings.newest_data:
+            chosen = [replace(task, revision=None) for task in chosen]
         found = [load_task_data(task, Path(data).expanduser() if data else None, settings.limit) for task in chosen]
         tokenizer = load_tokenizer(subject.base)
     context = getattr(empty.config.get_text_config(), "max_position_embeddings", None)

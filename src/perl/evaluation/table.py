@@ -157,14 +157,8 @@ def _marked(task: TaskResult, score: Score | None, sign: int, marks: Marks) -> s
 
 
 def _pass_column(tasks: Sequence[TaskResult]) -> Column:
-    """pass@k for the largest k that every task has been scored for; where there are several, each cell says its own."""
-    largest = [max(task.score.pass_at) for task in tasks]
-    cells = [_both(task, lambda s: percent(s.pass_at[max(s.pass_at)])) for task in tasks]
-    if len(set(largest)) == 1:
-        return f"pass@{largest[0]}", cells
-    if all(most == task.score.k for most, task in zip(largest, tasks, strict=True)):
-        return "pass@k", cells
-    return "pass@", [f"{most}: {cell}" for most, cell in zip(largest, cells, strict=True)]
+    """pass@k for each task's own k."""
+    return f"pass@{_k(tasks)}", [_both(task, lambda s: percent(s.pass_at[s.k])) for task in tasks]
 
 
 def _both(task: TaskResult, text: Callable[[Score], str]) -> str:

@@ -105,6 +105,8 @@ def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]
     instead = f"--data DIR with {task.file}"
     answer = look_up("dataset", task.repository, task.revision)
     if isinstance(answer, Problem):
+        if task.revision is not None and task.revision in answer.message:
+            instead = f"--newest-data, or {instead}"
         raise DataError(answer.message, where, f"{answer.hint}; or {instead}" if answer.hint else instead)
     revision = answer or task.revision
     try:
