@@ -112,6 +112,7 @@ def _evaluation(plan: Plan, run: Run, subject: Subject, engine: RolloutSection, 
         device=device,
         settings=EvalSettings(lighteval=bool(settings.tasks), batch_size=settings.batch_size),
         judging=plan.judging,
+        within_run=True,
     )
 
 

@@ -106,7 +106,7 @@ def carry_out(plan: Evaluation, policies: Policies | None = None) -> Results:
     """
     started = time.monotonic()
     with _locked(plan.folder):
-        for line in plan.lines():
+        for line in plan.lines() if not plan.within_run else ():
             logger.info("%s", line)
         if policies is None:
             with said_of_options():
@@ -175,16 +175,19 @@ def _draw_task(
     k, name = plan.protocol.k, task.request.task
     wanted = set(task.request.places(k))
     done = {place: sample for place, sample in file.read(key).items() if place in wanted}
-    if done:
+    said_before = plan.within_run and len(done) == len(wanted)
+    if done and not said_before:
         logger.info("%s on %s: %d of %d completions are there already", ready.who, name, len(done), len(wanted))
     started = time.monotonic()
-    with live_line(len(wanted), f"{ready.who} on {name}", len(done)) as line:
+    with live_line(len(wanted), f"scoring the {ready.who} on {name}", len(done)) as line:
 
         def keep(sample: Sample) -> None:
             file.append(key, [sample])
             line.update(1)
 
         groups = draw(ready.engine, policies.tokenizer, task.request, plan.protocol, done, keep, plan.judging)
+    if said_before:
+        return groups
     score = score_samples(groups)
     error = f" ± {100 * score.stderr:.1f}" if score.stderr is not None else ""
     seconds = duration(time.monotonic() - started)

@@ -91,6 +91,7 @@ class Evaluation:
         engine: What draws completions; decided.
         template: Hash of the chat template; None: prompts are plain text.
         judging: The limits of comparing answers; None: the usual ones.
+        within_run: It is part of a run, which has said its plan, and scores that are there already.
     """
 
     subject: Subject
@@ -102,6 +103,7 @@ class Evaluation:
     device: torch.device
     settings: EvalSettings
     judging: Judging | None = None
+    within_run: bool = False
 
     @property
     def policies(self) -> tuple[Who, ...]:
