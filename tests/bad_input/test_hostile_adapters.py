@@ -1,0 +1,353 @@
+"""An adapter that a stranger made to harm, or that is broken, is refused in one line before any base is loaded."""
+
+import copy
+import json
+import re
+import shutil
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+
+from perl.adapter import attach_adapter, continue_adapter
+from perl.adapter_files import write_adapter
+from perl.errors import ModelError, PerlError
+from perl.methods.settings import adaptation
+from perl.model import load_empty_base
+from perl.patterns import SECONDS
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.saved_adapter import find_adapter
+from tests.saved_adapters import clean_base, save_adapter
+
+A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+HUGE = 10**9
+EVIL_PATTERN = r"([\w.]+)+!"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sound") / "adapter"
+    save_adapter(folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(sound) -> Path:
+    shutil.copytree(sound, "adapter")
+    return Path("adapter")
+
+
+def with_config(adapter: Path, **changes) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def with_tensors(adapter: Path, **changes) -> None:
+    """Other tensors in the file; None: left out. ``A`` stands for the first layer's lora_A."""
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file) | {A if name == "A" else name: tensor for name, tensor in changes.items()}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+
+
+def with_header(adapter: Path, header: bytes, data: bytes = b"", length: int | None = None) -> None:
+    size = len(header) if length is None else length
+    (adapter / "adapter_model.safetensors").write_bytes(size.to_bytes(8, "little") + header + data)
+
+
+def refusal(name="adapter") -> str:
+    """The one line with which it is refused while there are no weights of a base."""
+    with pytest.raises(PerlError) as caught:
+        continue_adapter(load_empty_base(ModelSection()), find_adapter(str(name)))
+    (line,) = str(caught.value).splitlines()
+    assert line.isprintable()
+    assert len(line) < 500
+    return line
+
+
+@pytest.mark.usefixtures("adapter")
+def test_a_sound_adapter_is_accepted():
+    continue_adapter(load_empty_base(ModelSection()), find_adapter("adapter"))
+
+
+def test_a_giant_config_is_not_read(adapter):
+    with_config(adapter, target_modules=["q_proj"] * 1_000_000)
+    started = time.monotonic()
+    assert re.search(r"adapter_config.json has 1\d,\d{3},\d{3} bytes, at most 1,000,000 are read", refusal())
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("name", ["target_modules", "modules_to_save", "trainable_token_indices", "rank_pattern"])
+def test_a_config_with_too_many_names_is_refused(adapter, name):
+    names = [f"m{i}" for i in range(50_000)]
+    with_config(adapter, **{name: dict.fromkeys(names, 1) if name == "rank_pattern" else names})
+    assert f"adapter_config.json: {name} has 50,000 entries, at most 4,000 are read" in refusal()
+
+
+@pytest.mark.parametrize("deep", ["[" * 300_000, '{"a":' * 100_000, '{"peft_type": "LORA", "x":' + "[" * 300_000])
+def test_a_config_nested_without_end_is_refused(adapter, deep):
+    (adapter / "adapter_config.json").write_text(deep)
+    assert "adapter_config.json is nested too deeply" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"lora", "Expecting value"),
+        (b"[1]", "is not a mapping"),
+        (b"\xff\xfe\x00", "can't decode byte"),
+        (b'{"peft_type": "EVIL"}', "PEFT has no type 'EVIL'"),
+        (b'{"peft_type": ["LORA"]}', "PEFT has no type"),
+        (b'{"peft_type": "LORA", "r": ' + b"9" * 5000 + b"}", "integer string conversion"),
+        (b'{"peft_type": "LORA", "lora_alpha": NaN}', "lora_alpha is nan, which is no number"),
+        (b'{"peft_type": "LORA", "lora_alpha": 1e999}', "lora_alpha is inf, which is no number"),
+        (b'{"peft_type": "LORA", "target_modules": ["\\u001b[2J"]}', "holds control characters"),
+        (b'{"peft_type": "LORA", "\\nerror: none": 1}', "holds control characters"),
+        (b'{"peft_type": "LORA", "base_model_name_or_path": 5}', "base_model_name_or_path is no name"),
+        (b'{"peft_type": "LORA", "base_model_name_or_path": "' + b"x" * 9000 + b'"}', "path is no name"),
+        (b'{"peft_type": "LORA", "revision": {}}', "revision is no name"),
+    ],
+)
+def test_a_config_that_is_none_is_refused(adapter, text, said):
+    (adapter / "adapter_config.json").write_bytes(text)
+    line = refusal()
+    assert line.startswith("peft.adapter: adapter cannot be read: ")
+    assert said in line
+
+
+VALUES = (5, [[1]], {"q_proj": "many"})
+
+
+def test_no_value_of_any_key_gives_more_than_one_line(adapter):
+    sound, base = json.loads((adapter / "adapter_config.json").read_text()), load_empty_base(ModelSection())
+    refusals = []
+    for key in sound:
+        for value in VALUES:
+            with_config(adapter, **{**sound, key: value})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PEFT's, of what it takes all the same
+                try:
+                    continue_adapter(copy.deepcopy(base), find_adapter("adapter"))
+                except PerlError as error:
+                    refusals.append(str(error))
+    assert len(refusals) > 50
+    assert [line for line in refusals if len(line.splitlines()) != 1] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"auto_mapping": {"base_model_class": "X", "parent_library": "evil.code"}}, "auto_mapping names 'evil.code'"),
+        ({"auto_mapping": {"parent_library": "transformers_evil"}}, "auto_mapping names 'transformers_evil'"),
+        ({"auto_mapping": {"parent_library": ["os"]}}, "auto_mapping names"),
+        ({"trust_remote_code": True}, "trust_remote_code would run code"),
+        ({"tokenizer_kwargs": {"trust_remote_code": 1}}, "tokenizer_kwargs.trust_remote_code would run code"),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map would run code"),
+        ({"loftq_config": {"_target_": "os.system"}}, "loftq_config._target_ would run code"),
+        ({"megatron_core": "evil"}, "megatron_core would import a module"),
+        ({"megatron_config": {"a": 1}}, "megatron_core would import a module"),
+        ({"layer_replication": [[0, 4], [0, 4]]}, "layer_replication makes another base"),
+    ],
+)
+def test_a_config_that_names_code_or_another_model_is_refused(adapter, changes, said):
+    with_config(adapter, **changes)
+    assert said in refusal()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"auto_mapping": {"base_model_class": "X", "parent_library": "transformers.models.qwen3.modeling_qwen3"}},
+        {"trust_remote_code": False},
+        {"megatron_core": "megatron.core"},
+        {"a_setting_of_a_later_peft": None},
+    ],
+)
+def test_what_published_configs_hold_is_no_harm(adapter, changes):
+    with_config(adapter, **changes)
+    continue_adapter(load_empty_base(ModelSection()), find_adapter("adapter"))
+
+
+def test_a_setting_that_this_peft_does_not_know_is_said(adapter, caplog):
+    with_config(adapter, twice_as_good=True)
+    find_adapter("adapter")
+    assert caplog.messages == ["adapter_config.json: this version of PEFT does not know twice_as_good and ignores it"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"r": HUGE}, {"r": -1}, {"rank_pattern": {"q_proj": HUGE}}, {"peft_type": "VBLORA", "num_vectors": HUGE}],
+)
+def test_an_absurd_rank_is_refused_before_anything_is_built(adapter, changes):
+    with_config(adapter, **changes)
+    with pytest.raises(ModelError, match=r"asks for \S+ (1,000,000,000|-1), the largest side of a tensor is 384"):
+        find_adapter("adapter")
+
+
+@pytest.mark.parametrize(
+    "key", ["target_modules", "exclude_modules", "rank_pattern", "modules_to_save", "layers_pattern"]
+)
+def test_a_pattern_that_backtracks_without_end_is_stopped(adapter, monkeypatch, key):
+    monkeypatch.setattr("perl.patterns.SECONDS", 1.0)
+    one = {"rank_pattern": {EVIL_PATTERN: 4}, "modules_to_save": [EVIL_PATTERN], "layers_pattern": [EVIL_PATTERN]}
+    further = {"layers_to_transform": [0]} if key == "layers_pattern" else {}
+    with_config(adapter, **{key: one.get(key, EVIL_PATTERN)}, **further)
+    started = time.monotonic()
+    assert refusal().startswith(f"peft.adapter: the pattern {EVIL_PATTERN!r} in its config does not end within 1 s")
+    assert time.monotonic() - started < 10 < SECONDS + 1
+
+
+def test_the_pattern_that_does_not_end_is_the_one_that_is_named(adapter, monkeypatch):
+    monkeypatch.setattr("perl.patterns.SECONDS", 1.0)
+    with_config(adapter, target_modules=".*(q|k)_proj", exclude_modules=EVIL_PATTERN)
+    assert repr(EVIL_PATTERN) in refusal()
+
+
+@pytest.mark.parametrize("pattern", ["(", "*", "[z-a]", "(?P<x>a)(?P<x>b)", "a{99999999999}"])
+def test_a_pattern_that_is_none_is_refused(adapter, pattern):
+    with_config(adapter, target_modules=pattern)
+    line = refusal()
+    assert line.startswith("peft.adapter: ")
+    assert "in its config is no pattern: " in line
+
+
+def test_a_pattern_as_people_write_them_is_accepted():
+    model = clean_base()
+    config = LoraConfig(
+        r=2, target_modules=r".*\.(?:self_attn|mlp)\.(?:q_proj|v_proj|down_proj)", rank_pattern={"q.*": 3}
+    )
+    write_adapter(attach_adapter(model, config), Path("adapter"), "sandbox:base", None, None)
+    continue_adapter(load_empty_base(ModelSection()), find_adapter("adapter"))
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "length"),
+    [
+        (b"{}", b"", 2**63),
+        (b"{}", b"", 40_000_000),
+        (b"nonsense", b"", None),
+        (b"[" * 100_000, b"", None),
+        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}',
+         b"\0" * 12, None),
+        (b'{"a":{"dtype":"F32","shape":[4611686018427387904,8],"data_offsets":[0,8]}}', b"\0" * 8, None),
+        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8000000000]}}', b"\0" * 8, None),
+        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}', b"\0" * 8, None),
+        (b'{"a":{"dtype":"EVIL","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8, None),
+        (b'{"a\\u001b[2J":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8, None),
+    ],
+)  # fmt: skip
+def test_a_broken_header_is_refused(adapter, header, data, length):
+    with_header(adapter, header, data, length)
+    assert refusal().startswith("peft.adapter: adapter cannot be read: ")
+
+
+def test_a_giant_header_is_not_read(adapter):
+    with_header(adapter, b"{}", length=40_000_000)
+    assert "the header of adapter_model.safetensors has 40,000,000 bytes, at most 32,000,000 are read" in refusal()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.bool, torch.int64])
+def test_tensors_of_a_type_that_is_no_weights_are_refused(adapter, dtype):
+    with_tensors(adapter, A=torch.zeros(4, 128).to(dtype))
+    line = refusal()
+    assert f"{A} holds numbers of type" in line
+    assert line.endswith("an adapter's are F64, F32, F16, BF16")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_of_the_usual_types_are_accepted(adapter, dtype):
+    with_tensors(adapter, A=torch.zeros(4, 128, dtype=dtype))
+    continue_adapter(load_empty_base(ModelSection()), find_adapter("adapter"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"A": torch.zeros(4, 64)}, f"{A} is 4 x 64 there, 4 x 128 here"),
+        ({"A": None}, f"{A} is only here"),
+        ({"extra": torch.zeros(2)}, "extra is only there"),
+        ({"base_model.model.lm_head.weight": torch.zeros(2)}, "base_model.model.lm_head.weight is only there"),
+    ],
+)
+def test_tensors_that_do_not_belong_to_the_config_are_refused(adapter, change, said):
+    with_tensors(adapter, **change)
+    assert said in refusal()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"r": 64},
+        {"use_dora": True},
+        {"modules_to_save": ["norm"]},
+        {"modules_to_save": ["layers"]},
+        {"trainable_token_indices": list(range(20))},
+        {"target_modules": ["q_proj"]},
+    ],
+)
+def test_a_config_that_asks_for_other_tensors_than_the_file_has_is_refused(adapter, change):
+    with_config(adapter, **change)
+    assert re.search("does not fit this base|PEFT refuses", refusal())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers_are_refused_before_a_base_is_loaded(adapter, value):
+    poisoned = load_file(adapter / "adapter_model.safetensors")[A]
+    poisoned[1, 5] = value
+    with_tensors(adapter, A=poisoned)
+    assert refusal() == f"peft.adapter: adapter holds weights that are no numbers: 1 of 512 in {A}"
+    with pytest.raises(ModelError, match="are no numbers"):
+        continue_adapter(clean_base(), find_adapter("adapter"))
+
+
+@pytest.mark.parametrize("position", [-1, 128, 2**31 - 1])
+def test_positions_outside_of_a_matrix_are_refused(position):
+    write_adapter(
+        attach_adapter(clean_base(), adaptation(PeftSection(method="shira"))),
+        Path("adapter"),
+        "sandbox:base",
+        None,
+        None,
+    )
+    continue_adapter(clean_base(), find_adapter("adapter"))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.shira_indices"
+    file = Path("adapter/adapter_model.safetensors")
+    tensors = load_file(file)
+    tensors[name][1, 0] = position
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"positions outside of W \(128 x 128\) in \S+q_proj.shira_indices"):
+        continue_adapter(clean_base(), find_adapter("adapter"))
+
+
+def spoil(adapter: Path, how: str) -> None:
+    if how == "code":
+        with_config(adapter, auto_mapping={"parent_library": "evil"})
+    elif how == "nesting":
+        (adapter / "adapter_config.json").write_text("[" * 300_000)
+    else:
+        with_tensors(adapter, A=torch.full((4, 128), float("nan")))
+
+
+@pytest.mark.parametrize(
+    ("command", "how", "said"),
+    [
+        ("eval", "nan", "error: --adapter: adapter holds weights that are no numbers: 512 of 512 in "),
+        ("eval", "code", "error: --adapter: adapter cannot be read: adapter_config.json: auto_mapping names 'evil'"),
+        (
+            "train",
+            "nesting",
+            "error: recipe.yaml:1: peft.adapter: adapter cannot be read: adapter_config.json is nested",
+        ),
+    ],
+)
+def test_a_command_exits_with_2_and_one_line(adapter, perl_command, command, how, said):
+    spoil(adapter, how)
+    Path("recipe.yaml").write_text("peft: {adapter: adapter}\ndata: {train: sandbox:addition}\n")
+    asked = {"eval": ["--adapter", "adapter", "--tasks", "sandbox:addition"], "train": ["recipe.yaml"]}[command]
+    result = perl_command(command, *asked, "--output", "out", timeout=300)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(said)

@@ -1,0 +1,184 @@
+"""What a Hub reads out of a repository's card, and what it shows of a repository.
+
+card -> problems; repository -> model or data set info
+
+Knows nothing of HTTP. The messages are the real Hub's.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from typing import Any
+
+import yaml
+
+from tests.local_hub.store import Commit, Repository, StoredFile
+
+REPO_ID = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
+LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z0-9]+)*|code|multilingual")
+_LICENCES = """
+    apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m openrail++ afl-3.0 artistic-2.0 bsl-1.0 bsd
+    bsd-2-clause bsd-3-clause cc cc0-1.0 cc-by-2.0 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0
+    cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-4.0 cc-by-nc-sa-4.0 cdla-permissive-2.0 ecl-2.0 epl-2.0
+    eupl-1.2 agpl-3.0 gfdl gpl gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc llama2 llama3 llama3.1 llama3.2 llama3.3
+    llama4 gemma lppl-1.3c ms-pl apple-ascl mpl-2.0 odc-by odbl ofl-1.1 openmdw-1.0 postgresql pddl unlicense
+    wtfpl zlib deepfloyd-if-license other unknown
+"""
+LICENCES = frozenset(_LICENCES.split())
+_FRONT_MATTER = re.compile(r"^\s*---[\r\n]+([\s\S]*?)[\r\n]+---([\r\n]|$)")
+
+
+def metadata_of(card: str) -> dict[str, Any]:
+    """A card's front matter; empty where it has none or it cannot be read."""
+    found = _FRONT_MATTER.match(card)
+    try:
+        data = yaml.safe_load(found[1]) if found else None
+    except yaml.YAMLError:
+        return {}
+    return json.loads(json.dumps(data, default=str)) if isinstance(data, dict) else {}
+
+
+def validate_card(card: str) -> tuple[list[str], list[str]]:
+    """Errors and warnings of a card's front matter, as ``/api/validate-yaml`` gives them."""
+    found = _FRONT_MATTER.match(card)
+    if not found:
+        return [], ["empty or missing yaml metadata in repo card"]
+    try:
+        data = yaml.safe_load(found[1])
+    except yaml.YAMLError as error:
+        return [f"YAML metadata is invalid: {error}"], []
+    if not isinstance(data, dict):
+        return ["YAML metadata must be a mapping"], []
+    errors = _bad_ids(data, "base_model", "Use a model id from https://hf.co/models.")
+    errors += _bad_ids(data, "datasets", "Use a dataset id from https://hf.co/datasets.")
+    errors += _bad_words(data)
+    for key in ("library_name", "pipeline_tag", "base_model_relation"):
+        if not isinstance(data.get(key, ""), str):
+            errors.append(f'"{key}" must be a string')
+    return errors + _bad_index(data.get("model-index", [])), []
+
+
+def _bad_words(data: Mapping[str, Any]) -> list[str]:
+    errors = []
+    if any(licence not in LICENCES for licence in _many(data.get("license"))):
+        errors.append(f'"license" must be one of [{", ".join(sorted(LICENCES))}]')
+    for language in _many(data.get("language")):
+        if not isinstance(language, str) or not LANGUAGE.fullmatch(language):
+            advice = "It must be an ISO 639-1, 639-2 or 639-3 code"
+            errors.append(f'"language" with value "{language}" is not valid. {advice}')
+    if not isinstance(data.get("tags", []), list):
+        errors.append('"tags" must be an array')
+    return errors
+
+
+def _bad_ids(data: Mapping[str, Any], key: str, advice: str) -> list[str]:
+    errors = []
+    value = data.get(key)
+    for number, name in enumerate(_many(value)):
+        place = f"{key}[{number}]" if isinstance(value, list) else key
+        if name == "":
+            errors.append(f'"{place}" is not allowed to be empty')
+        elif not isinstance(name, str) or not REPO_ID.fullmatch(name) or name.startswith((".", "-")) or ".." in name:
+            errors.append(f'"{place}" with value "{name}" is not valid. {advice}')
+    return errors
+
+
+def _bad_index(index: object) -> list[str]:
+    if not isinstance(index, list):
+        return ['"model-index" must be an array']
+    errors = []
+    for number, entry in enumerate(index):
+        place = f"model-index[{number}]"
+        if not isinstance(entry, dict) or not entry.get("name"):
+            errors.append(f'"{place}.name" is required')
+            continue
+        for row, result in enumerate(entry.get("results") or []):
+            errors += _missing_parts(f"{place}.results[{row}]", result)
+    return errors
+
+
+def _missing_parts(place: str, result: Mapping[str, Any]) -> list[str]:
+    errors = []
+    for part, wanted in {"task": ("type",), "dataset": ("type", "name")}.items():
+        given = result.get(part)
+        errors += [f'"{place}.{part}.{key}" is required' for key in wanted if not (given or {}).get(key)]
+    metrics = result.get("metrics")
+    if not isinstance(metrics, list) or not metrics:
+        return [*errors, f'"{place}.metrics" is required']
+    for number, metric in enumerate(metrics):
+        errors += [f'"{place}.metrics[{number}].{key}" is required' for key in ("type", "value") if key not in metric]
+    return errors
+
+
+def tags_of(metadata: Mapping[str, Any], paths: Mapping[str, StoredFile]) -> list[str]:
+    """The tags by which a repository is found: the card's own and those the Hub derives."""
+    bases = [base for base in _many(metadata.get("base_model")) if base]
+    kinds = [metadata.get("library_name"), "safetensors" if any(p.endswith(".safetensors") for p in paths) else None]
+    tags = [tag for tag in kinds if tag] + [str(tag) for tag in _many(metadata.get("tags"))]
+    tags += _many(metadata.get("pipeline_tag")) + [str(language) for language in _many(metadata.get("language"))]
+    tags += [f"dataset:{name}" for name in _many(metadata.get("datasets"))]
+    tags += [f"base_model:{base}" for base in bases]
+    tags += [f"base_model:{relation_of(metadata, paths)}:{base}" for base in bases]
+    tags += [f"license:{name}" for name in _many(metadata.get("license"))]
+    return list(dict.fromkeys([*tags, "region:us"]))
+
+
+def relation_of(metadata: Mapping[str, Any], paths: Mapping[str, StoredFile]) -> str:
+    """How a model stands to its base: as its card says, or as its files do."""
+    return str(metadata.get("base_model_relation") or ("adapter" if "adapter_config.json" in paths else "finetune"))
+
+
+def describe(repository: Repository, commit: Commit, with_blobs: bool) -> dict[str, Any]:
+    """All that the Hub says of a repository at a commit."""
+    readme = commit.tree.get("README.md")
+    metadata = metadata_of(repository.bytes_of(readme).decode("utf-8", "replace")) if readme else {}
+    facts: dict[str, Any] = {
+        "_id": hashlib.sha256(f"{repository.kind}/{repository.name}".encode()).hexdigest()[:24],
+        "id": repository.name,
+        "author": repository.name.split("/")[0],
+        "sha": commit.oid,
+        "lastModified": commit.date,
+        "createdAt": repository.commits[0].date,
+        "private": repository.visibility.private,
+        "gated": "manual" if repository.visibility.gated else False,
+        "disabled": False,
+        "downloads": repository.downloads,
+        "likes": 0,
+        "tags": tags_of(metadata, commit.tree),
+        "siblings": [_sibling(path, file, with_blobs) for path, file in sorted(commit.tree.items())],
+        "usedStorage": sum(file.size for file in commit.tree.values()),
+    }
+    if metadata:
+        facts["cardData"] = metadata
+    if repository.kind == "model":
+        facts |= _model_facts(repository, commit, metadata)
+    return facts
+
+
+def _model_facts(repository: Repository, commit: Commit, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {"modelId": repository.name}
+    facts |= {key: metadata[key] for key in ("library_name", "pipeline_tag", "model-index") if key in metadata}
+    bases = [base for base in _many(metadata.get("base_model")) if base]
+    if bases:
+        models = [{"_id": hashlib.sha256(base.encode()).hexdigest()[:24], "id": base} for base in bases]
+        facts["baseModels"] = {"relation": relation_of(metadata, commit.tree), "models": models}
+    facts["evalResults"] = [
+        {"filename": path, "data": json.loads(json.dumps(entry, default=str))}
+        for path, file in sorted(commit.tree.items())
+        if fnmatch(path, ".eval_results/*.yaml")
+        for entry in yaml.safe_load(repository.bytes_of(file))
+    ]
+    return facts
+
+
+def _sibling(path: str, file: StoredFile, with_blobs: bool) -> dict[str, Any]:
+    if not with_blobs:
+        return {"rfilename": path}
+    facts = {"rfilename": path, "size": file.size, "blobId": file.blob_id}
+    return facts | ({"lfs": {"sha256": file.sha256, "size": file.size, "pointerSize": 134}} if file.lfs else {})
+
+
+def _many(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]

@@ -1,0 +1,230 @@
+"""What a Hub keeps: repositories with their commits, branches and tags, and the bytes of their files.
+
+files -> commit -> files of a revision
+
+Knows nothing of HTTP. Bytes lie once in a folder, under their SHA-256.
+"""
+
+import base64
+import hashlib
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["model", "dataset"]
+INITIAL_FILE = ".gitattributes"  # what the Hub puts into every new repository
+
+
+class Refused(Exception):
+    """The Hub says no: a status, its code for the client, and a sentence."""
+
+    def __init__(self, status: int, code: str | None, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a commit: where its bytes are, and under which name Git has it."""
+
+    sha256: str
+    size: int
+    blob_id: str
+    lfs: bool
+
+    @property
+    def oid(self) -> str:
+        """What the client compares with its own file to see that nothing changed."""
+        return self.sha256 if self.lfs else self.blob_id
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit, with all files as they are after it."""
+
+    oid: str
+    title: str
+    message: str
+    parent: str | None
+    date: str
+    tree: Mapping[str, StoredFile] = field(repr=False)
+
+
+@dataclass
+class Visibility:
+    """Who may see a repository, and whether its files need terms to be accepted."""
+
+    private: bool = False
+    gated: bool = False
+
+
+@dataclass
+class Repository:
+    """One repository.
+
+    Attributes:
+        commits: Oldest first.
+        branches: Name -> commit, also pull requests (``refs/pr/1``).
+        tags: Name -> commit.
+    """
+
+    kind: Kind
+    name: str
+    blobs: Path
+    visibility: Visibility
+    commits: list[Commit] = field(default_factory=list)
+    branches: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    downloads: int = 0
+
+    @property
+    def head(self) -> Commit:
+        """The newest commit of the main branch."""
+        return self.at("main")
+
+    @property
+    def card(self) -> str:
+        """Its README.md on the main branch; empty where there is none."""
+        return self.files().get("README.md", b"").decode()
+
+    def files(self, revision: str = "main") -> dict[str, bytes]:
+        """All files of a branch, a tag or a commit."""
+        return {path: self.bytes_of(file) for path, file in sorted(self.at(revision).tree.items())}
+
+    def bytes_of(self, file: StoredFile) -> bytes:
+        """The bytes of one of its files."""
+        return (self.blobs / file.sha256).read_bytes()
+
+    def at(self, revision: str) -> Commit:
+        """The commit that a branch, a tag or (the beginning of) a commit's id names."""
+        for prefix in ("refs/heads/", "refs/tags/"):
+            revision = revision.removeprefix(prefix)
+        oid = self.branches.get(revision) or self.tags.get(revision) or revision
+        for commit in self.commits:
+            if commit.oid == oid or (len(oid) >= 7 and commit.oid.startswith(oid)):
+                return commit
+        raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+
+
+class Store:
+    """All repositories; a lock for whoever changes several things at once."""
+
+    def __init__(self, folder: Path, lfs_patterns: Sequence[str]) -> None:
+        self.blobs = folder / "blobs"
+        self.blobs.mkdir(parents=True, exist_ok=True)
+        self.lfs_patterns = tuple(lfs_patterns)
+        self.repositories: dict[tuple[Kind, str], Repository] = {}
+        self.lock = threading.RLock()
+
+    def is_lfs(self, path: str) -> bool:
+        """Whether the Hub wants this file by LFS."""
+        return any(fnmatch(path, pattern) for pattern in self.lfs_patterns)
+
+    def keep(self, data: bytes) -> str:
+        """Stores bytes; gives their SHA-256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        place = self.blobs / sha256
+        if not place.exists():
+            place.write_bytes(data)
+        return sha256
+
+    def has(self, sha256: str) -> bool:
+        """Whether bytes with this SHA-256 were uploaded."""
+        return (self.blobs / sha256).exists()
+
+    def stored(self, data: bytes, lfs: bool) -> StoredFile:
+        """Keeps a file's bytes."""
+        sha256 = self.keep(data)
+        in_git = _pointer(sha256, len(data)) if lfs else data
+        return StoredFile(sha256, len(data), _git_blob_id(in_git), lfs)
+
+    def find(self, kind: Kind, name: str) -> Repository:
+        """A repository that is there."""
+        found = self.repositories.get((kind, name))
+        if found is None:
+            raise Refused(404, "RepoNotFound", "Repository not found")
+        return found
+
+    def create(self, kind: Kind, name: str, visibility: Visibility) -> Repository:
+        """A new repository with its first commit."""
+        with self.lock:
+            if (kind, name) in self.repositories:
+                raise Refused(409, None, f"You already created this {kind} repo: {name}")
+            repository = Repository(kind, name, self.blobs, visibility)
+            self.repositories[kind, name] = repository
+            lines = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in self.lfs_patterns)
+            tree = {INITIAL_FILE: self.stored(lines.encode(), lfs=False)}
+            self._append(repository, "main", "initial commit", "", tree)
+        return repository
+
+    def commit(
+        self,
+        repository: Repository,
+        files: Mapping[str, bytes],
+        delete: Collection[str] = (),
+        title: str = "change",
+    ) -> Commit:
+        """Adds and deletes files on the main branch, as somebody else's client would."""
+        with self.lock:
+            tree = {path: file for path, file in repository.head.tree.items() if path not in delete}
+            tree |= {path: self.stored(data, self.is_lfs(path)) for path, data in files.items()}
+            return self._append(repository, "main", title, "", tree)
+
+    def commit_lines(self, repository: Repository, branch: str, lines: Sequence[dict[str, Any]]) -> Commit:
+        """Carries out a commit request: its header line, then one line for each operation."""
+        header = lines[0]["value"]
+        with self.lock:
+            head = repository.at(branch)
+            parent = header.get("parentCommit")
+            if parent and not head.oid.startswith(parent):
+                raise Refused(412, None, "A commit has happened since. Please refresh and try again.")
+            tree = dict(head.tree)
+            for line in lines[1:]:
+                self._apply(tree, line["key"], line["value"])
+            return self._append(repository, branch, header["summary"], header.get("description", ""), tree)
+
+    def _apply(self, tree: dict[str, StoredFile], operation: str, value: dict[str, Any]) -> None:
+        path = value["path"]
+        if operation == "file":
+            tree[path] = self.stored(base64.b64decode(value["content"]), lfs=False)
+        elif operation == "lfsFile":
+            if not self.has(value["oid"]):
+                raise Refused(400, None, f"LFS object {value['oid']} was never uploaded")
+            tree[path] = self.stored((self.blobs / value["oid"]).read_bytes(), lfs=True)
+        elif operation == "deletedFile":
+            if tree.pop(path, None) is None:
+                raise Refused(404, "EntryNotFound", f"{path} does not exist")
+        elif operation == "deletedFolder":
+            for inside in [known for known in tree if known.startswith(path.rstrip("/") + "/")]:
+                del tree[inside]
+        else:
+            raise Refused(400, None, f"unknown operation {operation}")
+
+    def _append(
+        self, repository: Repository, branch: str, title: str, message: str, tree: dict[str, StoredFile]
+    ) -> Commit:
+        parent = repository.branches.get(branch)
+        number = len(repository.commits)
+        text = repr((repository.kind, repository.name, parent, number, title, sorted(tree.items())))
+        oid = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        commit = Commit(oid, title, message, parent, now(), tree)
+        repository.commits.append(commit)
+        repository.branches[branch] = oid
+        return commit
+
+
+def now() -> str:
+    """The time as the Hub writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{datetime.now(UTC).microsecond // 1000:03d}Z"
+
+
+def _pointer(sha256: str, size: int) -> bytes:
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
+def _git_blob_id(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
