@@ -9,8 +9,7 @@ and tells apart a wrong name, a login that is missing and a network that is down
 import os
 from typing import Literal
 
-from huggingface_hub import HfApi
-from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -35,7 +34,7 @@ def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) 
     Returns:
         The commit; or what is wrong; or None where ``HF_HUB_OFFLINE`` forbids asking and only the cache counts.
     """
-    if HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         return None
     api = HfApi()
     ask = api.model_info if kind == "model" else api.dataset_info

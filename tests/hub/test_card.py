@@ -1,72 +1,94 @@
 """The card of an adapter says what is known of it, in numbers as given, and nothing else."""
 
 import itertools
+import json
 import re
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from perl.adapter import attach_adapter
-from perl.adapter_files import write_adapter
-from perl.hub.card import CardFacts, TaskFacts, render_card
-from perl.methods.settings import adaptation
-from perl.model import load_base
-from perl.recipe.sections import ModelSection, PeftSection
+from perl.hub.card import render_card
+from perl.hub.facts import Asking, CardFacts, Licence, Serving, public_results
 from perl.sandbox import BASE_NAME
+from tests.evaluations import results, task_result
 
-TASK = TaskFacts(
-    task="sandbox:addition",
-    base=0.25,
-    base_stderr=0.0123,
-    adapter=0.75,
-    stderr=0.0376,
-    k=4,
-    n=256,
-    base_length=21.31,
-    adapter_length=42.77,
-)
+BASE, LORA = ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5
+RESULTS = public_results(results(task_result("sums", BASE, LORA), base="owner/base-7b"), "me/my-adapter")
 FULL = CardFacts(
     base="owner/base-7b",
     revision="0123abcd",
     name="my-adapter",
     repo_id="me/my-adapter",
     method="dora",
+    licence=Licence("mit"),
     dataset="someone/problems",
+    dataset_version="split train, revision 4567",
     trainable_parameters=77_824,
     total_parameters=1_000_000,
     steps=123,
     seed=4711,
+    algorithm="cispo",
     settings={"rank": 16, "learning rate": "1e-05"},
     rewards={"accuracy": 1.0, "format": 0.2},
     reward_first=0.125,
     reward_last=0.875,
     seconds=3661.4,
-    tasks=(TASK,),
+    tokens=123_456_789,
+    hardware="8 x NVIDIA H100",
+    reload_difference=1.5e-6,
+    results=RESULTS,
+    pictures=("plots/curves.png", "eval/problems.png"),
+    asking=Asking(True, "Think.", "Solve {prompt}!", {"thinking": False}, {"temperature": 0.6, "max_new_tokens": 99}),
+    serving=Serving("adapter", 64),
+    recipe=True,
+    checkpoints=(64, 128),
+    tags=("math",),
     versions={"torch": "2.13.0", "peft": "0.21.2"},
 )
 # What each fact that may be unknown looks like on the card.
 SHOWN = {
-    "revision": ["0123abcd"],
+    "revision": ["(revision `0123abcd`)", 'revision="0123abcd"', "--revision 0123abcd"],
     "name": ["# my-adapter"],
-    "repo_id": ['"me/my-adapter"'],
-    "method": ["A dora adapter", "| method | dora |", "- dora"],
-    "dataset": ["on `someone/problems`", "- someone/problems"],
+    "repo_id": ['"me/my-adapter"', "hf download me/my-adapter perl_recipe.yaml", "my-adapter=me/my-adapter"],
+    "method": ["A dora adapter", "| method | dora |", "- dora\n", "arXiv:2402.09353"],
+    "licence": ["license: mit"],
+    "dataset": ["on `someone/problems`", "- someone/problems\n", "| data | someone/problems"],
+    "dataset_version": ["split train, revision 4567 |"],
     "trainable_parameters": ["| trainable parameters | 77,824"],
     "total_parameters": ["(7.78 % of all)"],
     "steps": ["| optimizer steps | 123 |"],
     "seed": ["| seed | 4711 |"],
+    "algorithm": ["(CISPO)", "| loss | cispo |", "- cispo\n", "arXiv:2506.13585"],
     "settings": ["| rank | 16 |", "| learning rate | 1e-05 |"],
-    "rewards": ["| rewards (weight) | accuracy (1.0), format (0.2) |"],
+    "rewards": ["| rewards (weight) | accuracy (1.0), format (0.2) |", "the sum of these rewards and nothing else"],
     "reward_first": ["| mean reward, first and last step | 0.125, 0.875 |"],
     "reward_last": ["| mean reward, first and last step | 0.125, 0.875 |"],
-    "seconds": ["| wall time | 3661 s |"],
-    "tasks": ["## Results", "| held-out task |", "sandbox:addition", "standard error"],
+    "seconds": ["| wall time, evaluation included | 3,661 s |"],
+    "tokens": ["| tokens, prompts included | 123,456,789 |"],
+    "hardware": ["| hardware | 8 x NVIDIA H100 |"],
+    "reload_difference": ["Round trip verified", "at most 1.5e-06 nats"],
+    "results": ["## Results", "| Sums | 20 | 43.8 ± ", "standard error", "model-index:", "eval/results.json"],
+    "pictures": ["## Learning curves", "](plots/curves.png)", "](eval/problems.png)"],
+    "asking": ["base's chat template", "Think.", "Solve What is 12 * 13?!", "temperature=0.6", '"max_tokens": 99'],
+    "serving": ["vllm serve owner/base-7b", "--max-lora-rank 64", "curl http"],
+    "recipe": ["perl train perl_recipe.yaml"],
+    "checkpoints": ["`step-64`, `step-128`"],
+    "tags": ["- math\n"],
     "versions": ["Versions: torch 2.13.0, peft 0.21.2."],
 }
 OPTIONAL = [f for f in fields(CardFacts) if f.name != "base"]
+# Facts that others are shown with, and so take with them.
+TAKES = {
+    "repo_id": {"recipe"},
+    "trainable_parameters": {"total_parameters"},
+    "reward_first": {"reward_last"},
+    "reward_last": {"reward_first"},
+    "dataset": {"dataset_version"},
+    "serving": {"revision", "repo_id", "asking"},
+    "recipe": {"repo_id"},
+}
 UNFINISHED = [
     "None",
     "nan",
@@ -94,20 +116,23 @@ def front_matter_of(card: str) -> dict:
 
 
 def assert_finished(card: str) -> None:
-    """Nothing is left to fill in, and every table has rows of equal width under its head."""
+    """Nothing is left to fill in, no part is empty, and every table has rows of equal width under its head."""
     body = card.replace("```", "'''")
-    assert [mark for mark in UNFINISHED if mark in body] == []
+    assert [mark for mark in UNFINISHED if mark in body.replace("}}'", "'")] == []  # JSON ends so
     assert front_matter_of(card)["library_name"] == "peft"
     assert len(re.findall(r"^# ", card.split("'''")[0], re.MULTILINE)) >= 1
     for table in re.findall(r"(?:^\|.*\|\n)+", card, re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
         assert len(widths) == 1, table
         assert len(table.splitlines()) > 2, f"an empty table:\n{table}"
+    parts = re.split(r"^## .*\n", body, flags=re.MULTILINE)[1:]
+    assert all(part.strip() for part in parts)
+    assert "\n\n\n" not in body
+    assert re.findall(r"\n'''\w+\n\s*'''", body) == []
 
 
 def python_block(card: str) -> str:
-    (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    return block
+    return re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
 
 
 def test_a_full_card_shows_every_fact():
@@ -127,62 +152,60 @@ def test_an_unknown_fact_is_left_out(name):
 
 def test_any_two_facts_may_be_unknown():
     pairs = list(itertools.combinations(SHOWN, 2))
-    assert len(pairs) == 120
+    assert len(pairs) == 378
     for pair in pairs:
         assert_finished(render_card(without(FULL, *pair)))
 
 
 def test_a_card_of_which_nothing_but_the_base_is_known_has_no_empty_parts():
-    assert_finished(render_card(CardFacts(base="owner/base-7b")))
+    card = render_card(CardFacts(base="owner/base-7b"))
+    assert_finished(card)
+    assert re.findall(r"^## (.*)", card, re.MULTILINE) == ["Use it", "Citation"]
 
 
 def test_a_dropped_fact_takes_no_other_with_it():
-    belongs_with = {"trainable_parameters": {"total_parameters"}, "reward_first": {"reward_last"}}
-    belongs_with["reward_last"] = {"reward_first"}
     for name in SHOWN:
         card = render_card(without(FULL, name))
-        others = {other for other in SHOWN if other != name} - belongs_with.get(name, set())
-        assert [other for other in others if not all(text in card for text in SHOWN[other])] == []
+        others = {other for other in SHOWN if other != name} - TAKES.get(name, set())
+        assert [other for other in others if not all(text in card for text in SHOWN[other])] == [], name
 
 
-def test_scores_stand_side_by_side_as_given():
-    row = next(line for line in render_card(FULL).splitlines() if "sandbox:addition" in line)
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == ["sandbox:addition, avg@4 over 256 problems", "0.250 ± 0.012", "0.750 ± 0.038", "21.3 → 42.8"]
-
-
-def test_an_unknown_standard_error_is_left_out():
-    one = replace(TASK, task="other", base_stderr=None, stderr=None)
-    row = next(line for line in render_card(replace(FULL, tasks=(TASK, one))).splitlines() if "| other" in line)
-    assert row.split("|")[2:4] == [" 0.250 ", " 0.750 "]
-
-
-def test_standard_errors_are_explained_only_where_there_are_some():
-    none = replace(TASK, base_stderr=None, stderr=None)
-    assert "±" in render_card(FULL)
-    assert "±" not in render_card(replace(FULL, tasks=(none,)))
-
-
-def test_the_front_matter_names_a_base_and_data_of_the_hub():
-    assert front_matter_of(render_card(FULL)) == {
-        "library_name": "peft",
-        "pipeline_tag": "text-generation",
-        "tags": ["perl-rl", "reinforcement-learning", "grpo", "dora"],
+def test_the_front_matter_says_what_it_is_and_of_what():
+    found = front_matter_of(render_card(FULL))
+    index = found.pop("model-index")
+    assert found == {
         "base_model": "owner/base-7b",
         "base_model_relation": "adapter",
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "license": "mit",
         "datasets": ["someone/problems"],
+        "tags": [
+            "perl-rl",
+            "reinforcement-learning",
+            "cispo",
+            "dora",
+            "base_model:adapter:owner/base-7b",
+            "math",
+        ],
     }
+    assert [model["name"] for model in index] == ["my-adapter"]
 
 
-@pytest.mark.parametrize(
-    "base", [BASE_NAME, "./models/tiny", "./tiny", "../tiny", "/data/owner/tiny", "~/tiny", "/tiny", "a/b/c", "tiny/"]
-)
+def test_a_licence_of_its_own_kind_has_a_name_and_a_link():
+    found = front_matter_of(render_card(replace(FULL, licence=Licence("other", "theirs", "https://example.org/l"))))
+    assert [found[key] for key in ("license", "license_name", "license_link")] == [
+        "other", "theirs", "https://example.org/l",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("base", [BASE_NAME, "tiny"])
 def test_a_base_that_is_not_on_the_hub_is_no_base_model(base):
-    card = render_card(replace(FULL, base=base))
-    assert "base_model" not in front_matter_of(card)
-    if base != BASE_NAME:
-        assert f"`{Path(base).name}`" in card
-        assert base not in card
+    found = front_matter_of(render_card(replace(FULL, base=base)))
+    assert "base_model" not in found
+    assert "base_model_relation" not in found
+    assert not any(tag.startswith("base_model") for tag in found["tags"])
+    assert ("sandbox" in found["tags"]) == (base == BASE_NAME)
 
 
 def test_a_folder_that_looks_like_a_hub_name_is_no_base_model(tmp_path):
@@ -191,22 +214,15 @@ def test_a_folder_that_looks_like_a_hub_name_is_no_base_model(tmp_path):
     assert "base_model" not in front_matter_of(card)
 
 
-@pytest.mark.parametrize("dataset", ["data/train.jsonl", "data/train.parquet", "./train.csv", "/data/me/train.json"])
-def test_a_file_is_no_data_set_of_the_hub_and_its_folder_stays_private(dataset):
+@pytest.mark.parametrize("dataset", ["train.jsonl", "data/train.parquet", "sandbox:chain"])
+def test_what_is_no_data_set_of_the_hub_is_named_in_the_text_alone(dataset):
     card = render_card(replace(FULL, dataset=dataset))
     assert "datasets" not in front_matter_of(card)
-    assert f"`{Path(dataset).name}`" in card
-    assert dataset not in card
+    assert f"on `{dataset}`" in card
 
 
-def test_the_sandboxs_data_is_named_but_is_no_data_set_of_the_hub():
-    card = render_card(replace(FULL, dataset="sandbox:chain"))
-    assert "on `sandbox:chain`" in card
-    assert "datasets" not in front_matter_of(card)
-
-
-def test_a_setting_with_a_bar_keeps_the_table_whole():
-    card = render_card(replace(FULL, settings={"target_modules": r".*\.(q_proj|v_proj)", "rank": 8}))
+def test_a_setting_with_a_bar_or_a_line_break_keeps_the_table_whole():
+    card = render_card(replace(FULL, settings={"target_modules": r".*\.(q_proj|v_proj)", "rank": "8\n| x"}))
     assert_finished(card)
     assert "q_proj" in card
     assert "v_proj" in card
@@ -215,38 +231,104 @@ def test_a_setting_with_a_bar_keeps_the_table_whole():
 def test_characters_of_html_and_yaml_come_through():
     card = render_card(replace(FULL, name='a: "b" & <c>', method="x: y"))
     assert '# a: "b" & <c>' in card
-    assert front_matter_of(card)["tags"][-1] == "x: y"
+    assert "x: y" in front_matter_of(card)["tags"]
+
+
+def test_a_hash_that_could_be_a_number_stays_text():
+    task = task_result("sums", BASE, LORA, protocol_hash="1234567890e12345")
+    card = render_card(replace(FULL, results=public_results(results(task), "me")))
+    assert card.count("protocol: '1234567890e12345'") == 3
 
 
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({}, 'from_pretrained("owner/base-7b", revision="0123abcd")'),
-        ({"revision": None}, 'from_pretrained("owner/base-7b")'),
-        ({"base": "/data/me/tiny", "revision": None}, 'from_pretrained("tiny")'),
+        ({}, 'from_pretrained("owner/base-7b", revision="0123abcd", dtype="bfloat16")'),
+        ({"revision": None}, 'from_pretrained("owner/base-7b", dtype="bfloat16")'),
+        ({"base": "tiny", "revision": None, "results": None}, 'from_pretrained("tiny", dtype="auto")'),
     ],
 )
-def test_the_snippet_loads_the_base_at_its_revision(changed, line):
+def test_the_snippet_loads_the_base_at_its_revision_as_it_was_scored(changed, line):
     block = python_block(render_card(replace(FULL, **changed)))
     assert f"base = AutoModelForCausalLM.{line}\n" in block
     compile(block, "card", "exec")
 
 
-def test_the_snippet_loads_an_adapter_of_the_sandbox(tmp_path):
-    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=4)))
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter)
-    write_adapter(policy, tmp_path / "adapter", BASE_NAME, None)
-    block = python_block(render_card(CardFacts(base=BASE_NAME)))
-    assert '"path/to/this/folder"' in block
-    names = {}
-    exec(block.replace("path/to/this/folder", str(tmp_path / "adapter")), names)  # noqa: S102 (what a reader would do)
-    ids = torch.tensor([[7, 78, 8, 86]])
-    with torch.no_grad():
-        loaded = names["model"].float()(ids).logits
-        expected = policy(ids).logits
-        with policy.disable_adapter():
-            untrained = policy(ids).logits
-    torch.testing.assert_close(loaded, expected, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(untrained, expected, atol=1e-2)
+def test_the_snippets_ask_as_training_asked():
+    card = render_card(FULL)
+    messages = [{"role": "system", "content": "Think."}, {"role": "user", "content": "Solve What is 12 * 13?!"}]
+    assert f"messages = {json.dumps(messages)}\n" in card
+    assert "return_tensors=\"pt\", **{'thinking': False}\n" in card
+    (body,) = re.findall(r"-d '(.*)'\n", card)
+    assert json.loads(body) == {
+        "model": "my-adapter",
+        "messages": messages,
+        "temperature": 0.6,
+        "max_tokens": 99,
+        "chat_template_kwargs": {"thinking": False},
+    }
+
+
+def test_plain_text_is_asked_as_plain_text():
+    card = render_card(replace(FULL, asking=Asking(False, prompt_template="{{{prompt}}} {column}:")))
+    assert 'prompt = "{What is 12 * 13?} {column}:"\n' in card
+    assert "apply_chat_template" not in card
+    assert "curl http://localhost:8000/v1/completions" in card
+
+
+@pytest.mark.parametrize(
+    ("serving", "lines"),
+    [
+        (
+            Serving("adapter", 16),
+            ["vllm serve B --enable-lora --max-lora-rank 16 --lora-modules my-adapter=me/my-adapter"],
+        ),
+        (
+            Serving("lora", 256),
+            [
+                "perl export me/my-adapter --as lora -o my-adapter-lora",
+                "vllm serve B --enable-lora --max-lora-rank 256 --lora-modules my-adapter=my-adapter-lora",
+            ],
+        ),
+        (
+            Serving("merged"),
+            [
+                "perl export me/my-adapter --as merged -o merged",
+                "vllm serve merged --served-model-name my-adapter",
+            ],
+        ),
+    ],
+    ids=["adapter", "lora", "merged"],
+)
+def test_vllm_is_given_what_it_takes(serving, lines):
+    card = render_card(replace(FULL, serving=serving))
+    shown = "\n".join(lines).replace("serve B", "serve owner/base-7b --revision 0123abcd")
+    assert f"```bash\n{shown}\n```" in card
+
+
+def test_a_name_with_quotes_cannot_leave_its_snippet():
+    name = "x\"); import os; os.abort() #'; rm -rf ~"
+    card = render_card(replace(FULL, base=name, repo_id=None, name=name, revision='"'))
+    block = python_block(card)
+    compile(block, "card", "exec")
+    assert json.dumps(name) in block
+    assert f"vllm serve '{name.replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}'" in card
+
+
+def test_a_model_that_was_trained_itself_is_no_adapter():
+    card = render_card(replace(FULL, method="full", serving=None))
+    found = front_matter_of(card)
+    assert [found[key] for key in ("base_model", "base_model_relation", "library_name")] == [
+        "owner/base-7b", "finetune", "transformers",
+    ]  # fmt: skip
+    assert "peft" not in python_block(card)
+    assert "A model trained from `owner/base-7b`" in card
+    assert "vllm serve me/my-adapter" in card
+
+
+def test_no_more_is_said_of_a_path_than_its_last_part():
+    found = public_results(results(task_result("sums", BASE, LORA), base="/data/somebody/tiny", name="runs/x"), "mine")
+    card = render_card(CardFacts(base="tiny", results=found))
+    assert "somebody" not in card
+    assert "Base: tiny@r1; adapter: mine, sha256" in card
+    assert str(Path.cwd()) not in card

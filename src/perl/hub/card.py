@@ -1,118 +1,101 @@
-"""The model card of an adapter: true values from the run, nothing else.
+"""The model card of an adapter: true values, nothing else.
 
 CardFacts -> README.md
 
-A fact that is unknown is left out; there are no placeholders. Knows nothing of models or run folders.
+A fact that is unknown is left out; there are no placeholders. The words are in ``model_cards/templates``.
 """
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path, PurePath
-from typing import Any
+import functools
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from perl.assets import card_templates_folder
-from perl.recipe.sections import DATA_FILE_SUFFIXES
-from perl.sandbox import is_sandbox
-
-_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
-
-
-@dataclass(frozen=True)
-class TaskFacts:
-    """Base and adapter on one held-out task, as fractions."""
-
-    task: str
-    base: float
-    base_stderr: float | None
-    adapter: float
-    stderr: float | None
-    k: int
-    n: int
-    base_length: float
-    adapter_length: float
-
-
-@dataclass(frozen=True)
-class CardFacts:
-    """What is known of an adapter.
-
-    Attributes:
-        base: Public name of the base; a Hub id, a sandbox name or a path.
-        settings: Name -> value of what the run was asked for, in the order shown.
-        rewards: Reward name -> weight.
-        seconds: Wall time of the run, evaluation included.
-    """
-
-    base: str
-    revision: str | None = None
-    name: str | None = None
-    repo_id: str | None = None
-    method: str | None = None
-    dataset: str | None = None
-    trainable_parameters: int | None = None
-    total_parameters: int | None = None
-    steps: int | None = None
-    seed: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    reward_first: float | None = None
-    reward_last: float | None = None
-    seconds: float | None = None
-    tasks: tuple[TaskFacts, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def base_on_hub(self) -> bool:
-        """Whether the base's name is one that the Hub can resolve."""
-        return _is_hub_name(self.base)
-
-    @property
-    def base_label(self) -> str:
-        """The base's name as a card may show it: of a path only the last part."""
-        return _label(self.base)
-
-    @property
-    def dataset_label(self) -> str | None:
-        """The data set's name as a card may show it: of a path only the last part."""
-        return self.dataset and _label(self.dataset)
-
-
-def _is_hub_name(name: str) -> bool:
-    """Whether a name is ``user/name`` and no folder or file here, which is what libraries look for first."""
-    return (
-        _HUB_NAME.fullmatch(name) is not None
-        and PurePath(name).suffix not in DATA_FILE_SUFFIXES
-        and not Path(name).exists()
-    )
-
-
-def _label(name: str) -> str:
-    return name if _is_hub_name(name) or is_sandbox(name) else PurePath(name).name
+from perl.evaluation.results import RESULTS, Results, read_results
+from perl.hub import snippets
+from perl.hub.candidate import Candidate, find_candidate
+from perl.hub.citations import linked, loss_name, references
+from perl.hub.facts import CURVES, PROBLEMS, PUBLIC_RECIPE, CardFacts, card_facts
+from perl.hub.front_matter import front_matter
+from perl.hub.scores_text import contamination, headline, reservations, results_lines
+from perl.run import Run, write_text
 
 
 def render_card(facts: CardFacts) -> str:
     """The card as Markdown with YAML front matter."""
+    results = facts.results
+    card = (
+        _templates()
+        .get_template("adapter.md.jinja")
+        .render(
+            facts=facts,
+            front_matter=front_matter(facts),
+            title=facts.name or (f"{facts.method} for {facts.base}" if facts.method else f"Adapter for {facts.base}"),
+            loss=loss_name(facts.algorithm),
+            headline=headline(results) if results else "",
+            results_lines=results_lines(results) if results else [],
+            limitations=[*reservations(results), *contamination(results)] if results else [],
+            references=references(facts.method, facts.algorithm),
+            names={"curves": CURVES, "problems": PROBLEMS, "recipe": PUBLIC_RECIPE, "results": f"eval/{RESULTS}"},
+            snippets=snippets,
+        )
+    )
+    return _tidy(card)
+
+
+def run_card(run: Run, repo_id: str | None = None) -> str:
+    """The card of a run's final adapter, or of the model that it trained.
+
+    Args:
+        run: The run.
+        repo_id: Where it will lie on the Hub; None: where the run's recipe says.
+
+    Raises:
+        PerlError: The run has no adapter, or its recipe cannot be read.
+    """
+    whole = run.facts.get("method") == "full"
+    return render_card(card_facts(_whole_model(run) if whole else find_candidate(run), repo_id))
+
+
+def write_card(run: Run, repo_id: str | None = None) -> None:
+    """Writes :func:`run_card` beside what the run trained."""
+    write_text(run.card, run_card(run, repo_id))
+
+
+def _whole_model(run: Run) -> Candidate:
+    """What a run without an adapter trained; it is shown, though no adapter that may be published."""
+    digest, folder = str(run.facts["fingerprint"]["adapter"]), run.path / "eval"
+    results: Results | None = read_results(folder) if (folder / RESULTS).is_file() else None
+    if results is not None and results.subject.get("adapter_sha256") != digest:
+        results = None
+    steps = int(run.facts.get("steps", 0))
+    return Candidate(run, "final", run.adapter, steps, digest, folder if results else None, results)
+
+
+@functools.cache
+def _templates() -> Environment:
     # Markdown, not HTML: nothing is to be escaped, and every name must be defined.
     environment = Environment(  # noqa: S701
         loader=FileSystemLoader(card_templates_folder()),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    front_matter = yaml.safe_dump(_front_matter(facts), sort_keys=False, allow_unicode=True).strip()
-    return environment.get_template("adapter.md.jinja").render(facts=facts, front_matter=front_matter)
+    environment.filters |= {"cell": _cell, "linked": linked}
+    return environment
 
 
-def _front_matter(facts: CardFacts) -> dict[str, Any]:
-    """Metadata that the Hub reads; the base only where it is a name the Hub knows."""
-    tags = ["perl-rl", "reinforcement-learning", "grpo", *([facts.method] if facts.method else [])]
-    metadata: dict[str, Any] = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": tags}
-    if facts.base_on_hub:
-        metadata |= {"base_model": facts.base, "base_model_relation": "adapter"}
-    if facts.dataset and _is_hub_name(facts.dataset):
-        metadata["datasets"] = [facts.dataset]
-    return metadata
+def _cell(value: object) -> str:
+    """Text that keeps a table's row whole."""
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def _tidy(card: str) -> str:
+    """One empty line where templates leave several, outside of code and front matter."""
+    lines: list[str] = []
+    fenced = False
+    for line in card.splitlines():
+        fenced ^= line.startswith("```")
+        if line.strip() or fenced or (lines and lines[-1]):
+            lines.append(line if fenced else line.rstrip())
+    return "\n".join(lines).rstrip() + "\n"

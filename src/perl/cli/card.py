@@ -1,0 +1,69 @@
+"""``perl card``: write the model card of a run, or look whether a card is true."""
+
+from pathlib import Path
+
+import click
+
+from perl.cli.output import set_up_output
+from perl.errors import PerlError, raise_all
+
+EPILOG = """\b
+Examples:
+  perl card runs/quickstart
+  perl card runs/quickstart --repo user/name
+  perl card runs/quickstart --check
+  perl card user/name --check
+"""
+
+
+@click.command("card", epilog=EPILOG, short_help="Write a run's model card, or check a card against its results.")
+@click.argument("source", metavar="RUN|FOLDER|HUB-ID")
+@click.option("--check", is_flag=True, help="Write nothing; say what is wrong with the card that is there.")
+@click.option("--repo", metavar="USER/NAME", help="Where the adapter will lie on the Hub [default: the recipe's].")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), help="File to write [default: the adapter's README.md]."
+)
+def command(*, source: str, check: bool, repo: str | None, output: str | None) -> None:
+    """Write the card of a run, all of it from the run folder, or check one.
+
+    With --check a card of a run, of a folder or on the Hub is compared with its eval/results.json and its files; each
+    problem is a line, and the exit code 2.
+    """
+    set_up_output(quiet=True)
+    if check:
+        if repo or output:
+            raise PerlError("--check writes nothing", "--repo" if repo else "--output", "leave it out")
+        _check(source)
+    else:
+        click.echo(_write(source, repo, output))
+
+
+def _check(source: str) -> None:
+    from perl.hub.card_check import check_card
+    from perl.hub.found_card import find_card
+
+    found = find_card(source)
+    raise_all(PerlError, check_card(found.text, found.results, found.files, found.weights_sha256))
+    click.echo(f"{found.place}: nothing is wrong with it")
+
+
+def _write(source: str, repo: str | None, output: str | None) -> str:
+    from perl.hub.card import run_card, write_card
+    from perl.hub.facts import is_hub_name
+    from perl.hub.found_card import run_folder
+    from perl.run import Run, write_text
+
+    folder = run_folder(source)
+    if folder is None:
+        raise PerlError("is no run, and only a run's card can be written", source, "--check looks at a card")
+    if repo is not None and not is_hub_name(repo):
+        raise PerlError(f"{repo!r} is not a name on the Hub", "--repo", "user/name")
+    run = Run.read(folder)
+    if output is None:
+        write_card(run, repo)
+        return str(run.card)
+    try:
+        write_text(Path(output), run_card(run, repo))
+    except OSError as error:
+        raise PerlError(f"cannot be written: {error.strerror}", output) from None
+    return output

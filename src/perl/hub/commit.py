@@ -1,0 +1,211 @@
+"""Makes a repository on the Hub hold a package, in one commit or not at all.
+
+Package, user/name -> Pushed
+
+What is uploaded before the commit is seen by nobody. After an answer that never came, the repository is looked at:
+where it holds the package already, there is no second commit. Files of others stay. Knows nothing of runs.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.hf_api import ModelInfo, RepoSibling
+
+from perl.errors import BrokenPromiseError, PerlError
+from perl.hub.leaks import PICKLES
+from perl.hub.package import Package, is_ours
+from perl.hub.retries import Sleep, persist
+
+MAIN, CHECKPOINTS = "main", "checkpoints"
+"""Branches: of the adapter, and of its checkpoints, each of which has a tag ``step-N`` too."""
+# What the Hub itself puts into a repository.
+_OF_THE_HUB = (".gitattributes",)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a push did.
+
+    Attributes:
+        repo_id: Where.
+        commit: That holds the package.
+        url: For people.
+        size: Bytes of the package.
+        changed: Whether there was anything to commit.
+        deleted: Older files of ours that the package no longer has.
+        foreign: Files of others, left as they are.
+    """
+
+    repo_id: str
+    commit: str
+    url: str
+    size: int
+    changed: bool
+    deleted: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
+def push_package(
+    package: Package,
+    repo_id: str,
+    *,
+    private: bool = False,
+    message: str = "Adapter trained with perl-rl",
+    branch: str = MAIN,
+    sleep: Sleep = time.sleep,
+) -> Pushed:
+    """Makes a branch of a repository hold the package.
+
+    Args:
+        package: The files; others of ours on the branch are deleted in the same commit.
+        repo_id: ``user/name``; created if it does not exist.
+        private: Create it so that only its owner sees it.
+        message: Of the commit.
+        branch: Created from the newest commit of ``main`` if it does not exist.
+        sleep: As in :func:`perl.hub.retries.persist`.
+
+    Raises:
+        PerlError: No login, no rights; or the repository holds a whole model, or pickles.
+        HubOutageError: The Hub cannot be reached.
+        BrokenPromiseError: The Hub holds other bytes than were sent.
+    """
+    api = HfApi()
+
+    def create() -> None:
+        api.create_repo(repo_id, private=private or None, exist_ok=True)
+        if branch != MAIN:
+            api.create_branch(repo_id, branch=branch, exist_ok=True)
+
+    persist(create, repo_id, sleep)
+    fingerprints = {name: _Fingerprint.of(package.content(name)) for name in package.files}
+    before: list[ModelInfo] = []
+
+    def commit() -> ModelInfo:
+        head = _look(api, repo_id, branch)
+        before[:] = before or [head]
+        _check_place(head, private=private)
+        changed = _changed(head, fingerprints)
+        stale = _stale(head, package)
+        if not changed and not stale:
+            return head
+        done = api.create_commit(
+            repo_id,
+            [
+                *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=package.files[name]) for name in changed),
+                *(CommitOperationDelete(path_in_repo=name) for name in stale),
+            ],
+            commit_message=message,
+            revision=branch,
+            parent_commit=head.sha,  # so that nothing is written over a commit that was not looked at
+        )
+        return _look(api, repo_id, done.oid)
+
+    after = persist(commit, repo_id, sleep)
+    wrong = _changed(after, fingerprints)
+    if wrong:
+        raise BrokenPromiseError(f"the Hub holds other bytes than were sent: {', '.join(wrong[:3])}", repo_id)
+    return Pushed(
+        repo_id=repo_id,
+        commit=str(after.sha),
+        url=f"{api.endpoint}/{repo_id}",
+        size=sum(map(package.size, package.files)),
+        changed=after.sha != before[0].sha,
+        deleted=tuple(_stale(before[0], package)),
+        foreign=tuple(n for n in _names(after) if not is_ours(n) and n not in (*package.files, *_OF_THE_HUB)),
+    )
+
+
+def push_revision(package: Package, repo_id: str, tag: str, *, private: bool = False, sleep: Sleep = time.sleep) -> str:
+    """Adds a package to a repository as a revision of its own, which never changes again.
+
+    Returns:
+        Its commit.
+
+    Raises:
+        PerlError: As in :func:`push_package`, or the tag names something else.
+        HubOutageError: Likewise.
+    """
+    api = HfApi()
+    api_tags = persist(lambda: _tags(api, repo_id), repo_id, sleep)
+    if tag in api_tags:
+        there = persist(lambda: _look(api, repo_id, tag), repo_id, sleep)
+        # Not the card, which a newer version may write otherwise: the weights say whether it is the same adapter.
+        wanted = {name: _Fingerprint.of(package.content(name)) for name in package.files if name.startswith("adapter_")}
+        if _changed(there, wanted):
+            hint = f"choose another --repo, or `hf repos tag delete {repo_id} {tag}`"
+            raise PerlError(f"has a revision {tag} with another adapter", repo_id, hint)
+        return str(there.sha)
+    pushed = push_package(
+        package, repo_id, private=private, message=f"Checkpoint {tag}", branch=CHECKPOINTS, sleep=sleep
+    )
+    persist(lambda: api.create_tag(repo_id, tag=tag, revision=pushed.commit, exist_ok=True), repo_id, sleep)
+    return pushed.commit
+
+
+def _tags(api: HfApi, repo_id: str) -> set[str]:
+    """Names of a repository's tags; none if there is no repository yet."""
+    if not api.repo_exists(repo_id):
+        return set()
+    return {tag.name for tag in api.list_repo_refs(repo_id).tags}
+
+
+@dataclass(frozen=True)
+class _Fingerprint:
+    """What the Hub says of a file: its size, and a hash by which of two ways it keeps it."""
+
+    size: int
+    sha256: str
+    git_sha1: str
+
+    @classmethod
+    def of(cls, content: bytes) -> "_Fingerprint":
+        blob = hashlib.sha1(b"blob %d\0" % len(content), usedforsecurity=False)
+        blob.update(content)
+        return cls(len(content), hashlib.sha256(content).hexdigest(), blob.hexdigest())
+
+    def is_of(self, there: RepoSibling) -> bool:
+        if there.lfs is not None:
+            return (there.lfs.size, there.lfs.sha256) == (self.size, self.sha256)
+        return there.blob_id == self.git_sha1
+
+
+def _look(api: HfApi, repo_id: str, revision: str) -> ModelInfo:
+    return api.model_info(repo_id, revision=revision, files_metadata=True)
+
+
+def _names(info: ModelInfo) -> list[str]:
+    return [sibling.rfilename for sibling in info.siblings or ()]
+
+
+def _changed(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint]) -> list[str]:
+    """Files of which the repository holds other bytes, or none."""
+    held = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    return [name for name, wanted in fingerprints.items() if name not in held or not wanted.is_of(held[name])]
+
+
+def _stale(info: ModelInfo, package: Package) -> list[str]:
+    """Files of ours in the repository that the package does not have."""
+    return [name for name in _names(info) if is_ours(name) and name not in package.files]
+
+
+def _check_place(info: ModelInfo, *, private: bool) -> None:
+    """Whether the repository is one for an adapter.
+
+    Raises:
+        PerlError: It is not, or everybody sees it though it should be private.
+    """
+    names = _names(info)
+    where = str(info.id)
+    if private and info.private is False:
+        raise PerlError("exists and is public", where, f"hf repos settings {where} --private, or leave out --private")
+    weights = [n for n in names if "/" not in n and n.startswith("model") and n.endswith(".safetensors")]
+    if weights and "config.json" in names:
+        raise PerlError(f"holds a whole model: {weights[0]}", where, "an adapter needs a repository of its own")
+    pickles = [name for name in names if PurePosixPath(name).suffix.lower() in PICKLES]
+    if pickles:
+        hint = f"hf repos delete-files {where} {' '.join(pickles[:3])}"
+        raise PerlError(f"holds pickles, which run code when they are loaded: {', '.join(pickles[:3])}", where, hint)

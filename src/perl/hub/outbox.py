@@ -1,0 +1,122 @@
+"""What a run has still to send: kept in the run folder, so that neither an outage nor a kill loses it.
+
+what is to be pushed -> RUN/push.json, RUN/outbox/USER--NAME/step-N/ -> what is left
+
+Knows nothing of the Hub.
+"""
+
+import json
+import shutil
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from perl.errors import RunFolderError
+from perl.hub.package import Package, read_package
+from perl.run import Run, write_text
+
+PUSH, OUTBOX = "push.json", "outbox"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Push:
+    """A push of a run's adapter, under way or done.
+
+    Attributes:
+        status: ``queued``: begun or waiting; ``done``.
+        repo_id: Where to.
+        which: Which adapter.
+        private: Whether to create the repository for its owner only.
+        checkpoints: Whether its checkpoints go along.
+        message: Of the commit; None: the usual.
+        steps: Checkpoints that are there.
+        commit: Of the adapter, if it is there.
+        sha256: Of the adapter's weights at that commit.
+        url: For people.
+        error: Why the last try failed.
+        tries: Since it was queued.
+        updated: When.
+    """
+
+    status: Literal["queued", "done"]
+    repo_id: str
+    which: Literal["final", "best"] = "final"
+    private: bool = False
+    checkpoints: bool = False
+    message: str | None = None
+    steps: tuple[int, ...] = ()
+    commit: str | None = None
+    sha256: str | None = None
+    url: str | None = None
+    error: str | None = None
+    tries: int = 0
+    updated: str = ""
+    version: int = field(default=VERSION)
+
+
+def read_push(run: Run) -> Push | None:
+    """What became of the run's last push; None: there was none.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+    """
+    path = run.path / PUSH
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return Push(**{**facts, "steps": tuple(facts["steps"])})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunFolderError(f"cannot be read: {error}", str(path), "delete it and push again") from None
+
+
+def write_push(run: Run, push: Push) -> Push:
+    """Keeps what became of a push.
+
+    Returns:
+        It, with the time.
+    """
+    push = replace(push, updated=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    write_text(run.path / PUSH, json.dumps(asdict(push), indent=1) + "\n")
+    return push
+
+
+def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> Path:
+    """Keeps the package of a checkpoint, which the run may delete before it is sent.
+
+    Returns:
+        Its folder.
+    """
+    folder = _outbox(run, repo_id) / f"step-{step}"
+    staged = folder.with_name(f".{folder.name}.tmp")
+    for old in (staged, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    staged.mkdir(parents=True)
+    package.write(staged)
+    staged.rename(folder)
+    return folder
+
+
+def queued_checkpoints(run: Run, repo_id: str) -> dict[int, Package]:
+    """Step -> package of every checkpoint that is still to be sent there, in order."""
+    folders = {int(path.name.removeprefix("step-")): path for path in _outbox(run, repo_id).glob("step-*")}
+    return {step: read_package(folders[step]) for step in sorted(folders)}
+
+
+def forget_checkpoint(run: Run, repo_id: str, step: int) -> None:
+    """It has been sent."""
+    shutil.rmtree(_outbox(run, repo_id) / f"step-{step}")
+
+
+def tidy_outbox(run: Run) -> None:
+    """Takes away folders that hold nothing any more; not while checkpoints are being put there."""
+    outbox = run.path / OUTBOX
+    for folder in (*outbox.glob("*"), outbox):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _outbox(run: Run, repo_id: str) -> Path:
+    return run.path / OUTBOX / repo_id.replace("/", "--")

@@ -1,0 +1,182 @@
+"""What is published of an adapter: exactly these files.
+
+Candidate -> name in the repository -> bytes
+
+Nothing of another adapter, nothing of this machine. Knows nothing of the Hub.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perl.assets import evaluation_tasks
+from perl.errors import Problem
+from perl.evaluation.results import RESULTS
+from perl.hub.candidate import Candidate
+from perl.hub.card import render_card
+from perl.hub.card_check import check_card
+from perl.hub.eval_results import eval_result_files
+from perl.hub.facts import card_facts
+from perl.hub.leaks import find_leaks, this_machine
+from perl.hub.public_recipe import public_recipe, without_paths
+from perl.model import public_name
+from perl.recipe import Recipe
+from perl.saved_adapter import CONFIG, WEIGHTS
+
+CARD, RECIPE, METRICS = "README.md", "perl_recipe.yaml", "metrics.jsonl"
+MOST_ROWS = 1000
+"""Of ``metrics.jsonl``."""
+# A file of one of these names is ours: where we no longer have it, a push takes it away.
+_OURS = re.compile(
+    r"(?:adapter_model\.safetensors|adapter_config\.json|README\.md|perl_recipe\.yaml|metrics\.jsonl|eval/results\.json|"
+    r"eval/[^/]+\.png|plots/[^/]+\.png)"
+)
+
+
+@dataclass(frozen=True)
+class Package:
+    """Files of a repository.
+
+    Attributes:
+        files: Name in the repository -> its content, or the file that holds it.
+    """
+
+    files: Mapping[str, bytes | Path]
+
+    def content(self, name: str) -> bytes:
+        """A file's bytes."""
+        held = self.files[name]
+        return held if isinstance(held, bytes) else held.read_bytes()
+
+    def contents(self) -> dict[str, bytes]:
+        """Every file's bytes."""
+        return {name: self.content(name) for name in self.files}
+
+    def size(self, name: str) -> int:
+        """A file's number of bytes."""
+        held = self.files[name]
+        return len(held) if isinstance(held, bytes) else held.stat().st_size
+
+    def write(self, folder: Path) -> "Package":
+        """Writes the files into a folder.
+
+        Returns:
+            The same package, in that folder.
+        """
+        for name in self.files:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.content(name))
+        return read_package(folder)
+
+
+def read_package(folder: Path) -> Package:
+    """A package that was written into a folder."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return Package({path.relative_to(folder).as_posix(): path for path in files})
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of a repository is one that we write."""
+    folder, _, file = name.rpartition("/")
+    # Others may have added scores of other benchmarks.
+    of_a_task = folder == ".eval_results" and file.removesuffix(".yaml") in evaluation_tasks()
+    return of_a_task or _OURS.fullmatch(name) is not None
+
+
+def package_candidate(candidate: Candidate, repo_id: str | None = None, steps: Sequence[int] = ()) -> Package:
+    """Everything that is published of an adapter.
+
+    Args:
+        candidate: Which.
+        repo_id: Under which name; for the card.
+        steps: Of the run's checkpoints that are published too; for the card.
+
+    Raises:
+        PerlError: The run folder lacks what a card must say.
+    """
+    run, folder = candidate.run, candidate.folder
+    facts = replace(card_facts(candidate, repo_id), checkpoints=tuple(steps))
+    files: dict[str, bytes | Path] = {
+        WEIGHTS: folder / WEIGHTS,
+        CONFIG: _public_config((folder / CONFIG).read_text(encoding="utf-8")),
+        CARD: render_card(facts).encode(),
+        RECIPE: public_recipe(Recipe.load(run.path / "recipe.yaml")).encode(),
+    }
+    # The curves of a checkpoint's revision end where it does; a picture would show more.
+    of_a_step = isinstance(candidate.which, int)
+    if run.metrics.is_file():
+        lines = run.metrics.read_text(encoding="utf-8").splitlines()
+        files[METRICS] = thinned(lines, last_step=candidate.step if of_a_step else None)
+    if candidate.results is not None and candidate.results_folder is not None:
+        files[f"eval/{RESULTS}"] = _without_paths(candidate.results_folder / RESULTS)
+        files |= {f"eval/{path.name}": path for path in sorted(candidate.results_folder.glob("*.png"))}
+        files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
+    if not of_a_step:
+        files |= {f"plots/{path.name}": path for path in sorted(run.plots.glob("*.png"))}
+    return Package(dict(sorted(files.items())))
+
+
+def package_problems(package: Package, folder: Path, tokens: Collection[str] = ()) -> list[Problem]:
+    """Why a package may not be published: leaks, and a card that is wrong.
+
+    Args:
+        package: What would be.
+        folder: The run's, which must not be named.
+        tokens: That must not be in it.
+    """
+    contents = package.contents()
+    results = json.loads(contents[f"eval/{RESULTS}"]) if f"eval/{RESULTS}" in contents else None
+    leaks = find_leaks(contents, this_machine(folder, tokens=tokens))
+    digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
+    return [*leaks, *check_card(contents[CARD].decode("utf-8"), results, list(contents), digest)]
+
+
+def thinned(lines: list[str], last_step: int | None = None, most: int = MOST_ROWS) -> bytes:
+    """Rows of a log, so many at most, the first and the last among them.
+
+    Args:
+        lines: JSON objects with their step; one that a kill cut short is left out.
+        last_step: Later rows are left out.
+        most: How many.
+    """
+    rows = [row for row in map(_row, lines) if row is not None]
+    if last_step is not None:
+        rows = [row for row in rows if row.get("step", 0) <= last_step]
+    if len(rows) > most:
+        rows = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _public_config(text: str) -> bytes:
+    """The adapter's config; a base that is named by a path is named by its last part."""
+    config = json.loads(text)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if name is None:
+        return text.encode()
+    known, commit = public_name(name, revision)
+    known = without_paths(known)
+    if (known, commit) == (name, revision):
+        return text.encode()
+    changed = config | {"base_model_name_or_path": known, "revision": commit}
+    return (json.dumps(changed, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _without_paths(file: Path) -> bytes:
+    """Results as they are, unless an adapter or its data were named by a path."""
+    text = file.read_text(encoding="utf-8")
+    results = json.loads(text)
+    public = without_paths(results)
+    return text.encode() if public == results else (json.dumps(public, indent=2) + "\n").encode()

@@ -1,0 +1,221 @@
+"""Publishes an adapter of a run: packed, checked, sent, and remembered until it is there.
+
+Run -> Package, checked -> repository on the Hub; RUN/push.json
+
+A check that fails sends nothing. What an outage or a kill cut short, the same call finishes.
+"""
+
+import logging
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from huggingface_hub import get_token
+
+from perl.errors import BrokenPromiseError, PerlError, RunFolderError, raise_all
+from perl.hub.candidate import Candidate, checkpoint_steps, find_candidate
+from perl.hub.commit import Pushed, push_package, push_revision
+from perl.hub.outbox import (
+    Push,
+    forget_checkpoint,
+    queue_checkpoint,
+    queued_checkpoints,
+    read_push,
+    tidy_outbox,
+    write_push,
+)
+from perl.hub.package import Package, package_candidate, package_problems
+from perl.hub.retries import HubOutageError, Sleep
+from perl.hub.round_trip import check_files, check_round_trip
+from perl.recipe import Recipe
+from perl.recipe.sections import HubSection
+from perl.run import Run
+
+logger = logging.getLogger("perl")
+
+
+def push(
+    run: Run | str | Path,
+    repo_id: str | None = None,
+    which: Literal["final", "best"] | None = None,
+    *,
+    checkpoints: bool = False,
+    private: bool = False,
+    message: str | None = None,
+) -> Pushed:
+    """Publishes the adapter of a run, or finishes what an outage left: one commit with everything, or none.
+
+    Args:
+        run: The run, or its folder.
+        repo_id: ``user/name``; None: what is queued, else the recipe's ``hub.repo_id``.
+        which: Which adapter; None: what is queued, else what the recipe says, else the final one.
+        checkpoints: The checkpoints too, as revisions ``step-N``.
+        private: Create the repository so that only its owner sees it.
+        message: Of the commit.
+
+    Raises:
+        PerlError: As :func:`push_run`, or nobody says where to.
+        HubOutageError: Likewise.
+        BrokenPromiseError: Likewise.
+    """
+    run = run if isinstance(run, Run) else Run.read(run)
+    wanted = wanted_push(run, repo_id, which, checkpoints=checkpoints, private=private, message=message)
+    return push_run(run, wanted)[0]
+
+
+def push_run(
+    run: Run, wanted: Push, device: torch.device | None = None, sleep: Sleep = time.sleep
+) -> tuple[Pushed, float | None]:
+    """Publishes an adapter of a run, and its checkpoints where that is wanted.
+
+    Args:
+        run: The run.
+        wanted: What, and where to; from :func:`wanted_push`.
+        device: For the round trip; None: an accelerator if there is one.
+        sleep: As in :func:`perl.hub.retries.persist`.
+
+    Returns:
+        What was done, and how far the reloaded adapter is from the trained policy, as
+        :func:`perl.hub.round_trip.check_round_trip` says.
+
+    Raises:
+        PerlError: The run has no such adapter, a check failed, or the Hub refuses; nothing was sent.
+        HubOutageError: The Hub cannot be reached; the push stays queued in the run folder.
+        BrokenPromiseError: The files are not the trained adapter; nothing was sent.
+    """
+    candidate = find_candidate(run, wanted.which)
+    push = write_push(run, replace(wanted, status="queued", tries=wanted.tries + 1, error=None))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            if push.checkpoints:
+                _queue_checkpoints(run, push)
+            steps = sorted({*push.steps, *queued_checkpoints(run, push.repo_id)})
+            package = pack(candidate, push.repo_id, steps).write(Path(folder))
+            difference = check_round_trip(candidate, Path(folder), device or _device())
+            message = {"message": push.message} if push.message else {}
+            done = push_package(package, push.repo_id, private=push.private, sleep=sleep, **message)
+        push = write_push(run, replace(push, commit=done.commit, sha256=candidate.sha256, url=done.url))
+        push = send_checkpoints(run, push, sleep)
+    except PerlError as error:
+        write_push(run, replace(read_push(run) or push, error=str(error).splitlines()[0]))
+        raise
+    write_push(run, replace(push, status="done"))
+    tidy_outbox(run)
+    return done, difference
+
+
+def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -> Package:
+    """The package of an adapter, looked through; arguments as of :func:`perl.hub.package.package_candidate`.
+
+    Raises:
+        PerlError: It holds what must not leave this machine, or its card is wrong; every such line.
+    """
+    package = package_candidate(candidate, repo_id, steps)
+    token = get_token()
+    raise_all(PerlError, package_problems(package, candidate.run.path, [token] if token else []))
+    return package
+
+
+def send_checkpoints(run: Run, push: Push, sleep: Sleep = time.sleep) -> Push:
+    """Sends what waits in the outbox, a revision each.
+
+    Raises:
+        PerlError: The Hub refuses.
+        HubOutageError: It cannot be reached; what was not sent stays.
+    """
+    for step, package in queued_checkpoints(run, push.repo_id).items():
+        push_revision(package, push.repo_id, f"step-{step}", private=push.private, sleep=sleep)
+        push = write_push(run, replace(push, steps=tuple(sorted({*push.steps, step}))))
+        forget_checkpoint(run, push.repo_id, step)
+    return push
+
+
+def pack_checkpoint(run: Run, step: int, repo_id: str) -> None:
+    """Puts a checkpoint into the outbox, without loading its base.
+
+    Raises:
+        PerlError: As in :func:`pack`, or it is no adapter that can be loaded.
+    """
+    candidate = find_candidate(run, step)
+    check_files(candidate.folder)
+    queue_checkpoint(run, repo_id, step, pack(candidate, repo_id))
+
+
+def wanted_push(
+    run: Run,
+    repo_id: str | None = None,
+    which: Literal["final", "best"] | None = None,
+    *,
+    checkpoints: bool = False,
+    private: bool = False,
+    message: str | None = None,
+) -> Push:
+    """What to push: what is asked for; where that says nothing, what is queued, then what the recipe says.
+
+    Raises:
+        RunFolderError: Nobody says where to.
+    """
+    known = read_push(run)
+    hub = hub_section(run)
+    queued = known if known is not None and repo_id in (None, known.repo_id) else None
+    target = repo_id or (queued.repo_id if queued else None) or hub.repo_id
+    if target is None:
+        raise RunFolderError("says not where to push it", str(run.path), "--repo user/name")
+    waiting = queued if queued is not None and queued.status == "queued" else None
+    asked: Literal["final", "best"] = which or (waiting.which if waiting else "best" if hub.push == "best" else "final")
+    return Push(
+        status="queued",
+        repo_id=target,
+        which=asked,
+        private=private or (waiting.private if waiting else hub.private and target == hub.repo_id),
+        checkpoints=checkpoints or (waiting is not None and waiting.checkpoints),
+        message=message or (waiting.message if waiting else None),
+        steps=queued.steps if queued else (),
+        tries=waiting.tries if waiting else 0,
+    )
+
+
+def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
+    """At the end of a training: publishes as its recipe asks, if it does and it has not been done.
+
+    An outage, or a Hub that refuses, is a warning that names the command; the run is done all the same.
+
+    Raises:
+        BrokenPromiseError: The adapter's files are not the trained adapter.
+    """
+    if hub.push is None:
+        return
+    try:
+        known = read_push(run)
+        if known is not None and known.status == "done" and known.repo_id == hub.repo_id:
+            return
+        which: Literal["final", "best"] = "best" if hub.push == "best" else "final"
+        wanted = wanted_push(run, hub.repo_id, which, private=hub.private)
+        # Not on the accelerator: the policy is still there.
+        done, _ = push_run(run, wanted, torch.device("cpu"), sleep)
+        logger.info("pushed %s", done.url)
+    except BrokenPromiseError:
+        raise
+    except HubOutageError as error:
+        logger.warning("%s; the push is kept in %s: `perl push %s` finishes it", error, run.path, run.path)
+    except PerlError as error:
+        logger.warning("not pushed: %s; `perl push %s` tries again", error, run.path)
+
+
+def hub_section(run: Run) -> HubSection:
+    """What the run's recipe says of the Hub."""
+    return Recipe.load(run.path / "recipe.yaml").hub
+
+
+def _queue_checkpoints(run: Run, push: Push) -> None:
+    for step in checkpoint_steps(run):
+        if step not in push.steps:
+            pack_checkpoint(run, step, push.repo_id)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

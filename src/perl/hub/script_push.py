@@ -1,0 +1,81 @@
+"""Publishes what a script trained, which has no run folder: the adapter, its card, its curves.
+
+folder of the adapter and its card, log -> Package, checked -> repository on the Hub
+
+Knows nothing of trainers.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, HfApi, get_token
+
+from perl.errors import PerlError, raise_all
+from perl.hub.commit import MAIN, push_package
+from perl.hub.package import METRICS, Package, package_problems, read_package, thinned
+from perl.hub.retries import Sleep, persist
+
+
+def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> Path | None:
+    """Writes the steps of a trainer's log beside the adapter.
+
+    Returns:
+        The file; None: nothing was logged.
+    """
+    rows = [json.dumps(row) for row in log if "reward" in row]
+    if not rows:
+        return None
+    (folder / METRICS).write_bytes(thinned(rows))
+    return folder / METRICS
+
+
+def pack_folder(folder: Path) -> Package:
+    """What lies in a folder, in memory.
+
+    Raises:
+        PerlError: It holds what must not leave this machine, or the card is wrong.
+    """
+    package = Package(read_package(folder).contents())
+    token = get_token()
+    raise_all(PerlError, package_problems(package, folder, [token] if token else []))
+    return package
+
+
+def full_repo_id(name: str, sleep: Sleep = time.sleep) -> str:
+    """A repository's name with its owner, who is whoever is logged in if the name has none.
+
+    Raises:
+        PerlError: Nobody is.
+        HubOutageError: The Hub cannot be reached.
+    """
+    if "/" in name:
+        return name
+    return f"{persist(lambda: HfApi().whoami()['name'], name, sleep)}/{name}"
+
+
+def push_script(
+    package: Package, repo_id: str, *, message: str, private: bool, revision: str | None, blocking: bool
+) -> CommitInfo | Future[CommitInfo]:
+    """Pushes a package as transformers' trainer does.
+
+    Args:
+        package: From :func:`pack_folder`.
+        repo_id: ``user/name``.
+        message: Of the commit.
+        private: As in :func:`perl.hub.commit.push_package`.
+        revision: Branch; None: ``main``.
+        blocking: Whether to wait for the Hub.
+
+    Raises:
+        PerlError: As in :func:`perl.hub.commit.push_package`.
+    """
+
+    def push() -> CommitInfo:
+        done = push_package(package, repo_id, private=private, message=message, branch=revision or MAIN)
+        return CommitInfo(f"{done.url}/commit/{done.commit}", message, "", done.commit)
+
+    return push() if blocking else HfApi().run_as_future(push)

@@ -1,0 +1,132 @@
+"""``perl card`` writes a run's card and finds what is wrong with one, here or on the Hub."""
+
+import json
+import shutil
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from perl.cli import commands
+from perl.hub.card import write_card
+from perl.hub.facts import PUBLIC_RECIPE
+from perl.run import Run
+from tests.hub.card_runs import make_run
+
+
+class Said(NamedTuple):
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Run:
+    return make_run(tmp_path_factory.mktemp("card") / "a-run")
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Run:
+    shutil.copytree(made.path, tmp_path / "a-run")
+    return Run.read(tmp_path / "a-run")
+
+
+@pytest.fixture
+def perl(capsys) -> Callable[..., Said]:
+    """A command in this process: an own one takes most of its time to import the libraries."""
+
+    def run(*arguments: str) -> Said:
+        code = commands.run(list(arguments), "perl")
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+def repository(run: Run) -> dict[str, bytes]:
+    """The files that would be published."""
+    files = {path.name: path.read_bytes() for path in run.adapter.iterdir()}
+    folders = (run.plots, run.path / "eval")
+    files |= {f"{folder.name}/{path.name}": path.read_bytes() for folder in folders for path in folder.iterdir()}
+    return files | {PUBLIC_RECIPE: (run.path / "recipe.yaml").read_bytes()}
+
+
+def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
+    first = perl("card", "a-run", "--check")
+    assert (first.returncode, first.stderr) == (2, "error: a-run: has no card yet (perl card a-run)\n")
+    written = perl("card", "a-run", "--repo", "me/mine")
+    assert (written.returncode, written.stderr, written.stdout) == (0, "", "a-run/adapter/README.md\n")
+    assert "# me/mine\n" in run.card.read_text()
+    checked = perl("card", "a-run", "--check")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert checked.stdout == "a-run/adapter/README.md: nothing is wrong with it\n"
+    run.card.write_text(run.card.read_text().replace("81.2", "91.2").replace("# me/mine", "# me/mine TODO"))
+    wrong = perl_command("card", "a-run/adapter", "--check")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    lines = wrong.stderr.splitlines()
+    assert len(lines) >= 3
+    assert all(line.startswith("error: README.md") for line in lines)
+
+
+def test_the_card_may_go_into_another_file(perl, run):
+    done = perl("card", "a-run", "-o", "card.md")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "card.md\n")
+    assert not run.card.exists()
+    absent = perl("card", "a-run", "-o", "no/such/card.md")
+    assert (absent.returncode, absent.stderr) == (
+        2,
+        "error: no/such/card.md: cannot be written: No such file or directory\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent"], "absent: is no run, and only a run's card can be written (--check looks at a card)"),
+        (["absent", "--check"], "absent: no such folder, and not a name on the Hub (a run, a folder, or user/name)"),
+        (["a-run", "--check", "-o", "x"], "--output: --check writes nothing (leave it out)"),
+        (["a-run", "--repo", "mine"], "--repo: 'mine' is not a name on the Hub (user/name)"),
+        (["a/b", "--check"], "a/b: HF_HUB_OFFLINE is set, so the Hub is not asked"),
+    ],
+)
+@pytest.mark.usefixtures("run")
+def test_a_mistake_is_one_line(perl, arguments, message):
+    done = perl("card", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_a_card_on_the_hub_is_looked_at_without_its_weights(perl, run, hub):
+    write_card(run, "user/good")
+    files = repository(run)
+    hub.create("user/good", files)
+    before = len(hub.log)
+    done = perl("card", "user/good", "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not any("safetensors" in request.path for request in hub.log[before:])
+    other = json.loads(files["eval/results.json"])
+    other["perl"]["subject"]["adapter_sha256"] = "0" * 64
+    hub.commit("user/good", {"eval/results.json": json.dumps(other).encode()})
+    wrong = perl("card", "user/good", "--check")
+    assert wrong.returncode == 2
+    assert "is of another adapter: sha256 000000000000, the weights beside it have" in wrong.stderr
+    assert perl("card", "user/good@main", "--check").returncode == 2
+
+
+def test_what_is_on_the_hub_may_be_hostile(perl, hub):
+    hub.create("user/large", {"README.md": b"---\na: b\n---\n" + b"x" * 2_000_000})
+    hub.create("user/bomb", {"README.md": b"---\na: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n---\n"})
+    hub.create("user/bytes", {"README.md": b"---\n\xff\n---\n"})
+    hub.create("user/none", {"a.txt": b"x"})
+    hub.create("user/deep", {"README.md": b"---\na: b\n---\n", "eval/results.json": b"[" * 200_000})
+    said = {
+        name: perl("card", f"user/{name}", "--check") for name in ("large", "bomb", "bytes", "none", "deep", "absent")
+    }
+    assert {done.returncode for done in said.values()} == {2}
+    assert {name: done.stderr.count("\n") for name, done in said.items()} == dict.fromkeys(said, 1)
+    assert "2,000,013 bytes, read are 1,000,000 at most" in said["large"].stderr
+    assert "not plain YAML: an alias" in said["bomb"].stderr
+    assert "is not UTF-8" in said["bytes"].stderr
+    assert "has no README.md" in said["none"].stderr
+    assert "results.json is no JSON" in said["deep"].stderr
+    assert "the Hub has none or it is private" in said["absent"].stderr

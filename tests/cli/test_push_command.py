@@ -1,0 +1,93 @@
+"""``perl push`` as it is typed: what it shows, what it sends, how it ends."""
+
+import pytest
+
+from perl.cli.commands import run as run_command
+from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_USER_MISTAKE
+from tests.hub.push_runs import FILES, add_checkpoint, publishable
+from tests.hub_fixtures import TOKEN
+
+REPO = "user/adapter"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_waits(monkeypatch):
+    monkeypatch.setattr("perl.hub.retries._delay", lambda _: 0.0)
+
+
+def perl(*arguments):
+    return run_command(["push", *arguments], "perl")
+
+
+def test_it_says_where_the_adapter_is_and_how_it_was_checked(hub, capsys):
+    publishable()
+    assert perl("run", "--repo", REPO, "--message", "first") == EXIT_DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"pushed   {hub.url}/{REPO}"
+    assert lines[1].startswith(f"commit   {hub.repo(REPO).head.oid[:12]}: ")
+    assert lines[2].startswith("checked  loaded anew, ")
+    assert lines[2].endswith(" nats from the trained policy")
+    assert hub.repo(REPO).head.title == "first"
+    assert perl("run") == EXIT_DONE
+    assert ", which was there already: " in capsys.readouterr().out
+
+
+def test_a_dry_run_shows_files_and_card_and_asks_nobody(hub, capsys):
+    run = publishable()
+    assert perl("run", "--repo", REPO, "--dry-run") == EXIT_DONE
+    printed = capsys.readouterr().out
+    table, card = printed.split("---\n", 1)
+    names = [line.split()[0] for line in table.splitlines() if line]
+    assert names[:8] == FILES
+    sizes = [int(line.split()[1].replace(",", "")) for line in table.splitlines()[:8]]
+    assert f"{sum(sizes):,} bytes, for {REPO}" in table
+    assert "nothing was sent; the adapter was not loaded and compared" in table
+    assert "library_name: peft" in card
+    assert hub.requests == 0
+    assert not (run.path / "push.json").exists()
+
+
+def test_a_dry_run_needs_no_login(hub, capsys, tmp_path):
+    (tmp_path / "hf-home" / "token").unlink()
+    publishable()
+    assert perl("run", "--repo", REPO, "--dry-run") == EXIT_DONE
+    assert hub.requests == 0
+    assert "library_name" in capsys.readouterr().out
+
+
+def test_an_outage_ends_with_one_line_and_the_same_command_goes_on(hub, capsys):
+    publishable()
+    hub.faults.fail(1, 503, times=10**6)
+    assert perl("run", "--repo", REPO, "--private") == EXIT_FAILED
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1] == f"error: {REPO}: the Hub cannot be had: it answers 503 (6 tries)"
+    assert TOKEN not in printed.err + printed.out
+    hub.faults.clear()
+    assert perl("run") == EXIT_DONE
+    assert hub.repo(REPO).visibility.private
+
+
+def test_checkpoints_and_what_was_kept_are_said(hub, capsys):
+    run = publishable()
+    add_checkpoint(run, 10)
+    hub.create(REPO, {"LICENSE": b"mine", "eval/old.png": b"old"})
+    assert perl("run", "--repo", REPO, "--checkpoints") == EXIT_DONE
+    printed = capsys.readouterr().out
+    assert "kept     LICENSE: not ours" in printed
+    assert "deleted  eval/old.png" in printed
+    assert "step-N" in printed
+    assert "step-10" in hub.repo(REPO).tags
+
+
+def test_what_cannot_be_pushed_is_one_line(capsys, hub):
+    publishable()
+    for arguments, said in (
+        (("absent", "--repo", REPO), "absent: no such folder"),
+        (("run",), "run: says not where to push it (--repo user/name)"),
+        (("run", "--repo", "name"), "--repo: is no name on the Hub: 'name' (user/name)"),
+        (("run", "--repo", REPO, "--which", "best"), "run: keeps no best adapter"),
+    ):
+        assert perl(*arguments) == EXIT_USER_MISTAKE
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {said}")
+    assert hub.requests == 0

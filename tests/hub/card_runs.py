@@ -1,0 +1,99 @@
+"""Run folders for tests of cards: what a training leaves behind, without the training."""
+
+import copy
+import functools
+import json
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+
+from perl.adapter import attach_adapter
+from perl.adapter_files import write_adapter
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.results import Results
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.model import base_fingerprint, load_base
+from perl.recipe import load_recipe
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.run import Run, sha256_of
+from perl.sandbox import BASE_NAME
+from perl.saved_adapter import WEIGHTS
+from tests.evaluations import results, task_result
+
+ADAPTERS = [name for name, method in METHODS.items() if method.config]
+TASK = "sandbox:addition"
+BASE_MARKS, ADAPTER_MARKS = ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5
+PICTURE = b"\x89PNG\r\n\x1a\n"
+
+
+@functools.cache
+def _published():
+    return load_base(ModelSection(), torch.device("cpu"))
+
+
+def policy_of(method: str = "lora", size: float = 0.05) -> PeftModel:
+    """A policy that is no longer the base; of few layers and parameters where the method lets one choose."""
+    row = METHODS[method]
+    chosen = {"rank": 4} if "rank" in row.settings else {}
+    chosen |= {"target_modules": ["q_proj", "down_proj"]} if row.settings["target_modules"] == "all-linear" else {}
+    torch.manual_seed(0)
+    policy = attach_adapter(copy.deepcopy(_published()), adaptation(PeftSection(method=method, **chosen)))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += size * torch.randn(parameter.shape)
+    return policy.eval()
+
+
+def scores(digest: str, *tasks, **protocol) -> Results:
+    """Of that adapter on the sandbox's base."""
+    chosen = {"preset": "recipe", "temperature": 1.0, "max_new_tokens": 16, "k": 4, **protocol}
+    found = tasks or (heldout(),)
+    known = {"base": BASE_NAME, "base_revision": None, "adapter_sha256": digest, "name": "a-run"}
+    made = results(*found, protocol=Protocol(**chosen), **known)
+    made.engine.update(dtype="float32", backend="transformers", device="cpu")
+    return made
+
+
+def heldout(base=BASE_MARKS, adapter=ADAPTER_MARKS, **changes):
+    """A result on a run's own held-out problems."""
+    data = {"source": TASK, "revision": None, "sha256": "a" * 64}
+    return task_result(TASK, base, adapter, title=f"{TASK} (held out)", data=data, max_new_tokens=16, **changes)
+
+
+def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None, **recipe) -> Run:
+    """A run that is done, with scores of its adapter, curves and a log.
+
+    Args:
+        folder: Its folder.
+        method: Of the adapter.
+        policy: What was trained; None: :func:`policy_of` the method.
+        **recipe: Sections of its recipe, or single settings as ``{"data": {...}}``.
+    """
+    folder.mkdir(parents=True)
+    written = load_recipe({"peft": {"method": method}, "data": {"train": {"name": TASK}}, **recipe})
+    (folder / "recipe.yaml").write_text(written.to_yaml())
+    run = Run(folder)
+    policy = policy or policy_of(method)
+    fingerprint = base_fingerprint(policy)
+    write_adapter(policy, run.adapter, BASE_NAME, None, fingerprint)
+    digest = sha256_of(run.adapter / WEIGHTS)
+    run.record(
+        status="done", steps=50, base=BASE_NAME, revision=None, repo_id=None, method=method, seed=3,
+        trainable_parameters=1234, total_parameters=800_000, fingerprint={"base": fingerprint, "adapter": digest},
+        settings={"rank": 4, "learning rate": "1e-05", "target_modules": r".*\.(q_proj|v_proj)"}, loss="dapo",
+        rewards={"accuracy": 1.0, "format": 0.2}, data={"train": None, "eval": None},
+        hardware={"device": "A Processor", "count": 2}, reload_difference=1.5e-6, seconds=36.4,
+        versions={"perl-rl": "0.1.0", "torch": "2.13.0"},
+    )  # fmt: skip
+    rows = [{"step": step, "reward": step / 100, "num_tokens": 1000.0 * step} for step in range(1, 51)]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.samples.write_text(json.dumps({"step": 1, "prompt": [{"role": "user", "content": "1+1="}]}) + "\n")
+    run.plots.mkdir()
+    (run.plots / "curves.png").write_bytes(PICTURE)
+    (folder / "eval").mkdir()
+    (folder / "eval" / "problems.png").write_bytes(PICTURE)
+    scores(digest).write(folder / "eval")
+    return run

@@ -1,0 +1,250 @@
+"""A card that is wrong is found out, each mistake in a line that says what and where."""
+
+import copy
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from perl.hub.card import render_card
+from perl.hub.card_check import LARGEST_CARD, check_card
+from perl.hub.facts import public_results
+from tests.evaluations import results, task_result
+from tests.hub.test_card import BASE, FULL, LORA
+
+SUMS = task_result("sums", BASE, LORA)
+DOUBTFUL = task_result("products", ["10", "01", "11"], ["11", "10", "01"])
+DOUBTFUL = replace(
+    DOUBTFUL, title="Products", adapter=replace(DOUBTFUL.adapter, truncated=0.25, unjudged=0.125), max_new_tokens=99
+)
+FOUND = results(SUMS, DOUBTFUL, base="owner/base-7b", name="a run")
+RESULTS = json.loads(json.dumps(FOUND.as_dict()))
+CARD = render_card(replace(FULL, results=public_results(FOUND, "me/my-adapter")))
+FILES = ("README.md", "eval/results.json", "plots/curves.png", "eval/problems.png", "perl_recipe.yaml")
+BODY = CARD.index("\n---\n") + 5
+
+
+def said(card=CARD, found=RESULTS, files=FILES, **further) -> list[str]:
+    return [str(problem) for problem in check_card(card, found, files, **further)]
+
+
+def changed(before: str, after: str, count: int = 1) -> str:
+    assert before in CARD
+    return CARD.replace(before, after, count)
+
+
+def test_nothing_is_wrong_with_our_own():
+    assert said() == []
+    assert said(weights_sha256=FOUND.subject["adapter_sha256"]) == []
+    assert said(CARD.replace("\n", "\r\n")) == []
+
+
+def lines_with_scores() -> list[tuple[int, int]]:
+    """Beginning and end of every number that was measured: in the results, the summary, the reservations."""
+    lines = CARD.splitlines(keepends=True)
+    places, at = [], 0
+    section = ""
+    for line in lines:
+        section = line.strip() if line.startswith("## ") else section
+        counts = section == "## Results" or (section == "## Limitations" and "reward" not in line) or " % (avg@" in line
+        if counts and at >= BODY and "arXiv" not in line:
+            places += [(at + m.start(), at + m.end()) for m in re.finditer(r"\d+(?:\.\d+)?", line)]
+        at += len(line)
+    return places
+
+
+def test_every_number_of_the_text_is_compared_with_the_results():
+    places = lines_with_scores()
+    assert len(places) > 80
+    unseen = []
+    for start, end in places:
+        number = CARD[start:end]
+        mutant = CARD[:start] + number[:-1] + str((int(number[-1]) + 1) % 10) + CARD[end:]
+        if said(mutant) == []:
+            unseen.append(CARD[CARD.rindex("\n", 0, start) + 1 : end])
+    assert unseen == []
+
+
+def test_every_number_of_the_metadata_is_compared_with_the_results():
+    begin, end = CARD.index("model-index:"), BODY
+    numbers = list(re.finditer(r" (?:value|stderr|k|n): \d+(?:\.\d+)?", CARD[begin:end]))
+    assert len(numbers) >= 15
+    for match in numbers:
+        at = begin + match.end() - 1
+        problems = said(CARD[:at] + str((int(CARD[at]) + 1) % 10) + CARD[at + 1 :])
+        assert problems, CARD[at - 30 : at + 1]
+        assert "model-index" in problems[0]
+
+
+def leaves(value, path=()):
+    """Path of every number within the scores of both parts of a results file."""
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
+    return [path] if isinstance(value, int | float) and not isinstance(value, bool) and value is not None else []
+
+
+SHOWN_LEAVES = (
+    "accuracy",
+    "stderr",
+    "n",
+    "k",
+    "pass_at",
+    "majority",
+    "mean_tokens",
+    "truncated",
+    "no_answer",
+    "unjudged",
+)
+
+
+def test_every_number_of_the_results_that_a_card_shows_is_compared_with_it():
+    parts = [("results",), ("perl", "tasks")]
+    paths = [p for part in parts for p in leaves(_at(RESULTS, part), part) if p[-3:-1] != ("tasks", "problems")]
+    shown = [p for p in paths if p[0] == "results" or p[-1] in SHOWN_LEAVES or "pass_at" in p or "difference" in p]
+    assert len(shown) > 60
+    unseen = []
+    for path in shown:
+        mutant = copy.deepcopy(RESULTS)
+        inner = _at(mutant, path[:-1])
+        inner[path[-1]] += 3 if isinstance(inner[path[-1]], int) or path[-1] == "mean_tokens" else 0.3
+        if said(found=mutant) == []:
+            unseen.append(path)
+    # A card shows the interval of a difference, which says the same as its standard error.
+    assert {path[-2:] for path in unseen} == {("difference", "stderr")}
+
+
+def _at(value, path):
+    for key in path:
+        value = value[key]
+    return value
+
+
+def test_verdicts_that_do_not_give_the_score_are_found():
+    mutant = copy.deepcopy(RESULTS)
+    mutant["perl"]["tasks"]["sums"]["problems"]["0"]["adapter"] = "0000"
+    (line,) = said(found=mutant)
+    assert line.startswith("eval/results.json: the score of the adapter on Sums does not follow from its problems")
+
+
+def test_results_of_another_adapter_are_found():
+    (line,) = said(weights_sha256="f" * 64)
+    assert line == (
+        "eval/results.json: is of another adapter: sha256 0123456789ab, the weights beside it have ffffffffffff "
+        "(perl eval scores the one that is there)"
+    )
+
+
+def test_a_cell_that_differs_is_named():
+    cell = re.search(r"\*\*81\.2 ± ([\d.]+)\*\*", CARD)[0]
+    (line,) = said(changed(cell, "**91.2 ± 0.1**"))
+    number = CARD[: CARD.index("| Sums |")].count("\n") + 1
+    assert line == (
+        f"README.md:{number}: avg@k adapter of Sums is '**91.2 ± 0.1**' on the card and '{cell}' in the results "
+        "(perl card RUN writes it anew)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        (CARD[BODY:], "has no YAML between"),
+        ("---\n{a: [\n---\n# x\n", "no YAML"),
+        ("---\n- a\n---\n# x\n", "no mapping"),
+        (changed("library_name: peft", "library_name: transformers"), "library_name: is 'transformers'"),
+        (changed("library_name: peft\n", ""), "library_name: is absent (peft)"),
+        (changed("pipeline_tag: text-generation", "pipeline_tag: fill-mask"), "pipeline_tag: is 'fill-mask'"),
+        (changed("base_model: owner/base-7b", "base_model: /data/me/base"), "'/data/me/base' is not a name on the Hub"),
+        (changed("base_model: owner/base-7b", "base_model: [a/b, c/d]"), "is not a name on the Hub"),
+        (changed("base_model: owner/base-7b\n", ""), "base_model: is absent"),
+        (changed("base_model_relation: adapter", "base_model_relation: merge"), "base_model_relation: is 'merge'"),
+        (changed("- base_model:adapter:owner/base-7b\n", ""), "tags: lack base_model:adapter:owner/base-7b"),
+        (changed("- perl-rl\n", ""), "tags: lack perl-rl"),
+        (changed("- someone/problems", "- data/train.jsonl"), "datasets: 'data/train.jsonl' is not a name"),
+        (changed("license: mit", "license: other"), "license: other needs license_name and license_link"),
+        (changed("# my-adapter", "# my-adapter [More Information Needed]"), "placeholder is left: [More Information"),
+        (changed("| seed | 4711 |", "| seed | None |"), "a placeholder is left: None"),
+        (changed("| seed | 4711 |", "| seed | nan |"), "a placeholder is left: nan"),
+        (changed("## Citation", "TODO\n\n## Citation"), "a placeholder is left: TODO"),
+        (changed("## Citation", "{{ facts }}\n\n## Citation"), "a placeholder is left: {{"),
+        (changed('"me/my-adapter")', '"/' + 'home/me/runs/x")'), "a path of somebody's machine: /" + "home/me/runs/x"),
+        (changed("## Citation", "C:\\Users\\me\n\n## Citation"), "a path of somebody's machine: C:\\Users\\me"),
+        (changed("## Citation", "in ~/runs/x\n\n## Citation"), "a path of somebody's machine: ~/runs/x"),
+        (changed("(plots/curves.png)", "(plots/other.png)"), "there is no picture plots/other.png"),
+        (changed("(plots/curves.png)", "(../plots/curves.png)"), "there is no picture ../plots/curves.png"),
+        (changed("## Citation", '<img src="a.png">\n\n## Citation'), "there is no picture a.png"),
+        (changed("(eval/results.json)", "(eval/other.json)"), "there is no file eval/other.json"),
+        (changed("## Citation", "It scores 99.9 ± 0.1 %.\n\n## Citation"), "the results do not say: It scores 99.9"),
+        (changed("- Protocol hash", "- Better than all: 99.\n- Protocol hash"), "the results do not say: - Better"),
+        (changed("| Sums |", "| Others | 1 |\n| Sums |"), "the results have no 'Others'"),
+        (re.sub(r"## Results.*?(?=## Learning)", "", CARD, flags=re.DOTALL), "says nothing of its scores"),
+        (re.sub(r"\| Products .*\n", "", CARD, count=1), "lacks a row for Products"),
+        (changed("name: avg@4", "name: avg@64"), "model-index: avg@4 of Sums: the card says nothing"),
+        (re.sub(r"model-index:.*?(?=---\n)", "model-index: 3\n", CARD, count=1, flags=re.S), "model-index: is not"),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_said(card, expected):
+    problems = said(card)
+    assert any(expected in line for line in problems), problems
+    assert len(problems) <= 4
+    assert all("\n" not in line for line in problems)
+
+
+def test_scores_without_results_are_found():
+    problems = said(found=None, files=[*FILES])
+    assert problems == ["README.md: shows scores in model-index and a table, but there is no eval/results.json"]
+
+
+def test_an_adapter_of_the_sandbox_needs_no_base_of_the_hub():
+    card = render_card(replace(FULL, base="sandbox:base", results=None, pictures=()))
+    assert said(card, None, ()) == []
+
+
+@pytest.mark.parametrize(
+    "front_matter",
+    [
+        "a: &a [x]\nb: [*a, *a]",
+        "a: &a [x]\nb: *a",
+        "a: !!python/object/apply:os.system [id]",
+        "!!python/name:os.system",
+        "a: " + "[" * 50_000,
+        "a: " + "9" * 10_000,
+        "? {a: b}\n: c",
+        "a: b\n\x00",
+    ],
+    ids=["bomb", "alias", "object", "name", "deep", "digits", "key", "control"],
+)
+def test_hostile_yaml_is_one_line(front_matter):
+    problems = said(f"---\n{front_matter}\n---\n# x\n", None, ())
+    assert problems
+    assert len([line for line in problems if "is absent" not in line]) <= 1
+    assert all(len(line) < 300 for line in problems)
+
+
+def test_a_card_of_many_megabytes_is_not_read():
+    assert said("a: b\n" * LARGEST_CARD) == [
+        f"README.md: has {5 * LARGEST_CARD:,} characters, a card has at most {LARGEST_CARD:,}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r.clear(),
+        lambda r: r["perl"].update(version=99),
+        lambda r: r["perl"]["tasks"]["sums"]["adapter"].update(accuracy="much"),
+        lambda r: r["perl"]["tasks"]["sums"]["adapter"].update(accuracy=None),
+        lambda r: r["perl"]["tasks"]["sums"]["base"]["pass_at"].update({"4": "x"}),
+        lambda r: r["perl"]["tasks"]["sums"]["base"]["pass_at"].update({"9": 0.5}),
+        lambda r: r["perl"]["tasks"].update(sums=3),
+        lambda r: r["perl"].update(subject=[]),
+        lambda r: r["perl"]["tasks"]["sums"].update(title=3),
+        lambda r: r["perl"]["tasks"]["sums"].update(data=None),
+    ],
+)
+def test_results_that_are_none_are_one_line(change):
+    broken = copy.deepcopy(RESULTS)
+    change(broken)
+    problems = said(found=broken)
+    assert len(problems) == 1
+    assert problems[0].startswith("eval/results.json: ")

@@ -1,0 +1,196 @@
+"""What a card says of a run is what lies in the run folder, and nothing of the machine."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from huggingface_hub import parse_eval_result_entries
+
+from perl.errors import RecipeError
+from perl.hub.candidate import Candidate, find_candidate
+from perl.hub.eval_results import BENCHMARKS, eval_result_files
+from perl.hub.facts import Licence, Serving, base_licence, card_facts, serving_of
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.recipe import load_recipe
+from perl.recipe.plain_yaml import plain_value
+from perl.recipe.sections import PeftSection
+from perl.run import Run
+from tests.evaluations import results, task_result
+from tests.hub.card_runs import make_run, scores
+
+BASE_CARD = "---\nlicense: other\nlicense_name: theirs\nlicense_link: https://example.org/licence\n---\n"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> Run:
+    return make_run(
+        tmp_path_factory.mktemp("facts") / "a-run", data={"train": {"name": "sandbox:addition", "limit": 99}}
+    )
+
+
+@pytest.fixture
+def run(made) -> Run:
+    return Run.read(made.path)
+
+
+def test_everything_comes_from_the_run_folder(run):
+    facts = card_facts(find_candidate(run), "me/my-adapter")
+    assert (facts.base, facts.revision, facts.repo_id, facts.name) == ("sandbox:base", None, *["me/my-adapter"] * 2)
+    assert (facts.method, facts.algorithm, facts.seed, facts.steps) == ("lora", "dapo", 3, 50)
+    assert (facts.dataset, facts.dataset_version) == ("sandbox:addition", "the first 99 rows")
+    assert (facts.trainable_parameters, facts.total_parameters) == (1234, 800_000)
+    assert (facts.reward_first, facts.reward_last, facts.tokens) == (0.01, 0.5, 50_000)
+    assert (facts.seconds, facts.hardware, facts.reload_difference) == (36.4, "2 x A Processor", 1.5e-6)
+    assert facts.rewards == {"accuracy": 1.0, "format": 0.2}
+    assert facts.licence == Licence("apache-2.0")
+    assert facts.pictures == ("plots/curves.png", "eval/problems.png")
+    assert facts.serving == Serving("adapter", 8)
+    assert facts.recipe
+    assert facts.results.subject["name"] == "me/my-adapter"
+    assert facts.asking.chat is True
+    drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert facts.asking.sampling == {**drawn, "max_new_tokens": 16}
+    assert facts.asking.example == "579+556="
+
+
+def test_the_recipe_names_the_repository_and_the_folder_the_run(run):
+    facts = card_facts(find_candidate(run))
+    assert (facts.name, facts.repo_id) == ("a-run", None)
+    text = (run.path / "recipe.yaml").read_text()
+    (run.path / "recipe.yaml").write_text(text.replace("repo_id: null", "repo_id: her/adapter"))
+    try:
+        assert card_facts(find_candidate(run)).repo_id == "her/adapter"
+    finally:
+        (run.path / "recipe.yaml").write_text(text)
+
+
+def test_of_an_earlier_step_nothing_is_said_that_happened_later(run):
+    final = find_candidate(run)
+    early = replace(final, which=20, step=20, results=None, results_folder=None)
+    facts = card_facts(early)
+    assert (facts.steps, facts.reward_last, facts.tokens) == (20, 0.2, 20_000)
+    assert (facts.seconds, facts.reload_difference, facts.results, facts.pictures) == (None, None, None, ())
+
+
+def test_scores_of_another_adapter_are_not_shown(tmp_path):
+    copied = make_run(tmp_path / "other")
+    scores("f" * 64).write(copied.path / "eval")
+    facts = card_facts(find_candidate(copied))
+    assert facts.results is None
+    assert facts.pictures == ("plots/curves.png",)
+
+
+def test_a_run_of_which_little_is_known_gives_few_facts(tmp_path):
+    bare = Run(tmp_path / "bare", {"base": str(tmp_path / "someone" / "tiny"), "method": "lora"})
+    bare.path.mkdir()
+    facts = card_facts(Candidate(bare, "final", bare.adapter, 0, "0" * 64, None, None))
+    assert (facts.base, facts.name) == ("tiny", "bare")
+    known = {"base", "name", "method", "steps", "seconds"}
+    empty = {n: v for n, v in vars(facts).items() if n not in known and v not in (None, (), {}, False)}
+    assert empty == {}
+
+
+@pytest.mark.parametrize(
+    ("train", "version", "shown"),
+    [
+        (
+            {"name": "a/b", "subset": "main", "split": "train"},
+            "0" * 40,
+            f"subset main, split train, revision {'0' * 40}",
+        ),
+        ({"name": "rows.jsonl"}, "0" * 64, f"sha256 {'0' * 64}"),
+        ({"name": "a/b"}, None, None),
+    ],
+)
+def test_data_is_named_with_its_version(run, train, version, shown):
+    text = (run.path / "recipe.yaml").read_text()
+    (run.path / "recipe.yaml").write_text(load_recipe({"data": {"train": train}}).to_yaml())
+    changed = json.loads(json.dumps(run.facts)) | {"data": {"train": version, "eval": None}}
+    try:
+        facts = card_facts(find_candidate(Run(run.path, changed)))
+    finally:
+        (run.path / "recipe.yaml").write_text(text)
+    assert (facts.dataset, facts.dataset_version) == (train["name"], shown)
+    assert facts.asking.example == "What is 12 * 13?"
+
+
+def test_a_recipe_that_cannot_be_read_is_one_line(tmp_path):
+    broken = make_run(tmp_path / "broken")
+    (broken.path / "recipe.yaml").write_text("modle: 3\n")
+    with pytest.raises(RecipeError, match="the run's recipe cannot be read"):
+        card_facts(find_candidate(broken))
+
+
+def test_a_line_that_a_kill_cut_short_does_no_harm(tmp_path):
+    cut = make_run(tmp_path / "cut")
+    with cut.metrics.open("a") as log:
+        log.write('{"step": 51, "rew')
+    cut.samples.write_text('{"step": 1, "prom')
+    facts = card_facts(find_candidate(cut))
+    assert (facts.reward_last, facts.asking.chat) == (0.5, None)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.config])
+def test_how_an_adapter_is_served_is_what_the_table_of_methods_says(name):
+    method = METHODS[name]
+    serving = serving_of(adaptation(PeftSection(method=name)).config, method)
+    assert serving.form == {"lora": "adapter", "low_rank": "lora"}.get(method.delta, "merged")
+    assert (serving.rank is None) == (serving.form == "merged")
+
+
+def test_the_licence_is_that_of_the_base(hub):
+    hub.create("owner/base", {"README.md": b"---\nlicense: mit\n---\n"})
+    hub.create("owner/other", {"README.md": BASE_CARD.encode()})
+    hub.create("owner/silent", {"README.md": b"# a model\n"})
+    assert base_licence("owner/base", None) == Licence("mit")
+    assert base_licence("owner/other", None) == Licence("other", "theirs", "https://example.org/licence")
+    assert base_licence("owner/silent", None) is None
+    assert base_licence("owner/absent", None) is None
+    assert base_licence("sandbox:base", None) == Licence("apache-2.0")
+    assert base_licence("tiny", None) is None
+
+
+def test_a_hub_that_does_not_answer_leaves_the_licence_open(hub):
+    hub.create("owner/base", {"README.md": b"---\nlicense: mit\n---\n"})
+    hub.faults.fail(1, status=500, times=9)
+    assert base_licence("owner/base", None) is None
+
+
+def test_offline_nobody_is_asked_for_the_licence():
+    assert base_licence("owner/base", None) is None
+
+
+def benchmark(name, repository, problems):
+    data = {"source": repository, "revision": "abc", "sha256": "a" * 64}
+    result = task_result(name, None, ["110", "111"], data=data)
+    return replace(result, adapter=replace(result.adapter, n=problems))
+
+
+def test_only_whole_benchmarks_that_the_hub_knows_become_its_files():
+    whole = benchmark("gsm8k", "openai/gsm8k", 1319)
+    part = benchmark("gpqa_diamond", "Idavidrein/gpqa", 197)
+    other = benchmark("aime24", "HuggingFaceH4/aime_2024", 30)
+    files = eval_result_files(results(whole, part, other))
+    assert list(files) == [".eval_results/gsm8k.yaml"]
+    protocol = "temperature 0.6, top_p 0.95, max_new_tokens 512, k 4, no system prompt"
+    assert plain_value(files[".eval_results/gsm8k.yaml"]) == [
+        {
+            "dataset": {"id": "openai/gsm8k", "task_id": "gsm8k", "revision": "abc"},
+            "value": 83.33,
+            "notes": f"avg@3; {protocol}; perl eval, protocol gsm8k-0123456789",
+        }
+    ]
+
+
+def test_the_files_of_every_benchmark_are_read_by_the_hubs_own_reader():
+    names = {"Idavidrein/gpqa": "gpqa_diamond", "openai/gsm8k": "gsm8k"}
+    for repository, known in BENCHMARKS.items():
+        name = names.get(repository, "any")
+        files = eval_result_files(results(benchmark(name, repository, known.problems)))
+        (entry,) = parse_eval_result_entries(plain_value(files[f".eval_results/{name}.yaml"]))
+        assert (entry.dataset_id, entry.task_id, entry.value) == (repository, known.task_id, 83.33)
+
+
+def test_another_subset_of_a_benchmark_is_not_it():
+    assert eval_result_files(results(benchmark("mine", "Idavidrein/gpqa", 198))) == {}

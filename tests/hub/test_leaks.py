@@ -1,0 +1,131 @@
+"""Nothing of this machine is published: paths, names, tokens, pickles."""
+
+import io
+import json
+import pickle
+import zipfile
+
+import pytest
+
+from perl.hub.leaks import Machine, find_leaks, this_machine
+
+NOBODY = Machine()
+SOMEBODY = Machine(folders=("/srv2/runs/mine",), users=("alice",), hosts=("gpu-17",), tokens=("secret-of-mine",))
+HEX = "0123456789abcdef0123456789abcdef01234567"
+
+
+def leaks(text, machine=NOBODY, name="README.md"):
+    content = text if isinstance(text, bytes) else text.encode()
+    return [str(problem) for problem in find_leaks({name: content}, machine)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/home/alice/runs",
+        "/tmp/run-1/adapter",  # noqa: S108 (no file)
+        "/" + "root/.cache/x",
+        "/Users/alice/x",
+        "/mnt/data/models",
+        "file:///srv/x",
+        "C:\\Users\\alice\\x",
+        "D:\\data\\x",
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", 'base: "{}"', "see {} for more", "data={}", "[a]({})", "a.py:{}"])
+def test_a_path_is_found_wherever_it_stands(path, around):
+    (line,) = leaks(f"fine\n{around.format(path)}\nfine")
+    assert line.startswith("README.md:2: names a path of this machine: ")
+    assert leaks(json.dumps({"base": path}), name="x.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://example.org/home/alice/x",
+        "user/name and a/tmp/b",
+        "http://localhost:8000/v1/completions",
+        "and/or, 3/4, /no_think, ~, ./x, s/home/g",
+        "perl eval --adapter user/name --tasks aime24",
+        "hf_hub_download, sk-learn, ghp_, task-1, AKIA",
+        "alice and gpu-1, alice/adapter",
+        "https://huggingface.co/alice/adapter",
+        "adapter sha256 " + HEX,
+    ],
+)
+def test_what_is_public_is_not_found(text):
+    assert leaks(text, SOMEBODY) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("runs/alice/x", "names a user of this machine: alice"),
+        ("mail alice@gpu", "names a user of this machine: alice"),
+        ("on gpu-17.", "names this machine: gpu-17"),
+        ("http://gpu-17:8000", "names this machine: gpu-17"),
+        ("at /srv2/runs/mine/x", "names a path of this machine: /srv2/runs/mine"),
+    ],
+)
+def test_this_machine_is_not_named(text, said):
+    assert leaks(text, SOMEBODY) == [f"README.md:1: {said}"]
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "hf_" + "aB3" * 11,
+        "sk-proj-" + "aB3_" * 10,
+        "ghp_" + "aB3" * 12,
+        "github_pat_" + "aB3" * 12,
+        "AKIA" + "ABCD" * 4,
+        f"api_key: {HEX}",
+        f'"api_key": "{HEX}"',
+        f"WANDB_API_KEY={HEX}",
+        "-----BEGIN OPENSSH PRIVATE KEY-----",
+        "secret-of-mine",
+    ],
+)
+def test_a_token_is_found_and_not_repeated(token):
+    (line,) = leaks(f"x\n{token}", SOMEBODY)
+    assert line.startswith("README.md:2: ")
+    assert "token" in line
+    assert token[4:] not in line
+    assert HEX not in line
+    assert leaks(f"https://example.org/?t={token}", SOMEBODY)
+
+
+def test_pickles_are_found_by_content_and_by_name():
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("archive/data.pkl", b"x")
+    for protocol in (2, 4, 5):
+        assert "is a pickle" in leaks(pickle.dumps({"a": 1}, protocol), name="innocent.json")[0]
+    assert "is a pickle" in leaks(archive.getvalue(), name="innocent.json")[0]
+    assert "is a pickle" in leaks(b"plain", name="training_args.bin")[0]
+    assert leaks(b"plain", name="table.md") == []
+
+
+def test_of_weights_the_header_is_read_and_not_the_numbers():
+    header = json.dumps({"__metadata__": {"made": "/home/alice/x"}}).encode()
+    weights = len(header).to_bytes(8, "little") + header + b"/tmp/abc/def"
+    (line,) = leaks(weights, name="adapter_model.safetensors")
+    assert "/home/alice/x" in line
+    clean = b'{"a":1}'
+    assert leaks(len(clean).to_bytes(8, "little") + clean + b"/tmp/abc/d", name="adapter_model.safetensors") == []
+
+
+def test_every_file_and_line_is_said_at_once():
+    found = find_leaks({"a": b"/tmp/x/y\n/home/alice/c and hf_" + b"aB3" * 11, "b/tmp": b"/" + b"root/z"}, NOBODY)
+    assert [problem.where for problem in found] == ["a:1", "a:2", "a:2", "b/tmp:1"]
+
+
+def test_this_machine_knows_its_folders_and_not_everybodys_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/alice")
+    monkeypatch.setenv("LOGNAME", "root")
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    machine = this_machine(tmp_path / "run", tokens=["t"])
+    assert str(tmp_path / "run") in machine.folders
+    assert machine.users == ("alice",)
+    assert machine.hosts == ()
+    assert machine.tokens == ("t",)

@@ -1,0 +1,116 @@
+"""A package holds exactly what is said of an adapter, and nothing of another or of this machine."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from perl.hub.candidate import find_candidate
+from perl.hub.package import MOST_ROWS, Package, is_ours, package_candidate, package_problems, read_package, thinned
+from perl.run import Run
+from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable
+from tests.hub_fixtures import TOKEN
+
+
+def rows(content):
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def test_it_holds_these_files_and_no_others():
+    run = publishable()
+    for stranger in ("adapter/training_args.bin", "eval/samples.jsonl", "plots/notes.txt", "adapter/.DS_Store"):
+        (run.path / stranger).write_bytes(b"\x80\x04")
+    assert list(package_candidate(find_candidate(run), "user/a").files) == FILES
+
+
+def test_results_of_another_adapter_are_not_in_it():
+    run = publishable()
+    add_best(run)
+    files = package_candidate(find_candidate(run, "best"), "user/a").files
+    assert not [name for name in files if name.startswith("eval/")]
+    assert "plots/curves.png" in files
+
+
+def test_a_checkpoint_ends_where_it_was_saved():
+    run = publishable()
+    add_checkpoint(run, 10)
+    package = package_candidate(find_candidate(run, 10), "user/a")
+    assert rows(package.content("metrics.jsonl"))[-1]["step"] == 10
+    assert "plots/curves.png" not in package.files
+
+
+def test_a_long_log_is_thinned_and_keeps_its_ends():
+    lines = [json.dumps({"step": step}) for step in range(1, 5001)]
+    steps = [row["step"] for row in rows(thinned(lines))]
+    assert len(steps) == MOST_ROWS == 1000
+    assert (steps[0], steps[-1]) == (1, 5000)
+    assert steps == sorted(set(steps))
+    assert max(b - a for a, b in pairwise(steps)) <= 6
+    assert thinned(lines[:1000]).splitlines() == [line.encode() for line in lines[:1000]]
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out():
+    assert rows(thinned(['{"step": 1}', "[]", '{"step": 2, "rew'])) == [{"step": 1}]
+
+
+@pytest.mark.parametrize("base", ["/home/alice/models/base", "../models/base", "C:\\Users\\alice\\base"])
+def test_a_base_that_is_a_path_is_called_by_its_last_part(base):
+    run = publishable()
+    config = run.adapter / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": base}))
+    package = package_candidate(find_candidate(run), "user/a")
+    assert json.loads(package.content("adapter_config.json"))["base_model_name_or_path"] == "base"
+
+
+def test_results_that_name_a_path_are_published_without_it():
+    run = publishable()
+    file = run.path / "eval" / "results.json"
+    facts = json.loads(file.read_text())
+    facts["perl"]["subject"]["name"] = facts["config_general"]["model_name"] = "/home/alice/runs/mine"
+    file.write_text(json.dumps(facts))
+    there = json.loads(package_candidate(find_candidate(run), "user/a").content("eval/results.json"))
+    assert there["perl"]["subject"]["name"] == "mine"
+    assert there["perl"]["tasks"] == facts["perl"]["tasks"]
+    assert there["results"] == facts["results"]
+
+
+def test_a_sound_package_has_no_problems_and_a_leak_is_one():
+    run = publishable()
+    package = package_candidate(find_candidate(run), "user/a")
+    assert package_problems(package, run.path, [TOKEN]) == []
+    for name, leak in (("metrics.jsonl", b'{"x": "/home/alice/x"}'), ("perl_recipe.yaml", TOKEN.encode())):
+        changed = Package({**package.files, name: leak})
+        assert {problem.where for problem in package_problems(changed, run.path, [TOKEN])} == {f"{name}:1"}
+
+
+def test_a_card_that_disagrees_with_its_results_is_a_problem():
+    run = publishable()
+    package = package_candidate(find_candidate(run), "user/a")
+    accuracy = json.loads(package.content("eval/results.json"))["perl"]["tasks"]
+    assert accuracy
+    wrong = package.content("README.md").replace(b"value: ", b"value: 9")
+    assert package_problems(Package({**package.files, "README.md": wrong}), run.path)
+
+
+def test_it_is_the_same_when_it_was_written(tmp_path):
+    package = package_candidate(find_candidate(publishable()), "user/a")
+    written = package.write(tmp_path / "staged")
+    assert written.contents() == package.contents()
+    assert read_package(tmp_path / "staged").contents() == package.contents()
+    assert {name: package.size(name) for name in package.files} == {n: len(d) for n, d in package.contents().items()}
+
+
+def test_what_is_ours_is_told_from_what_is_not():
+    ours = ["README.md", "eval/x.png", "plots/x.png", ".eval_results/gsm8k.yaml", "metrics.jsonl"]
+    others = ["LICENSE", "eval/x.txt", "plots/a/x.png", ".eval_results/hle.yaml", "x/README.md", "model.safetensors"]
+    assert [name for name in (*ours, *others) if is_ours(name)] == ours
+
+
+def test_it_is_packed_from_the_folder_alone(tmp_path, monkeypatch):
+    run = publishable()
+    package = package_candidate(find_candidate(Run.read(run.path)), "user/a")
+    before = package.contents()
+    (tmp_path / "elsewhere").mkdir()
+    absolute = run.path.resolve()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert package_candidate(find_candidate(Run.read(absolute)), "user/a").contents() == before

@@ -1,0 +1,76 @@
+"""The recipe that is published trains the same elsewhere, and names nothing of this machine."""
+
+import pytest
+
+from perl.hub.leaks import Machine, find_leaks
+from perl.hub.public_recipe import public_recipe, without_paths
+from perl.recipe import load_recipe
+
+PRIVATE = {
+    "model": {"name": "/home/alice/models/base"},
+    "peft": {"adapter": "/home/alice/runs/old/adapter"},
+    "data": {"train": "/home/alice/data/problems.jsonl", "system_prompt": "/no_think"},
+    "train": {"output_dir": "/home/alice/runs/new", "learning_rate": 2e-5, "seed": 7, "run_name": "alice-7"},
+    "rollout": {
+        "backend": "vllm-server",
+        "servers": ["http://gpu-17.alice.org:8000"],
+        "sync_folder": "/mnt/share/sync",
+        "temperature": 0.7,
+        "prefetch": 1,
+    },
+    "eval": {"data": "/home/alice/tasks", "k": 8},
+    "rewards": {"/home/alice/own.py:reward": 1.0},
+    "hub": {"repo_id": "alice/adapter", "push": "end", "private": True},
+}
+
+
+def test_nothing_of_this_machine_is_in_it():
+    text = public_recipe(load_recipe(PRIVATE))
+    machine = Machine(users=("alice",), hosts=("gpu-17.alice.org",))
+    assert find_leaks({"perl_recipe.yaml": text.encode()}, machine) == []
+    assert "alice" not in text
+    assert "gpu-17" not in text
+
+
+def test_it_is_the_same_recipe_otherwise(tmp_path):
+    before = load_recipe(PRIVATE)
+    (tmp_path / "perl_recipe.yaml").write_text(public_recipe(before))
+    after = load_recipe(tmp_path / "perl_recipe.yaml")
+    assert after.model.name == "base"
+    assert after.peft.adapter == "adapter"
+    assert after.data.train.name == "problems.jsonl"
+    assert after.data.system_prompt == "/no_think"
+    assert list(after.rewards) == ["own.py:reward"]
+    assert (after.rollout.temperature, after.eval.k) == (0.7, 8)
+    assert dict(after.train) == {"learning_rate": 2e-5, "seed": 7}
+    assert (after.hub.repo_id, after.hub.push) == (None, None)
+
+
+@pytest.mark.parametrize("source", ["quickstart", {"data": {"train": "sandbox:counting"}, "rollout": {"top_p": 0.9}}])
+def test_a_recipe_without_places_loses_none_of_its_settings(tmp_path, source):
+    before = load_recipe(source)
+    (tmp_path / "again.yaml").write_text(public_recipe(before))
+    after = load_recipe(tmp_path / "again.yaml").as_dict()
+    wanted = before.as_dict()
+    for recipe in (after, wanted):
+        for key in ("output_dir", "report_to"):
+            recipe["train"].pop(key, None)
+    assert after == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("/home/alice/b", "b"),
+        ("~/x/y", "y"),
+        ("../x/y.jsonl", "y.jsonl"),
+        ("C:\\Users\\a\\b", "b"),
+        ("user/name", "user/name"),
+        ("/no_think", "/no_think"),
+        (".*\\.(q_proj|v_proj)", ".*\\.(q_proj|v_proj)"),
+        ("Think. /a/b is a path", "Think. /a/b is a path"),
+        ("a\n/b/c", "a\n/b/c"),
+    ],
+)
+def test_of_a_path_the_last_part_is_left(text, public):
+    assert without_paths({"k": [text], "n": 1, "none": None}) == {"k": [public], "n": 1, "none": None}

@@ -1,0 +1,106 @@
+"""A training that publishes: its checkpoints while it goes on, its adapter at the end; and a script that does."""
+
+import json
+import logging
+
+import pytest
+from huggingface_hub import CommitInfo
+
+import perl
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import PerlError
+from perl.hub.outbox import read_push
+from tests.hub_fixtures import TOKEN
+
+REPO = "user/adapter"
+SMALL = [
+    "train.max_steps=2",
+    "train.save_strategy=steps",
+    "train.save_steps=1",
+    "train.save_total_limit=1",
+    "train.prompts_per_step=2",
+    "train.num_generations=4",
+    "train.per_device_train_batch_size=8",
+    "rollout.max_completion_length=32",
+    "train.learning_rate=1e-3",
+    "eval.limit=4",
+    "eval.k=2",
+    f"hub.repo_id={REPO}",
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_waits(monkeypatch):
+    monkeypatch.setattr("perl.hub.retries._delay", lambda _: 0.0)
+
+
+def files_of(hub, revision="main"):
+    return hub.repo(REPO).files(revision)
+
+
+def test_every_checkpoint_and_the_adapter_are_on_the_hub_when_training_ends(hub):
+    run = perl.train("quickstart", [*SMALL, "hub.push=every_save"])
+    push = read_push(run)
+    assert (push.status, push.steps, push.error) == ("done", (1, 2), None)
+    first, last = (files_of(hub, f"step-{step}")["adapter_model.safetensors"] for step in (1, 2))
+    final = files_of(hub)
+    assert first != last == final["adapter_model.safetensors"]
+    assert last == (run.adapter / "adapter_model.safetensors").read_bytes()
+    assert "eval/results.json" in final
+    assert "step-1" in final["README.md"].decode()
+    assert not (run.path / "outbox").exists()
+    assert not [name for name in final if name.endswith((".pt", ".bin", ".pth"))]
+    assert perl.train("quickstart", [*SMALL, "hub.push=every_save"]).status == "done"
+
+
+def test_an_outage_neither_stops_nor_changes_a_training(hub, caplog):
+    hub.faults.fail(2, 503, times=10**6)  # after the login was looked at
+    with caplog.at_level(logging.WARNING, "perl"):
+        run = perl.train("quickstart", [*SMALL, "hub.push=every_save"], output_dir="runs/out")
+    assert run.status == "done"
+    assert read_push(run).status == "queued"
+    assert sorted(path.name for path in (run.path / "outbox").glob("*/step-*")) == ["step-1", "step-2"]
+    assert any("`perl push runs/out` finishes it" in record.getMessage() for record in caplog.records)
+    assert TOKEN not in caplog.text
+    hub.faults.clear()
+    perl.train("quickstart", [*SMALL, "hub.push=every_save"], output_dir="runs/out")
+    assert read_push(run).steps == (1, 2)
+    assert "eval/results.json" in files_of(hub)
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
+    arguments = PeftRLConfig(
+        str(tmp_path / "out"), hub_model_id=REPO, max_steps=1, per_device_train_batch_size=4, num_generations=4,
+        max_completion_length=8, peft_method="lora", report_to=[], use_cpu=True, save_strategy="no",
+    )  # fmt: skip
+    from datasets import Dataset
+
+    def longer_is_better(completions, **_):
+        return [float(len(str(completion))) for completion in completions]
+
+    made = PeftGRPOTrainer("sandbox:base", longer_is_better, arguments, Dataset.from_list(rows))
+    made.train()
+    return made
+
+
+def test_a_script_pushes_the_adapter_card_log_and_curves_in_one_commit(hub, trainer):
+    done = trainer.push_to_hub("from a script", private=True)
+    assert isinstance(done, CommitInfo)
+    repository = hub.repo(REPO)
+    assert (repository.head.oid, repository.head.title) == (done.oid, "from a script")
+    assert repository.visibility.private
+    there = files_of(hub)
+    assert there.keys() - {".gitattributes"} == {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "metrics.jsonl",
+        "plots/curves.png",
+    }
+    assert [json.loads(row)["step"] for row in there["metrics.jsonl"].splitlines()] == [1]
+    later = trainer.push_to_hub(blocking=False).result(timeout=60)
+    assert later.oid == done.oid
+    with pytest.raises(PerlError, match="a token comes from the Hub's own login only"):
+        trainer.push_to_hub(token=TOKEN)

@@ -1,0 +1,197 @@
+"""A run's adapter on the Hub: exactly its files, in one commit, found by the real clients."""
+
+import json
+
+import pytest
+from huggingface_hub import constants
+from peft import PeftConfig
+
+import perl
+from perl.errors import BrokenPromiseError, PerlError, RunFolderError
+from perl.hub.commit import push_package, push_revision
+from perl.hub.outbox import read_push
+from perl.hub.package import Package
+from perl.hub.push import push_run, wanted_push
+from perl.run import sha256_of
+from perl.saved_adapter import WEIGHTS, find_adapter
+from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable, weights_and_config
+from tests.hub_fixtures import TOKEN
+
+REPO = "user/adapter"
+CARD = b"---\nlibrary_name: peft\n---\n"
+SCORE = b"- dataset: {id: openai/gsm8k, task_id: gsm8k}\n  value: 41.2\n"
+OTHER = {"adapter_model.safetensors": b"other", "adapter_config.json": b"{}"}
+
+
+def files_of(hub, revision="main"):
+    return {name: data for name, data in hub.repo(REPO).files(revision).items() if name != ".gitattributes"}
+
+
+def test_the_repository_holds_exactly_the_run_and_others_load_it(hub):
+    run = publishable()
+    done, difference = push_run(run, wanted_push(run, REPO))
+    there = files_of(hub)
+    assert sorted(there) == FILES
+    assert {name: there[name] for name in weights_and_config(run.adapter)} == weights_and_config(run.adapter)
+    assert there["eval/results.json"] == (run.path / "eval/results.json").read_bytes()
+    assert difference < 1e-4
+    assert done.changed
+    assert find_adapter(REPO).base_fingerprint == run.facts["fingerprint"]["base"]
+    assert PeftConfig.from_pretrained(REPO).base_model_name_or_path == "sandbox:base"
+    push = read_push(run)
+    assert (push.status, push.repo_id, push.commit, push.tries) == ("done", REPO, done.commit, 1)
+    assert push.sha256 == run.facts["fingerprint"]["adapter"]
+
+
+def test_pushed_again_nothing_is_committed(hub):
+    run = publishable()
+    first, _ = push_run(run, wanted_push(run, REPO))
+    commits = len(hub.repo(REPO).commits)
+    again = perl.push(run.path)
+    assert (again.commit, again.changed) == (first.commit, False)
+    assert len(hub.repo(REPO).commits) == commits
+
+
+def test_the_token_is_in_no_file_and_in_no_line(hub, capsys, tmp_path, caplog):
+    run = publishable()
+    push_run(run, wanted_push(run, REPO))
+    said = "".join(capsys.readouterr()) + caplog.text
+    assert TOKEN not in said
+    login = tmp_path / "hf-home"
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(login)]
+    assert len(written) > len(FILES)
+    assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
+    assert all(TOKEN.encode() not in data for data in files_of(hub).values())
+
+
+def test_the_best_adapter_goes_without_the_scores_of_the_final_one(hub):
+    run = publishable()
+    folder = add_best(run)
+    _, difference = push_run(run, wanted_push(run, REPO, "best"))
+    assert difference is None
+    there = files_of(hub)
+    assert there[WEIGHTS] == (folder / WEIGHTS).read_bytes()
+    assert "eval/results.json" not in there
+
+
+def test_checkpoints_are_revisions_that_never_change(hub):
+    run = publishable()
+    folders = {step: add_checkpoint(run, step) for step in (10, 20)}
+    push_run(run, wanted_push(run, REPO, checkpoints=True))
+    for step, folder in folders.items():
+        there = files_of(hub, f"step-{step}")
+        assert there[WEIGHTS] == (folder / WEIGHTS).read_bytes()
+        assert "optimizer.pt" not in there
+        assert "plots/curves.png" not in there
+        assert [json.loads(row)["step"] for row in there["metrics.jsonl"].splitlines()][-1] == step
+    assert read_push(run).steps == (10, 20)
+    assert not (run.path / "outbox").exists()
+    assert "step-20" in files_of(hub)["README.md"].decode()
+    requests = hub.requests
+    push_run(run, wanted_push(run, REPO, checkpoints=True))
+    assert not [r for r in hub.log[requests:] if "/commit/" in r.path]
+
+
+def test_a_revision_of_another_adapter_is_refused_by_name(hub):
+    hub.create(REPO, {})
+    push_revision(Package(OTHER | {"README.md": CARD + b"one"}), REPO, "step-10")
+    again = push_revision(Package(OTHER | {"README.md": CARD + b"two"}), REPO, "step-10")
+    assert files_of(hub, "step-10")["README.md"] == CARD + b"one"
+    assert hub.repo(REPO).at("step-10").oid == again
+    with pytest.raises(PerlError, match=r"^user/adapter: has a revision step-10 with another adapter \(choose"):
+        push_revision(Package(OTHER | {WEIGHTS: b"third"}), REPO, "step-10")
+
+
+def test_files_of_others_stay_and_older_ones_of_ours_go(hub):
+    hub.create(REPO, {"LICENSE": b"mine", "eval/old.png": b"old", ".eval_results/gsm8k.yaml": SCORE, "x/y.txt": b""})
+    pushed = push_package(Package(OTHER), REPO)
+    assert files_of(hub).keys() == OTHER.keys() | {"LICENSE", "x/y.txt"}
+    assert pushed.deleted == (".eval_results/gsm8k.yaml", "eval/old.png")
+    assert pushed.foreign == ("LICENSE", "x/y.txt")
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"config.json": b"{}", "model-00001-of-2.safetensors": b""}, "holds a whole model: model-00001-of-2"),
+        ({"adapter_model.bin": b"x"}, "holds pickles, which run code when they are loaded: adapter_model.bin"),
+    ],
+)
+def test_a_repository_that_is_not_for_an_adapter_is_refused(hub, held, said):
+    hub.create(REPO, held)
+    with pytest.raises(PerlError, match=said):
+        push_package(Package(OTHER), REPO)
+    assert files_of(hub).keys() == held.keys()
+
+
+def test_private_is_private_or_refused(hub):
+    push_package(Package(OTHER), REPO, private=True)
+    assert hub.repo(REPO).visibility.private
+    hub.create("user/public", {"a": b"b"})
+    with pytest.raises(PerlError, match="user/public: exists and is public"):
+        push_package(Package(OTHER), "user/public", private=True)
+    assert "adapter_config.json" not in hub.repo("user/public").files()
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "the Hub refuses your token (hf auth login)"),
+        (403, "your token may not write there (choose another name, or a token with write: hf auth login)"),
+        (404, "the Hub has no such repository, or it is not yours (hf auth login)"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line_and_not_tried_again(hub, status, said):
+    hub.create(REPO, {})
+    hub.faults.fail(1, status, times=100, path="/commit/")
+    before = hub.requests
+    with pytest.raises(PerlError) as caught:
+        push_package(Package(OTHER), REPO, sleep=pytest.fail)
+    assert str(caught.value) == f"{REPO}: {said}"
+    assert len([r for r in hub.log[before:] if "/commit/" in r.path]) == 1
+
+
+@pytest.mark.usefixtures("hub")
+def test_without_a_login_it_is_one_line(tmp_path):
+    (tmp_path / "hf-home" / "token").unlink()
+    run = publishable()
+    with pytest.raises(PerlError, match=r"hf auth login\)$"):
+        push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
+
+
+@pytest.mark.usefixtures("hub")
+def test_somebody_elses_name_is_refused():
+    with pytest.raises(PerlError, match=r"somebody/adapter: .*hf auth login"):
+        push_package(Package(OTHER), "somebody/adapter", sleep=pytest.fail)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "README.md"])
+def test_a_failed_check_sends_nothing(hub, name):
+    run = publishable()
+    if name == WEIGHTS:
+        for file, data in weights_and_config(add_checkpoint(run, 10)).items():
+            (run.adapter / file).write_bytes(data)
+        run.facts["fingerprint"]["adapter"] = sha256_of(run.adapter / WEIGHTS)
+        kind, said = BrokenPromiseError, "loaded anew, its log-probabilities differ from the trained policy's by"
+    else:
+        run.record(settings={"data": "/home/alice/secret"})
+        kind, said = PerlError, "README.md"
+    before = hub.requests
+    with pytest.raises(kind, match=said):
+        push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
+    assert hub.requests == before
+    push = read_push(run)
+    assert push.status == "queued"
+    assert said in push.error
+
+
+def test_a_run_that_says_nothing_needs_a_name():
+    run = publishable()
+    with pytest.raises(RunFolderError, match=r"says not where to push it \(--repo user/name\)"):
+        wanted_push(run)
+
+
+def test_offline_is_said_at_once(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(PerlError, match="cannot be had"):
+        push_package(Package(OTHER), REPO, sleep=pytest.fail)

@@ -1,0 +1,112 @@
+"""What is published is loaded as others will load it, and is the trained policy."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from perl.errors import BrokenPromiseError, PerlError
+from perl.guards import RELOAD_TOLERANCE
+from perl.hub.candidate import find_candidate
+from perl.hub.package import package_candidate
+from perl.hub.round_trip import check_files, check_round_trip
+from perl.run import Run, sha256_of
+from perl.saved_adapter import WEIGHTS
+from tests.hub.push_runs import add_best, add_checkpoint, publishable
+
+CPU = torch.device("cpu")
+
+
+def stage(candidate, folder="staged"):
+    package_candidate(candidate, "user/a").write(candidate.run.path.parent / folder)
+    return candidate.run.path.parent / folder
+
+
+def rewrite(weights, change):
+    """The same file with other tensors."""
+    with safe_open(weights, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(weights)
+    change(tensors)
+    save_file(tensors, weights, metadata)
+
+
+def test_the_trained_adapter_comes_back():
+    candidate = find_candidate(publishable())
+    assert check_round_trip(candidate, stage(candidate), CPU) <= RELOAD_TOLERANCE
+
+
+def test_another_policy_than_the_probes_is_found():
+    run = publishable()
+    rewrite(run.adapter / WEIGHTS, lambda tensors: [t.mul_(1.01) for t in tensors.values()])
+    run.record(fingerprint={**run.facts["fingerprint"], "adapter": sha256_of(run.adapter / WEIGHTS)})
+    candidate = find_candidate(run)
+    with pytest.raises(BrokenPromiseError, match=r"differ from the trained policy's by .* \(at most 1e-04\)"):
+        check_round_trip(candidate, stage(candidate), CPU)
+
+
+def test_half_precision_must_still_be_nearer_to_the_policy_than_to_the_base():
+    run = publishable()
+    recipe = run.path / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("dtype: auto", "dtype: bfloat16"))
+    candidate = find_candidate(run)
+    difference = check_round_trip(candidate, stage(candidate), CPU)
+    assert RELOAD_TOLERANCE < difference < 0.1
+    rewrite(run.adapter / WEIGHTS, lambda tensors: [t.zero_() for name, t in tensors.items() if "lora_B" in name])
+    run.record(fingerprint={**run.facts["fingerprint"], "adapter": sha256_of(run.adapter / WEIGHTS)})
+    candidate = find_candidate(run)
+    with pytest.raises(BrokenPromiseError, match="differ from the trained policy's"):
+        check_round_trip(candidate, stage(candidate, "again"), CPU)
+
+
+def test_staged_tensors_that_are_not_the_runs_are_found():
+    candidate = find_candidate(publishable())
+    staged = stage(candidate)
+    rewrite(staged / WEIGHTS, lambda tensors: next(iter(tensors.values())).add_(1e-6))
+    with pytest.raises(BrokenPromiseError, match="other tensors than the run's"):
+        check_round_trip(candidate, staged, CPU)
+
+
+def test_tensors_that_peft_would_ignore_are_found():
+    run = publishable()
+    config = run.adapter / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "target_modules": ["q_proj"]}))
+    candidate = find_candidate(run)
+    with pytest.raises(BrokenPromiseError, match=r"PEFT does not load \d+ of its tensors: .*down_proj"):
+        check_round_trip(candidate, stage(candidate), CPU)
+
+
+def test_without_a_probe_the_adapter_must_change_its_base_and_be_numbers():
+    run = publishable()
+    folder = add_best(run)
+    candidate = find_candidate(run, "best")
+    assert check_round_trip(candidate, stage(candidate), CPU) is None
+    whole = shutil.copytree(folder, "whole")
+    for change, said in (
+        (lambda tensors: [t.zero_() for name, t in tensors.items() if "lora_B" in name], "changes nothing of its base"),
+        (lambda tensors: [t.fill_(float("inf")) for t in tensors.values()], "are not numbers"),
+    ):
+        shutil.copytree(whole, folder, dirs_exist_ok=True)
+        rewrite(folder / WEIGHTS, change)
+        candidate = find_candidate(run, "best")
+        with pytest.raises(BrokenPromiseError, match=said):
+            check_round_trip(candidate, stage(candidate, said), CPU)
+
+
+def test_another_base_is_said():
+    run = publishable()
+    run.record(fingerprint={**run.facts["fingerprint"], "base": "0" * 64})
+    candidate = find_candidate(Run.read(run.path))
+    with pytest.raises(PerlError, match="the base sandbox:base is not the one it was trained on"):
+        check_round_trip(candidate, stage(candidate), CPU)
+
+
+def test_files_alone_tell_numbers_from_none():
+    folder = add_checkpoint(publishable(), 10)
+    check_files(folder)
+    rewrite(folder / WEIGHTS, lambda tensors: next(iter(tensors.values())).fill_(float("nan")))
+    with pytest.raises(BrokenPromiseError, match="holds what is no number"):
+        check_files(folder)
