@@ -1,0 +1,305 @@
+"""``perl zoo``: find an adapter among its peers, rank, pull, add and verify it."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perl.assets import CHECKOUT, zoo_folder
+from perl.cli.output import set_up_output
+from perl.errors import EXIT_FAILED, PerlError, Problem, raise_all
+from perl.zoo.catalogue import VARIABLE, open_zoo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from perl.zoo.entry import Entry
+    from perl.zoo.listing import Cell, Filter, Row
+
+ON_THE_HUB = "on the Hub"
+EPILOG = """\b
+Examples:
+  perl zoo list --base 1.5B --sort perl-average
+  perl zoo rank sandbox:addition
+  perl zoo show perl-7b-dora
+  perl zoo pull NAME my_adapter
+  perl zoo add runs/mine --zoo my_zoo --ship
+  perl zoo html -o zoo.html
+"""
+PROVENANCES = ("trained-here", "reproduced", "reported")
+
+
+def _zoo_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    option = click.option(
+        "--zoo",
+        "folder",
+        type=click.Path(),
+        help=f"Folder of the zoo [default: ${VARIABLE}, else the one that comes with the package].",
+    )
+    return option(command)
+
+
+def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name in ("json", "csv", "markdown"):
+        text = f"Print as {name.upper() if name != 'markdown' else 'Markdown'}."
+        command = click.option(f"--{name}", "style", flag_value=name, help=text)(command)
+    return command
+
+
+@click.group("zoo", epilog=EPILOG, short_help="List, rank, pull, add and verify adapters of the zoo.")
+def command() -> None:
+    """Adapters, ours and published ones: base, method, scores, where they lie, and what is wrong with them."""
+
+
+@command.command("list", short_help="List adapters.")
+@click.option("--base", help="Part of the base's name.")
+@click.option("--method", help="As in peft.method.")
+@click.option("--task", help="Only adapters with a score on it.")
+@click.option("--provenance", type=click.Choice(PROVENANCES), help="Who measured.")
+@click.option("--sort", help="A task, from the best score down; or any other column [default: --task, else name].")
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--columns", help="Names with commas between; tasks are columns too, and TASK.base, TASK.gain.")
+@click.option("--hub", is_flag=True, help="Also adapters that the Hub has by the tag perl-rl.")
+@_format_options
+@_zoo_option
+def list_entries(
+    *,
+    task: str | None,
+    sort: str | None,
+    reverse: bool,
+    columns: str | None,
+    hub: bool,
+    style: str | None,
+    folder: str | None,
+    **facts: str | None,
+) -> None:
+    """List the adapters of the zoo.
+
+    Scores of different protocols stand in one column here; `perl zoo rank TASK` says which may be compared.
+    """
+    set_up_output(quiet=True)
+    from perl.zoo import listing
+
+    wanted = listing.Filter(task=task, **facts)
+    entries = list(open_zoo(folder).entries.values())
+    # On the Hub there may be what the zoo has not.
+    rows = [
+        listing.row_of(entry)
+        for entry in ([e for e in entries if _passes(e, wanted)] if hub else listing.select(entries, wanted))
+    ]
+    if hub:
+        rows += _hub_rows(wanted)
+    rows = listing.ordered(rows, sort or task, reverse=reverse)
+    a_task = task or (sort if sort not in listing.FACTS else None)
+    shown = listing.columns_of(columns, a_task if any(a_task in row for row in rows) else None, rows)
+    if style == "json":
+        click.echo(json.dumps(listing.as_records(rows, shown if columns else None), indent=2))
+    else:
+        write = {"csv": listing.as_csv, "markdown": listing.as_markdown}.get(str(style), listing.as_plain)
+        click.echo(write(rows, shown).rstrip("\n"))
+
+
+@command.command("show", short_help="Say everything about an adapter.")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print the entry as its file holds it.")
+@_zoo_option
+def show(name: str, *, as_json: bool, folder: str | None) -> None:
+    """Say everything about the adapter NAME: scores, settings, where it lies, what is wrong with it."""
+    from perl.zoo.sheet import sheet
+
+    entry = open_zoo(folder).entry(name)
+    click.echo(entry.to_json().rstrip("\n") if as_json else "\n".join(sheet(entry)))
+
+
+@command.command("rank", short_help="Rank adapters by their score on a task, as far as they may be compared.")
+@click.argument("task")
+@click.option("--base", help="Only adapters whose base has this in its name.")
+@click.option("--provenance", type=click.Choice(PROVENANCES), help="Who measured.")
+@click.option("--protocol", help="Part of a protocol's hash, or of a source [default: what most scores share].")
+@_format_options
+@_zoo_option
+def rank(
+    task: str,
+    *,
+    base: str | None,
+    provenance: str | None,
+    protocol: str | None,
+    style: str | None,
+    folder: str | None,
+) -> None:
+    """Rank the adapters that were scored on TASK under one protocol; scores that errors cannot tell apart are ties."""
+    from perl.zoo import listing, ranking
+
+    entries = listing.select(list(open_zoo(folder).entries.values()), listing.Filter(base=base, provenance=provenance))
+    found = ranking.rank_task(entries, task, protocol)
+    rows = found.rows()
+    if style == "json":
+        ranks = listing.as_records(rows, [*ranking.COLUMNS, "error"])
+        facts = {"task": found.task, "protocol": found.protocol, "ranks": ranks, "others": found.others}
+        click.echo(json.dumps({**facts, "notes": found.notes()}, indent=2))
+    elif style == "csv":
+        click.echo(listing.as_csv(rows, [*ranking.COLUMNS, "error"]).rstrip("\n"))
+    else:
+        write, bullet = (listing.as_markdown, "- ") if style == "markdown" else (listing.as_plain, "")
+        click.echo(f"{task}, {found.protocol}\n\n{write(rows, ranking.COLUMNS)}\n")
+        click.echo("\n".join(f"{bullet}{note}" for note in found.notes()))
+
+
+@command.command("pull", short_help="Put an adapter's files into a folder, verified.")
+@click.argument("name")
+@click.argument("destination", required=False, type=click.Path())
+@_zoo_option
+def pull(name: str, destination: str | None, *, folder: str | None) -> None:
+    """Put the files of the adapter NAME into DESTINATION [default: NAME], each compared with its SHA-256."""
+    set_up_output(quiet=False)
+    from perl.adapter_download import pull as pull_files
+
+    zoo = open_zoo(folder)
+    click.echo(pull_files(zoo, name, Path(destination or zoo.entry(name).name).expanduser()))
+
+
+@command.command("add", short_help="Make an entry of a run or of an adapter on the Hub.")
+@click.argument("source")
+@click.option("--name", help="Of the entry [default: after the source].")
+@click.option("--provenance", type=click.Choice(PROVENANCES), help="Of a Hub id: reproduced evaluates it here, now.")
+@click.option("--licence", help="SPDX identifier [default: the card's].")
+@click.option("--ship", is_flag=True, help="Copy the adapter's files into the zoo.")
+@click.option(
+    "--seed-run",
+    "seeds",
+    multiple=True,
+    type=click.Path(),
+    help="Run of the same recipe with another seed; repeatable.",
+)
+@click.option("--note", "notes", multiple=True, help="What one must know; repeatable.")
+@click.option("--force", is_flag=True, help="Replace the entry of that name.")
+@_zoo_option
+def add(source: str, *, folder: str | None, **options: Any) -> None:  # noqa: ANN401 (as click hands them over)
+    """Make an entry of SOURCE, a run folder or an adapter on the Hub; it must have results of its own."""
+    set_up_output(quiet=False)
+    place = _writable(folder)
+    from perl.curation import add as add_entry
+
+    entry = add_entry(source, place, **options)
+    click.echo(place / "entries" / f"{entry.name}.json")
+    click.echo("`perl zoo render` brings its tables up to date", err=True)
+
+
+@command.command("verify", short_help="Evaluate an adapter again and compare.")
+@click.argument("name")
+@click.option("--task", "tasks", multiple=True, help="Only this one; repeatable.")
+@click.option("-k", "--k", type=click.IntRange(min=1), help="Completions a problem [default: the entry's].")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many problems.")
+@click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
+@click.option("-o", "--output", type=click.Path(), help="For results [default: they are not kept].")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@_zoo_option
+def verify(name: str, *, tasks: tuple[str, ...], as_json: bool, folder: str | None, **options: Any) -> int:  # noqa: ANN401
+    """Evaluate the adapter NAME again under its own protocol; exit code 1 if a score is another one."""
+    set_up_output(quiet=as_json)
+    zoo = open_zoo(folder)
+    zoo.entry(name)  # before anything heavy
+    from perl.curation import verify as evaluate_again
+
+    found = evaluate_again(zoo, name, list(tasks) or None, **options)
+    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(found.lines()))
+    return 0 if found.agrees else EXIT_FAILED
+
+
+@command.command("html", short_help="Write the zoo as one page for a browser.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), default="zoo.html", show_default=True, help="The page."
+)
+@_zoo_option
+def html(*, output: str, folder: str | None) -> None:
+    """Write the zoo as one page that needs no network: table, scores beside the base's, learning curves."""
+    from perl.zoo.page import html_page
+
+    _write(Path(output).expanduser(), html_page(open_zoo(folder)))
+    click.echo(output)
+
+
+@command.command("render", short_help="Write MODEL_ZOO.md and zoo.csv, or check them.")
+@click.option("--check", is_flag=True, help="Only compare; exit code 2 if they are not what the entries say.")
+@_zoo_option
+def render(*, check: bool, folder: str | None) -> None:
+    """Write MODEL_ZOO.md and zoo.csv out of the entries."""
+    from perl.zoo.summary import places, rendered, stale
+
+    zoo = open_zoo(folder)
+    if check:
+        raise_all(PerlError, [Problem(line, hint="perl zoo render") for line in stale(zoo)])
+        return
+    for name, text in rendered(zoo).items():
+        _write(places(zoo)[name], text)
+        click.echo(places(zoo)[name])
+
+
+def _passes(entry: "Entry", wanted: "Filter") -> bool:
+    return wanted.passes(entry.base, entry.method, [score.task for score in entry.scores], entry.provenance)
+
+
+def _hub_rows(wanted: "Filter") -> list["Row"]:
+    """Adapters that the Hub has by their tag; their scores as their cards give them."""
+    from perl.curation import hub_adapters
+    from perl.evaluation.task import all_tasks
+    from perl.zoo.listing import fact_cell
+
+    tasks = {task.title: task.name for task in all_tasks().values()}
+    rows: list[Row] = []
+    for found in hub_adapters():
+        scores = _card_scores(found.scores, tasks)
+        if not wanted.passes(found.base or "", found.method or "", scores, ON_THE_HUB):
+            continue
+        facts = {
+            "name": found.id,
+            "provenance": ON_THE_HUB,
+            "base": found.base,
+            "method": found.method,
+            "repo": found.id,
+            "revision": found.sha,
+            "created": found.modified.date().isoformat() if found.modified else None,
+            "notes": len(found.notes),
+        }
+        rows.append({name: fact_cell(value) for name, value in facts.items()} | scores)
+    return rows
+
+
+def _card_scores(scores: "Mapping[str, float]", tasks: "Mapping[str, str]") -> dict[str, "Cell"]:
+    """Columns of the tasks whose avg@k a card gives, which are in percent there, and of all of them."""
+    from perl.evaluation.results import HELD_OUT
+    from perl.zoo.listing import Cell
+    from perl.zoo.tables import percent
+
+    means = {name: value for name, value in scores.items() if name.rpartition(" ")[2].startswith("avg@")}
+    cells = {}
+    for name, value in means.items():
+        title = name.rpartition(" ")[0]
+        # A run's own held-out problems are called after their data set.
+        task = tasks.get(title, title.removesuffix(HELD_OUT))
+        if task in tasks.values() and 0 <= value <= 100:
+            cells[task] = Cell(value / 100, percent(value / 100))
+    if means:
+        (first, value), *more = means.items()
+        text = f"{first} {value:.1f}" + (f" (+{len(more)})" if more else "")
+        cells["scores"] = Cell(text, text)
+    return cells
+
+
+def _writable(folder: str | None) -> Path:
+    """The zoo to write to: not the one inside an installed package."""
+    place = Path(folder or os.environ.get(VARIABLE) or zoo_folder()).expanduser()
+    if place == zoo_folder() and not place.is_relative_to(CHECKOUT / "model_cards"):
+        raise PerlError("is the installed package's zoo, which is not written to", str(place), "--zoo DIR begins one")
+    return place
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PerlError(f"cannot be written: {error.strerror or error}", str(path)) from None

@@ -1,0 +1,198 @@
+"""An adapter on the Hub, pushed by perl, as the material of an entry.
+
+Hub id[@revision] -> Material
+
+The repository is a stranger's: only the files named here are fetched, at one commit, none that is larger than such a
+file can be, and nothing in them is trusted. Knows nothing of zoos.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.hf_api import RepoSibling
+
+from perl.curation.material import Material, log_rows, of_base, of_log
+from perl.curation.scores import checked_scores
+from perl.errors import PerlError, Problem
+from perl.evaluation.results import RESULTS, Results, read_results
+from perl.hub_lookup import TIMEOUT_SECONDS, look_up
+from perl.recipe import Recipe
+from perl.recipe.plain_yaml import plain_value, refuse_tags
+from perl.run import sha256_of
+from perl.saved_adapter import CONFIG, WEIGHTS
+
+RECIPE, CARD, METRICS, EVAL_RESULTS = "perl_recipe.yaml", "README.md", "metrics.jsonl", f"eval/{RESULTS}"
+_LARGEST_YAML = 100_000
+_LARGEST = {CONFIG: 1_000_000, RECIPE: _LARGEST_YAML, CARD: 1_000_000, METRICS: 20_000_000, EVAL_RESULTS: 20_000_000}
+# Of an adapter's weights that are not kept as a large file, hence have no SHA-256 until they are here.
+_LARGEST_PLAIN_WEIGHTS = 50_000_000
+
+
+def of_hub(source: str) -> Material:
+    """The adapter in a repository.
+
+    Raises:
+        PerlError: There is none, it was not pushed by perl, or a file of it is not what it should be.
+    """
+    repo, _, asked = source.partition("@")
+    commit = look_up("model", repo, asked or None)
+    if isinstance(commit, Problem):
+        raise PerlError(commit.message, source, commit.hint)
+    if commit is None:
+        raise PerlError("the Hub is not asked", "HF_HUB_OFFLINE", "unset it, or name a run folder")
+    listed = _listed(repo, commit)
+    for needed, hint in ((CONFIG, ""), (WEIGHTS, "only safetensors are taken"), (EVAL_RESULTS, "perl push sends them")):
+        if needed not in listed:
+            raise PerlError(f"has no {needed}", source, hint)
+    files = {name: _fetched(repo, commit, listed[name], source) for name in _LARGEST if name in listed}
+    results = _read_stranger(files[EVAL_RESULTS], source)
+    weights, digest = _weights_of(repo, commit, listed[WEIGHTS], source)
+    scores = checked_scores(results, digest, source)
+    recipe = _stranger_recipe(files[RECIPE], source) if RECIPE in files else None
+    rows = log_rows(_text(files[METRICS], source)) if METRICS in files else []
+    return Material(
+        origin="hub",
+        where=source,
+        name=repo.partition("/")[2],
+        files={CONFIG: files[CONFIG].read_bytes(), **weights},
+        sha256={CONFIG: sha256_of(files[CONFIG]), WEIGHTS: digest},
+        size=(listed[CONFIG].size or 0) + (listed[WEIGHTS].size or 0),
+        results=results,
+        scores=scores,
+        repo=repo,
+        revision=commit,
+        recipe=recipe,
+        known={
+            "licence": _licence_of(files, source),
+            "steps": int(rows[-1]["step"]) if rows else None,
+            "versions": {k: v for k, v in results.versions.items() if isinstance(k, str) and isinstance(v, str)},
+            **_of_recipe(recipe),
+            **of_log(rows),
+            **of_base(results),
+        },
+    )
+
+
+def repository_url(repo: str, revision: str | None) -> str:
+    """Where people look at a commit."""
+    return f"{constants.ENDPOINT}/{repo}/tree/{revision or 'main'}"
+
+
+def _listed(repo: str, commit: str) -> dict[str, RepoSibling]:
+    try:
+        info = HfApi().model_info(repo, revision=commit, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    except HfHubHTTPError as error:
+        raise PerlError(f"the Hub answers {error.response.status_code} when asked for its files", repo) from None
+    except Exception as error:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
+        raise PerlError(f"its files cannot be listed: {_first_line(error)}", repo) from None
+    return {file.rfilename: file for file in info.siblings or ()}
+
+
+def _fetched(repo: str, commit: str, file: RepoSibling, source: str, largest: int | None = None) -> Path:
+    largest = largest or _LARGEST[file.rfilename]
+    if file.size is None or file.size > largest:
+        size = "an unknown number of" if file.size is None else f"{file.size:,}"
+        raise PerlError(f"{file.rfilename} has {size} bytes, at most {largest:,} are read", source)
+    try:
+        path = Path(hf_hub_download(repo, file.rfilename, revision=commit))
+    except Exception as error:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
+        raise PerlError(f"{file.rfilename} cannot be had from the Hub: {_first_line(error)}", source) from None
+    if path.stat().st_size != file.size:
+        raise PerlError(f"{file.rfilename} arrived with {path.stat().st_size:,} of {file.size:,} bytes", source)
+    return path
+
+
+def _weights_of(repo: str, commit: str, file: RepoSibling, source: str) -> tuple[dict[str, bytes], str]:
+    """The weights' SHA-256, as the Hub says it of large files; of a small one that is kept as text it is computed."""
+    if file.lfs is not None:
+        return {}, file.lfs.sha256
+    path = _fetched(repo, commit, file, source, _LARGEST_PLAIN_WEIGHTS)
+    return {WEIGHTS: path.read_bytes()}, sha256_of(path)
+
+
+def _read_stranger(path: Path, source: str) -> Results:
+    try:
+        return read_results(path)
+    except PerlError as error:
+        raise PerlError(error.problems[0].message, f"{source}: {EVAL_RESULTS}") from None
+    except RecursionError:
+        raise PerlError("is nested too deeply", f"{source}: {EVAL_RESULTS}") from None
+
+
+def _stranger_recipe(path: Path, source: str) -> Recipe:
+    """The recipe in a file that must stand alone: one that extends another would name files of this machine."""
+    where = f"{source}: {RECIPE}"
+    try:
+        values = _plain_mapping(_text(path, source), where)
+        if "extends" in values:
+            raise PerlError("extends another recipe", where, "perl push writes recipes that stand alone")
+        return Recipe.load(values)
+    except PerlError as error:
+        problem = error.problems[0]
+        raise PerlError(
+            problem.message, problem.where if source in problem.where else f"{where}: {problem.where}"
+        ) from None
+
+
+def _plain_mapping(text: str, where: str) -> dict[str, Any]:
+    try:
+        refuse_tags(text, where)
+        values = plain_value(text)
+    except yaml.YAMLError as error:
+        raise PerlError(f"is not plain YAML: {_first_line(error)}", where) from None
+    except (ValueError, TypeError) as error:  # an integer of too many digits, a key that is a list
+        raise PerlError(f"is not plain YAML: {_first_line(error)}", where) from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise PerlError("is no mapping", where)
+    return values
+
+
+def _licence_of(files: Mapping[str, Path], source: str) -> str | None:
+    """What the card's front matter says of the licence; None: there is no card, or it does not say."""
+    if CARD not in files:
+        return None
+    opening, _, rest = _text(files[CARD], source).partition("---\n")
+    front, closing, _ = rest.partition("\n---")
+    if opening.strip() or not closing:
+        return None
+    if len(front) > _LARGEST_YAML:
+        message = f"its front matter has {len(front):,} characters, at most {_LARGEST_YAML:,} are read"
+        raise PerlError(message, f"{source}: {CARD}")
+    licence = _plain_mapping(front, f"{source}: {CARD}").get("license")
+    return licence if isinstance(licence, str) else None
+
+
+def _text(path: Path, source: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PerlError(f"{path.name} is no text", source) from None
+
+
+def _of_recipe(recipe: Recipe | None) -> dict[str, Any]:
+    """What a recipe says of an adapter where there is no run folder to ask."""
+    if recipe is None:
+        return {}
+    peft, train = recipe.peft, recipe.train
+    asked = {
+        "rank": peft.rank,
+        "alpha": peft.alpha,
+        "target_modules": peft.target_modules,
+        "optimizer": train.get("optim"),
+        "learning rate": train.get("learning_rate"),
+        "KL coefficient (beta)": train.get("beta"),
+    }
+    return {
+        "method": peft.type or peft.method,
+        "seed": train.get("seed"),
+        "algorithm": train.get("loss_type"),
+        "settings": {name: value for name, value in asked.items() if value is not None},
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,85 @@
+"""An adapter of a run as the material of an entry.
+
+run folder -> Material
+
+Knows nothing of zoos or of the Hub.
+"""
+
+import hashlib
+from pathlib import Path
+
+from perl.curation.material import Material, log_rows, of_base, of_log
+from perl.curation.scores import checked_scores
+from perl.errors import PerlError
+from perl.evaluation.results import RESULTS
+from perl.hub.candidate import Candidate, find_candidate
+from perl.hub.facts import card_facts
+from perl.hub.outbox import read_push
+from perl.hub.package import package_candidate
+from perl.recipe import Recipe
+from perl.run import Run
+from perl.saved_adapter import CONFIG, WEIGHTS
+
+
+def of_run(folder: Path) -> Material:
+    """A run's final adapter; of its folder ``best`` the best one.
+
+    Raises:
+        PerlError: The run has none, or no results of it, or they do not add up.
+    """
+    if (folder / "run.json").is_file():
+        return _of_candidate(find_candidate(Run.read(folder)))
+    return _of_candidate(find_candidate(Run.read(folder.parent), "best"))
+
+
+def _of_candidate(candidate: Candidate) -> Material:
+    run, facts = candidate.run, candidate.run.facts
+    if candidate.results is None:
+        other = (run.path / "eval" / RESULTS).is_file()
+        message = "its results are those of another adapter" if other else "its adapter was not evaluated"
+        raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
+    scores = checked_scores(candidate.results, candidate.sha256, str(run.path))
+    package = package_candidate(candidate)  # its config names no folder of this machine
+    files = {name: package.content(name) for name in (CONFIG, WEIGHTS)}
+    rows = [row for row in log_rows(run.metrics.read_text(encoding="utf-8")) if row["step"] <= candidate.step]
+    hardware = facts.get("hardware") or {}
+    recipe = Recipe.load(run.path / "recipe.yaml")
+    licence = card_facts(candidate).licence
+    repo, revision = _pushed(candidate)
+    known = {
+        "method": facts.get("method"),
+        "settings": facts.get("settings") or {},
+        "algorithm": facts.get("loss"),
+        "seed": facts.get("seed"),
+        "steps": candidate.step,
+        "seconds": facts.get("seconds") if candidate.which == "final" else None,
+        "hardware": f"{hardware['count']} x {hardware['device']}" if hardware else None,
+        "trainable_parameters": facts.get("trainable_parameters"),
+        "versions": facts.get("versions") or {},
+        "created": str(facts.get("created", ""))[:10] or None,
+        **of_log(rows),
+        **of_base(candidate.results),
+        "licence": licence.identifier if licence else None,
+    }
+    return Material(
+        origin="run",
+        where=str(run.path),
+        name=run.path.resolve().name,
+        files=files,
+        sha256={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        size=sum(map(len, files.values())),
+        results=candidate.results,
+        scores=scores,
+        repo=repo,
+        revision=revision,
+        recipe=recipe,
+        known=known,
+    )
+
+
+def _pushed(candidate: Candidate) -> tuple[str | None, str | None]:
+    """Repository and commit of the run's last push, if that is done and was of this adapter."""
+    push = read_push(candidate.run)
+    if push is None or push.status != "done" or push.sha256 != candidate.sha256:
+        return None, None
+    return push.repo_id, push.commit

@@ -1,0 +1,317 @@
+"""Evaluates an entry of the zoo again, and says whether it scores what the entry says.
+
+Entry -> adapter, evaluated under the entry's own protocol -> scores then and now
+
+Knows nothing of how entries are made.
+"""
+
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from perl.adapter_download import fetch_adapter, zoo_adapter
+from perl.curation.scores import checked_scores, protocol_facts, protocol_of
+from perl.errors import PerlError, did_you_mean
+from perl.evaluation.evaluate import carry_out
+from perl.evaluation.policies import load_policies
+from perl.evaluation.protocol import PRESETS, Protocol
+from perl.evaluation.request import Backend, EvalSettings, Evaluation, plan_evaluation
+from perl.evaluation.results import Results, TaskResult
+from perl.evaluation.task import all_tasks
+from perl.run import sha256_of
+from perl.saved_adapter import WEIGHTS
+from perl.zoo.catalogue import Zoo
+from perl.zoo.entry import Entry, TaskScore
+
+Verdict = Literal["identical", "agrees", "differs", "unclear"]
+
+# A normal deviate beyond which two scores are called different.
+_BEYOND = 1.96
+# A preset that leaves nothing to the base's generation settings, for protocols that name none of ours.
+_NEUTRAL = "perl-paper"
+
+
+@dataclass(frozen=True)
+class Remeasured:
+    """A score then and now.
+
+    Attributes:
+        task: Name.
+        metric: As the entry has it.
+        then: In the entry.
+        now: Measured now.
+        stderr: Of the difference; None: it cannot be known.
+        verdict: ``identical``: the very same number, of base and adapter; ``agrees``: within 1.96 standard errors;
+            ``differs``; ``unclear``: there is no standard error.
+    """
+
+    task: str
+    metric: str
+    then: float
+    now: float
+    stderr: float | None
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        """One line."""
+        error = "" if self.stderr is None else f" ± {100 * self.stderr:.1f}"
+        change = f"{100 * (self.now - self.then):+.1f}{error}"
+        return f"{self.task}: {self.verdict}, {100 * self.then:.1f} then, {100 * self.now:.1f} now ({change})"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """An entry, evaluated again.
+
+    Attributes:
+        name: The entry's.
+        scores: One a task.
+        notes: What was not the same.
+        results: What was measured.
+    """
+
+    name: str
+    scores: tuple[Remeasured, ...]
+    notes: tuple[str, ...]
+    results: Results
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no score differs."""
+        return all(score.verdict != "differs" for score in self.scores)
+
+    def lines(self) -> Iterator[str]:
+        """For a person to read."""
+        yield from map(str, self.scores)
+        yield from self.notes
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "agrees": self.agrees,
+            "scores": [asdict(score) for score in self.scores],
+            "notes": list(self.notes),
+        }
+
+
+def verify(
+    zoo: Zoo,
+    name: str,
+    tasks: Sequence[str] | None = None,
+    k: int | None = None,
+    limit: int | None = None,
+    data: str | Path | None = None,
+    output: str | Path | None = None,
+    backend: Backend = "auto",
+) -> Verification:
+    """Evaluates an entry's adapter again under the entry's own protocol.
+
+    With the same seed, engine and type of weights the same completions are drawn, so that the score should be
+    identical. Otherwise the difference is compared with its standard error: of the completions alone where the
+    problems are the same, of both scores where they are not.
+
+    Args:
+        zoo: Where the entry is.
+        name: With or without ``zoo:``.
+        tasks: Some of the entry's; None: all.
+        k: Completions a problem; None: the entry's.
+        limit: Only the first so many problems.
+        data: Folder with the tasks' data; None: the Hub.
+        output: Folder for the results; None: a temporary one.
+        backend: What draws completions.
+
+    Raises:
+        PerlError: The entry has no such score, its adapter is not to be had or not the one it names, or its tasks are
+            not ours.
+    """
+    entry = zoo.entry(name)
+    scores = _wanted(entry, tasks)
+    settings = EvalSettings(limit=limit, backend=backend, lighteval=False)
+    with tempfile.TemporaryDirectory() as temporary:
+        adapter = zoo_adapter(entry.name, zoo)
+        results = _evaluate(entry, scores, adapter, k, data, Path(output or temporary).expanduser(), settings)
+    return compare(entry, scores, results)
+
+
+def reproduced(entry: Entry, folder: Path) -> Entry:
+    """A reported entry of an adapter on the Hub, evaluated here: with the scores that were found.
+
+    Args:
+        entry: Names repository, commit and SHA-256 of the adapter's files.
+        folder: For the results.
+
+    Raises:
+        PerlError: As :func:`verify`.
+    """
+    if entry.adapter.repo is None:
+        raise PerlError("names no repository", entry.name)
+    place = entry.adapter
+    adapter = fetch_adapter(str(place.repo), place.revision, place.subfolder, place.sha256)
+    scores = _wanted(entry, None)
+    results = _evaluate(entry, scores, adapter, None, None, folder, EvalSettings(lighteval=False))
+    found = compare(entry, scores, results)
+    reported = ", ".join(f"{100 * score.then:.1f} on {score.task}" for score in found.scores)
+    return entry.model_copy(
+        update={
+            "provenance": "reproduced",
+            "scores": checked_scores(results, place.sha256[WEIGHTS], entry.name),
+            "protocol": protocol_facts(results),
+            "base_sha256": results.subject.get("base_sha256"),
+            "notes": [f"Evaluated here; its author reports {reported}.", *entry.notes[1:]],
+        }
+    )
+
+
+def compare(entry: Entry, scores: Sequence[TaskScore], results: Results) -> Verification:
+    """What an entry says beside what was measured.
+
+    Args:
+        entry: Says then.
+        scores: Those of its scores that were measured again.
+        results: Say now.
+    """
+    notes = []
+    now = results.subject.get("base_sha256")
+    same_base = entry.base_sha256 is None or entry.base_sha256 == now
+    if not same_base:
+        notes.append(f"the base is another one: {str(entry.base_sha256)[:12]} then, {str(now)[:12]} now")
+    if not entry.protocol:
+        notes.append(f"the entry does not say how it was evaluated; now: {results.protocol}")
+    if any(score.stderr is None for score in scores):
+        notes.append("a score without a standard error is taken to have the one that was measured now")
+    here = {name: results.engine.get(name) for name in ("backend", "dtype")}
+    then = {name: entry.protocol.get(name) for name in here}
+    if entry.protocol and here != then:
+        words = [" ".join(str(facts[name]) for name in here) for facts in (then, here)]
+        notes.append(f"the engine is another one: {words[0]} then, {words[1]} now")
+    again = tuple(_remeasured(score, results.task(score.task)) for score in scores)
+    return Verification(entry.name, again, tuple(notes), results)
+
+
+def _wanted(entry: Entry, tasks: Sequence[str] | None) -> list[TaskScore]:
+    """Scores that can be measured again."""
+    ours = all_tasks()
+    if tasks:
+        for task in tasks:
+            if entry.score(task) is None:
+                raise PerlError(
+                    f"has no score on {task!r}", entry.name, did_you_mean(task, [s.task for s in entry.scores])
+                )
+    wanted = [score for score in entry.scores if not tasks or score.task in tasks]
+    known = [score for score in wanted if score.task in ours]
+    if not known or (tasks and len(known) < len(wanted)):
+        unknown = next((score.task for score in wanted if score.task not in ours), None)
+        what = (
+            "has no scores" if unknown is None else f"cannot be evaluated on {unknown!r}, which is no task of perl eval"
+        )
+        raise PerlError(what, entry.name, "perl eval --list-tasks")
+    return known
+
+
+def _evaluate(
+    entry: Entry,
+    scores: Sequence[TaskScore],
+    adapter: Path,
+    k: int | None,
+    data: str | Path | None,
+    folder: Path,
+    settings: EvalSettings,
+) -> Results:
+    """Measures scores under the entry's protocol; tasks with the same number of problems at a time."""
+    base = f"{entry.base}@{entry.base_revision}" if entry.base_revision else entry.base
+    results, policies = None, None
+    for count in dict.fromkeys(score.n for score in scores):
+        some = [score for score in scores if score.n == count]
+        limits = [number for number in (settings.limit, count) if number is not None]
+        chosen = _as_then(entry, replace(settings, limit=min(limits) if limits else None))
+        completions = k or _completions(entry, some)
+        plan = plan_evaluation(str(adapter), base, [score.task for score in some], completions, data, folder, chosen)
+        plan = replace(plan, subject=replace(plan.subject, name=f"zoo:{entry.name}"))
+        if settings.limit is None and k is None:
+            _check_protocol(entry, some, plan)
+        policies = policies or load_policies(plan.subject, plan.device)
+        results = carry_out(plan, policies)
+    if results is None:
+        raise ValueError("there are no scores to measure")
+    if results.subject.get("adapter_sha256") != sha256_of(adapter / WEIGHTS):
+        raise PerlError("changed while it was evaluated", str(adapter))
+    return results
+
+
+def _as_then(entry: Entry, settings: EvalSettings) -> EvalSettings:
+    """Settings that give the entry's protocol; of an entry that has none the usual ones."""
+    if not entry.protocol:
+        return settings
+    protocol = _protocol(entry)
+    return replace(
+        settings,
+        preset=protocol.preset if protocol.preset in PRESETS else _NEUTRAL,
+        temperature=protocol.temperature,
+        top_p=protocol.top_p,
+        max_new_tokens=protocol.max_new_tokens,
+        system_prompt=protocol.system_prompt,
+        seed=protocol.seed,
+    )
+
+
+def _protocol(entry: Entry) -> Protocol:
+    try:
+        return protocol_of(entry.protocol)
+    except TypeError as error:
+        raise PerlError(f"its protocol cannot be read: {error}", entry.name) from None
+
+
+def _completions(entry: Entry, scores: Sequence[TaskScore]) -> int | None:
+    return _protocol(entry).k if entry.protocol else next((score.k for score in scores if score.k), None)
+
+
+def _check_protocol(entry: Entry, scores: Sequence[TaskScore], plan: Evaluation) -> None:
+    """Refuses what cannot be asked as it was, before weights are loaded."""
+    if entry.protocol:
+        asked, then = plan.protocol.drawn(), _protocol(entry).drawn()
+        other = [f"{name} {then[name]} then, {asked[name]} now" for name in then if then[name] != asked[name]]
+        if other:
+            raise PerlError(f"cannot be asked as it was: {'; '.join(other)}", entry.name)
+    now = {task.request.task: task.protocol_hash for task in plan.tasks}
+    for score in scores:
+        if score.protocol_hash is not None and now[score.task] != score.protocol_hash:
+            what = "the task, its data or the longest completion changed since"
+            raise PerlError(
+                f"{score.task} cannot be asked as it was: {what}", entry.name, "--data with the data of then"
+            )
+
+
+def _remeasured(score: TaskScore, found: TaskResult) -> Remeasured:
+    measured = found.score
+    same_problems = score.protocol_hash == found.protocol_hash or (score.n == measured.n and score.k is not None)
+    stderr = _stderr(score, found, same_problems=same_problems)
+    equal = measured.accuracy == score.adapter and (measured.n, measured.k) == (score.n, score.k)
+    if equal and (found.base is None or score.base is None or found.base.accuracy == score.base):
+        verdict: Verdict = "identical"
+    elif stderr is None:
+        verdict = "unclear"
+    else:
+        verdict = "agrees" if abs(measured.accuracy - score.adapter) <= _BEYOND * stderr else "differs"
+    return Remeasured(score.task, score.metric, score.adapter, measured.accuracy, stderr, verdict)
+
+
+def _stderr(score: TaskScore, found: TaskResult, *, same_problems: bool) -> float | None:
+    """Standard error of now less then.
+
+    Where the same problems were asked, only the completions were drawn anew: the variance of a problem's share of right
+    answers is p(1-p)/k, estimated without bias from k >= 2 completions by p(1-p)/(k-1).
+    """
+    measured = found.score
+    rows = [row for row in (problem.adapter for problem in found.problems) if row is not None]
+    if same_problems and score.k and measured.k > 1 and rows:
+        shares = [statistics.fmean(row) for row in rows]
+        one = sum(p * (1 - p) for p in shares) * measured.k / (measured.k - 1) / len(shares) ** 2
+        return math.sqrt(one / measured.k + one / score.k)
+    if measured.stderr is None:
+        return None
+    return math.hypot(measured.stderr, measured.stderr if score.stderr is None else score.stderr)

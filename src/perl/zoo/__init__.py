@@ -1,0 +1,1 @@
+"""The zoo: what is known of adapters, ours and others', and where they lie."""

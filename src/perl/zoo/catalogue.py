@@ -1,0 +1,64 @@
+"""The entries of a zoo, by name.
+
+folder -> entries; name -> entry and the folder of its files
+
+A zoo is a folder with ``entries/NAME.json`` and, of adapters that it ships, ``adapters/NAME/``. Knows nothing of
+models.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from perl.assets import zoo_folder
+from perl.errors import PerlError, did_you_mean
+from perl.zoo.entry import Entry, read_entry
+
+PREFIX = "zoo:"
+"""With which a name of the zoo begins where an adapter is named."""
+VARIABLE = "PERL_ZOO"
+"""Environment variable with the folder of the zoo to use instead of the packaged one."""
+
+
+@dataclass(frozen=True)
+class Zoo:
+    """A zoo.
+
+    Attributes:
+        folder: Where it lies.
+        entries: By name, in the order of names.
+    """
+
+    folder: Path
+    entries: dict[str, Entry]
+
+    def entry(self, name: str) -> Entry:
+        """The entry of that name, with or without ``zoo:``.
+
+        Raises:
+            PerlError: There is none.
+        """
+        bare = name.removeprefix(PREFIX)
+        if bare not in self.entries:
+            raise PerlError(f"the zoo has no {bare!r}", "", did_you_mean(bare, self.entries) or "perl zoo list")
+        return self.entries[bare]
+
+    def shipped_folder(self, entry: Entry) -> Path:
+        """Where the files of an adapter that the zoo ships lie."""
+        return self.folder / "adapters" / entry.name
+
+
+def open_zoo(folder: str | Path | None = None) -> Zoo:
+    """Reads a zoo.
+
+    Args:
+        folder: Its folder; None: the one that ``PERL_ZOO`` names, else the packaged one.
+
+    Raises:
+        PerlError: There is none, or one of its entries is none.
+    """
+    path = Path(folder or os.environ.get(VARIABLE) or zoo_folder()).expanduser()
+    if not (path / "entries").is_dir():
+        raise PerlError("is no zoo: it has no folder entries/", str(path), "`perl zoo add --zoo DIR` begins one")
+    found = [read_entry(file) for file in sorted((path / "entries").glob("*.json"))]
+    return Zoo(path, {entry.name: entry for entry in found})

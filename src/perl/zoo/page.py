@@ -1,0 +1,207 @@
+"""The zoo as one page for a browser, which needs no network and nothing beside it.
+
+Zoo -> HTML
+
+A table that can be sorted and filtered, scores of base and adapter with their errors, learning curves. Whatever an
+entry says is escaped, and the page forbids itself all but its own style and script. Knows nothing of files but the
+templates.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from perl.assets import card_templates_folder
+from perl.zoo.catalogue import Zoo
+from perl.zoo.entry import Entry, TaskScore
+from perl.zoo.listing import tasks_of
+from perl.zoo.ranking import error_of, seed_scores
+from perl.zoo.tables import percent, plain, signed_percent, size_text
+
+_WIDTH, _HEIGHT = 100, 28
+_LARGE_WIDTH, _LARGE_HEIGHT = 560, 200
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A score with its error, in units of a picture.
+
+    Attributes:
+        x: The score.
+        low: End of the error bar; the score's own place if there is none.
+        high: The other end.
+    """
+
+    x: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ScoreCell:
+    """A score on a task, for the table and for the picture in it.
+
+    Attributes:
+        value: As a fraction, to sort by.
+        text: ``46.6 ± 1.2``.
+        base: The base's, as text.
+        gain: The difference, as text.
+        adapter_bar: In the picture.
+        base_bar: The same of the base.
+        seeds: Other seeds' scores, as places in the picture.
+    """
+
+    value: float
+    text: str
+    base: str
+    gain: str
+    adapter_bar: Bar
+    base_bar: Bar | None
+    seeds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A learning curve.
+
+    Attributes:
+        points: For an SVG polyline.
+        low: Smallest reward.
+        high: Largest reward.
+        first: First step.
+        last: Last step.
+    """
+
+    points: str
+    low: float
+    high: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class PageRow:
+    """An entry with what is drawn of it.
+
+    Attributes:
+        entry: The entry.
+        size: As text.
+        scores: By task.
+        curve: For the table; None: the entry has none.
+        large_curve: The same, larger.
+        search: What the filter looks at.
+    """
+
+    entry: Entry
+    size: str
+    scores: dict[str, ScoreCell]
+    curve: Curve | None
+    large_curve: Curve | None
+    search: str
+
+
+def html_page(zoo: Zoo) -> str:
+    """The page."""
+    folder = card_templates_folder()
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plain"] = plain
+    entries = list(zoo.entries.values())
+    tasks = tasks_of(entries)
+    style = (folder / "zoo.css").read_text(encoding="utf-8")
+    script = (folder / "zoo.js").read_text(encoding="utf-8")
+    axes = {task: _axis(entries, task) for task in tasks}
+    rows = [_row(entry, axes) for entry in entries]
+    return environment.get_template("zoo.html.jinja").render(
+        rows=rows,
+        tasks=tasks,
+        axes=axes,
+        counts={task: sum(task in row.scores for row in rows) for task in tasks},
+        style=style,
+        style_hash=_hash(style),
+        script=script,
+        script_hash=_hash(script),
+        provenances=sorted({entry.provenance for entry in entries}),
+        methods=sorted({entry.method for entry in entries}),
+        bases=sorted({entry.base for entry in entries}),
+        size=(_WIDTH, _HEIGHT),
+        large=(_LARGE_WIDTH, _LARGE_HEIGHT),
+        newest=max((entry.created for entry in entries if entry.created), default=None),
+    )
+
+
+def curve_of(points: Sequence[tuple[int, float]], width: int, height: int) -> Curve | None:
+    """A curve as wide and high as that, less a margin; None: too short to draw."""
+    if len(points) < 2:
+        return None
+    steps, rewards = [step for step, _ in points], [reward for _, reward in points]
+    first, last, low, high = min(steps), max(steps), min(rewards), max(rewards)
+    across, up = (last - first) or 1, (high - low) or 1.0
+    placed = (
+        f"{2 + (width - 4) * (step - first) / across:.1f},{height - 2 - (height - 4) * (reward - low) / up:.1f}"
+        for step, reward in points
+    )
+    return Curve(" ".join(placed), low, high, first, last)
+
+
+def _row(entry: Entry, axes: dict[str, tuple[float, float]]) -> PageRow:
+    return PageRow(
+        entry=entry,
+        size=size_text(entry.adapter.size),
+        scores={score.task: _score_cell(entry, score, axes[score.task]) for score in entry.scores},
+        curve=curve_of(entry.curve, _WIDTH, _HEIGHT),
+        large_curve=curve_of(entry.curve, _LARGE_WIDTH, _LARGE_HEIGHT),
+        search=plain(" ".join((entry.name, entry.method, entry.base, entry.provenance, entry.source or ""))).lower(),
+    )
+
+
+def _score_cell(entry: Entry, score: TaskScore, axis: tuple[float, float]) -> ScoreCell:
+    error = error_of(entry, score)
+    return ScoreCell(
+        value=score.adapter,
+        text=percent(score.adapter, error),
+        base=percent(score.base, score.base_stderr),
+        gain=signed_percent(score.gain),
+        adapter_bar=_bar(score.adapter, error, axis),
+        base_bar=None if score.base is None else _bar(score.base, score.base_stderr, axis),
+        seeds=tuple(_place(value, axis) for value in seed_scores(entry, score)[1:]),
+    )
+
+
+def _axis(entries: Sequence[Entry], task: str) -> tuple[float, float]:
+    """Range of a task's scores, with room for their errors."""
+    ends = []
+    for entry in entries:
+        score = entry.score(task)
+        if score is not None:
+            ends += [*_ends(score.adapter, error_of(entry, score)), *seed_scores(entry, score)]
+            ends += [] if score.base is None else _ends(score.base, score.base_stderr)
+    low, high = max(0.0, min(ends)), min(1.0, max(ends))
+    return (low, high) if high > low else (max(0.0, low - 0.05), min(1.0, high + 0.05))
+
+
+def _ends(value: float, error: float | None) -> list[float]:
+    return [value - (error or 0), value + (error or 0)]
+
+
+def _place(value: float, axis: tuple[float, float]) -> float:
+    low, high = axis
+    return round(5 + (_WIDTH - 10) * min(1.0, max(0.0, (value - low) / (high - low))), 1)
+
+
+def _bar(value: float, error: float | None, axis: tuple[float, float]) -> Bar:
+    low, high = _ends(value, error)
+    return Bar(_place(value, axis), _place(low, axis), _place(high, axis))
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names a script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

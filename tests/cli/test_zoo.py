@@ -1,0 +1,251 @@
+"""`perl zoo`: what its commands print, write and refuse."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from perl.cli.main import run_commands
+from perl.evaluation.results import read_results
+from perl.hub.candidate import find_candidate
+from perl.hub.package import package_candidate
+from perl.run import Run
+from tests.curation_runs import trained as trained_run
+from tests.zoo.entries import OTHER_PROTOCOL, PROTOCOL, reported, score, seeds, theirs, trained, zoo_of
+
+TASK = "sandbox:addition"
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    zoo_of(
+        tmp_path / "zoo",
+        trained("a-lora", score(0.5), seeds=seeds(0.51, 0.49)),
+        trained("b-vera", score(0.7), method="vera"),
+        trained("c-hot", score(0.9, protocol_hash=OTHER_PROTOCOL)),
+        reported("d-paper", theirs(0.2, "products"), notes=["One seed."]),
+    )
+    return tmp_path / "zoo"
+
+
+@pytest.fixture
+def perl(capsys):
+    """Runs a command in this process: exit code, what it printed, what it complained of."""
+
+    def run(*arguments):
+        code = run_commands(["zoo", *map(str, arguments)], "perl")
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def first_words(text):
+    return [line.split()[0] for line in text.splitlines()[1:] if line]
+
+
+def test_list_filters_sorts_and_chooses_columns(perl, zoo):
+    code, out, _ = perl("list", "--zoo", zoo)
+    assert code == 0
+    assert first_words(out) == ["a-lora", "b-vera", "c-hot", "d-paper"]
+    assert first_words(perl("list", "--task", "sums", "--zoo", zoo)[1]) == ["c-hot", "b-vera", "a-lora"]
+    assert first_words(perl("list", "--sort", "sums", "--reverse", "--zoo", zoo)[1]) == [
+        *("a-lora", "b-vera", "c-hot", "d-paper")
+    ]
+    filters = ("--method", "lora", "--base", "SANDBOX", "--provenance", "trained-here")
+    out = perl("list", *filters, "--columns", "name,sums.gain", "--zoo", zoo)[1]
+    assert out.splitlines() == ["name    sums.gain", "a-lora      +10.0", "c-hot       +50.0"]
+
+
+def test_a_list_that_is_sorted_by_a_task_shows_it(perl, zoo):
+    header = perl("list", "--sort", "sums", "--zoo", zoo)[1].splitlines()[0].split()
+    assert header[4:7] == ["sums", "sums.base", "sums.gain"]
+
+
+@pytest.mark.parametrize("style", ["csv", "json", "markdown"])
+def test_list_in_other_forms(perl, zoo, style):
+    out = perl("list", f"--{style}", "--columns", "name,sums", "--sort", "sums", "--zoo", zoo)[1]
+    if style == "json":
+        assert json.loads(out)[0] == {"name": "c-hot", "sums": 0.9}
+    elif style == "csv":
+        assert list(csv.reader(io.StringIO(out)))[1] == ["c-hot", "0.9"]
+    else:
+        assert out.splitlines()[2] == "| c-hot | 90.0 ± 1.0 |"
+
+
+def test_json_without_columns_says_all(perl, zoo):
+    rows = {row["name"]: row for row in json.loads(perl("list", "--json", "--zoo", zoo)[1])}
+    assert rows["a-lora"]["seeds"] == 3
+    assert rows["d-paper"]["products"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("list", "--columns", "nmae"), "error: --columns: no column 'nmae' (did you mean name?)"),
+        (("list", "--sort", "smus"), "error: --sort: nothing is called 'smus' (did you mean sums?)"),
+        (("list", "--method", "verra"), "(did you mean vera?)"),
+        (("show", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
+        (("pull", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
+        (("verify", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
+        (("rank", "smus"), "error: no entry of the zoo has a score on 'smus' (did you mean sums?)"),
+        (("html", "-o", "file/zoo.html"), "error: file/zoo.html: cannot be written"),
+        (("add", "nowhere"), "is neither a run folder nor a name on the Hub"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(perl, zoo, tmp_path, arguments, said):
+    (tmp_path / "file").write_text("")
+    code, out, err = perl(*arguments, "--zoo", zoo)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_folder_that_is_no_zoo_is_refused_by_every_command_that_reads_one(perl, tmp_path):
+    for arguments in (["list"], ["show", "x"], ["rank", "x"], ["pull", "x"], ["verify", "x"], ["html"], ["render"]):
+        code, _, err = perl(*arguments, "--zoo", tmp_path / "none")
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert "is no zoo" in err
+
+
+def test_show_says_scores_seeds_and_notes(perl, zoo):
+    lines = perl("show", "a-lora", "--zoo", zoo)[1].splitlines()
+    assert lines[0].split() == ["name", "a-lora"]
+    row = next(line for line in lines if line.startswith("sums"))
+    assert " ".join(row.split()) == f"sums avg@4 50.0 ± 1.0 40.0 ± 1.2 +10.0 500 {PROTOCOL}"
+    assert "seed 1: sums 51.0" in lines
+    assert not any("licence" in line for line in lines)
+    assert "- One seed." in perl("show", "d-paper", "--zoo", zoo)[1]
+    entry = (zoo / "entries" / "a-lora.json").read_text()
+    assert perl("show", "zoo:a-lora", "--json", "--zoo", zoo)[1] == entry
+
+
+def test_rank_shows_ranks_and_names_what_is_not_ranked(perl, zoo):
+    out = perl("rank", "sums", "--zoo", zoo)[1]
+    assert out.splitlines()[0] == f"sums, {PROTOCOL}"
+    assert [line.split()[:2] for line in out.splitlines()[3:5]] == [["1", "b-vera"], ["2", "a-lora"]]
+    assert f"Not ranked, measured otherwise ({OTHER_PROTOCOL}): c-hot." in out
+    assert "c-hot" in perl("rank", "sums", "--protocol", OTHER_PROTOCOL, "--zoo", zoo)[1].splitlines()[3]
+    found = json.loads(perl("rank", "sums", "--json", "--zoo", zoo)[1])
+    assert [(row["rank"], row["name"], row["error"]) for row in found["ranks"]] == [
+        ("1", "b-vera", 0.01),
+        ("2", "a-lora", pytest.approx(0.01)),
+    ]
+    assert found["others"] == {OTHER_PROTOCOL: ["c-hot"]}
+    assert perl("rank", "sums", "--csv", "--zoo", zoo)[1].splitlines()[1].startswith("1,b-vera,vera,")
+    assert "\n| 1 | b-vera |" in perl("rank", "sums", "--markdown", "--zoo", zoo)[1]
+
+
+def test_render_writes_and_checks(perl, zoo):
+    code, _, err = perl("render", "--check", "--zoo", zoo)
+    assert code == 2
+    assert err.splitlines() == [
+        f"error: {zoo}/MODEL_ZOO.md: is absent (perl zoo render)",
+        f"error: {zoo}/zoo.csv: is absent (perl zoo render)",
+    ]
+    assert perl("render", "--zoo", zoo)[1].splitlines() == [f"{zoo}/MODEL_ZOO.md", f"{zoo}/zoo.csv"]
+    assert perl("render", "--check", "--zoo", zoo) == (0, "", "")
+    (zoo / "entries" / "b-vera.json").unlink()
+    code, _, err = perl("render", "--check", "--zoo", zoo)
+    assert (code, len(err.splitlines())) == (2, 2)
+
+
+def test_html_is_written_where_it_is_asked_for(perl, zoo, tmp_path):
+    assert perl("html", "--zoo", zoo) == (0, "zoo.html\n", "")
+    assert perl("html", "-o", "pages/mine.html", "--zoo", zoo)[0] == 0
+    page = (tmp_path / "pages" / "mine.html").read_text()
+    assert page == (tmp_path / "zoo.html").read_text()
+    assert "b-vera" in page
+
+
+def test_the_installed_zoo_is_not_written_to(perl, monkeypatch, tmp_path):
+    monkeypatch.setattr("perl.cli.zoo.zoo_folder", lambda: tmp_path / "site-packages" / "model_cards" / "zoo")
+    code, _, err = perl("add", "run")
+    assert code == 2
+    assert "is the installed package's zoo, which is not written to (--zoo DIR begins one)" in " ".join(err.split())
+
+
+def test_a_run_is_added_listed_pulled_and_verified(perl, tmp_path):
+    run, zoo = trained_run(), tmp_path / "mine"
+    code, out, err = perl("add", run, "--name", "tiny", "--ship", "--note", "Two steps only.", "--zoo", zoo)
+    assert code == 0
+    assert out == f"{zoo}/entries/tiny.json\n"
+    assert "perl zoo render" in err
+    measured = read_results(run / "eval").task(TASK)
+    [row] = json.loads(perl("list", "--json", "--columns", f"{TASK},provenance,notes", "--zoo", zoo)[1])
+    assert row == {TASK: measured.adapter.accuracy, "provenance": "trained-here", "notes": 1}
+    assert perl("pull", "tiny", "here", "--zoo", zoo)[0] == 0
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "here" / weights).read_bytes() == (run / "adapter" / weights).read_bytes()
+    code, out, _ = perl("verify", "tiny", "--zoo", zoo)
+    assert code == 0
+    assert out.startswith(f"{TASK}: identical")
+    code, _, err = perl("add", run, "--name", "tiny", "--zoo", zoo)
+    assert code == 2
+    assert "there is an entry 'tiny' already" in err
+    assert perl("add", run, "--name", "tiny", "--force", "--zoo", zoo)[0] == 0
+
+
+def test_verify_exits_with_1_where_a_score_is_another_one(perl, tmp_path):
+    zoo = tmp_path / "mine"
+    assert perl("add", trained_run(), "--name", "tiny", "--ship", "--zoo", zoo)[0] == 0
+    file = zoo / "entries" / "tiny.json"
+    facts = json.loads(file.read_text())
+    facts["scores"][0].update(adapter=0.0, stderr=0.0)
+    file.write_text(json.dumps(facts))
+    code, out, _ = perl("verify", "tiny", "--json", "--zoo", zoo)
+    assert code == 1
+    assert json.loads(out)["agrees"] is False
+
+
+def test_adapters_of_the_hub_stand_beside_those_of_the_zoo(perl, hub, zoo):
+    run = Run.read(trained_run())
+    candidate = find_candidate(run)
+    commit = hub.create("user/tiny", package_candidate(candidate, "user/tiny").contents())
+    _, out, _ = perl("list", "--hub", "--json", "--zoo", zoo)
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert list(rows) == ["a-lora", "b-vera", "c-hot", "d-paper", "user/tiny"]
+    found = rows["user/tiny"]
+    assert found["provenance"] == "on the Hub"
+    assert found["revision"] == commit
+    assert found["method"] == "lora"
+    assert found[TASK] == pytest.approx(candidate.results.task(TASK).adapter.accuracy, abs=1e-4)
+    # A method that the zoo has not may be on the Hub.
+    assert first_words(perl("list", "--hub", "--task", TASK, "--zoo", zoo)[1]) == ["user/tiny"]
+    assert first_words(perl("list", "--hub", "--method", "vera", "--zoo", zoo)[1]) == ["b-vera"]
+
+
+def test_a_card_on_the_hub_cannot_speak_for_other_columns(perl, hub, zoo):
+    result = {"task": {"type": "x"}, "dataset": {"type": "d", "name": "name"}}
+    results = [
+        {**result, "metrics": [{"type": "accuracy", "name": "avg@4", "value": 50}]},
+        {**result, "dataset": {"type": "d", "name": TASK}, "metrics": [{"type": "a", "name": "avg@4", "value": 1e9}]},
+    ]
+    card = {"tags": ["perl-rl", "dora"], "model-index": [{"name": "m", "results": results}]}
+    hub.create("user/odd", {"README.md": f"---\n{json.dumps(card)}\n---\n".encode()})
+    rows = json.loads(perl("list", "--hub", "--json", "--zoo", zoo)[1])
+    odd = next(row for row in rows if row["provenance"] == "on the Hub")
+    assert odd["name"] == "user/odd"
+    assert odd["scores"] == "name avg@4 50.0 (+1)"
+    assert TASK not in odd
+
+
+def test_without_a_hub_the_list_says_so(perl, zoo):
+    code, out, err = perl("list", "--hub", "--zoo", zoo)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: HF_HUB_OFFLINE: ")
+
+
+def test_reading_the_zoo_loads_nothing_heavy(zoo):
+    code = (
+        "import sys; from perl.cli.main import run_commands;"
+        f"assert all(run_commands(['zoo', *a.split(), '--zoo', {str(zoo)!r}], 'perl') == 0"
+        " for a in ('list', 'show a-lora', 'rank sums', 'html', 'render', 'render --check'));"
+        "heavy = ('torch', 'transformers', 'peft', 'datasets', 'huggingface_hub', 'matplotlib');"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

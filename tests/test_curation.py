@@ -1,0 +1,301 @@
+"""An entry of the zoo says what the run says, its numbers follow from their problems, and can be measured again."""
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from perl.curation import add, verification, verify
+from perl.curation.material import thinned
+from perl.errors import PerlError
+from perl.evaluation.results import read_results
+from perl.run import sha256_of
+from perl.zoo.catalogue import open_zoo
+from perl.zoo.entry import read_entry
+from tests.curation_runs import change, copied, trained
+
+TASK = "sandbox:addition"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return copied(trained(), tmp_path / "tiny-0")
+
+
+def results_file(run):
+    return run / "eval" / "results.json"
+
+
+def task_facts(facts):
+    return facts["perl"]["tasks"][TASK]
+
+
+def double(problem, facts):
+    """A problem's rights twice, which leaves every share as it is."""
+    return {who: 2 * marks for who, marks in task_facts(facts)["problems"][problem].items()}
+
+
+def test_an_entry_says_what_the_run_says(run, tmp_path):
+    entry = add(run, tmp_path / "zoo", notes=["a note"])
+    facts, results = json.loads((run / "run.json").read_text()), read_results(run)
+    assert (entry.name, entry.provenance, entry.base, entry.method) == (
+        "tiny-0",
+        "trained-here",
+        "sandbox:base",
+        "lora",
+    )
+    assert entry.base_sha256 == facts["fingerprint"]["base"]
+    assert entry.adapter.sha256["adapter_model.safetensors"] == facts["fingerprint"]["adapter"]
+    assert entry.adapter.size == sum((run / "adapter" / name).stat().st_size for name in entry.adapter.sha256)
+    assert (entry.seed, entry.steps, entry.algorithm, entry.licence) == (0, 2, facts["loss"], "apache-2.0")
+    assert (entry.seconds, entry.trainable_parameters) == (facts["seconds"], facts["trainable_parameters"])
+    assert entry.settings["rank"] == 8
+    assert entry.hardware == f"1 x {facts['hardware']['device']}"
+    assert entry.created == facts["created"][:10]
+    assert entry.notes == ["a note"]
+    (score,), task = entry.scores, results.task(TASK)
+    assert (score.task, score.metric, score.n, score.k) == (TASK, "avg@2", 8, 2)
+    assert (score.adapter, score.stderr) == (task.adapter.accuracy, task.adapter.stderr)
+    assert (score.base, score.base_stderr) == (task.base.accuracy, task.base.stderr)
+    assert score.protocol_hash == task.protocol_hash
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert entry.tokens == rows[-1]["num_tokens"]
+    assert entry.curve == [(row["step"], row["reward"]) for row in rows if "reward" in row]
+    assert len(entry.curve) == 2
+
+
+def test_an_entry_holds_no_path_and_is_read_back(run, tmp_path):
+    entry = add(run, tmp_path / "zoo")
+    file = tmp_path / "zoo" / "entries" / "tiny-0.json"
+    assert read_entry(file) == entry
+    assert str(tmp_path) not in file.read_text()
+    assert entry.recipe["train"]["max_steps"] == 2
+    assert open_zoo(tmp_path / "zoo").entry("tiny-0") == entry
+
+
+def test_a_shipped_adapter_lies_in_the_zoo(run, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="perl"):
+        entry = add(run, tmp_path / "zoo", "small", ship=True)
+    folder = tmp_path / "zoo" / "adapters" / "small"
+    assert {file.name: sha256_of(file) for file in folder.iterdir()} == entry.adapter.sha256
+    assert entry.adapter.shipped
+    assert f"{entry.adapter.size:,} bytes" in caplog.text
+
+
+def test_an_adapter_that_nobody_can_load_is_said(run, tmp_path, caplog):
+    entry = add(run, tmp_path / "zoo")
+    assert not entry.adapter.shipped
+    assert "neither pushed nor shipped" in caplog.text
+
+
+def test_a_pushed_run_names_its_repository(run, tmp_path):
+    digest = sha256_of(run / "adapter" / "adapter_model.safetensors")
+    push = {"status": "done", "repo_id": "user/tiny", "steps": [], "commit": "c" * 40, "sha256": digest}
+    (run / "push.json").write_text(json.dumps(push))
+    assert add(run, tmp_path / "zoo").adapter.repo == "user/tiny"
+    assert add(run, tmp_path / "zoo", force=True).adapter.revision == "c" * 40
+    for other in ({"status": "queued"}, {"sha256": "0" * 64}):
+        (run / "push.json").write_text(json.dumps(push | other))
+        assert add(run, tmp_path / "zoo", force=True).adapter.repo is None
+
+
+def test_an_entry_is_replaced_only_with_force(run, tmp_path):
+    add(run, tmp_path / "zoo", notes=["first"])
+    with pytest.raises(PerlError, match=r"there is an entry 'tiny-0' already .*--force"):
+        add(run, tmp_path / "zoo", notes=["second"])
+    assert open_zoo(tmp_path / "zoo").entry("tiny-0").notes == ["first"]
+    assert add(run, tmp_path / "zoo", notes=["second"], force=True).notes == ["second"]
+
+
+def test_a_name_that_is_given_is_taken_as_it_is_or_refused(run, tmp_path):
+    assert add(run, tmp_path / "zoo", name="tiny.2-b").name == "tiny.2-b"
+    with pytest.raises(PerlError, match=r"^--name: '../My LoRA' is no name of an entry \(as in my-lora\)$"):
+        add(run, tmp_path / "zoo", name="../My LoRA")
+
+
+def test_a_name_of_a_folder_is_made_fit(run, tmp_path):
+    shutil.copytree(run, tmp_path / "My Run!")
+    assert add(tmp_path / "My Run!", tmp_path / "zoo").name == "my-run"
+
+
+def test_a_run_without_results_is_refused(run, tmp_path):
+    shutil.rmtree(run / "eval")
+    with pytest.raises(PerlError, match=r"was not evaluated .*perl eval --adapter"):
+        add(run, tmp_path / "zoo")
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_results_of_another_adapter_are_refused(run, tmp_path):
+    change(results_file(run), lambda facts: facts["perl"]["subject"].update(adapter_sha256="0" * 64))
+    with pytest.raises(PerlError, match="those of another adapter"):
+        add(run, tmp_path / "zoo")
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda f: task_facts(f)["adapter"].update(accuracy=0.99), r"scores 0.99, its problems give 0\.\d+"),
+        (lambda f: task_facts(f)["base"].update(accuracy=0.01), r"base on sandbox:addition scores 0.01"),
+        (lambda f: task_facts(f)["adapter"].update(stderr=0.0001), "its problems give"),
+        (lambda f: task_facts(f)["adapter"].update(stderr=None), "its problems give"),
+        (lambda f: task_facts(f)["problems"].popitem(), "not of 8 problems with 2 completions"),
+        (lambda f: task_facts(f)["problems"]["0"].pop("adapter"), "not of 8 problems with 2 completions"),
+        (lambda f: task_facts(f)["problems"]["0"].update(double("0", f)), "not of 8 problems with 2 completions"),
+        (lambda f: task_facts(f).update(protocol_hash="0" * 16), "protocol of sandbox:addition is not the one"),
+        (lambda f: f["perl"]["protocol"].update(temperature=0.5), "protocol of sandbox:addition is not the one"),
+        (lambda f: task_facts(f).update(max_new_tokens=65), "protocol of sandbox:addition is not the one"),
+        (lambda f: f["perl"]["protocol"].update(temperature="1"), "do not add up: temperature"),
+        (lambda f: f["perl"]["protocol"].update(k=True), "do not add up: k"),
+        (lambda f: task_facts(f)["data"].update(sha256=None), "has no SHA-256"),
+        (lambda f: task_facts(f).update(adapter=None), "no score of the adapter"),
+        (lambda f: task_facts(f)["adapter"].update(accuracy="high"), "do not add up"),
+        (lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")), "problems give"),
+        (lambda f: f["perl"].update(tasks={}), "have no task"),
+    ],
+)
+def test_a_number_that_does_not_follow_is_refused(run, tmp_path, edit, said):
+    change(results_file(run), edit)
+    with pytest.raises(PerlError, match=said) as caught:
+        add(run, tmp_path / "zoo")
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_other_seeds_stand_beside_the_first(run, tmp_path):
+    entry = add(run, tmp_path / "zoo", seeds=[trained(1)])
+    (seed,), other = entry.seeds, read_results(trained(1))
+    assert (seed.seed, seed.scores) == (1, {TASK: other.task(TASK).adapter.accuracy})
+    assert seed.adapter_sha256 == other.subject["adapter_sha256"]
+
+
+def test_a_seed_of_another_recipe_is_refused(run, tmp_path):
+    other = copied(trained(1), tmp_path / "other")
+    recipe = other / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("learning_rate: 0.001", "learning_rate: 0.002"))
+    with pytest.raises(PerlError, match=r"other: is no seed of .*tiny-0: its recipe differs in train.learning_rate"):
+        add(run, tmp_path / "zoo", seeds=[other])
+
+
+def test_a_seed_that_was_scored_otherwise_is_refused(run, tmp_path):
+    other = copied(trained(1), tmp_path / "other")
+    change(results_file(other), lambda facts: facts["perl"]["tasks"].update({"x": facts["perl"]["tasks"].pop(TASK)}))
+    with pytest.raises(PerlError):
+        add(run, tmp_path / "zoo", seeds=[other])
+    with pytest.raises(PerlError, match="seed 0 is named twice"):
+        add(run, tmp_path / "zoo", seeds=[copied(trained(), tmp_path / "twin")])
+
+
+def test_a_run_is_no_strangers(run, tmp_path):
+    with pytest.raises(PerlError, match=r"is a run of this machine, not reported \(trained-here\)"):
+        add(run, tmp_path / "zoo", provenance="reported")
+
+
+def test_what_is_no_source_is_refused(tmp_path):
+    for source in ("nowhere", str(tmp_path), "./a/b", "a/b/c"):
+        with pytest.raises(PerlError, match="neither a run folder nor a name on the Hub"):
+            add(source, tmp_path / "zoo")
+
+
+def test_a_curve_keeps_its_ends():
+    points = [(step, step / 200) for step in range(1, 201)]
+    kept = thinned(points, 64)
+    assert len(kept) == 64
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    assert thinned(points[:64], 64) == points[:64]
+
+
+@pytest.fixture
+def zoo(run, tmp_path):
+    add(run, tmp_path / "zoo", ship=True)
+    return open_zoo(tmp_path / "zoo")
+
+
+def test_the_same_adapter_scores_the_same_again(zoo, tmp_path):
+    found = verify(zoo, "zoo:tiny-0", output=tmp_path / "again")
+    assert [score.verdict for score in found.scores] == ["identical"]
+    assert found.agrees
+    assert found.notes == ()
+    assert next(iter(found.lines())).startswith("sandbox:addition: identical, ")
+    entry, measured = zoo.entry("tiny-0"), read_results(tmp_path / "again")
+    assert measured.task(TASK).protocol_hash == entry.scores[0].protocol_hash
+    assert measured.subject["name"] == "zoo:tiny-0"
+
+
+def test_a_score_that_is_not_the_adapters_differs(zoo):
+    entry = zoo.entry("tiny-0")
+    score = entry.scores[0].model_copy(update={"adapter": 0.0})
+    zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [score], "base_sha256": "0" * 64})
+    found = verify(zoo, "tiny-0")
+    assert [score.verdict for score in found.scores] == ["differs"]
+    assert not found.agrees
+    assert any("the base is another one: 000000000000 then" in note for note in found.notes)
+
+
+def test_an_adapter_that_was_changed_is_refused(zoo):
+    file = zoo.folder / "adapters" / "tiny-0" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(PerlError, match="is not the file that its entry lists"):
+        verify(zoo, "tiny-0")
+
+
+def test_what_cannot_be_asked_as_it_was_is_refused_with_the_setting(zoo):
+    entry = zoo.entry("tiny-0")
+    zoo.entries["tiny-0"] = entry.model_copy(update={"protocol": entry.protocol | {"top_k": 5}})
+    with pytest.raises(PerlError, match="cannot be asked as it was: top_k 5 then, 0 now"):
+        verify(zoo, "tiny-0")
+    other = entry.scores[0].model_copy(update={"protocol_hash": "0" * 16})
+    zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [other]})
+    with pytest.raises(PerlError, match="sandbox:addition cannot be asked as it was: the task, its data"):
+        verify(zoo, "tiny-0")
+
+
+def test_tasks_that_are_not_there_are_refused(zoo):
+    with pytest.raises(PerlError, match=r"has no score on 'sandbox:additon' \(did you mean sandbox:addition\?\)"):
+        verify(zoo, "tiny-0", tasks=["sandbox:additon"])
+    entry = zoo.entry("tiny-0")
+    own = entry.scores[0].model_copy(update={"task": "my held out problems"})
+    zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [own]})
+    with pytest.raises(PerlError, match="'my held out problems', which is no task of perl eval"):
+        verify(zoo, "tiny-0")
+
+
+class TestVerdicts:
+    """Of scores made by hand: the run's results with other numbers in the entry."""
+
+    def found(self, run, tmp_path, **changes):
+        entry = add(run, tmp_path / "zoo", force=True)
+        score = entry.scores[0].model_copy(update=changes)
+        return verification.compare(entry, [score], read_results(run)).scores[0]
+
+    def test_within_the_noise_of_the_completions_it_agrees(self, run, tmp_path):
+        task = read_results(run).task(TASK)
+        halves = sum(sum(problem.adapter) == 1 for problem in task.problems)
+        # p(1-p) k/(k-1) = 1/2 for each problem with one right answer of two; two draws of two.
+        expected = (halves * 0.5 / 8**2 * (1 / 2 + 1 / 2)) ** 0.5
+        found = self.found(
+            run, tmp_path, adapter=task.adapter.accuracy - 1.9 * expected, protocol_hash=task.protocol_hash
+        )
+        assert found.stderr == pytest.approx(expected)
+        assert found.verdict == "agrees"
+        assert self.found(run, tmp_path, adapter=task.adapter.accuracy - 2.0 * expected).verdict == "differs"
+
+    def test_other_problems_have_both_errors(self, run, tmp_path):
+        stderr = read_results(run).task(TASK).adapter.stderr
+        found = self.found(run, tmp_path, n=500, protocol_hash="0" * 16, stderr=0.3)
+        assert found.stderr == pytest.approx((stderr**2 + 0.3**2) ** 0.5)
+        unknown = self.found(run, tmp_path, n=500, protocol_hash="0" * 16, stderr=None)
+        assert unknown.stderr == pytest.approx(stderr * 2**0.5)
+
+    def test_the_same_number_of_another_base_is_not_identical(self, run, tmp_path):
+        assert self.found(run, tmp_path).verdict == "identical"
+        assert self.found(run, tmp_path, base=0.123).verdict == "agrees"
+
+    def test_without_any_error_it_is_unclear(self, run, tmp_path):
+        entry, results = add(run, tmp_path / "zoo", force=True), read_results(run)
+        one = replace(results.tasks[0], adapter=replace(results.tasks[0].adapter, stderr=None))
+        score = entry.scores[0].model_copy(update={"adapter": 0.0, "n": 500, "protocol_hash": "0" * 16})
+        found = verification.compare(entry, [score], replace(results, tasks=(one,)))
+        assert found.scores[0].verdict == "unclear"
+        assert found.agrees

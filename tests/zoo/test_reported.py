@@ -1,0 +1,138 @@
+"""The entries that come with the package: published numbers as they were printed, defects said, nothing claimed."""
+
+import re
+
+import pytest
+
+from perl.zoo.catalogue import open_zoo
+from perl.zoo.ranking import rank_task
+
+ZOO = open_zoo()
+REPORTED = [entry for entry in ZOO.entries.values() if entry.provenance == "reported"]
+every_reported = pytest.mark.parametrize("entry", REPORTED, ids=[entry.name for entry in REPORTED])
+
+
+def averages(prefix, task):
+    found = {name: entry.score(task) for name, entry in ZOO.entries.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): round(100 * score.adapter, 2) for name, score in found.items() if score}
+
+
+def notes(name):
+    return " ".join(ZOO.entry(name).notes)
+
+
+def test_published_averages_are_there_as_printed():
+    assert averages("perl-1.5b-", "perl-average") == {
+        "full": 44.9,
+        "dora": 46.6,
+        "lora-fa": 45.3,
+        "adalora": 44.2,
+        "lora-plus": 43.9,
+        "miss": 43.4,
+        "lora": 42.5,
+        "ln-tuning": 41.8,
+        "vera": 40.7,
+        "ia3": 22.3,
+        "milora": 18.0,
+        "pissa": 0.2,
+    }
+    assert averages("perl-7b-", "perl-average") == {"dora": 55.0, "lora-plus": 55.0, "lora": 54.8}
+    assert averages("nora-1.5b-", "perl-average") == {
+        "base": 41.0,
+        "lora": 42.8,
+        "nora": 44.4,
+        "milora": 18.0,
+        "pissa": 0.2,
+    }
+    assert averages("tina-1.5b-", "tina-average") == {
+        "still-3": 48.16,
+        "deepscaler": 48.38,
+        "open-rs1": 48.56,
+        "open-rs2": 50.6,
+        "open-rs3": 49.45,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nora-1.5b-lora", [28.0, 23.1, 68.0, 10.3, 81.3, 30.1]),
+        ("nora-1.5b-milora", [4.2, 0.0, 19.6, 0.0, 44.5, 11.7]),
+        ("nora-1.5b-base", [24.3, 20.4, 64.8, 9.9, 80.9, 27.8]),
+    ],
+)
+def test_columns_of_a_table_are_there_with_their_k(name, expected):
+    scores = ZOO.entry(name).scores[:-1]
+    assert [score.task for score in scores] == ["aime24", "aime25", "amc23", "hmmt", "math_500", "minerva"]
+    assert [round(100 * score.adapter, 1) for score in scores] == expected
+    assert [score.k for score in scores] == [32, 32, 32, 32, 4, 4]
+
+
+def test_a_printed_average_that_is_not_the_mean_of_its_columns_is_said_to_be_none():
+    for name in ("base", "lora", "nora", "milora", "pissa"):
+        *columns, average = ZOO.entry(f"nora-1.5b-{name}").scores
+        mean = sum(score.adapter for score in columns) / len(columns)
+        assert abs(mean - average.adapter) > 0.0005
+        said = re.search(r"not the mean of the six printed columns \(that is ([\d.]+)\)", notes(f"nora-1.5b-{name}"))
+        assert float(said[1]) == pytest.approx(100 * mean, abs=0.051)
+
+
+@every_reported
+def test_nothing_is_claimed_that_nobody_here_has_seen(entry):
+    assert entry.source
+    assert entry.notes
+    assert entry.adapter.sha256 == {}
+    assert not entry.adapter.shipped
+    assert not entry.recipe
+    assert not entry.protocol
+    assert not entry.licence
+    assert all(score.stderr is None and score.base_stderr is None for score in entry.scores)
+    if entry.adapter.repo:
+        assert "Nobody here has opened the repository" in " ".join(entry.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("perl-7b-dora", "use_dora false: this is plain LoRA"),
+        ("perl-hub-7b-dora", "Plain LoRA: its adapter_config.json says use_dora false"),
+        ("perl-7b-lora-plus", "unless it was run with local edits this is plain LoRA"),
+        ("perl-hub-7b-lora-plus-20251218", "trains plain LoRA whatever method is asked for"),
+        ("perl-hub-adalora-20251212", "trains plain LoRA whatever method is asked for"),
+        ("perl-hub-rslora-20251223", "trains plain LoRA whatever method is asked for"),
+        ("perl-1.5b-adalora", "fixed rank of 32"),
+        ("perl-1.5b-ia3", "trains the type milora"),
+        ("perl-hub-ia3-20251128", "trains the type milora"),
+        ("perl-1.5b-milora", "the trained model + B0 A0"),
+        ("perl-hub-milora-20251126", "the trained model + B0 A0"),
+        ("perl-1.5b-pissa", "randomised SVD"),
+        ("perl-1.5b-vera", "q_proj and v_proj"),
+        ("perl-1.5b-miss", "q_proj and v_proj"),
+        ("perl-1.5b-lora", "rank 16 and alpha 32"),
+        ("perl-1.5b-lora-fa", "Read off a figure"),
+        ("perl-hub-lora-r32-20251129", "a rate of 5e-6"),
+        ("tina-1.5b-open-rs2", "One sample a problem"),
+        ("tina-1.5b-open-rs2", "The checkpoint was picked by its score"),
+    ],
+)
+def test_known_defects_are_spelled_out(name, said):
+    assert said in notes(name)
+
+
+def test_every_published_run_of_one_seed_says_so():
+    scored = [entry for entry in REPORTED if entry.name.startswith("perl-") and entry.scores]
+    assert len(scored) == 15
+    assert all("One run with seed 42 and no error bars" in " ".join(entry.notes) for entry in scored)
+
+
+def test_a_run_that_was_dated_after_the_dispatch_broke_says_so():
+    dated = {entry.name: entry.name[-8:] for entry in REPORTED if re.search(r"-2025\d{4}$", entry.name)}
+    after = {name for name, date in dated.items() if date > "20251209"}
+    assert after == {name for name in dated if "Dated after 2025-12-09" in notes(name)}
+    assert len(dated) > 15
+
+
+def test_published_averages_of_single_runs_have_no_order():
+    ranking = rank_task(list(ZOO.entries.values()), "perl-average")
+    assert {found.rank for found in ranking.ranked} == {"1-12"}
+    assert sorted(len(names) for names in ranking.others.values()) == [3, 5]

@@ -1,0 +1,76 @@
+"""The adapters that come with the package are what their entries say, and small."""
+
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+
+from perl.adapter import without_harmless_warnings
+from perl.adapter_download import zoo_adapter
+from perl.curation import verify
+from perl.logprobs import token_log_probs
+from perl.methods.registry import METHODS
+from perl.sandbox import load_problems
+from perl.saved_adapter import WEIGHTS
+from perl.zoo.catalogue import open_zoo
+from tests.saved_adapters import clean_base
+
+ZOO = open_zoo()
+SHIPPED = [entry for entry in ZOO.entries.values() if entry.adapter.shipped]
+
+
+def test_every_method_that_has_an_adapter_is_there():
+    assert sorted(entry.method for entry in SHIPPED) == sorted(name for name in METHODS if name != "full")
+    assert {entry.provenance for entry in SHIPPED} == {"trained-here"}
+
+
+def test_three_seeds_of_each_were_trained_and_scored_under_one_protocol():
+    for entry in SHIPPED:
+        assert [entry.seed, *(other.seed for other in entry.seeds)] == [0, 1, 2], entry.name
+        digests = {entry.adapter.sha256[WEIGHTS], *(other.adapter_sha256 for other in entry.seeds)}
+        assert len(digests) == 3, entry.name
+        assert all(other.scores.keys() == {"sandbox:addition"} for other in entry.seeds), entry.name
+    scores = [entry.score("sandbox:addition") for entry in SHIPPED]
+    assert len({score.protocol_hash for score in scores}) == 1
+    assert len({(score.base, score.base_stderr, score.n, score.k) for score in scores}) == 1
+
+
+def test_all_of_them_are_at_most_three_megabytes():
+    files = [path for path in (ZOO.folder / "adapters").rglob("*") if path.is_file()]
+    assert len(files) == 2 * len(SHIPPED) == 56
+    assert sum(path.stat().st_size for path in files) <= 3_000_000
+    assert {path.parent.name for path in files} == {entry.name for entry in SHIPPED}
+
+
+@pytest.fixture(scope="module")
+def text():
+    """(1, T) a prompt with its answer."""
+    from perl.model import load_tokenizer
+    from perl.recipe.sections import ModelSection
+
+    problem = load_problems("sandbox:addition", "heldout")[0]
+    return torch.tensor([load_tokenizer(ModelSection())(problem.question + problem.answer)["input_ids"]])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch, of SHiRA
+@pytest.mark.parametrize("entry", SHIPPED, ids=lambda entry: entry.name)
+def test_plain_peft_loads_it_on_the_base_and_it_is_another_policy(entry, text):
+    folder = zoo_adapter(entry.name)
+    base = clean_base()
+    mask = torch.ones_like(text)
+    with torch.no_grad():
+        before = token_log_probs(base, text, mask)
+        with without_harmless_warnings():
+            policy = PeftModel.from_pretrained(base, str(folder)).eval()
+        after = token_log_probs(policy, text, mask)
+    assert after.isfinite().all()
+    assert (after - before).abs().max() > 1e-3
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "sandbox:base"
+
+
+@pytest.mark.slow
+def test_one_of_them_evaluated_again_scores_the_same(tmp_path):
+    found = verify(ZOO, "sandbox-ia3", output=tmp_path / "again")
+    assert [score.verdict in ("identical", "agrees") for score in found.scores] == [True]
