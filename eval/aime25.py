@@ -6,47 +6,20 @@ declares no licence. ``aime25`` asks as lighteval 0.13 does, ``aime25_boxed`` wi
 Contamination: newer than the data of bases published before February 2025, Qwen2.5 among them; on the web since.
 """
 
-from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+from perl.evaluation.task import LIGHTEVAL_AIME_PROMPT, LIGHTEVAL_SOURCE, Task, boxed, tables_on_demand
 
-_DATA = "yentinglin/aime_2025 (MAA, AIME 2025 I and II)"
-_LIGHTEVAL_PROMPT = (
-    "\nSolve the following math problem efficiently and clearly.  The last line of your response should be of the "
-    "following format: 'Therefore, the final answer is: $\\boxed{ANSWER}$. I hope it is correct' (without quotes) "
-    "where ANSWER is just the final number or expression that solves the problem. Think step by step before "
-    "answering.\n\n{problem}\n"
+_LIGHTEVAL = Task(
+    name="aime25",
+    title="AIME 2025 (lighteval)",
+    repository="yentinglin/aime_2025",
+    split="train",
+    file="aime25.jsonl",
+    source=f"yentinglin/aime_2025 (MAA, AIME 2025 I and II), {LIGHTEVAL_SOURCE}",
+    revision="6f71d77b0b89b9dabe07ab466c51df33f514df7f",
+    prompt=LIGHTEVAL_AIME_PROMPT,
+    version=2,
+    lighteval="aime25",
 )
-
-TASKS = (
-    Task(
-        name="aime25",
-        title="AIME 2025 (lighteval)",
-        repository="yentinglin/aime_2025",
-        subset=None,
-        split="train",
-        revision="6f71d77b0b89b9dabe07ab466c51df33f514df7f",
-        file="aime25.jsonl",
-        prompt=_LIGHTEVAL_PROMPT,
-        version=2,
-        max_new_tokens=None,
-        stop=(),
-        lighteval="aime25",
-        source=f"{_DATA}, asked as lighteval 0.13 does",
-    ),
-    Task(
-        name="aime25_boxed",
-        title="AIME 2025",
-        repository="yentinglin/aime_2025",
-        subset=None,
-        split="train",
-        revision="6f71d77b0b89b9dabe07ab466c51df33f514df7f",
-        file="aime25.jsonl",
-        prompt=BOXED_PROMPT,
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
-        source=f"{_DATA}, asked as Qwen2.5-Math's evaluation does",
-    ),
-)
+TASKS = (_LIGHTEVAL, boxed(_LIGHTEVAL, "AIME 2025"))
 
 __getattr__ = tables_on_demand(TASKS)

@@ -6,23 +6,17 @@ their five choices. The problems are the MAA's, the data set declares no licence
 Contamination: on the web since November 2023, before the data of most current bases was collected.
 """
 
-from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+from perl.evaluation.task import BOXED_SOURCE, Task, tables_on_demand
 
 TASKS = (
     Task(
         name="amc23",
         title="AMC 2023",
         repository="math-ai/amc23",
-        subset=None,
         split="test",
         revision="80815d37005feb82cd7f8fbc6901d5d3eff43057",
         file="amc23.jsonl",
-        prompt=BOXED_PROMPT,
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
-        source="math-ai/amc23 (MAA, AMC 12A and 12B 2023), asked as Qwen2.5-Math's evaluation does",
+        source=f"math-ai/amc23 (MAA, AMC 12A and 12B 2023), {BOXED_SOURCE}",
     ),
 )
 

@@ -23,10 +23,7 @@ TASKS = (
             "format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before "
             "answering.\n\n{problem}"
         ),
-        version=1,
         max_new_tokens=32768,
-        stop=(),
-        lighteval=None,
         source="Idavidrein/gpqa, gpqa_diamond, asked as lighteval 0.13's gpqa:diamond, choices in a fixed order",
         problem=("Question",),
         identifier=("Record ID",),

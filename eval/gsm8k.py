@@ -6,41 +6,23 @@ by "Question:", which suits bases rather than chat models. ``gsm8k_boxed`` asks 
 Contamination: on the web since 2021 and rewritten in many synthetic training sets.
 """
 
-from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+from perl.evaluation.task import LIGHTEVAL_SOURCE, Task, boxed, tables_on_demand
 
-_DATA = "openai/gsm8k, main, test"
-
-TASKS = (
-    Task(
-        name="gsm8k",
-        title="GSM8K (lighteval)",
-        repository="openai/gsm8k",
-        subset="main",
-        split="test",
-        revision="740312add88f781978c0658806c59bc2815b9866",
-        file="gsm8k_test.jsonl",
-        prompt="Question: {problem}\nAnswer:",
-        version=0,
-        max_new_tokens=256,
-        stop=("Question:",),
-        lighteval="gsm8k",
-        source=f"{_DATA}, asked as lighteval 0.13 does",
-    ),
-    Task(
-        name="gsm8k_boxed",
-        title="GSM8K",
-        repository="openai/gsm8k",
-        subset="main",
-        split="test",
-        revision="740312add88f781978c0658806c59bc2815b9866",
-        file="gsm8k_test.jsonl",
-        prompt=BOXED_PROMPT,
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
-        source=f"{_DATA}, asked as Qwen2.5-Math's evaluation does",
-    ),
+_LIGHTEVAL = Task(
+    name="gsm8k",
+    title="GSM8K (lighteval)",
+    repository="openai/gsm8k",
+    split="test",
+    file="gsm8k_test.jsonl",
+    source=f"openai/gsm8k, main, test, {LIGHTEVAL_SOURCE}",
+    subset="main",
+    revision="740312add88f781978c0658806c59bc2815b9866",
+    prompt="Question: {problem}\nAnswer:",
+    version=0,
+    max_new_tokens=256,
+    stop=("Question:",),
+    lighteval="gsm8k",
 )
+TASKS = (_LIGHTEVAL, boxed(_LIGHTEVAL, "GSM8K"))
 
 __getattr__ = tables_on_demand(TASKS)

@@ -6,23 +6,17 @@ are HMMT's.
 Contamination: newer than the data of bases published before February 2025; on the web since.
 """
 
-from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+from perl.evaluation.task import BOXED_SOURCE, Task, tables_on_demand
 
 TASKS = (
     Task(
         name="hmmt_feb_2025",
         title="HMMT February 2025",
         repository="MathArena/hmmt_feb_2025",
-        subset=None,
         split="train",
         revision="6fdc4277120810ff75aa22d2d5489b91f7a262a1",
         file="hmmt_feb_2025.jsonl",
-        prompt=BOXED_PROMPT,
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
-        source="MathArena/hmmt_feb_2025 (HMMT), asked as Qwen2.5-Math's evaluation does",
+        source=f"MathArena/hmmt_feb_2025 (HMMT), {BOXED_SOURCE}",
         identifier=("id", "problem_idx"),
     ),
 )

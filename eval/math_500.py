@@ -9,46 +9,26 @@ word for more than half of them (Wu et al. 2025, arXiv:2507.10532): compare base
 families.
 """
 
-from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+from perl.evaluation.task import LIGHTEVAL_SOURCE, Task, boxed, tables_on_demand
 
-_DATA = "HuggingFaceH4/MATH-500 (OpenAI's selection of MATH)"
 _LIGHTEVAL_PROMPT = (
     "Solve the following problem. The final line of your response MUST be of the following format:\n"
     '"ANSWER: $ANSWER" (without quotes) where $ANSWER is the final answer. Think step by step before answering.\n\n'
     "{problem}"
 )
-
-TASKS = (
-    Task(
-        name="math_500",
-        title="MATH-500 (lighteval)",
-        repository="HuggingFaceH4/MATH-500",
-        subset=None,
-        split="test",
-        revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-        file="math_500.jsonl",
-        prompt=_LIGHTEVAL_PROMPT,
-        version=2,
-        max_new_tokens=32768,
-        stop=(),
-        lighteval="math_500",
-        source=f"{_DATA}, asked as lighteval 0.13 does",
-    ),
-    Task(
-        name="math_500_boxed",
-        title="MATH-500",
-        repository="HuggingFaceH4/MATH-500",
-        subset=None,
-        split="test",
-        revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-        file="math_500.jsonl",
-        prompt=BOXED_PROMPT,
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
-        source=f"{_DATA}, asked as Qwen2.5-Math's evaluation does",
-    ),
+_LIGHTEVAL = Task(
+    name="math_500",
+    title="MATH-500 (lighteval)",
+    repository="HuggingFaceH4/MATH-500",
+    split="test",
+    file="math_500.jsonl",
+    source=f"HuggingFaceH4/MATH-500 (OpenAI's selection of MATH), {LIGHTEVAL_SOURCE}",
+    revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+    prompt=_LIGHTEVAL_PROMPT,
+    version=2,
+    max_new_tokens=32768,
+    lighteval="math_500",
 )
+TASKS = (_LIGHTEVAL, boxed(_LIGHTEVAL, "MATH-500"))
 
 __getattr__ = tables_on_demand(TASKS)

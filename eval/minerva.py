@@ -9,23 +9,17 @@ meaning.
 Contamination: the courses have been on the web for many years.
 """
 
-from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+from perl.evaluation.task import BOXED_SOURCE, Task, tables_on_demand
 
 TASKS = (
     Task(
         name="minerva",
         title="Minerva (OCWCourses)",
         repository="math-ai/minervamath",
-        subset=None,
         split="test",
         revision="ee46ddc498933b1977577953250ca5c66be64f96",
         file="minerva_math.jsonl",
-        prompt=BOXED_PROMPT,
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
-        source="math-ai/minervamath (MIT OpenCourseWare), asked as Qwen2.5-Math's evaluation does",
+        source=f"math-ai/minervamath (MIT OpenCourseWare), {BOXED_SOURCE}",
     ),
 )
 

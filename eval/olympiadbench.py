@@ -8,7 +8,7 @@ lighteval's own ``olympiad_bench`` compares text with text and cuts at 2,048 tok
 Contamination: contests of many years, on the web since.
 """
 
-from perl.evaluation.task import BOXED_PROMPT, Task, tables_on_demand
+from perl.evaluation.task import BOXED_SOURCE, Task, tables_on_demand
 
 TASKS = (
     Task(
@@ -19,12 +19,7 @@ TASKS = (
         split="train",
         revision="91184b52131e7fc9455fef848035173aea8cc01a",
         file="olympiadbench.jsonl",
-        prompt=BOXED_PROMPT,
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
-        source="Hothan/OlympiadBench, OE_TO_maths_en_COMP, asked as Qwen2.5-Math's evaluation does",
+        source=f"Hothan/OlympiadBench, OE_TO_maths_en_COMP, {BOXED_SOURCE}",
         answer=("final_answer", "answer"),
     ),
 )

@@ -16,15 +16,9 @@ TASKS = tuple(
         name=f"{PREFIX}{name}",
         title=f"Sandbox {name}",
         repository=f"{PREFIX}{name}",
-        subset=None,
         split="heldout",
-        revision=None,
         file=f"sandbox_{name}.jsonl",
         prompt="{problem}",
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
         source="made by perl.sandbox, the held-out split",
     )
     for name in SANDBOX

@@ -3,11 +3,12 @@
 Stricter than production: a test that reaches for the Hub fails at once instead of waiting for it.
 """
 
+import logging
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ for launcher_variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MA
     os.environ.pop(launcher_variable, None)
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-pytest_plugins = ["tests.vllm_fixtures"]
+pytest_plugins = ["tests.vllm_fixtures", "tests.hub_fixtures"]
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,16 @@ def _deterministic() -> None:
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written to the checkout, and no test finds a file by the folder it was started in."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that runs in this process sets up its own logging, which a later test's ``caplog`` would not hear."""
+    logger = logging.getLogger("perl")
+    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture

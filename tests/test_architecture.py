@@ -19,7 +19,8 @@ LONGEST_FUNCTION = 60
 MEANINGLESS = {"utils", "util", "common", "helper", "helpers", "manager", "core", "base", "misc"}
 
 # Written in parts, so that this file does not hold what it forbids.
-MACHINE_PATHS = re.compile(r"(?<![\w.])/" + r"(?:work|root|home|Users)/")
+# Alice is nobody: tests of what must not be published need somebody's paths.
+MACHINE_PATHS = re.compile(r"(?<![\w.])/" + r"(?:work|root|home|Users)/(?!alice\b)")
 REMOTE_CODE = re.compile(r"trust_remote" + r"_code\s*=\s*True")
 # Loading these runs whatever code the file's author wanted.
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "cloudpickle"}
@@ -136,7 +137,8 @@ def test_imports_go_one_way():
 def test_the_public_names():
     import perl
 
-    assert sorted(perl.__all__) == ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "evaluate", "rewards", "train"]
+    functions = ["evaluate", "push", "rewards", "train"]
+    assert sorted(perl.__all__) == ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", *functions]
     assert set(perl.__all__) <= set(dir(perl))
     assert all(getattr(perl, name) is not None for name in perl.__all__)
     with pytest.raises(AttributeError, match="'perl' has no attribute 'trian'"):

@@ -40,9 +40,9 @@ def test_the_readme_recipe_is_valid(tmp_path):
     assert loaded.batch.completions_per_step == 64
 
 
-def test_the_readme_commands_run(tmp_path):
-    """In the order they stand there, with the training cut to two steps."""
-    environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"}
+def test_the_readme_commands_run(tmp_path, hub, hub_env):
+    """In the order they stand there, with the training cut to two steps, on a Hub of their own."""
+    environment = hub_env(hub) | {"PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"}
     commands = [line.partition("#")[0].strip() for line in blocks("bash")[1].splitlines()]
     ours = [command for command in commands if shlex.split(command)[0] == "perl"]
     assert len(ours) >= 7
@@ -69,7 +69,17 @@ def test_the_readme_make_targets_exist():
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/evaluation.md", "benchmarks/README.md"]
+    "document",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "MODEL_ZOO.md",
+        "docs/architecture.md",
+        "docs/evaluation.md",
+        "docs/publishing.md",
+        "docs/zoo.md",
+        "benchmarks/README.md",
+    ],
 )
 def test_links_lead_somewhere(document):
     path = CHECKOUT / document

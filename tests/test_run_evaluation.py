@@ -10,7 +10,8 @@ from perl.errors import PerlError
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
 from perl.recipe import load_recipe
-from perl.saved_adapter import find_adapter
+from perl.run import sha256_of
+from perl.saved_adapter import WEIGHTS, find_adapter
 from perl.training import prepare, read_recipe
 
 TASKS = {"tasks": ["sandbox:chain"], "k": 2, "limit": 6, "max_completion_length": 24}
@@ -126,3 +127,23 @@ def test_settings_that_belong_to_tasks_are_refused_without_them(evaluation):
 def test_autograd_is_on_after_a_run_that_scored(run):
     assert run.status == "done"
     assert torch.is_grad_enabled()
+
+
+def test_a_best_adapter_that_is_published_is_scored_as_the_final_one_is(tmp_path, hub):
+    asked = recipe(every=1, best="sandbox:chain/avg@1", k=1) | {"hub": {"repo_id": "user/best", "push": "best"}}
+    asked["train"] = asked["train"] | {"max_steps": 2, "learning_rate": 0.3}  # a second step that ruins the first's
+    done = perl.train(asked, output_dir=tmp_path / "run")
+    record = json.loads((done.path / "best" / "best.json").read_text())
+    assert record["step"] == 1
+    best, final = read_results(done.path / "best" / "eval"), read_results(done.path / "eval")
+    assert best.subject["adapter_sha256"] == sha256_of(done.path / "best" / "adapter" / WEIGHTS)
+    assert best.subject["adapter_sha256"] != final.subject["adapter_sha256"]
+    for name in ("sandbox:addition", "sandbox:chain"):
+        assert best.task(name).base == final.task(name).base
+        assert best.task(name).protocol_hash == final.task(name).protocol_hash
+    assert best.task("sandbox:chain").adapter.accuracy == record["value"]
+    there = hub.repo("user/best").files()
+    assert there["adapter_model.safetensors"] == (done.path / "best" / "adapter" / WEIGHTS).read_bytes()
+    assert there["eval/results.json"] == (done.path / "best" / "eval" / "results.json").read_bytes()
+    drawn = [json.loads(line) for line in (done.path / "best" / "eval" / "samples.jsonl").read_text().splitlines()]
+    assert len({line["policy"] for line in drawn if line["task"] == "sandbox:chain"}) == 3  # the base's only once

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from perl import rewards as rewards
     from perl.config import PeftRLConfig as PeftRLConfig
     from perl.evaluation.evaluate import evaluate as evaluate
+    from perl.hub.push import push as push
     from perl.recipe import Recipe as Recipe
     from perl.run import Run as Run
     from perl.trainer import PeftGRPOTrainer as PeftGRPOTrainer
@@ -24,11 +25,12 @@ _HOMES = {
     "Recipe": "perl.recipe",
     "Run": "perl.run",
     "evaluate": "perl.evaluation.evaluate",
+    "push": "perl.hub.push",
     "rewards": "perl.rewards",
     "train": "perl.training",
 }
 
-__all__ = ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "evaluate", "rewards", "train"]
+__all__ = ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "evaluate", "push", "rewards", "train"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Set
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -24,7 +25,8 @@ from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, initialisation_of, method_of
 from perl.model import base_dtype, base_fingerprint, base_parameters, is_the_base, trainable_parameters
-from perl.saved_adapter import SavedAdapter
+from perl.patterns import check_patterns
+from perl.saved_adapter import POSITIONS, SavedAdapter
 from perl.targets import check_targets, full_names, linear_names
 
 # What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT without its CUDA extension,
@@ -35,6 +37,18 @@ _HARMLESS = (
     "Setting boft_n_butterfly_factor",
     "The following rank_pattern keys",
     "Adapter .* LoRA tensor",
+    "Specified to not save",
+)
+# What PEFT raises for values of a config that do not fit, of which it looks at few; NotImplementedError is among them.
+_REFUSALS = (
+    ValueError,
+    TypeError,
+    RuntimeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
 )
 
 
@@ -81,6 +95,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
         ModelError: The adapter was made for another base.
     """
     adaptation = adaptation or Adaptation(own_method(saved), saved.config)
+    check_patterns(saved.config, [name for name, _ in model.named_modules()], "peft.adapter")
     if model.device.type != "meta":
         _check_base(model, saved)
     if "_niter_" in str(getattr(saved.config, "init_lora_weights", "")):
@@ -96,6 +111,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     with _explained(model, "peft.adapter"):
         policy = get_peft_model(model, _without_weight_init(config))
     own_names = _check_fits(policy, saved)
+    _check_numbers(policy, saved)
     if model.device.type != "meta":
         tensors = _tensors_of(saved, policy, own_names)
         if saved.start:
@@ -278,6 +294,29 @@ def _is_base(policy: PeftModel, name: str) -> bool:
     return is_of_the_base(policy, name) and name_in_base(name) in dict(base_parameters(policy))
 
 
+def _check_numbers(policy: PeftModel, saved: SavedAdapter) -> None:
+    """Weights that are no numbers would spread into every completion; one tensor at a time, before a base is loaded."""
+    with safe_open(saved.weights, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (no mapping)
+            values = file.get_tensor(name)
+            if name.endswith(POSITIONS):
+                _check_positions(policy, saved, name, values)
+            elif not (finite := torch.isfinite(values)).all():
+                raise ModelError(
+                    f"{saved.name} holds weights that are no numbers: {int((~finite).sum()):,} of {values.numel():,} "
+                    f"in {name}",
+                    "peft.adapter",
+                )
+
+
+def _check_positions(policy: PeftModel, saved: SavedAdapter, name: str, positions: torch.Tensor) -> None:
+    """Positions in a matrix must lie in it: torch's sparse tensors go unchecked and write wherever they point."""
+    size = policy.get_submodule(name.rpartition(".")[0]).get_base_layer().weight.shape
+    inside = (positions >= 0) & (positions < torch.tensor(size).unsqueeze(1))
+    if not inside.all():
+        raise ModelError(f"{saved.name} has positions outside of W ({_shape(size)}) in {name}", "peft.adapter")
+
+
 def _tensors_of(saved: SavedAdapter, policy: PeftModel, own_names: Set[str]) -> dict[str, torch.Tensor]:
     """The adapter's tensors; the base's own beside them must be those of this base."""
     tensors = load_file(saved.weights)
@@ -298,7 +337,7 @@ def _explained(model: nn.Module, where: str = "") -> Iterator[None]:
     try:
         with without_harmless_warnings():
             yield
-    except (ValueError, TypeError, RuntimeError) as error:  # NotImplementedError among them
+    except _REFUSALS as error:
         if isinstance(error, NotImplementedError) and "meta" in str(error):
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)

@@ -36,3 +36,8 @@ def evaluation_tasks() -> dict[str, Path]:
 def card_templates_folder() -> Path:
     """The Jinja templates of model cards."""
     return assets_folder() / "model_cards" / "templates"
+
+
+def zoo_folder() -> Path:
+    """The zoo that comes with the package: its entries and the adapters it ships."""
+    return assets_folder() / "model_cards" / "zoo"

@@ -14,11 +14,12 @@ from typing import Any, Literal
 import datasets
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
-from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub import constants
 
 from perl.errors import DataError, Problem, did_you_mean, raise_all
 from perl.hub_lookup import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
+from perl.run import sha256_of
 from perl.sandbox import is_sandbox, load_problems
 
 # Names that TRL gives to the arguments of a reward function: a column of this name would collide.
@@ -35,11 +36,15 @@ class ProblemSet:
         train: Rows with ``prompt`` (text or chat messages) and, where the data has answers, ``solution`` (text).
         heldout: The same for held-out problems; None where there are none.
         heldout_name: What the held-out problems are called in results.
+        train_version: Commit of a Hub data set, SHA-256 of a file; None of the sandbox, which comes with the package.
+        heldout_version: Likewise.
     """
 
     train: datasets.Dataset
     heldout: datasets.Dataset | None
     heldout_name: str | None
+    train_version: str | None = None
+    heldout_version: str | None = None
 
 
 def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
@@ -55,19 +60,20 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
     chat = chat if section.chat is None else section.chat
     if section.system_prompt and not chat:
         raise DataError("a system prompt needs chat messages", "data.system_prompt", "set data.chat: true")
-    train = _load(section.train, "train", section, chat)
+    train, train_version = _load(section.train, "train", section, chat)
     source = section.eval or (section.train if is_sandbox(section.train.name) else None)
     if source is None:
-        return ProblemSet(train, None, None)
-    heldout = _load(source, "eval", section, chat)
+        return ProblemSet(train, None, None, train_version)
+    heldout, version = _load(source, "eval", section, chat)
     train = _without_overlap(train, heldout, drop=section.drop_overlap)
-    return ProblemSet(train, heldout, source.name if is_sandbox(source.name) else Path(source.name).stem)
+    name = source.name if is_sandbox(source.name) else Path(source.name).stem
+    return ProblemSet(train, heldout, name, train_version, version)
 
 
-def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> datasets.Dataset:
-    """One set, read, mapped and checked."""
+def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> tuple[datasets.Dataset, str | None]:
+    """One set, read, mapped and checked, and its version."""
     where = f"data.{role}"
-    raw = _read(source, role, where)
+    raw, version = _read(source, role, where)
     if len(raw) == 0:
         raise DataError(f"{source.name} is empty", where)
     if source.limit is not None:
@@ -75,18 +81,17 @@ def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> d
     _check_columns(raw, source, section, where)
     rows = [_row(raw[i], source, section, chat) for i in range(len(raw))]
     _check_rows(rows, source, where)
-    return datasets.Dataset.from_list(rows)
+    return datasets.Dataset.from_list(rows), version
 
 
-def _read(source: DataSource, role: Role, where: str) -> datasets.Dataset:
+def _read(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
     if is_sandbox(source.name):
         split: Literal["train", "heldout"] = "train" if role == "train" else "heldout"
-        return datasets.Dataset.from_list(
-            [{"prompt": p.question, "answer": p.answer} for p in load_problems(source.name, split)]
-        )
+        problems = load_problems(source.name, split)
+        return datasets.Dataset.from_list([{"prompt": p.question, "answer": p.answer} for p in problems]), None
     path = Path(source.name).expanduser()
     if path.suffix in DATA_FILE_SUFFIXES:
-        return _read_file(path, source.columns.answer, where)
+        return _read_file(path, source.columns.answer, where), sha256_of(path)
     return _read_hub(source, role, where)
 
 
@@ -116,16 +121,17 @@ def _json_rows(path: Path, answer: str | None) -> list[dict[str, Any]]:
     return [{k: str(v) if k == answer and v is not None else v for k, v in row.items()} for row in rows]
 
 
-def _read_hub(source: DataSource, role: Role, where: str) -> datasets.Dataset:
+def _read_hub(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
     split = source.split or ("train" if role == "train" else "test")
     answer = look_up("dataset", source.name, source.revision)
     if isinstance(answer, Problem):
         hint = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}; sandbox:addition needs no network"
         raise DataError(answer.message, where, f"{answer.hint}; {hint}" if answer.hint else hint)
     try:
-        return datasets.load_dataset(source.name, source.subset, split=split, revision=source.revision)
+        rows = datasets.load_dataset(source.name, source.subset, split=split, revision=answer or source.revision)
+        return rows, answer
     except (OSError, ValueError) as error:  # not cached; or an unknown subset or split, those that exist are listed
-        offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if HF_HUB_OFFLINE else ""
+        offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if constants.HF_HUB_OFFLINE else ""
         raise DataError(
             f"{source.name} cannot be loaded: {error}", where, f"{offline}sandbox:addition needs no network"
         ) from error

@@ -8,6 +8,7 @@ The base's weights are never written after this. Knows nothing of data, rewards 
 import contextlib
 import hashlib
 import importlib.util
+import platform
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub import constants
 from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
@@ -263,6 +264,18 @@ def _explained(section: ModelSection) -> Iterator[None]:
         what = "holds no model that can be loaded" if local else "cannot be loaded"
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         hint = f"{BASE_NAME} needs no network"
-        if HF_HUB_OFFLINE and not local:
+        if constants.HF_HUB_OFFLINE and not local:
             hint = f"HF_HUB_OFFLINE is set, so only what is cached can be loaded; {hint}"
         raise ModelError(f"{section.name} {what}: {reason}", "model.name", hint) from error
+
+
+def processor_name(device: torch.device) -> str:
+    """What a device is called by its maker."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

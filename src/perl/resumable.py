@@ -6,6 +6,7 @@ One of the five modules that know TRL's and transformers' private methods (with 
 packed.py); each override says which method it replaces and why. Knows nothing of methods, rewards or losses.
 """
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from peft import PeftModel
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import HubStrategy, TrainOutput, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
@@ -34,6 +35,8 @@ from perl.model import base_identity
 from perl.reference import Reference
 from perl.sampler import ResumableRepeatSampler
 
+logger = logging.getLogger("perl")
+
 
 class ResumableGRPOTrainer(GRPOTrainer):
     """GRPOTrainer with checkpoints that another process can go on from as if nothing had happened.
@@ -47,6 +50,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
     _step_begins_at: tuple[int, Any]
     reference: Reference | None = None
     base_fingerprint: str | None = None
+    _said_of_pushes = False
 
     @property
     def policy(self) -> torch.nn.Module:
@@ -134,15 +138,30 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Replaces ``Trainer._save`` for adapters: what plain PEFT loads on the pristine base, and no pickles."""
+        folder = Path(output_dir or self.args.output_dir)
         if not isinstance(self.policy, PeftModel) or not self.whole_tensors:
             super()._save(output_dir, state_dict)
-            return
-        if self.args.should_save:
-            folder = Path(output_dir or self.args.output_dir)
+        elif self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
             write_adapter_files(self.policy, folder, *base_identity(self.policy), self.base_fingerprint)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
+        if self.args.should_save:
+            self.write_card(folder)  # in the place of PEFT's, where it has written one
+
+    def write_card(self, folder: Path) -> None:
+        """Writes the card that lies beside what was saved; for subclasses, which know more of it."""
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Replaces ``Trainer._push_from_checkpoint`` for adapters, which sends pickles too: sends nothing.
+
+        ``push_to_hub`` publishes; with a recipe ``hub.push: every_save`` publishes checkpoints too.
+        """
+        if not isinstance(self.policy, PeftModel):
+            super()._push_from_checkpoint(checkpoint_folder)
+        elif self.args.hub_strategy != HubStrategy.END and not self._said_of_pushes:
+            self._said_of_pushes = True
+            logger.warning("checkpoints are not pushed while a script trains; trainer.push_to_hub() pushes")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """Replaces ``Trainer._load_from_checkpoint`` for adapters: every tensor as it was, and the reference."""

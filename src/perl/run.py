@@ -12,8 +12,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,8 +26,9 @@ from perl.errors import InterruptedRunError, RunFolderError
 from perl.recipe import Recipe
 
 _PACKAGES = ("perl-rl", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
-# Settings that say where things are, not what is done: a run may go on with others.
+# Settings that say where things are or go, not what is done: a run may go on with others.
 _PLACES = (
+    "hub",
     "train.output_dir",
     "rollout.servers",
     "rollout.server_timeout",
@@ -62,6 +63,9 @@ class Run:
             facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
             if not isinstance(facts, dict):
                 raise ValueError("run.json is no mapping")
+        except FileNotFoundError:
+            what = "holds no run: it has no run.json" if path.is_dir() else "no such folder"
+            raise RunFolderError(what, str(path)) from None
         except (OSError, ValueError) as error:
             raise RunFolderError(f"holds no run: {error}", str(path)) from None
         return cls(path, facts, _seconds_before=float(facts.get("seconds", 0.0)))
@@ -170,14 +174,21 @@ def replace_folder(staged: Path, path: Path) -> None:
     os.replace(staged, path)
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions of the packages that a result depends on."""
+def installed_versions(further: Sequence[str] = ()) -> dict[str, str]:
+    """Versions of the packages that a result depends on.
+
+    Args:
+        further: Packages that are named only where they are installed.
+    """
     versions = {}
     for package in _PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:  # a checkout that is on the path but not installed
             versions[package] = "not installed"
+    for package in further:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return versions
 
 

@@ -6,24 +6,27 @@ The held-out problems and the tasks of the recipe's ``eval`` section are one eva
 what was drawn there is not drawn again. Knows nothing of losses or steps.
 """
 
+import shutil
 from dataclasses import replace
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from perl.adapter import continue_adapter
 from perl.callbacks.task_scores import Metrics, TaskScores
 from perl.evaluation.draw import draw
 from perl.evaluation.evaluate import carry_out, draw_samples
 from perl.evaluation.policies import Policies
 from perl.evaluation.questions import template_hash
 from perl.evaluation.request import EvalSettings, Evaluation
-from perl.evaluation.results import Results, TaskResult
+from perl.evaluation.results import SAMPLES, Results, TaskResult
 from perl.evaluation.score import score_samples
 from perl.evaluation.subject import Subject
+from perl.model import clean_base
 from perl.plan import Plan
 from perl.recipe.sections import ModelSection, RolloutSection
-from perl.run import Run
+from perl.run import Run, sha256_of
 from perl.saved_adapter import find_adapter
 from perl.trainer import PeftGRPOTrainer
 
@@ -74,6 +77,33 @@ def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: 
     return results
 
 
+def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None:
+    """Scores the adapter that was best between steps, as the final one is, so that it can be published with its scores.
+
+    Args:
+        plan: Of the run.
+        trainer: Whose base it is put on; its policy stays as it is.
+        run: Has the best adapter, and the final one's results.
+
+    Returns:
+        None where the best adapter is the final one, whose results are its own.
+    """
+    folder = run.path / "best"
+    saved = find_adapter(str(folder / "adapter"))
+    digest = sha256_of(saved.weights)
+    if digest == run.facts["fingerprint"]["adapter"]:
+        return None
+    name = plan.recipe.hub.repo_id or plan.recipe.name
+    subject = Subject(name, plan.recipe.model, saved, None, digest, folder / "eval")
+    evaluation = replace(_evaluation(plan, run, subject, trainer.rollout, trainer.args.device), folder=subject.folder)
+    subject.folder.mkdir(parents=True, exist_ok=True)
+    if not (subject.folder / SAMPLES).exists():  # the base's are there already
+        shutil.copyfile(run.path / "eval" / SAMPLES, subject.folder / SAMPLES)
+    base = clean_base(trainer.policy)
+    policy = continue_adapter(base, saved).eval()
+    return carry_out(evaluation, Policies(base, policy, plan.tokenizer, run.facts["fingerprint"]["base"]))
+
+
 def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores | None:
     """The callback that scores the policy while it is trained; None: the recipe does not ask for it."""
     settings = plan.recipe.eval
@@ -90,7 +120,7 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
                 found = score_samples(groups)
                 name = f"eval/{task.request.task}"
                 metrics[f"{name}/avg@{found.k}"] = found.accuracy
-                metrics[f"{name}/pass@{found.k}"] = found.pass_at[max(found.pass_at)]
+                metrics[f"{name}/pass@{found.k}"] = found.pass_at[found.k]
                 metrics[f"{name}/mean_tokens"] = found.mean_tokens
                 metrics[f"{name}/truncated"] = found.truncated
         trainer.accelerator.wait_for_everyone()

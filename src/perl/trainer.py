@@ -4,9 +4,11 @@ One of the five modules that know TRL's and transformers' private methods. Each 
 and why; everything else is TRL's.
 """
 
+import importlib.util
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,25 +20,32 @@ from perl.adapter_files import write_adapter, write_model
 from perl.advantages import group_advantages, normalized_sum_advantages, weighted_rewards
 from perl.callbacks.adapter import AdapterCallback
 from perl.callbacks.diagnosis import FlatRewards
+from perl.callbacks.plots import draw_curves
 from perl.config import PeftRLConfig, rollout_section
-from perl.errors import ModelError
-from perl.guards import check_optimizer
-from perl.hub.card import CardFacts, render_card
+from perl.errors import ModelError, PerlError
+from perl.guards import check_optimizer, check_saved_adapter
+from perl.hub.card import render_card
+from perl.hub.card_check import CARD
+from perl.hub.facts import CardFacts, label, serving_of
+from perl.hub.script_push import full_repo_id, pack_folder, push_script, write_log
 from perl.logprobs import token_log_probs
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
 from perl.methods.settings import asks_for_random_start
-from perl.model import base_identity, evaluating, resolve_model, trainable_parameters
+from perl.model import base_identity, evaluating, public_name, resolve_model, trainable_parameters
 from perl.policy import adapted_policy, load_processor, setting_warnings
 from perl.reference import Reference, reference_log_probs
 from perl.rewards.answers import completion_text
 from perl.rewards.named import JUDGES
 from perl.rewards.process import with_process_reward
 from perl.rewards.verifier import Judging, start_workers
-from perl.run import write_text
+from perl.run import installed_versions, write_text
 from perl.step import StepGRPOTrainer
 
 logger = logging.getLogger("perl")
+
+# On which a saved adapter is compared with the one in memory before it is pushed.
+_PROBE_TOKENS = 64
 
 
 class PeftGRPOTrainer(StepGRPOTrainer):
@@ -227,25 +236,112 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         self,
         model_name: str | None = None,
         dataset_name: str | None = None,
-        tags: str | list[str] | None = None,  # noqa: ARG002 (TRL's signature)
+        tags: str | list[str] | None = None,
     ) -> None:
         """Replaces TRL's card, which calls an adapter a model and a local base "None", by ours."""
         if not self.accelerator.is_main_process:
             return
-        base, revision = base_identity(self.policy)
-        facts = CardFacts(
-            base=base,
-            revision=revision,
-            name=model_name,
-            method=self.adaptation.method.name,
-            dataset=dataset_name,
-            trainable_parameters=trainable_parameters(self.policy),
-            steps=self.state.global_step,
-            seed=self.args.seed,
-        )
         folder = Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "README.md", render_card(facts))
+        further = (tags,) if isinstance(tags, str) else tuple(tags or ())
+        self.write_card(folder, model_name, dataset_name, further)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,  # noqa: ANN401 (transformers' signature)
+    ) -> Any:  # noqa: ANN401
+        """Replaces ``Trainer.push_to_hub``, which sends pickles and the tokenizer too, in as many commits as it likes.
+
+        One commit of the adapter, its card, its metrics and curves, once the saved adapter was found to be the trained
+        one and no path or token is in any file. The repository is ``args.hub_model_id``, else called as the output
+        folder.
+
+        Args:
+            commit_message: Of the commit.
+            blocking: Whether to wait for the Hub.
+            token: Must be None: it comes from the Hub's own login.
+            revision: Branch; None: ``args.hub_revision``, else ``main``.
+            private: Create the repository for its owner only; None: as ``args.hub_private_repo`` says.
+            **kwargs: As in :meth:`create_model_card`.
+
+        Returns:
+            As in transformers: a ``CommitInfo``, or its future; None on other processes than the first.
+
+        Raises:
+            PerlError: The files or the repository are not fit for it, or the Hub refuses.
+            HubOutageError: It cannot be reached.
+        """
+        if not isinstance(self.policy, PeftModel):
+            return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
+        if token is not None or self.args.hub_token is not None:
+            raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
+        if not self.accelerator.is_main_process:
+            return None
+        repo_id = full_repo_id(self.args.hub_model_id or Path(self.args.output_dir).resolve().name)
+        with TemporaryDirectory() as place:
+            folder = Path(place) / "adapter"
+            self.save_adapter(folder)
+            vocabulary = self.policy.get_base_model().get_input_embeddings().weight.shape[0]
+            probe = torch.arange(min(vocabulary, _PROBE_TOKENS), device=self.args.device)[None]
+            check_saved_adapter(self.policy, folder, probe)
+            tags = kwargs.get("tags") or ()
+            tags = (tags,) if isinstance(tags, str) else tuple(tags)
+            self.write_card(folder, kwargs.get("model_name") or repo_id, kwargs.get("dataset_name"), tags)
+            log = write_log(folder, self.state.log_history)
+            if log is not None and importlib.util.find_spec("matplotlib"):
+                draw_curves(log, folder / "plots", title=repo_id)
+            package = pack_folder(folder)
+        return push_script(
+            package,
+            repo_id,
+            message=commit_message or "End of training",
+            private=bool(self.args.hub_private_repo if private is None else private),
+            revision=revision or self.args.hub_revision,
+            blocking=blocking,
+        )
+
+    def write_card(
+        self, folder: Path, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
+    ) -> None:
+        """Writes ``README.md``: what the arguments and the state of the training tell of the adapter.
+
+        Args:
+            folder: Where.
+            name: What the adapter is called; None: by its method and base.
+            dataset: Name of the training problems.
+            tags: Further ones.
+        """
+        args, config = self.args, self.adaptation.config
+        base, revision = public_name(*base_identity(self.policy))
+        asked = ("r", "lora_alpha", "target_modules")
+        facts = CardFacts(
+            base=label(base),
+            revision=revision,
+            name=name,
+            repo_id=args.hub_model_id,
+            method=self.adaptation.method.name,
+            dataset=label(dataset) if dataset else None,
+            trainable_parameters=trainable_parameters(self.policy),
+            steps=self.state.global_step,
+            seed=args.seed,
+            algorithm=args.loss_type,
+            settings={
+                **{key: _readable(getattr(config, key)) for key in asked if getattr(config, key, None) is not None},
+                "learning rate": f"{args.learning_rate:g}",
+                "KL coefficient (beta)": args.beta,
+                "completions a prompt": self.num_generations,
+            },
+            rewards=dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
+            serving=serving_of(config, self.adaptation.method) if config is not None else None,
+            tags=tags,
+            versions=installed_versions(),
+        )
+        write_text(folder / CARD, render_card(facts))
 
     def _send_telemetry(self) -> None:
         """Replaces TRL's usage statistics: nothing is sent."""
@@ -317,3 +413,8 @@ class PeftGRPOTrainer(StepGRPOTrainer):
     def _without_dropout(self, log_probs: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         with evaluating(self.policy), torch.no_grad():
             return log_probs(self.policy, input_ids.to(self.args.device), attention_mask.to(self.args.device))
+
+
+def _readable(value: Any) -> Any:  # noqa: ANN401 (a setting of any config)
+    """A setting as people write it: names in order, without brackets."""
+    return ", ".join(sorted(value)) if isinstance(value, set | list) else value

@@ -18,23 +18,27 @@ from transformers import PreTrainedModel, PrinterCallback
 
 from perl.callbacks.plots import draw_curves
 from perl.callbacks.progress import LiveProgress
+from perl.callbacks.publishing import Publishing
 from perl.callbacks.recorder import Recorder
 from perl.callbacks.stopping import OrderlyStop, sigterm_as_interrupt
 from perl.checkpoint import discard_incomplete, latest_checkpoint, step_of
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
 from perl.guards import check_saved_adapter, check_saved_model
-from perl.hub.card import CardFacts, TaskFacts, render_card
+from perl.hub.card import write_card
+from perl.hub.login import check_login, publishing_problems
+from perl.hub.push import publish
 from perl.methods.settings import method_problems
-from perl.model import base_fingerprint, base_identity, load_base
+from perl.model import base_fingerprint, base_identity, load_base, processor_name
 from perl.plan import Plan, make_plan
+from perl.probe import write_probe
 from perl.prompts import render_prompts
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.recipe import is_first_process
 from perl.rewards import Reward, reward_problems
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
-from perl.run import Run, follow_run, open_run, sha256_of, write_text
-from perl.run_evaluation import between_steps, score_base, score_run
+from perl.run import Run, follow_run, open_run, sha256_of
+from perl.run_evaluation import between_steps, score_base, score_best, score_run
 from perl.saved_adapter import WEIGHTS
 from perl.trainer import PeftGRPOTrainer
 
@@ -75,7 +79,9 @@ def train(
     with sigterm_as_interrupt(), open_run(recipe) as run:
         if run.status == "done":
             logger.info("done before: %s", run.path)
-            return run
+            return _published(recipe, run)
+        with _located(recipe):
+            check_login(recipe.hub)
         _check_servers(plan, run)
         if plan.judging is not None:
             start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
@@ -86,9 +92,11 @@ def train(
         trainer = _train_policy(plan, model, run)
         _save_adapter(trainer, plan, run)
         score_run(plan, model, trainer, run)
+        if plan.recipe.hub.push == "best":
+            score_best(plan, trainer, run)
         _draw(run)
-        _write_card(plan, run)
-    return run
+        write_card(run)
+    return _published(recipe, run)
 
 
 def read_recipe(
@@ -101,7 +109,7 @@ def read_recipe(
     Raises:
         RecipeError: With every problem found.
     """
-    recipe = load_recipe(source, overrides, checks=(method_problems, reward_problems))
+    recipe = load_recipe(source, overrides, checks=(method_problems, reward_problems, publishing_problems))
     if output_dir is None:
         return recipe
     return replace(recipe, train=MappingProxyType({**recipe.train, "output_dir": str(output_dir)}))
@@ -117,6 +125,11 @@ def prepare(recipe: Recipe) -> Plan:
         torch.set_num_threads(recipe.engine.threads)
     with _located(recipe):
         return make_plan(recipe)
+
+
+def _published(recipe: Recipe, run: Run) -> Run:
+    publish(recipe.hub, run)
+    return run
 
 
 def _check_servers(plan: Plan, run: Run) -> None:
@@ -154,7 +167,25 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
         trainable_parameters=plan.trainable_parameters,
         total_parameters=plan.total_parameters,
         fingerprint={**run.facts.get("fingerprint", {}), "base": fingerprint},
+        settings=_settings(plan),
+        loss=plan.arguments.loss_type,
+        rewards={reward.name: reward.weight for reward in plan.rewards},
+        data={"train": plan.problems.train_version, "eval": plan.problems.heldout_version},
+        hardware={"device": processor_name(plan.arguments.device), "count": plan.arguments.world_size},
     )
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """What the run was asked for, for a person to read."""
+    recipe, arguments = plan.recipe, plan.arguments
+    return {
+        **plan.settings,
+        "optimizer": arguments.optim.value,
+        "learning rate": f"{arguments.learning_rate:g}",
+        "KL coefficient (beta)": arguments.beta,
+        "batch": str(recipe.batch),
+        "sampling": f"temperature {arguments.temperature:g}, at most {arguments.max_completion_length} tokens",
+    }
 
 
 def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrainer:
@@ -174,7 +205,9 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     own = [reward for reward in plan.rewards if reward.failures is not None]
     stop = OrderlyStop([reward.failures for reward in own if reward.failures is not None])
     scores = between_steps(plan, trainer, run)
-    for callback in (*([scores] if scores else []), Recorder(run, trainer.latest_group), LiveProgress(), stop):
+    pushing = [Publishing(run, plan.recipe.hub)] if plan.recipe.hub.push == "every_save" else []
+    further = [*([scores] if scores else []), *pushing]
+    for callback in (*further, Recorder(run, trainer.latest_group), LiveProgress(), stop):
         trainer.add_callback(callback)
     if is_first_process():
         discard_incomplete(run.checkpoints)
@@ -211,7 +244,9 @@ def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
     trainer.save_adapter(run.adapter)
     difference = 0.0
     if isinstance(trainer.policy, PeftModel):
-        difference = check_saved_adapter(trainer.policy, run.adapter, _probe(plan, trainer.args.device))
+        probe = _probe(plan, trainer.args.device)
+        difference = check_saved_adapter(trainer.policy, run.adapter, probe)
+        write_probe(run.path, probe, trainer.policy_log_probs(probe, torch.ones_like(probe)))
         weights = run.adapter / WEIGHTS
     else:
         check_saved_model(trainer.policy, run.adapter)
@@ -237,49 +272,3 @@ def _draw(run: Run) -> None:
         draw_curves(run.metrics, run.plots, title=f"{run.path.name}: {run.facts['method']} on {run.facts['base']}")
     except MissingExtraError as error:
         logger.warning("%s", error)
-
-
-def _write_card(plan: Plan, run: Run) -> None:
-    facts, recipe, arguments = run.facts, plan.recipe, plan.arguments
-    tasks = [
-        TaskFacts(
-            task=name,
-            base=scores["base"],
-            base_stderr=scores["base_stderr"],
-            adapter=scores["adapter"],
-            stderr=scores["stderr"],
-            k=scores["k"],
-            n=scores["n"],
-            base_length=scores["base_length"],
-            adapter_length=scores["adapter_length"],
-        )
-        for name, scores in facts.get("eval", {}).items()
-    ]
-    settings = {
-        **plan.settings,
-        "learning rate": f"{arguments.learning_rate:g}",
-        "loss": arguments.loss_type,
-        "KL coefficient (beta)": arguments.beta,
-        "batch": str(recipe.batch),
-        "sampling": f"temperature {arguments.temperature:g}, at most {arguments.max_completion_length} tokens",
-    }
-    card = CardFacts(
-        base=facts["base"],
-        revision=facts["revision"],
-        name=recipe.hub.repo_id or recipe.name,
-        repo_id=recipe.hub.repo_id,
-        method=facts["method"],
-        dataset=recipe.data.train.name,
-        trainable_parameters=facts["trainable_parameters"],
-        total_parameters=facts["total_parameters"],
-        steps=facts["steps"],
-        seed=facts["seed"],
-        settings=settings,
-        rewards={reward.name: reward.weight for reward in plan.rewards},
-        reward_first=facts["reward"]["first"],
-        reward_last=facts["reward"]["last"],
-        seconds=run.elapsed(),
-        tasks=tuple(tasks),
-        versions=facts["versions"],
-    )
-    write_text(run.card, render_card(card))

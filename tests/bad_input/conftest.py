@@ -1,7 +1,6 @@
 """A sound recipe whose base has no weights, and what the command line says of one with a mistake."""
 
 import json
-import logging
 import shutil
 import sys
 from pathlib import Path
@@ -32,13 +31,9 @@ def _a_sound_recipe_without_weights():
 
 @pytest.fixture(autouse=True)
 def _nothing_left_in_the_process(tmp_path, monkeypatch):
-    """The command line sets up logging, and rewards are imported from the current folder."""
+    """Rewards are imported from the current folder."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    logger = logging.getLogger("perl")
-    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
     yield
-    logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]

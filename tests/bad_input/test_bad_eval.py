@@ -78,6 +78,10 @@ def test_nothing_to_evaluate(mistake):
     assert mistake(*TASK) == "--adapter: nothing to evaluate is named (or --base for a base alone)"
 
 
+def test_an_adapter_without_its_option(mistake):
+    assert mistake("runs/mine") == "perl eval has no command 'runs/mine' (perl eval --adapter runs/mine)"
+
+
 @pytest.mark.parametrize(
     ("tasks", "line"),
     [

@@ -172,5 +172,5 @@ def test_the_results_are_on_stdout(perl_command):
         "adapter": "runs/quickstart/adapter",
         "card": "runs/quickstart/adapter/README.md",
         "curves": "runs/quickstart/plots/curves.png",
-        "upload": "hf upload me/tiny runs/quickstart/adapter",
+        "push": "perl push runs/quickstart",
     }

@@ -10,6 +10,7 @@ from perl.evaluation.samples import Sample
 from perl.model import load_tokenizer
 from perl.prompts import render_prompts
 from perl.recipe.sections import ModelSection
+from perl.rollouts.engine import Sampled, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.sandbox import load_problems
 from tests.completing import Drawing
@@ -113,10 +114,13 @@ def test_a_stop_text_ends_a_completion_which_is_then_not_cut_off(wanted, sampled
     assert {sample.status for sample in flat(stopped)} == {"no_answer"}
 
 
-def test_a_completion_of_the_longest_length_that_ends_by_itself_is_not_cut_off(wanted):
-    assert wanted.is_truncated([5] * 28)
-    assert not wanted.is_truncated([5] * 27 + [1])
-    assert not wanted.is_truncated([5, 1])
+def test_a_completion_of_the_longest_length_that_ends_by_itself_is_not_cut_off(tokenizer):
+    def is_truncated(ids):
+        return completion_of(Sampled(tuple(ids), (None,) * len(ids), ""), ENDS, tokenizer).truncated
+
+    assert is_truncated([5] * 28)
+    assert not is_truncated([5] * 27 + [1])
+    assert not is_truncated([5, 1])
 
 
 def test_an_error_of_who_keeps_samples_ends_the_drawing(base, tokenizer, wanted):

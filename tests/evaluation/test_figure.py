@@ -90,12 +90,13 @@ def test_five_hundred_problems_are_drawn(tmp_path):
     assert amount(picture, ORANGE) > 1000
 
 
-def test_without_matplotlib_the_extra_is_named():
+def test_without_matplotlib_the_extra_is_named(checkout):
     code = (
         "import sys\nsys.modules['matplotlib'] = None\n"
         "from pathlib import Path\nfrom perl.errors import MissingExtraError\n"
-        "from perl.evaluation.figure import draw_problems\n"
-        "try:\n    draw_problems(None, Path('.'))\nexcept MissingExtraError as error:\n    print(error)\n"
+        "from perl.evaluation.figure import draw_problems\nfrom tests.evaluations import results, task_result\n"
+        "try:\n    draw_problems(results(task_result(adapter=['10'])), Path('.'))\n"
+        "except MissingExtraError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=checkout)
     assert done.stdout.strip() == "drawing problems needs the package matplotlib (pip install 'perl-rl[plots]')"

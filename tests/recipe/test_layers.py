@@ -339,3 +339,10 @@ def test_a_replaced_source_takes_the_places_of_its_keys_along():
     write("parent.yaml", "data:\n  train:\n    name: a.jsonl\n    limit: 3\n")
     layer = read_layers(write("recipe.yaml", "extends: parent.yaml\ndata:\n  train: b.jsonl\n"), ())[1]
     assert layer.where(("data", "train", "limit")) == "recipe.yaml:3: data.train.limit"
+
+
+@pytest.mark.parametrize(
+    "text", ["a: " + "[" * 5000, "a: " + "{b: " * 5000, "".join(f"{' ' * i}a:\n" for i in range(80))]
+)
+def test_what_is_nested_without_end_is_refused_before_it_takes_long(text):
+    assert "not plain YAML: nested too deeply, 30 levels at most" in message_of(text)

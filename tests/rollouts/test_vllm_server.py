@@ -80,13 +80,24 @@ class Heard:
 
 
 def under_way(engine, servers, asked):
-    """Rollouts that each of these servers has begun to write, and none has finished."""
-    before = {server.url: written(server.url) for server in servers}
-    heard = Heard()
-    pending = engine.start(asked, LONGER, heard)
-    wait_until(lambda: all(written(url) > tokens for url, tokens in before.items()))
-    assert heard.positions == []
-    return pending, heard
+    """Rollouts that each of these servers has begun to write and none has finished; there the servers are stopped.
+
+    On a busy machine they may finish before they are looked at; then once more.
+    """
+    for _ in range(10):
+        before = {server.url: written(server.url) for server in servers}
+        heard = Heard()
+        pending = engine.start(asked, LONGER, heard)
+        wait_until(lambda: all(written(url) > tokens for url, tokens in before.items()))  # noqa: B023
+        for server in servers:
+            server.stop()
+        time.sleep(0.2)  # answers that are on their way arrive
+        if heard.positions == []:
+            return pending, heard
+        for server in servers:
+            server.cont()
+        pending.result()
+    raise AssertionError("they were always faster")
 
 
 @pytest.fixture
@@ -289,6 +300,7 @@ def test_a_server_that_is_killed_loses_nothing_and_serves_again_with_the_current
     asked = requests(16, count=2)
     pending, heard = under_way(engine, both, asked)
     killed.kill()
+    alive.cont()
     groups = pending.result()
     assert mismatch(groups, asked, 1) < CLOSE
     assert sorted(heard.positions) == list(range(16))
@@ -312,11 +324,11 @@ def test_a_server_that_hangs_is_left_until_it_goes_on(both, open_pool, what):
     engine = open_pool([server.url for server in both])
     engine.load(update_of(1))
     asked = requests(16, count=2)
+    assert hung.engine_processes()
     pending, heard = under_way(engine, both, asked)
-    stopped = [hung.process.pid, *hung.engine_processes()] if what == "everything" else hung.engine_processes()
-    assert stopped
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+    if what == "what generates":
+        os.kill(hung.process.pid, signal.SIGCONT)  # which answers, but for completions
+    alive.cont()
     try:
         groups = pending.result()
         assert sorted(heard.positions) == list(range(16))

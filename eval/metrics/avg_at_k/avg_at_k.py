@@ -6,7 +6,6 @@ Loaded by `evaluate.load("eval/metrics/avg_at_k")`. Knows nothing of models or p
 perl's own, so the numbers are those of `perl eval`.
 """
 
-import logging
 from collections.abc import Sequence
 
 import datasets
@@ -15,7 +14,7 @@ import datasets
 import evaluate
 
 from perl.evaluation.metrics import average_at_k, standard_error
-from perl.rewards.verifier import check_all
+from perl.evaluation.score import judge_rows
 
 _DESCRIPTION = """\
 avg@k: the share of completions that are right, averaged over problems, with a standard error clustered by problem \
@@ -70,20 +69,5 @@ class AvgAtK(evaluate.Metric):
         for row in predictions:
             if len(row) != k:
                 raise ValueError(f"avg@{k} needs {k} completions of every problem, there are {len(row)} of one")
-        right = _judged(predictions, references)
+        right = [[verdict.right for verdict in row] for row in judge_rows(predictions, references)]
         return {"avg@k": average_at_k(right), "avg@k_stderr": standard_error(right), "k": k}
-
-
-def _judged(predictions: Sequence[Sequence[str]], references: Sequence[str]) -> list[list[bool]]:
-    """Whether each completion is right, one row a problem."""
-    golds = [gold for gold, row in zip(references, predictions, strict=True) for _ in row]
-    verdicts = check_all(golds, [text for row in predictions for text in row])
-    unjudged = sum(verdict.status in ("unparsable_gold", "timeout", "error") for verdict in verdicts)
-    if unjudged:
-        logging.getLogger(__name__).warning(
-            "%d of %d completions could not be compared with the gold answer and count as not right",
-            unjudged,
-            len(verdicts),
-        )
-    one_by_one = iter(verdicts)
-    return [[next(one_by_one).right for _ in row] for row in predictions]

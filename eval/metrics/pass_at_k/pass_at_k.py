@@ -6,7 +6,6 @@ Loaded by `evaluate.load("eval/metrics/pass_at_k")`. Knows nothing of models or 
 perl's own, so the numbers are those of `perl eval`.
 """
 
-import logging
 from collections.abc import Sequence
 
 import datasets
@@ -15,7 +14,7 @@ import datasets
 import evaluate
 
 from perl.evaluation.metrics import pass_at_k, pass_at_k_error
-from perl.rewards.verifier import check_all
+from perl.evaluation.score import judge_rows
 
 _DESCRIPTION = """\
 pass@k: the chance that at least one of k completions is right, averaged over problems. It is estimated without bias \
@@ -68,20 +67,5 @@ class PassAtK(evaluate.Metric):
     def _compute(
         self, predictions: Sequence[Sequence[str]], references: Sequence[str], k: int = 1
     ) -> dict[str, float | int]:
-        right = _judged(predictions, references)
+        right = [[verdict.right for verdict in row] for row in judge_rows(predictions, references)]
         return {"pass@k": pass_at_k(right, k), "pass@k_stderr": pass_at_k_error(right, k), "k": k}
-
-
-def _judged(predictions: Sequence[Sequence[str]], references: Sequence[str]) -> list[list[bool]]:
-    """Whether each completion is right, one row a problem."""
-    golds = [gold for gold, row in zip(references, predictions, strict=True) for _ in row]
-    verdicts = check_all(golds, [text for row in predictions for text in row])
-    unjudged = sum(verdict.status in ("unparsable_gold", "timeout", "error") for verdict in verdicts)
-    if unjudged:
-        logging.getLogger(__name__).warning(
-            "%d of %d completions could not be compared with the gold answer and count as not right",
-            unjudged,
-            len(verdicts),
-        )
-    one_by_one = iter(verdicts)
-    return [[next(one_by_one).right for _ in row] for row in predictions]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perl.callbacks.recorder import report_of
-from perl.errors import MissingExtraError, missing_extra
+from perl.pictures import new_figure, save_figure
 from perl.types import StepReport
 
 if TYPE_CHECKING:
@@ -50,25 +50,15 @@ def draw_curves(metrics: Path, folder: Path, title: str) -> Path:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        problem = missing_extra("matplotlib", "plots", "drawing curves")
-        raise MissingExtraError(problem.message, hint=problem.hint) from None
     reports = read_reports(metrics)
     panels = [panel for panel in _PANELS if any(getattr(report, panel.attribute) is not None for report in reports)]
     columns = 2 if len(panels) > 1 else 1
     rows = max(1, -(-len(panels) // columns))
-    figure = Figure(figsize=(5.0 * columns, 3.1 * rows + 0.5), layout="constrained", facecolor="white")
+    figure = new_figure(5.0 * columns, 3.1 * rows + 0.5, "drawing curves")
     figure.suptitle(title, color=_INK, fontsize=12)
     for index, panel in enumerate(panels):
         _draw(figure.add_subplot(rows, columns, index + 1), panel, reports)
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = folder / "curves.png"
-    FigureCanvasAgg(figure)  # draws without a screen
-    figure.savefig(picture)
-    return picture
+    return save_figure(figure, folder / "curves.png")
 
 
 def read_reports(metrics: Path) -> list[StepReport]:

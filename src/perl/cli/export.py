@@ -18,7 +18,7 @@ from perl.cli.output import set_up_output
 @click.option("--base", help="The base [default: the one that the run or the adapter names].")
 @click.option("-o", "--output", type=click.Path(), help="Folder to write [default: DIR-lora or DIR-merged].")
 def command(*, source: str, form: str, dtype: str, base: str | None, output: str | None) -> None:
-    """Write the adapter in DIR, a run folder, an adapter's folder or a Hub id, in another form.
+    """Write the adapter in DIR, a run folder, an adapter's folder, a Hub id or zoo:NAME, in another form.
 
     `lora` is exact or refused, with the error that could be reached; what was written is loaded again and compared.
     """

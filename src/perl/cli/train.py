@@ -76,9 +76,20 @@ def _summary(run: "Run") -> list[str]:
         )
     curves = run.plots / "curves.png"
     lines.append(f"curves   {curves}" if curves.is_file() else "curves   not drawn: pip install 'perl-rl[plots]'")
-    if run.facts.get("repo_id"):
-        lines.append(f"upload   hf upload {run.facts['repo_id']} {run.adapter}")
+    lines += _publishing(run)
     return lines
+
+
+def _publishing(run: "Run") -> list[str]:
+    """Where the adapter is, or how it gets there."""
+    from perl.hub.outbox import read_push
+
+    push = read_push(run)
+    if push is not None and push.status == "done":
+        return [f"pushed   {push.url}"]
+    if push is not None or run.facts.get("repo_id"):
+        return [f"push     perl push {run.path}"]
+    return []
 
 
 def _reward(run: "Run") -> str:

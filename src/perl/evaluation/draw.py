@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.samples import Sample
+from perl.evaluation.samples import Place, Sample
 from perl.rewards.verifier import Judging, check_all
-from perl.rollouts.engine import Engine, Request, Sampled
+from perl.rollouts.engine import Engine, Request, Sampled, completion_of
 from perl.types import Verdict
-
-Place = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,6 @@ class TaskRequest:
     max_new_tokens: int
     end_token_ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
-
-    def is_truncated(self, token_ids: Sequence[int]) -> bool:
-        """Whether a completion was cut off: it does not end by itself."""
-        return len(token_ids) >= self.max_new_tokens and token_ids[-1] not in self.end_token_ids
 
     def places(self, k: int) -> list[Place]:
         """Every sample that is wanted, problem by problem."""
@@ -96,12 +90,20 @@ def draw(
 
     def judge(position: int, group: Sequence[Sampled]) -> None:
         task, problem, index = place = left[position]
-        whole = tokenizer.decode(list(group[0].token_ids), skip_special_tokens=True)
-        text = _cut(whole, wanted.stop)
+        completion = completion_of(group[0], wanted.end_token_ids, tokenizer)
+        text = _cut(completion.text, wanted.stop)
+        truncated = completion.truncated and text == completion.text
         verdict = _verdict(by_id[problem].gold, text, judging or Judging())
-        length, truncated = len(group[0].token_ids), text == whole and wanted.is_truncated(group[0].token_ids)
         sample = Sample(
-            task, problem, index, seeds[position], text, length, truncated, verdict.status, verdict.extracted
+            task,
+            problem,
+            index,
+            seeds[position],
+            text,
+            len(completion.token_ids),
+            truncated,
+            verdict.status,
+            verdict.extracted,
         )
         found[place] = sample
         on_sample(sample)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -214,12 +213,6 @@ def _key(plan: Evaluation, policies: Policies, who: Who, task: Prepared) -> str:
 def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float) -> Results:
     own = {who: _by_lighteval(plan, groups) for who, groups in drawn.groups.items()}
     base, revision = public_name(*base_identity(policies.base))
-    versions = installed_versions()
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return Results(
         subject={
             "name": plan.subject.name,
@@ -236,7 +229,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float)
             "device": plan.device.type,
             "logp_diff": drawn.logp_diff,
         },
-        versions=versions,
+        versions=installed_versions(_PACKAGES),
         seconds=seconds,
         tasks=tuple(_task_result(plan, task, drawn, own) for task in plan.tasks),
     )
@@ -291,5 +284,6 @@ def _by_lighteval(plan: Evaluation, groups: Mapping[str, Groups]) -> dict[str, O
             for mine, theirs in zip(ours, others, strict=True)
         ]
         only_ours = sum(mine and not theirs for mine, theirs in pairs)
-        found[name] = OtherScore(score.metrics, only_ours, sum(theirs and not mine for mine, theirs in pairs))
+        only_theirs = sum(theirs and not mine for mine, theirs in pairs)
+        found[name] = OtherScore(score.metrics, only_ours, only_theirs, score.results["config_tasks"][f"{name}|0"])
     return found

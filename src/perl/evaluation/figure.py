@@ -11,8 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perl.errors import MissingExtraError, missing_extra
 from perl.evaluation.results import FIGURE, Results, TaskResult
+from perl.pictures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,25 +41,15 @@ def draw_problems(results: Results, folder: Path) -> Path:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        problem = missing_extra("matplotlib", "plots", "drawing problems")
-        raise MissingExtraError(problem.message, hint=problem.hint) from None
     columns = _columns(len(results.tasks))
     rows = -(-len(results.tasks) // columns)
-    figure = Figure(figsize=(4.4 * columns, 4.7 * rows + 0.6), layout="constrained", facecolor="white")
+    figure = new_figure(4.4 * columns, 4.7 * rows + 0.6, "drawing problems")
     figure.suptitle(_title(results), color=_INK, fontsize=12 if columns > 1 else 9)
     if any(len(set(shares)) < len(shares) for shares in map(paired_shares, results.tasks)):
         figure.supxlabel("a larger point is several problems in one place", color=_EQUAL, fontsize=8)
     for index, task in enumerate(results.tasks):
         _draw(figure.add_subplot(rows, columns, index + 1), task)
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = folder / FIGURE
-    FigureCanvasAgg(figure)  # draws without a screen
-    figure.savefig(picture, dpi=120)
-    return picture
+    return save_figure(figure, folder / FIGURE, dpi=120)
 
 
 def paired_shares(task: TaskResult) -> list[tuple[Fraction, Fraction]]:

@@ -14,6 +14,7 @@ from perl.data import prompt_text
 from perl.evaluation.draw import Asked, TaskRequest, draw
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import Prepared, protocol_hash
+from perl.evaluation.results import HELD_OUT
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import Score, score_samples
 from perl.evaluation.task import Question, Task, TaskData, questions_hash
@@ -41,17 +42,11 @@ def heldout_task(name: str, prompts: Sequence[Prompt], protocol: Protocol, end_t
     questions = tuple(Question(str(i), text, _solution(prompts[i]), {}) for i, text in enumerate(texts))
     task = Task(
         name=name,
-        title=f"{name} (held out)",
+        title=name + HELD_OUT,
         repository=name,
-        subset=None,
         split="heldout",
-        revision=None,
         file="",
         prompt="{problem}",
-        version=1,
-        max_new_tokens=None,
-        stop=(),
-        lighteval=None,
         source="held out by the run",
     )
     data = TaskData(task, questions, name, None, questions_hash(questions))

@@ -8,7 +8,7 @@ Knows nothing of tasks or models.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -113,7 +113,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "base": {},
     }
 )
-_SETTINGS = tuple(field.name for field in fields(Protocol) if field.name != "preset")
 
 
 def resolve_protocol(
@@ -141,11 +140,6 @@ def resolve_protocol(
 def short_hash(facts: Mapping[str, Any]) -> str:
     """Sixteen hexadecimal digits of facts, whatever their order."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def as_facts(protocol: Protocol) -> dict[str, Any]:
-    """For a results file."""
-    return asdict(protocol)
 
 
 def _from_the_base(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from perl.run import write_text
 
 VERSION = 1
 """Of the part under ``perl``."""
+HELD_OUT = " (held out)"
+"""With which the titles of tasks end that are a run's own held-out problems."""
 RESULTS, SAMPLES, TABLE, FIGURE = "results.json", "samples.jsonl", "table.md", "problems.png"
 
 
@@ -41,11 +43,13 @@ class OtherScore:
         metrics: By lighteval's labels.
         only_ours: Completions that only our verifier calls right.
         only_lighteval: Completions that only lighteval calls right.
+        config: Its description of the task.
     """
 
     metrics: Mapping[str, float]
     only_ours: int
     only_lighteval: int
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,11 @@ class TaskResult:
         if score is None:
             raise ValueError(f"{self.name} was not scored")
         return score
+
+    @property
+    def score_by_lighteval(self) -> OtherScore | None:
+        """Lighteval's score of what was evaluated."""
+        return self.lighteval.get("adapter" if self.adapter else "base")
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,7 @@ class Results:
             "versions": {},
             "config_tasks": {
                 f"{task.name}|0": {
+                    **(task.score_by_lighteval.config if task.score_by_lighteval else {}),
                     "name": task.name,
                     "hf_repo": task.data["source"],
                     "hf_revision": task.data["revision"],
@@ -198,8 +208,7 @@ def _labels(task: TaskResult) -> dict[str, float | None]:
     ours: dict[str, float | None] = {f"avg@{score.k}": score.accuracy, f"avg@{score.k}_stderr": score.stderr}
     ours |= {f"pass@{k}": value for k, value in score.pass_at.items()}
     ours[f"maj@{score.k}"] = score.majority
-    own = task.lighteval.get("adapter" if task.adapter else "base")
-    return ours | (dict(own.metrics) if own else {})
+    return ours | (dict(task.score_by_lighteval.metrics) if task.score_by_lighteval else {})
 
 
 def _plain(task: TaskResult) -> dict[str, Any]:

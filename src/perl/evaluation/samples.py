@@ -14,6 +14,9 @@ from pathlib import Path
 from perl.run import write_text
 from perl.types import VerdictStatus
 
+Place = tuple[str, str, int]
+"""Task, problem and number of a sample."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -47,7 +50,7 @@ class Sample:
         return self.status == "right"
 
     @property
-    def place(self) -> tuple[str, str, int]:
+    def place(self) -> Place:
         """Which sample of an evaluation it is."""
         return self.task, self.problem, self.index
 
@@ -59,7 +62,7 @@ class SampleFile:
         """Reads nothing yet."""
         self.path = path
 
-    def read(self, policy: str) -> dict[tuple[str, str, int], Sample]:
+    def read(self, policy: str) -> dict[Place, Sample]:
         """The samples of a policy, by place; a line that a kill cut short counts as never written.
 
         Args:
@@ -73,7 +76,7 @@ class SampleFile:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(("\n" if cut_short else "") + "".join(_line(policy, sample) for sample in samples))
 
-    def put_first(self, policies: Sequence[str], order: Sequence[tuple[str, str, int]]) -> None:
+    def put_first(self, policies: Sequence[str], order: Sequence[Place]) -> None:
         """Puts the samples that a result stands on first, in their order; all others stay, after them."""
         ranks = {(key, place): rank for rank, (key, place) in enumerate((k, p) for k in policies for p in order)}
         known = {(key, sample.place): sample for key, sample in self._lines()}

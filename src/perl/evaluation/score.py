@@ -5,6 +5,7 @@ samples of each problem -> Score
 Knows nothing of models, files or of a second policy.
 """
 
+import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,16 @@ from dataclasses import dataclass, field
 
 from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
-from perl.rewards.verifier import check
+from perl.rewards.verifier import check, check_all
+from perl.types import Verdict
+
+logger = logging.getLogger("perl")
 
 # G-Pass@k is reported for this k, as in its paper and in lighteval, where there are as many completions of a problem.
 G_PASS_K = 16
 G_PASS_THRESHOLDS = (0.25, 0.5, 0.75, 1.0)
-_UNJUDGED = ("timeout", "error", "unparsable_gold")
+UNJUDGED = ("timeout", "error", "unparsable_gold")
+"""Verdicts that say nothing of the answer; such completions count as not right."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,25 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
         tokens=sum(sample.tokens for sample in every),
         truncated=statistics.fmean(sample.truncated for sample in every),
         no_answer=statistics.fmean(sample.status == "no_answer" for sample in every),
-        unjudged=statistics.fmean(sample.status in _UNJUDGED for sample in every),
+        unjudged=statistics.fmean(sample.status in UNJUDGED for sample in every),
     )
+
+
+def judge_rows(completions: Sequence[Sequence[str]], golds: Sequence[str]) -> list[list[Verdict]]:
+    """The verdict of each completion; those that could not be judged are said.
+
+    Args:
+        completions: One row a problem.
+        golds: One a problem.
+    """
+    repeated = [gold for gold, row in zip(golds, completions, strict=True) for _ in row]
+    verdicts = check_all(repeated, [text for row in completions for text in row])
+    unjudged = sum(verdict.status in UNJUDGED for verdict in verdicts)
+    if unjudged:
+        what = "%d of %d completions could not be compared with the gold answer and count as not right"
+        logger.warning(what, unjudged, len(verdicts))
+    one_by_one = iter(verdicts)
+    return [[next(one_by_one) for _ in row] for row in completions]
 
 
 def rights(problems: Sequence[Sequence[Sample]]) -> list[list[bool]]:

@@ -1,6 +1,6 @@
 """What is to be evaluated: an adapter and the base beside it, found before any weights are loaded.
 
-run folder, checkpoint, adapter folder, Hub id, or a base alone -> Subject
+run folder, checkpoint, adapter folder, Hub id, zoo:NAME, or a base alone -> Subject
 
 Knows nothing of tasks or sampling.
 """
@@ -8,8 +8,7 @@ Knows nothing of tasks or sampling.
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi
-from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub import HfApi, constants
 
 from perl.checkpoint import latest_checkpoint
 from perl.errors import ModelError, PerlError, RunFolderError
@@ -28,7 +27,7 @@ class Subject:
     """A policy and the base it is compared with.
 
     Attributes:
-        name: What results call it: a Hub id, or the last part of a path.
+        name: What results call it: a Hub id, ``zoo:NAME``, or the last part of a path.
         base: The base, with its revision.
         adapter: What is put on the base; None: nothing.
         model: A model that was itself trained on the base; None: there is none.
@@ -53,8 +52,8 @@ def find_subject(adapter: str | None, base: str | None = None, dtype: str = "aut
     """Finds what a user named.
 
     Args:
-        adapter: A run folder, a checkpoint or an adapter's folder, or a Hub id with an optional ``@revision``; None:
-            the base alone.
+        adapter: A run folder, a checkpoint or an adapter's folder, a Hub id with an optional ``@revision``, or
+            ``zoo:NAME``; None: the base alone.
         base: Hub id with an optional ``@revision``, or folder; None: the one that the adapter names.
         dtype: Type of the base's weights.
 
@@ -76,13 +75,13 @@ def find_subject(adapter: str | None, base: str | None = None, dtype: str = "aut
         raise _explained(error, adapter) from None
     section = given or _base_of(saved, _recipe_above(path), dtype)
     name = _short(adapter)
-    return Subject(name, section, saved, None, sha256_of(saved.weights), Path("evals") / name)
+    return Subject(name, section, saved, None, sha256_of(saved.weights), Path("evals") / name.replace(":", "-"))
 
 
 def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
     """The adapter of a run that is done, or the model if that was trained itself."""
     run = Run.read(path)
-    section = given or replace_dtype(Recipe.load(path / "recipe.yaml").model, dtype)
+    section = given or _with_dtype(Recipe.load(path / "recipe.yaml").model, dtype)
     if not run.adapter.is_dir():
         checkpoint = latest_checkpoint(run.checkpoints)
         hint = f"--adapter {checkpoint}" if checkpoint else "perl train finishes it"
@@ -95,7 +94,7 @@ def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
     return Subject(name, section, saved, None, sha256_of(saved.weights), path / "evals")
 
 
-def replace_dtype(section: ModelSection, dtype: str) -> ModelSection:
+def _with_dtype(section: ModelSection, dtype: str) -> ModelSection:
     """The section with another type of weights, unless that is left open."""
     return section if dtype == "auto" else section.model_copy(update={"dtype": dtype})
 
@@ -110,17 +109,23 @@ def _section(name: str, dtype: str) -> ModelSection:
         )
         raise ModelError(f"{name} {what}", "--base", hint)
     repository, _, revision = (name, "", "") if local else name.partition("@")
-    return replace_dtype(ModelSection(name=repository, revision=revision or None), dtype)
+    return _with_dtype(ModelSection(name=repository, revision=revision or None), dtype)
 
 
 def _base_of(saved: SavedAdapter, recipe: Recipe | None, dtype: str) -> ModelSection:
     """The base that an adapter names; where the run is known, as the run loaded it."""
     if recipe is not None:
-        return replace_dtype(recipe.model, dtype)
+        return _with_dtype(recipe.model, dtype)
     name = saved.config.base_model_name_or_path
+    if saved.foreign_base:
+        raise ModelError(
+            f"{saved.name} names its base by a place on another machine, {saved.foreign_base[:100]}",
+            "--base",
+            "name the one it belongs to",
+        )
     if not name:
         raise ModelError(f"{saved.name} does not say in its {CONFIG} which base it belongs to", "--base", "name it")
-    return replace_dtype(ModelSection(name=name, revision=saved.config.revision), dtype)
+    return _with_dtype(ModelSection(name=name, revision=saved.config.revision), dtype)
 
 
 def _recipe_above(path: Path) -> Recipe | None:
@@ -142,7 +147,7 @@ def _explained(error: ModelError, adapter: str) -> ModelError:
 
 
 def _is_whole_on_hub(name: str) -> bool:
-    if HF_HUB_OFFLINE or name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if constants.HF_HUB_OFFLINE or name.count("/") != 1 or name.startswith((".", "/", "~")):
         return False
     repository, _, revision = name.partition("@")
     try:

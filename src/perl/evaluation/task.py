@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,15 @@ Split = Literal["train", "test", "heldout"]
 
 # The words of Qwen2.5-Math's evaluation, which most reports on RL with verifiable rewards use.
 BOXED_PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+BOXED_SOURCE = "asked as Qwen2.5-Math's evaluation does"
+LIGHTEVAL_SOURCE = "asked as lighteval 0.13 does"
+LIGHTEVAL_AIME_PROMPT = (
+    "\nSolve the following math problem efficiently and clearly.  The last line of your response should be of the "
+    "following format: 'Therefore, the final answer is: $\\boxed{ANSWER}$. I hope it is correct' (without quotes) "
+    "where ANSWER is just the final number or expression that solves the problem. Think step by step before "
+    "answering.\n\n{problem}\n"
+)
+"""lighteval's, of every year's AIME."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +39,16 @@ class Task:
         name: As the command line knows it.
         title: As tables print it.
         repository: Data set on the Hub, or ``sandbox:NAME``.
-        subset: Of the data set; None where it has one only.
         split: Of the data set.
-        revision: Commit of the data set; None: the newest, which results record.
         file: Name of the data in a local folder.
+        source: Where data and prompt come from.
+        subset: Of the data set; None where it has one only.
+        revision: Commit of the data set; None: the newest, which results record.
         prompt: ``{problem}`` stands for the problem; any other brace stands for itself.
         version: Of the way of asking; scores of different versions are different scores.
         max_new_tokens: What lighteval's definition allows a completion; None where it leaves that open.
         stop: Texts that end a completion.
         lighteval: Name of the task of lighteval that this is, or None.
-        source: Where data and prompt come from.
         problem: Columns that may hold the problem, the first one present counts.
         answer: Columns that may hold the answer, likewise.
         identifier: Columns that may hold the row's name, likewise.
@@ -49,16 +58,16 @@ class Task:
     name: str
     title: str
     repository: str
-    subset: str | None
     split: Split
-    revision: str | None
     file: str
-    prompt: str
-    version: int
-    max_new_tokens: int | None
-    stop: tuple[str, ...]
-    lighteval: str | None
     source: str
+    subset: str | None = None
+    revision: str | None = None
+    prompt: str = BOXED_PROMPT
+    version: int = 1
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    lighteval: str | None = None
     problem: tuple[str, ...] = ("problem", "question")
     answer: tuple[str, ...] = ("answer",)
     identifier: tuple[str, ...] = ("id", "unique_id")
@@ -105,6 +114,26 @@ def questions_hash(questions: Iterable[Question]) -> str:
     """SHA-256 of ids, texts and golds: equal where a model was asked the same and judged by the same."""
     content = json.dumps([[question.id, question.text, question.gold] for question in questions])
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def boxed(task: Task, title: str) -> Task:
+    """The problems of one of lighteval's tasks, asked with one plain sentence; the length is left open.
+
+    Args:
+        task: Whose source ends in how lighteval asks.
+        title: As tables print it.
+    """
+    return replace(
+        task,
+        name=f"{task.name}_boxed",
+        title=title,
+        source=task.source.replace(LIGHTEVAL_SOURCE, BOXED_SOURCE),
+        prompt=BOXED_PROMPT,
+        version=1,
+        max_new_tokens=None,
+        stop=(),
+        lighteval=None,
+    )
 
 
 def all_tasks() -> dict[str, Task]:

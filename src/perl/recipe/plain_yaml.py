@@ -13,6 +13,15 @@ import yaml
 
 from perl.errors import RecipeError
 
+_DEEPEST = 30
+_OPENING = (
+    yaml.FlowSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.BlockSequenceStartToken,
+    yaml.BlockMappingStartToken,
+)
+_CLOSING = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+
 
 class PlainLoader(yaml.SafeLoader):
     """Safe YAML whose plain scalars are those of YAML 1.2's core schema."""
@@ -62,13 +71,18 @@ def plain_value(text: str) -> Any:  # noqa: ANN401 (a YAML value)
 
 
 def refuse_tags(text: str, file: str) -> None:
-    """Refuses tags and aliases, which are more than plain values.
+    """Refuses tags and aliases, which are more than plain values, and lists and mappings within each other without end.
 
     Raises:
         RecipeError: With the line.
     """
+    depth = 0
     for token in yaml.scan(text, Loader=PlainLoader):
         where = f"{file}:{token.start_mark.line + 1}"
+        depth += isinstance(token, _OPENING)
+        depth -= isinstance(token, _CLOSING)
+        if depth > _DEEPEST:  # PyYAML's time grows with the square of the depth
+            raise RecipeError(f"not plain YAML: nested too deeply, {_DEEPEST} levels at most", where)
         if isinstance(token, yaml.TagToken):
             raise RecipeError("not plain YAML: a tag", where, "write the value itself")
         if isinstance(token, yaml.AliasToken):

@@ -203,13 +203,24 @@ class EvalSection(Section):
 
 
 class HubSection(Section):
-    """What the adapter will be called on the Hub."""
+    """Where the adapter is published on the Hub, and when."""
 
     repo_id: str | None = Field(
-        None,
-        pattern=r"^[\w.-]+/[\w.-]+$",
-        description="user/name; used in the card and in the upload command printed at the end.",
+        None, pattern=r"^[\w.-]+/[\w.-]+$", description="user/name, on the card too; `perl push` sends it there."
     )
+    push: Literal["end", "every_save", "best"] | None = Field(
+        None,
+        description="end: the trained adapter, when it is scored; every_save: each checkpoint too, as a revision; "
+        "best: the one that scored best; None: never by itself.",
+    )
+    private: bool = Field(False, description="Create the repository so that only you see it.")
+
+    @model_validator(mode="after")
+    def _check_repo(self) -> "HubSection":
+        for key in ("push", "private"):
+            if getattr(self, key) and self.repo_id is None:
+                raise ValueError(f"{key} needs repo_id, as in repo_id: user/name")
+        return self
 
 
 class EngineSection(Section):

@@ -73,7 +73,7 @@ REFUSED: dict[str, str] = {
     "disable_tqdm": "use --quiet",
     "hub_token": "a token must not stand in a file that is saved with the run; use `hf auth login`",
     "model_init_kwargs": "the model section holds them",
-    "push_to_hub": "name the adapter in hub.repo_id; the upload command is printed at the end",
+    "push_to_hub": "hub: {repo_id: user/name, push: end} does it",
     "remove_unused_columns": "rewards need the columns, the gold answer among them",
     "resume_from_checkpoint": "run the same command again, it resumes by itself",
     "reward_weights": "write each weight in rewards, as {accuracy: 1.0, format: 0.2}",
