@@ -67,7 +67,7 @@ def adapter(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(own_servers) -> list[VllmProcess]:
     """Two servers for tests that kill them, or change their weights; what they are asked for waits in a queue."""
-    return own_servers(2, flags=(*LORA, "--max-num-seqs", "16"))
+    return own_servers(2, flags=(*LORA, "--max-num-seqs", "64"))
 
 
 def evaluated(output, *servers: str, adapter: str | None = None, base: str | None = None, k: int = 4, **settings):
