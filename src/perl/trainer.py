@@ -330,6 +330,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             steps=self.state.global_step,
             seed=args.seed,
             algorithm=args.loss_type,
+            ratio_level=args.importance_sampling_level,
             settings={
                 **{key: _readable(getattr(config, key)) for key in asked if getattr(config, key, None) is not None},
                 "learning rate": f"{args.learning_rate:g}",

@@ -169,6 +169,7 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
         fingerprint={**run.facts.get("fingerprint", {}), "base": fingerprint},
         settings=_settings(plan),
         loss=plan.arguments.loss_type,
+        ratio_level=plan.arguments.importance_sampling_level,
         rewards={reward.name: reward.weight for reward in plan.rewards},
         data={"train": plan.problems.train_version, "eval": plan.problems.heldout_version},
         hardware={"device": processor_name(plan.arguments.device), "count": plan.arguments.world_size},

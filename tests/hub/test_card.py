@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from perl.hub.card import render_card
+from perl.hub.citations import references
 from perl.hub.facts import Asking, CardFacts, Licence, Serving, public_results
 from perl.sandbox import BASE_NAME
 from tests.evaluations import results, task_result
@@ -30,6 +31,7 @@ FULL = CardFacts(
     steps=123,
     seed=4711,
     algorithm="cispo",
+    ratio_level="sequence",
     settings={"rank": 16, "learning rate": "1e-05"},
     rewards={"accuracy": 1.0, "format": 0.2},
     reward_first=0.125,
@@ -61,6 +63,7 @@ SHOWN = {
     "steps": ["| optimizer steps | 123 |"],
     "seed": ["| seed | 4711 |"],
     "algorithm": ["(CISPO)", "| loss | cispo |", "- cispo\n", "arXiv:2506.13585"],
+    "ratio_level": ["| importance ratio of each | sequence |", "arXiv:2507.18071"],
     "settings": ["| rank | 16 |", "| learning rate | 1e-05 |"],
     "rewards": ["| rewards (weight) | accuracy (1.0), format (0.2) |", "the sum of these rewards and nothing else"],
     "reward_first": ["| mean reward, first and last step | 0.125, 0.875 |"],
@@ -152,7 +155,7 @@ def test_an_unknown_fact_is_left_out(name):
 
 def test_any_two_facts_may_be_unknown():
     pairs = list(itertools.combinations(SHOWN, 2))
-    assert len(pairs) == 378
+    assert len(pairs) == 406
     for pair in pairs:
         assert_finished(render_card(without(FULL, *pair)))
 
@@ -206,6 +209,17 @@ def test_a_base_that_is_not_on_the_hub_is_no_base_model(base):
     assert "base_model_relation" not in found
     assert not any(tag.startswith("base_model") for tag in found["tags"])
     assert ("sandbox" in found["tags"]) == (base == BASE_NAME)
+
+
+def test_only_papers_of_what_was_done_are_cited():
+    assert references("lora", "grpo", "token") == references("lora", "grpo") == references("lora", None)
+    # TRL's BNPO is another loss than the paper of that name.
+    assert [what for what, _ in references(None, "bnpo")] == ["group-relative advantages (GRPO)"]
+    assert [what for what, _ in references("nobody's", "dapo", "sequence")] == [
+        "group-relative advantages (GRPO)",
+        "loss DAPO",
+        "importance ratio of the whole sequence (GSPO)",
+    ]
 
 
 def test_a_folder_that_looks_like_a_hub_name_is_no_base_model(tmp_path):

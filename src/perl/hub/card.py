@@ -34,7 +34,7 @@ def render_card(facts: CardFacts) -> str:
             headline=headline(results) if results else "",
             results_lines=results_lines(results) if results else [],
             limitations=[*reservations(results), *contamination(results)] if results else [],
-            references=references(facts.method, facts.algorithm),
+            references=references(facts.method, facts.algorithm, facts.ratio_level),
             names={"curves": CURVES, "problems": PROBLEMS, "recipe": PUBLIC_RECIPE, "results": f"eval/{RESULTS}"},
             snippets=snippets,
         )

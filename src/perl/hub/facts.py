@@ -100,6 +100,7 @@ class CardFacts:
         dataset_version: Commit or hash of the training problems, with their subset and split.
         steps: Optimizer steps.
         algorithm: The loss, as in ``train.loss_type``.
+        ratio_level: Of what the importance ratio is, as in ``train.importance_sampling_level``.
         settings: Name -> value of what the run was asked for, in the order shown.
         rewards: Reward name -> weight.
         reward_first: Mean reward of the first step.
@@ -131,6 +132,7 @@ class CardFacts:
     steps: int | None = None
     seed: int | None = None
     algorithm: str | None = None
+    ratio_level: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     rewards: Mapping[str, float] = field(default_factory=dict)
     reward_first: float | None = None
@@ -207,6 +209,7 @@ def card_facts(candidate: Candidate, repo_id: str | None = None, licence: str | 
         steps=candidate.step,
         seed=known.get("seed"),
         algorithm=known.get("loss"),
+        ratio_level=known.get("ratio_level"),
         settings=known.get("settings") or {},
         rewards=known.get("rewards") or {},
         reward_first=rewards[0] if rewards else None,
