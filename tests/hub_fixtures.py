@@ -41,6 +41,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 
 @pytest.fixture
+def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that failed is repeated at once."""
+    monkeypatch.setattr("perl.hub.retries._delay", lambda _: 0.0)
+
+
+@pytest.fixture
 def hub_env(tmp_path: Path) -> Callable[[LocalHub], dict[str, str]]:
     """The environment of a process for which this Hub is the Hub: ``subprocess.run(..., env=hub_env(hub))``."""
 

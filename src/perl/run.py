@@ -289,6 +289,19 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str 
     return found
 
 
+def log_rows(text: str) -> list[dict[str, Any]]:
+    """The rows of a log; a line that is none is left out, as one that a kill cut short."""
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
 def _step_of(line: str) -> float:
     """The step of a log line; a line that a kill cut short counts as never logged."""
     try:

@@ -134,7 +134,8 @@ def test_a_folder_that_holds_no_adapter(mistake):
 
 def test_a_setting_beside_an_adapter_that_is_continued(mistake):
     line = mistake(recipe="peft:\n  adapter: anywhere\n  rank: 4\n")
-    assert line == "recipe.yaml:4: peft.rank: comes from the adapter that is continued (leave it out)"
+    what, hint = "comes from the adapter that is continued", "leave it out, or rank: null if it is inherited"
+    assert line == f"recipe.yaml:4: peft.rank: {what} ({hint})"
 
 
 def test_an_adapter_of_another_base(mistake):

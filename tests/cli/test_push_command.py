@@ -10,9 +10,7 @@ from tests.hub_fixtures import TOKEN
 REPO = "user/adapter"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_waits(monkeypatch):
-    monkeypatch.setattr("perl.hub.retries._delay", lambda _: 0.0)
+pytestmark = pytest.mark.usefixtures("nothing_waits")
 
 
 def perl(*arguments):
@@ -60,6 +58,7 @@ def test_an_outage_ends_with_one_line_and_the_same_command_goes_on(hub, capsys):
     hub.faults.fail(1, 503, times=10**6)
     assert perl("run", "--repo", REPO, "--private") == EXIT_FAILED
     printed = capsys.readouterr()
+    assert printed.err.splitlines()[-2] == "the push is kept in run: `perl push run` finishes it"
     assert printed.err.splitlines()[-1] == f"error: {REPO}: the Hub cannot be had: it answers 503 (6 tries)"
     assert TOKEN not in printed.err + printed.out
     hub.faults.clear()

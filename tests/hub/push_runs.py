@@ -14,8 +14,10 @@ from perl.probe import write_probe
 from perl.run import Run
 from perl.saved_adapter import CONFIG, WEIGHTS
 from tests.hub.card_runs import make_run, policy_of
+from tests.local_hub import LocalHub
 from tests.saved_adapters import save_adapter
 
+REPO = "user/adapter"
 # What is published of such a run, in order.
 FILES = [
     "README.md",
@@ -65,3 +67,8 @@ def add_best(run: Run, step: int = 20) -> Path:
 
 def weights_and_config(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in (WEIGHTS, CONFIG)}
+
+
+def files_of(hub: LocalHub, revision: str = "main") -> dict[str, bytes]:
+    """What its repository holds, but for what the Hub itself puts there."""
+    return {name: data for name, data in hub.repo(REPO).files(revision).items() if name != ".gitattributes"}

@@ -7,7 +7,7 @@ import pytest
 
 from perl.hub.candidate import find_candidate
 from perl.hub.package import MOST_ROWS, Package, is_ours, package_candidate, package_problems, read_package, thinned
-from perl.run import Run
+from perl.run import Run, log_rows
 from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable
 from tests.hub_fixtures import TOKEN
 
@@ -40,17 +40,17 @@ def test_a_checkpoint_ends_where_it_was_saved():
 
 
 def test_a_long_log_is_thinned_and_keeps_its_ends():
-    lines = [json.dumps({"step": step}) for step in range(1, 5001)]
-    steps = [row["step"] for row in rows(thinned(lines))]
+    log = [{"step": step} for step in range(1, 5001)]
+    steps = [row["step"] for row in rows(thinned(log))]
     assert len(steps) == MOST_ROWS == 1000
     assert (steps[0], steps[-1]) == (1, 5000)
     assert steps == sorted(set(steps))
     assert max(b - a for a, b in pairwise(steps)) <= 6
-    assert thinned(lines[:1000]).splitlines() == [line.encode() for line in lines[:1000]]
+    assert thinned(log[:1000]).splitlines() == [json.dumps(row).encode() for row in log[:1000]]
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out():
-    assert rows(thinned(['{"step": 1}', "[]", '{"step": 2, "rew'])) == [{"step": 1}]
+    assert log_rows('{"step": 1}\n[]\n{"step": 2, "rew') == [{"step": 1}]
 
 
 @pytest.mark.parametrize("base", ["/home/alice/models/base", "../models/base", "C:\\Users\\alice\\base"])

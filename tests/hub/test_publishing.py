@@ -10,9 +10,9 @@ import perl
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
 from perl.hub.outbox import read_push
+from tests.hub.push_runs import REPO, files_of
 from tests.hub_fixtures import TOKEN
 
-REPO = "user/adapter"
 SMALL = [
     "train.max_steps=2",
     "train.save_strategy=steps",
@@ -29,13 +29,7 @@ SMALL = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_waits(monkeypatch):
-    monkeypatch.setattr("perl.hub.retries._delay", lambda _: 0.0)
-
-
-def files_of(hub, revision="main"):
-    return hub.repo(REPO).files(revision)
+pytestmark = pytest.mark.usefixtures("nothing_waits")
 
 
 def test_every_checkpoint_and_the_adapter_are_on_the_hub_when_training_ends(hub):

@@ -14,17 +14,12 @@ from perl.hub.package import Package
 from perl.hub.push import push_run, wanted_push
 from perl.run import sha256_of
 from perl.saved_adapter import WEIGHTS, find_adapter
-from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable, weights_and_config
+from tests.hub.push_runs import FILES, REPO, add_best, add_checkpoint, files_of, publishable, weights_and_config
 from tests.hub_fixtures import TOKEN
 
-REPO = "user/adapter"
 CARD = b"---\nlibrary_name: peft\n---\n"
 SCORE = b"- dataset: {id: openai/gsm8k, task_id: gsm8k}\n  value: 41.2\n"
 OTHER = {"adapter_model.safetensors": b"other", "adapter_config.json": b"{}"}
-
-
-def files_of(hub, revision="main"):
-    return {name: data for name, data in hub.repo(REPO).files(revision).items() if name != ".gitattributes"}
 
 
 def test_the_repository_holds_exactly_the_run_and_others_load_it(hub):

@@ -46,19 +46,24 @@ def command(
         raise PerlError(f"is no name on the Hub: {repo!r}", "--repo", "user/name")
     from perl.hub.candidate import find_candidate
     from perl.hub.push import pack, push_run, wanted_push
+    from perl.hub.retries import HubOutageError
 
     wanted = wanted_push(run, repo, which, checkpoints=checkpoints, private=private, message=message)
     if dry_run:
         package = pack(find_candidate(run, wanted.which), wanted.repo_id)
         click.echo("\n".join(_preview(package, wanted)))
         return
-    done, difference = push_run(run, wanted)
+    try:
+        done, difference = push_run(run, wanted)
+    except HubOutageError:
+        click.echo(f"the push is kept in {run.path}: `perl push {folder}` finishes it", err=True)
+        raise
     click.echo("\n".join(_summary(done, difference, wanted)))
 
 
 def _preview(package: "Package", wanted: "Push") -> list[str]:
     """The files with their sizes, then the card."""
-    from perl.hub.package import CARD
+    from perl.hub.card_check import CARD
 
     lines = [f"{name:{_WIDEST_NAME}} {package.size(name):>13,} bytes" for name in package.files]
     total = sum(map(package.size, package.files))

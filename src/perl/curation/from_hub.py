@@ -15,19 +15,21 @@ from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoSibling
 
-from perl.curation.material import Material, log_rows, of_base, of_log
+from perl.curation.material import Material, of_base, of_log, steps_of
 from perl.curation.scores import checked_scores
 from perl.errors import PerlError, Problem
-from perl.evaluation.results import RESULTS, Results, read_results
+from perl.evaluation.results import Results, read_results
+from perl.hub.card_check import CARD, SCORES
+from perl.hub.facts import PUBLIC_RECIPE
+from perl.hub.package import METRICS
 from perl.hub_lookup import TIMEOUT_SECONDS, look_up
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 from perl.run import sha256_of
 from perl.saved_adapter import CONFIG, WEIGHTS
 
-RECIPE, CARD, METRICS, EVAL_RESULTS = "perl_recipe.yaml", "README.md", "metrics.jsonl", f"eval/{RESULTS}"
 _LARGEST_YAML = 100_000
-_LARGEST = {CONFIG: 1_000_000, RECIPE: _LARGEST_YAML, CARD: 1_000_000, METRICS: 20_000_000, EVAL_RESULTS: 20_000_000}
+_LARGEST = {CONFIG: 1_000_000, PUBLIC_RECIPE: _LARGEST_YAML, CARD: 1_000_000, METRICS: 20_000_000, SCORES: 20_000_000}
 # Of an adapter's weights that are not kept as a large file, hence have no SHA-256 until they are here.
 _LARGEST_PLAIN_WEIGHTS = 50_000_000
 
@@ -45,15 +47,15 @@ def of_hub(source: str) -> Material:
     if commit is None:
         raise PerlError("the Hub is not asked", "HF_HUB_OFFLINE", "unset it, or name a run folder")
     listed = _listed(repo, commit)
-    for needed, hint in ((CONFIG, ""), (WEIGHTS, "only safetensors are taken"), (EVAL_RESULTS, "perl push sends them")):
+    for needed, hint in ((CONFIG, ""), (WEIGHTS, "only safetensors are taken"), (SCORES, "perl push sends them")):
         if needed not in listed:
             raise PerlError(f"has no {needed}", source, hint)
     files = {name: _fetched(repo, commit, listed[name], source) for name in _LARGEST if name in listed}
-    results = _read_stranger(files[EVAL_RESULTS], source)
+    results = _read_stranger(files[SCORES], source)
     weights, digest = _weights_of(repo, commit, listed[WEIGHTS], source)
     scores = checked_scores(results, digest, source)
-    recipe = _stranger_recipe(files[RECIPE], source) if RECIPE in files else None
-    rows = log_rows(_text(files[METRICS], source)) if METRICS in files else []
+    recipe = _stranger_recipe(files[PUBLIC_RECIPE], source) if PUBLIC_RECIPE in files else None
+    rows = steps_of(_text(files[METRICS], source)) if METRICS in files else []
     return Material(
         origin="hub",
         where=source,
@@ -118,14 +120,14 @@ def _read_stranger(path: Path, source: str) -> Results:
     try:
         return read_results(path)
     except PerlError as error:
-        raise PerlError(error.problems[0].message, f"{source}: {EVAL_RESULTS}") from None
+        raise PerlError(error.problems[0].message, f"{source}: {SCORES}") from None
     except RecursionError:
-        raise PerlError("is nested too deeply", f"{source}: {EVAL_RESULTS}") from None
+        raise PerlError("is nested too deeply", f"{source}: {SCORES}") from None
 
 
 def _stranger_recipe(path: Path, source: str) -> Recipe:
     """The recipe in a file that must stand alone: one that extends another would name files of this machine."""
-    where = f"{source}: {RECIPE}"
+    where = f"{source}: {PUBLIC_RECIPE}"
     try:
         values = _plain_mapping(_text(path, source), where)
         if "extends" in values:

@@ -8,7 +8,7 @@ Knows nothing of zoos or of the Hub.
 import hashlib
 from pathlib import Path
 
-from perl.curation.material import Material, log_rows, of_base, of_log
+from perl.curation.material import Material, of_base, of_log, steps_of
 from perl.curation.scores import checked_scores
 from perl.errors import PerlError
 from perl.evaluation.results import RESULTS
@@ -41,7 +41,7 @@ def _of_candidate(candidate: Candidate) -> Material:
     scores = checked_scores(candidate.results, candidate.sha256, str(run.path))
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.content(name) for name in (CONFIG, WEIGHTS)}
-    rows = [row for row in log_rows(run.metrics.read_text(encoding="utf-8")) if row["step"] <= candidate.step]
+    rows = [row for row in steps_of(run.metrics.read_text(encoding="utf-8")) if row["step"] <= candidate.step]
     hardware = facts.get("hardware") or {}
     recipe = Recipe.load(run.path / "recipe.yaml")
     licence = card_facts(candidate).licence

@@ -5,7 +5,6 @@ log, results -> fields of an entry
 Knows nothing of where they were found.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from perl.evaluation.results import Results
 from perl.model import public_name
 from perl.recipe import Recipe
+from perl.run import log_rows
 from perl.zoo.entry import TaskScore
 
 _CURVE_POINTS = 64
@@ -52,17 +52,9 @@ class Material:
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
-def log_rows(text: str) -> list[dict[str, Any]]:
-    """Lines of a log that name their step; a line that is none is left out, as of a run that was killed."""
-    rows = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and _is_number(row.get("step")):
-            rows.append(row)
-    return rows
+def steps_of(log: str) -> list[dict[str, Any]]:
+    """Rows of a log that name their step."""
+    return [row for row in log_rows(log) if _is_number(row.get("step"))]
 
 
 def of_log(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -130,8 +130,7 @@ def push_revision(package: Package, repo_id: str, tag: str, *, private: bool = F
         HubOutageError: Likewise.
     """
     api = HfApi()
-    api_tags = persist(lambda: _tags(api, repo_id), repo_id, sleep)
-    if tag in api_tags:
+    if tag in persist(lambda: _tags(api, repo_id), repo_id, sleep):
         there = persist(lambda: _look(api, repo_id, tag), repo_id, sleep)
         # Not the card, which a newer version may write otherwise: the weights say whether it is the same adapter.
         wanted = {name: _Fingerprint.of(package.content(name)) for name in package.files if name.startswith("adapter_")}

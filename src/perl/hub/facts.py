@@ -23,7 +23,7 @@ from perl.methods.settings import method_of
 from perl.model import public_name
 from perl.recipe import Recipe
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSource
-from perl.run import Run
+from perl.run import Run, log_rows
 from perl.sandbox import is_sandbox, load_problems
 from perl.saved_adapter import CONFIG
 
@@ -288,8 +288,7 @@ def _recipe(run: Run) -> Recipe | None:
 
 def _logged(run: Run, step: int) -> list[dict[str, Any]]:
     """What was logged up to a step."""
-    lines = run.metrics.read_text(encoding="utf-8").splitlines() if run.metrics.is_file() else []
-    rows = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+    rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
     return [row for row in rows if row.get("step", 0) <= step]
 
 

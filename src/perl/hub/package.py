@@ -18,16 +18,17 @@ from perl.errors import Problem
 from perl.evaluation.results import RESULTS
 from perl.hub.candidate import Candidate
 from perl.hub.card import render_card
-from perl.hub.card_check import check_card
+from perl.hub.card_check import CARD, SCORES, check_card
 from perl.hub.eval_results import eval_result_files
-from perl.hub.facts import card_facts
+from perl.hub.facts import PUBLIC_RECIPE, card_facts
 from perl.hub.leaks import find_leaks, this_machine
 from perl.hub.public_recipe import public_recipe, without_paths
 from perl.model import public_name
 from perl.recipe import Recipe
+from perl.run import log_rows
 from perl.saved_adapter import CONFIG, WEIGHTS
 
-CARD, RECIPE, METRICS = "README.md", "perl_recipe.yaml", "metrics.jsonl"
+METRICS = "metrics.jsonl"
 MOST_ROWS = 1000
 """Of ``metrics.jsonl``."""
 # A file of one of these names is ours: where we no longer have it, a push takes it away.
@@ -105,15 +106,15 @@ def package_candidate(candidate: Candidate, repo_id: str | None = None, steps: S
         WEIGHTS: folder / WEIGHTS,
         CONFIG: _public_config((folder / CONFIG).read_text(encoding="utf-8")),
         CARD: render_card(facts).encode(),
-        RECIPE: public_recipe(Recipe.load(run.path / "recipe.yaml")).encode(),
+        PUBLIC_RECIPE: public_recipe(Recipe.load(run.path / "recipe.yaml")).encode(),
     }
     # The curves of a checkpoint's revision end where it does; a picture would show more.
     of_a_step = isinstance(candidate.which, int)
     if run.metrics.is_file():
-        lines = run.metrics.read_text(encoding="utf-8").splitlines()
-        files[METRICS] = thinned(lines, last_step=candidate.step if of_a_step else None)
+        rows = log_rows(run.metrics.read_text(encoding="utf-8"))
+        files[METRICS] = thinned(rows, last_step=candidate.step if of_a_step else None)
     if candidate.results is not None and candidate.results_folder is not None:
-        files[f"eval/{RESULTS}"] = _without_paths(candidate.results_folder / RESULTS)
+        files[SCORES] = _without_paths(candidate.results_folder / RESULTS)
         files |= {f"eval/{path.name}": path for path in sorted(candidate.results_folder.glob("*.png"))}
         files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
     if not of_a_step:
@@ -130,34 +131,25 @@ def package_problems(package: Package, folder: Path, tokens: Collection[str] = (
         tokens: That must not be in it.
     """
     contents = package.contents()
-    results = json.loads(contents[f"eval/{RESULTS}"]) if f"eval/{RESULTS}" in contents else None
+    results = json.loads(contents[SCORES]) if SCORES in contents else None
     leaks = find_leaks(contents, this_machine(folder, tokens=tokens))
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
     return [*leaks, *check_card(contents[CARD].decode("utf-8"), results, list(contents), digest)]
 
 
-def thinned(lines: list[str], last_step: int | None = None, most: int = MOST_ROWS) -> bytes:
-    """Rows of a log, so many at most, the first and the last among them.
+def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, most: int = MOST_ROWS) -> bytes:
+    """A log of so many rows at most, the first and the last among them, a line each.
 
     Args:
-        lines: JSON objects with their step; one that a kill cut short is left out.
+        rows: With their steps.
         last_step: Later rows are left out.
         most: How many.
     """
-    rows = [row for row in map(_row, lines) if row is not None]
     if last_step is not None:
         rows = [row for row in rows if row.get("step", 0) <= last_step]
     if len(rows) > most:
         rows = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-
-
-def _row(line: str) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _public_config(text: str) -> bytes:

@@ -75,7 +75,7 @@ def push_run(
     Args:
         run: The run.
         wanted: What, and where to; from :func:`wanted_push`.
-        device: For the round trip; None: an accelerator if there is one.
+        device: For the round trip; None: a CUDA device if there is one.
         sleep: As in :func:`perl.hub.retries.persist`.
 
     Returns:

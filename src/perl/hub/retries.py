@@ -67,7 +67,8 @@ def persist(ask: Callable[[], Answer], what: str, sleep: Sleep = time.sleep, att
             if again is None:
                 raise
             if attempt == attempts or isinstance(error, OfflineModeIsEnabled):
-                raise HubOutageError(f"the Hub cannot be had: {_told(error)}", what, f"{attempt} tries") from error
+                tries = "1 try" if attempt == 1 else f"{attempt} tries"
+                raise HubOutageError(f"the Hub cannot be had: {_told(error)}", what, tries) from error
             sleep(max(again, _delay(attempt)))
     raise AssertionError("attempts must be at least 1")
 

@@ -5,7 +5,6 @@ folder of the adapter and its card, log -> Package, checked -> repository on the
 Knows nothing of trainers.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -26,7 +25,7 @@ def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> Path | None:
     Returns:
         The file; None: nothing was logged.
     """
-    rows = [json.dumps(row) for row in log if "reward" in row]
+    rows = [row for row in log if "reward" in row]
     if not rows:
         return None
     (folder / METRICS).write_bytes(thinned(rows))

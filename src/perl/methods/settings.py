@@ -98,10 +98,14 @@ def _continued_problems(section: PeftSection, method: Method) -> list[tuple[tupl
     """An adapter that is continued brings its settings with it."""
     if section.adapter is None:
         return []
-    asked = [name for name in _asked(section) if name in method.settings]
-    asked += [f"kwargs.{name}" for name in section.kwargs if name not in method.options]
-    problem = Problem("comes from the adapter that is continued", hint="leave it out")
-    return [(("peft", *name.split(".")), problem) for name in asked]
+    what, out = "comes from the adapter that is continued", "leave it out"
+    settings = [name for name in _asked(section) if name in method.settings]
+    options = [name for name in section.kwargs if name not in method.options]
+    return [
+        # A recipe that is extended may have it, and cannot be changed by everybody.
+        *((("peft", name), Problem(what, hint=f"{out}, or {name}: null if it is inherited")) for name in settings),
+        *((("peft", "kwargs", name), Problem(what, hint=out)) for name in options),
+    ]
 
 
 def resolved_settings(section: PeftSection) -> dict[str, Any]:
