@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -25,6 +27,7 @@ from perl.guards import (
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.model import base_fingerprint, load_base
+from perl.precision import compute_dtype, tolerance_of
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.reference import Reference
 
@@ -39,16 +42,23 @@ def policy():
     return moved("lora")
 
 
-def new(method: str):
+@pytest.fixture(autouse=True)
+def _no_accelerator():
+    """Each test has an accelerator of its own, if any."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def new(method: str, dtype: str = "float32"):
     """A policy with a small new adapter."""
     rank = {"rank": 2} if "rank" in METHODS[method].settings else {}
-    base = load_base(ModelSection(), torch.device("cpu"))
+    base = load_base(ModelSection(dtype=dtype), torch.device("cpu"))
     return attach_adapter(base, adaptation(PeftSection(method=method, **rank))).eval()
 
 
-def moved(method: str):
+def moved(method: str, dtype: str = "float32"):
     """A policy whose adapter is no longer the identity."""
-    policy = new(method)
+    policy = new(method, dtype)
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:
@@ -98,6 +108,21 @@ def test_a_saved_adapter_that_is_the_trained_one_passes(method):
     policy = moved(method)
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
     assert check_saved_adapter(policy, Path("adapter"), PROBE) <= RELOAD_TOLERANCE
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "pissa", "hra", "ln_tuning", "vera", "adalora"])
+@pytest.mark.parametrize(("dtype", "autocast"), [("bfloat16", False), ("bfloat16", True), ("float32", True)])
+def test_half_precision_hides_no_difference_and_makes_none(method, dtype, autocast):
+    policy = moved(method, dtype)
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(policy) if autocast else policy
+    assert (compute_dtype(prepared) == torch.bfloat16) is (autocast or dtype == "bfloat16")
+    assert check_saved_adapter(prepared, Path("adapter"), PROBE) <= RELOAD_TOLERANCE
+    assert check_start(new(method, dtype), Reference(new(method, dtype)), must=True) <= tolerance_of(torch.bfloat16, 4)
+    with torch.no_grad():
+        max((p for p in policy.parameters() if p.requires_grad), key=torch.numel).add_(2**-6)
+    with pytest.raises(BrokenPromiseError, match="is not the one that was trained"):
+        check_saved_adapter(prepared, Path("adapter"), PROBE)
 
 
 def test_a_saved_adapter_from_before_the_last_steps_is_stopped(policy):
@@ -170,10 +195,50 @@ def test_tensors_that_moved_once_are_proven_and_may_have_waited(pair):
     assert movement.proven
 
 
+class Forgetful(torch.optim.SGD):
+    """Takes no step, as one does whose tensors were replaced after it was made."""
+
+    def step(self, *_):
+        pass
+
+
 def test_a_tensor_with_a_gradient_that_does_not_move_is_stopped(pair):
-    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=1e-9), Movement(pair)  # 1 - 1e-9 is 1 in float32
+    optimizer, movement = Forgetful(pair.parameters(), lr=0.1), Movement(pair)
     with pytest.raises(BrokenPromiseError, match=r"2 trained tensors have a gradient and did not move .*: one, other "):
         a_step(movement, optimizer, {pair["one"]: 1.0, pair["other"]: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "gradient"),
+    [(torch.optim.SGD, 1e-9, 1.0), (torch.optim.SGD, 0.1, 1e-8), (torch.optim.AdamW, 1e-9, 1.0)],
+)
+def test_a_step_below_the_spacing_of_the_numbers_is_said_and_stops_the_run_only_if_nothing_moves(
+    pair, caplog, optimizer, lr, gradient
+):
+    held, movement = optimizer(pair.parameters(), lr=lr), Movement(pair)  # 1 - 1e-9 is 1 in float32
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        for _ in range(PATIENCE - 1):
+            a_step(movement, held, {pair["one"]: gradient})
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "1 trained tensors did not move" in said[0]
+    assert "float32 (one)" in said[0]
+    with pytest.raises(BrokenPromiseError, match=f"nothing that is trained has moved in {PATIENCE - 1} updates"):
+        movement.at_end()
+    with pytest.raises(BrokenPromiseError, match=f"nothing that is trained has moved in {PATIENCE} updates"):
+        a_step(movement, held, {pair["one"]: gradient})
+
+
+def test_norms_of_bfloat16_that_cannot_move_beside_matrices_that_can_are_only_said(caplog):
+    norm, matrix = torch.ones(3, dtype=torch.bfloat16), torch.full((3,), 1e-3, dtype=torch.bfloat16)
+    model = torch.nn.ParameterDict({"norm": norm, "matrix": matrix})
+    optimizer, movement = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0), Movement(model)
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        for _ in range(PATIENCE):
+            a_step(movement, optimizer, {model["norm"]: 1.0, model["matrix"]: 1.0})
+    movement.at_end()
+    assert movement.proven
+    assert "bfloat16 (norm); load the model in float32" in caplog.text
 
 
 def test_a_tensor_that_never_gets_a_gradient_is_stopped(pair):

@@ -24,6 +24,7 @@ from perl.methods.anchor import anchored_layers
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.names import name_in_base
 from perl.model import base_dtype, clean_base, evaluating, public_name
+from perl.precision import in_float32
 from perl.run import replace_folder, write_text
 from perl.saved_adapter import BASE_DTYPE, BASE_FINGERPRINT, CONFIG, START, WEIGHTS
 
@@ -186,7 +187,8 @@ def _sort_lists(config_file: Path) -> None:
 def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tensor) -> float:
     """How far a saved adapter, loaded by plain PEFT on a clean base, is from the one in memory.
 
-    The clean base is another model over the same weights, so this costs an adapter, not a model.
+    The clean base is another model over the same weights, so this costs an adapter, not a model. Both compute in
+    float32, whatever the weights are and autocast says: rounding is no difference, and hides none.
 
     Args:
         policy: The trained model.
@@ -197,9 +199,10 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
         Largest difference of any token's log-probability, in nats; infinity if either is not a number.
     """
     mask_BT = torch.ones_like(input_ids_BT)
-    with evaluating(policy), torch.no_grad():
+    with evaluating(policy), in_float32(policy):
         expected = token_log_probs(policy, input_ids_BT, mask_BT)
-        with without_harmless_warnings():
-            reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
+    with without_harmless_warnings():
+        reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
+    with in_float32(reloaded):
         difference = (token_log_probs(reloaded, input_ids_BT, mask_BT) - expected).abs().max().item()
     return math.inf if math.isnan(difference) else difference

@@ -35,6 +35,7 @@ from perl.model import (
     load_base,
     load_tokenizer,
 )
+from perl.precision import in_float32
 from perl.progress import live_line
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
@@ -216,9 +217,11 @@ def _largest_difference(policy: PeftModel, difference: Callable[[torch.Tensor], 
 def _saved_difference(policy: PeftModel, folder: Path, ids: torch.Tensor) -> float:
     """As ``reload_difference``, for a whole model."""
     mask = torch.ones_like(ids)
-    with torch.no_grad():
-        saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True).eval()
-        difference = (token_log_probs(saved, ids, mask) - token_log_probs(policy, ids, mask)).abs().max().item()
+    saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True).eval()
+    with in_float32(policy):
+        expected = token_log_probs(policy, ids, mask)
+    with in_float32(saved):
+        difference = (token_log_probs(saved, ids, mask) - expected).abs().max().item()
     return math.inf if math.isnan(difference) else float(difference)
 
 

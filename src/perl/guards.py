@@ -8,6 +8,7 @@ Knows nothing of recipes, folders or progress.
 import logging
 from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -18,15 +19,14 @@ from perl.adapter_files import reload_difference
 from perl.errors import BrokenPromiseError
 from perl.logprobs import token_log_probs
 from perl.model import base_fingerprint, evaluating
+from perl.precision import HALF, compute_dtype, in_float32, layers_of, tolerance_of
 from perl.reference import Reference, reference_log_probs
 
-# Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters
-# are saved in the type they are trained in, so the two differ by the order of additions at most.
+# Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters are
+# saved in the type they are trained in and both compute in float32, so they differ by the order of additions at most.
 RELOAD_TOLERANCE = 1e-4
-# The same for the policy and its reference before the first step; half precision rounds W x + 0 differently where a
-# method multiplies W by an identity.
+# The same for the policy and its reference before the first step.
 START_TOLERANCE = 1e-4
-START_TOLERANCE_OF_HALF = 0.1
 # Rows and tokens on which they are compared.
 _PROBE = (2, 32)
 # Updates within which every trained tensor must have had a gradient.
@@ -58,18 +58,23 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
         must: Whether the method promises it; where it does not, a difference is only said.
 
     Returns:
-        Largest difference of a token's log-probability, in nats, over random tokens.
+        Largest difference of a token's log-probability, in nats, over random tokens, computed in float32; or in the
+        policy's own type where only there the two are the same (DoRA's lengths of W, rounded as W's type has them).
 
     Raises:
         BrokenPromiseError: It must be, and is not.
     """
-    device, dtype = next((p.device, p.dtype) for p in policy.parameters())
+    device = next(policy.parameters()).device
     vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
     ids = torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0)).to(device)
-    with evaluating(policy), torch.no_grad():
-        expected = reference_log_probs(policy, ids, torch.ones_like(ids), reference)
-        difference = (token_log_probs(policy, ids, torch.ones_like(ids)) - expected).abs().max().item()
-    tolerance = START_TOLERANCE if dtype == torch.float32 else START_TOLERANCE_OF_HALF
+    with evaluating(policy):
+        with in_float32(policy):
+            exact = _difference_from_reference(policy, ids, reference)
+        difference, tolerance = float(exact.max()), START_TOLERANCE
+        if not difference <= tolerance and compute_dtype(policy) in HALF:
+            rounded = _difference_from_reference(policy, ids, reference)
+            tolerance = tolerance_of(compute_dtype(policy), layers_of(policy))
+            difference = float(rounded.mean())
     if difference <= tolerance:
         return difference
     message = (
@@ -82,11 +87,19 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
     return difference
 
 
+def _difference_from_reference(policy: PeftModel, ids_BT: torch.Tensor, reference: Reference) -> torch.Tensor:
+    """(B, T-1) of each token's log-probability, in nats."""
+    with torch.no_grad():
+        expected = reference_log_probs(policy, ids_BT, torch.ones_like(ids_BT), reference)
+        return (token_log_probs(policy, ids_BT, torch.ones_like(ids_BT)) - expected).abs()
+
+
 class Movement:
     """Every trained tensor gets a gradient and moves.
 
     A tensor is proven when a step with a gradient has changed it. Some methods give a gradient to a part only once
-    another part has moved (LoRA's A waits for B), hence the patience.
+    another part has moved (LoRA's A waits for B), hence the patience. A step that is smaller than the spacing of the
+    tensor's numbers changes nothing and is nobody's defect; it is said once, and an error only if nothing else moves.
 
     Attributes:
         proven: Whether all of them are, so that no further step need be watched.
@@ -96,6 +109,8 @@ class Movement:
         """Watches what trains in the model."""
         self._unproven = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._about_to_move: dict[str, torch.Tensor] = {}
+        self._too_coarse: set[str] = set()
+        self._moved = self._said = False
         self._updates = 0
         self._real = False
 
@@ -110,6 +125,9 @@ class Movement:
         moving = {id(p) for p in held if p.grad is not None and bool(p.grad.any())}
         self._real = bool(moving)
         self._about_to_move = {name: p.detach().clone() for name, p in self._unproven.items() if id(p) in moving}
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        kept = {name: self._unproven[name] for name in self._about_to_move}
+        self._too_coarse = {name for name, p in kept.items() if _below_spacing(p, groups[id(p)])}
 
     def after_step(self, *, skipped: bool) -> None:
         """Compares.
@@ -123,25 +141,76 @@ class Movement:
         if skipped or not self._real:
             return
         self._updates += 1
-        stuck = [name for name, before in self._about_to_move.items() if torch.equal(self._unproven[name], before)]
+        still = [name for name, before in self._about_to_move.items() if torch.equal(self._unproven[name], before)]
+        self._moved |= len(still) < len(self._about_to_move)
+        coarse = self._too_coarse.intersection(still)
+        stuck = [name for name in still if name not in coarse]
         if stuck:
             raise BrokenPromiseError(
                 f"{len(stuck)} trained tensors have a gradient and did not move in an optimizer step: "
-                f"{', '.join(stuck[:3])} (too coarse a type for this learning rate, or replaced after the optimizer "
-                "was made)"
+                f"{', '.join(stuck[:3])} (replaced after the optimizer was made?)"
             )
-        for name in self._about_to_move:
+        for name in self._about_to_move.keys() - coarse:
             del self._unproven[name]
-        if self._updates == PATIENCE and self._unproven:
-            self._give_up()
+        if coarse:
+            self._say_too_coarse(sorted(coarse))
+        if self._updates >= PATIENCE and self._unproven:
+            self._give_up(coarse)
 
-    def _give_up(self) -> None:
+    def _say_too_coarse(self, names: list[str]) -> None:
+        if self._said:
+            return
+        self._said = True
+        dtypes = {str(self._unproven[name].dtype).removeprefix("torch.") for name in names}
+        logger.warning(
+            "%d trained tensors did not move: a step is smaller than the spacing of their numbers in %s (%s); load the "
+            "model in float32 and compute with bf16 (autocast), or raise the learning rate",
+            len(names),
+            ", ".join(sorted(dtypes)),
+            ", ".join(names[:3]),
+        )
+
+    def at_end(self) -> None:
+        """After the last step, however few there were.
+
+        Raises:
+            BrokenPromiseError: Every step was smaller than the spacing of the numbers: nothing was trained.
+        """
+        if self._said and not self._moved:
+            raise BrokenPromiseError(
+                f"nothing that is trained has moved in {self._updates} updates: every step is smaller than the spacing "
+                "of the numbers; load the model in float32 (bf16 autocast may stay), or raise the learning rate"
+            )
+
+    def _give_up(self, coarse: set[str]) -> None:
+        self.at_end()
+        self._unproven = {name: p for name, p in self._unproven.items() if name not in coarse}
         without = sorted(self._unproven)
+        if not without:
+            return
         message = f"{len(without)} trained tensors got no gradient in {PATIENCE} updates: {', '.join(without[:3])}"
         if not all("expert" in name for name in without):
             raise BrokenPromiseError(f"{message}; they are not part of what is computed")
         logger.warning("%s; their experts may not have been chosen yet", message)
         self._unproven = {}
+
+
+def _below_spacing(parameter: torch.Tensor, group: dict[str, Any]) -> bool:
+    """Whether a first step of this optimizer is too small to change any number of a tensor.
+
+    Adam and its kin take steps of lr |g| / (|g| + eps), others of lr |g|; a step below half the spacing of a number is
+    lost when it is added.
+    """
+    if parameter.grad is None:
+        return False
+    values, step = parameter.detach().float().abs(), parameter.grad.detach().float().abs()
+    if "betas" in group or "eps" in group:
+        eps = group.get("eps") or 0.0
+        step = step / (step + (eps if isinstance(eps, float) else 0.0)).clamp(min=torch.finfo(torch.float32).tiny)
+    _, exponent = torch.frexp(values)  # values < 2^exponent, so the spacing is at least eps / 2 of that
+    spacing = torch.finfo(parameter.dtype).eps / 2 * torch.ldexp(torch.ones_like(values), exponent)
+    lost = (group["lr"] * step < spacing / 2) & (values > 0)  # beside 0 any number has its place
+    return bool((lost | (step == 0)).all())
 
 
 def check_base_unchanged(model: torch.nn.Module, fingerprint: str) -> None:

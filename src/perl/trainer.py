@@ -34,6 +34,7 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import asks_for_random_start
 from perl.model import base_identity, evaluating, public_name, resolve_model, trainable_parameters
 from perl.policy import adapted_policy, load_processor, setting_warnings
+from perl.precision import in_float32
 from perl.reference import Reference, reference_log_probs
 from perl.rewards.answers import completion_text
 from perl.rewards.named import JUDGES
@@ -153,7 +154,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         return self.adaptation.method.name in METHODS
 
     def policy_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The policy's log-probabilities at temperature 1, without dropout and without gradient.
+        """The policy's log-probabilities at temperature 1, in float32, without dropout and without gradient.
 
         Args:
             input_ids: (B, T) int64.
@@ -412,7 +413,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         return Reference(self.policy, spec) if isinstance(self.policy, PeftModel) or self.beta != 0.0 else None
 
     def _without_dropout(self, log_probs: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-        with evaluating(self.policy), torch.no_grad():
+        with evaluating(self.policy), in_float32(self.policy):
             return log_probs(self.policy, input_ids.to(self.args.device), attention_mask.to(self.args.device))
 
 

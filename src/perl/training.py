@@ -27,6 +27,7 @@ from perl.guards import check_saved_adapter, check_saved_model
 from perl.hub.card import write_card
 from perl.hub.login import check_login, publishing_problems
 from perl.hub.push import publish
+from perl.methods.registry import METHODS
 from perl.methods.settings import method_problems
 from perl.model import base_fingerprint, base_identity, load_base, processor_name
 from perl.plan import Plan, make_plan
@@ -110,6 +111,9 @@ def read_recipe(
         RecipeError: With every problem found.
     """
     recipe = load_recipe(source, overrides, checks=(method_problems, reward_problems, publishing_problems))
+    method = METHODS.get(recipe.peft.method)
+    if recipe.model.dtype == "auto" and method is not None and method.trains_the_bases:
+        recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
     if output_dir is None:
         return recipe
     return replace(recipe, train=MappingProxyType({**recipe.train, "output_dir": str(output_dir)}))

@@ -8,8 +8,9 @@ from perl.errors import BrokenPromiseError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.model import load_base
+from perl.precision import tolerance_of
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.rollouts.canary import LENGTH, TOLERANCE, Canary
+from perl.rollouts.canary import LENGTH, Canary
 from perl.rollouts.engine import Sampled
 
 PROMPT = [9, 4, 13, 5, 10, 15, 22, 31]
@@ -54,6 +55,7 @@ def test_the_difference_is_the_mean_over_tokens_of_the_worst_copy(temperature):
     policy = policy_with(scale=0.05)
     canary = Canary(policy, PROMPT, temperature)
     own, off = written(policy, canary), written(policy, canary, offset=1e-3)
+    canary.tolerance = 2e-3
     assert canary.check({"one": own}) < 1e-5
     assert canary.check({"one": own, "two": off}) == pytest.approx(1e-3, rel=0.02)
 
@@ -95,9 +97,11 @@ def test_before_the_first_step_base_and_policy_are_one_and_agree():
     assert canary.check({"one": written_by_base(policy, canary)}) <= 1e-5
 
 
-def test_the_tolerance_is_that_of_the_bases_type_unless_it_is_given():
-    assert Canary(policy_with(), PROMPT).tolerance == TOLERANCE
-    assert Canary(policy_with(dtype="bfloat16"), PROMPT).tolerance == 0.1
+def test_the_tolerance_is_that_of_the_type_that_the_policy_computes_in_unless_it_is_given():
+    assert Canary(policy_with(), PROMPT).tolerance == tolerance_of(torch.float32, 4)
+    assert Canary(policy_with(dtype="bfloat16"), PROMPT).tolerance == tolerance_of(torch.bfloat16, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert Canary(policy_with(), PROMPT).tolerance == tolerance_of(torch.bfloat16, 4)
     assert Canary(policy_with(), PROMPT, tolerance=0.5).tolerance == 0.5
 
 

@@ -36,6 +36,7 @@ class AdapterCallback(TrainerCallback):
         """Takes the trainer whose policy is trained."""
         self.trainer = trainer
         self.movement: Movement | None = None
+        self._started = False
 
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
         """Fits AdaLoRA's schedule to the number of steps; proves that the policy starts where it should."""
@@ -48,8 +49,10 @@ class AdapterCallback(TrainerCallback):
         if isinstance(policy, PeftModel):
             if self.trainer.base_fingerprint is None:
                 self.trainer.base_fingerprint = base_fingerprint(policy)
-            if state.global_step == 0 and self.trainer.reference is not None:
+            # A second call of train() goes on with a policy that has left its reference.
+            if state.global_step == 0 and not self._started and self.trainer.reference is not None:
                 check_start(policy, self.trainer.reference, must=self.trainer.starts_as_reference)
+        self._started = True
 
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:  # noqa: ANN401 (transformers')
         """Remembers what is about to move."""
@@ -69,6 +72,8 @@ class AdapterCallback(TrainerCallback):
             self.trainer.reference.after_step(self.trainer.policy, state.global_step)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
-        """Proves that training has not touched the base."""
+        """Proves that something was trained, and that the base was not touched."""
+        if self.movement is not None:
+            self.movement.at_end()
         if self.trainer.base_fingerprint is not None and isinstance(self.trainer.policy, PeftModel):
             check_base_unchanged(self.trainer.policy, self.trainer.base_fingerprint)

@@ -17,18 +17,16 @@ from perl.errors import BrokenPromiseError, PerlError
 from perl.guards import RELOAD_TOLERANCE
 from perl.hub.candidate import Candidate
 from perl.logprobs import token_log_probs
-from perl.model import base_dtype, is_the_base, load_base
+from perl.model import is_the_base, load_base
+from perl.precision import in_float32
 from perl.probe import Probe, read_probe
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
 from perl.sandbox import is_sandbox
 from perl.saved_adapter import WEIGHTS, SavedAdapter, find_adapter
 
-RELOAD_TOLERANCE_OF_HALF = 0.1
-"""The same, in nats, where base or probe are in half precision: the run and this machine round each layer's output to 8
-bits in another order, and over a few dozen layers a token's log-probability moves by some hundredths. That is no proof
-by itself; the adapter must be nearer to the policy than its base is, and its tensors equal to the saved ones."""
-_HALF = ("bfloat16", "float16")
+# Types in which a base may be loaded to compare with the run's.
+_LOADED_AS = ("float32", "bfloat16", "float16")
 # Tokens of a random text, for an adapter whose policy left no probe.
 _TEXT = (2, 32)
 
@@ -56,15 +54,15 @@ def check_round_trip(candidate: Candidate, staged: Path, device: torch.device) -
     if "base" in known and not is_the_base(base, known["base"], saved.base_dtype):
         hint = "its revision on the Hub, or the folder, has changed"
         raise PerlError(f"the base {run.facts.get('base')} is not the one it was trained on", str(run.path), hint)
-    half = {base_dtype(base), saved.base_dtype} & set(_HALF)
     ours = known.get("adapter") == candidate.sha256
     probe = read_probe(run.path) if ours else None
     ids_BT = _ids(probe, base).to(device)
     mask_BT = torch.ones_like(ids_BT)
-    with torch.no_grad():
+    with in_float32(base):  # as the probe was computed, so that rounding is no difference
         plain_BT = token_log_probs(base, ids_BT, mask_BT)
-        with without_harmless_warnings():
-            policy = PeftModel.from_pretrained(base, str(staged)).eval()
+    with without_harmless_warnings():
+        policy = PeftModel.from_pretrained(base, str(staged)).eval()
+    with in_float32(policy):
         adapted_BT = token_log_probs(policy, ids_BT, mask_BT)
     _check_tensors(policy, staged, candidate.folder)
     if not bool(adapted_BT.isfinite().all()):
@@ -74,11 +72,10 @@ def check_round_trip(candidate: Candidate, staged: Path, device: torch.device) -
             raise BrokenPromiseError("the adapter changes nothing of its base", str(candidate.folder))
         return None
     difference = probe.difference(adapted_BT)
-    tolerance = RELOAD_TOLERANCE_OF_HALF if half else RELOAD_TOLERANCE
-    if not difference <= tolerance or (half and difference > probe.difference(plain_BT)):
+    if not difference <= RELOAD_TOLERANCE:
         raise BrokenPromiseError(
             f"loaded anew, its log-probabilities differ from the trained policy's by {difference:.2e} nats (at most "
-            f"{tolerance:.0e})",
+            f"{RELOAD_TOLERANCE:.0e})",
             str(candidate.folder),
         )
     return difference
@@ -103,7 +100,7 @@ def _section(candidate: Candidate, saved: SavedAdapter) -> ModelSection:
     changes: dict[str, str] = {}
     if facts.get("revision") and not is_sandbox(section.name) and not Path(section.name).expanduser().is_dir():
         changes["revision"] = facts["revision"]
-    if section.dtype == "auto" and saved.base_dtype in ("float32", *_HALF):
+    if section.dtype == "auto" and saved.base_dtype in _LOADED_AS:
         changes["dtype"] = str(saved.base_dtype)
     return section.model_copy(update=changes)
 

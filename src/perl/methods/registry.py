@@ -91,6 +91,14 @@ class Method:
         return LORA_LEARNING_RATE * self.rate
 
     @property
+    def trains_the_bases(self) -> bool:
+        """Whether it trains the base's own tensors or copies of them, which have to be float32.
+
+        An adapter's tensors are float32 on any base. In bfloat16 a norm of 1 moves by 1/256 or not at all.
+        """
+        return self.delta in ("norms", "weights")
+
+    @property
     def reference(self) -> str:
         """How the base's policy is found again."""
         return "adapter off" if self.config else "copy of the base"

@@ -19,13 +19,10 @@ from torch import nn
 from perl.adapter import base_only
 from perl.errors import BrokenPromiseError
 from perl.logprobs import token_log_probs
-from perl.model import base_dtype, evaluating
+from perl.model import evaluating
+from perl.precision import compute_dtype, layers_of, tolerance_of
 from perl.rollouts.engine import EngineSampling, Request, Sampled
 
-# Mean difference that is put down to rounding, in nats. In float32 engines differ by 1e-6 to 1e-5; in bfloat16 by 0.02
-# to 0.03 on models of a few billion parameters.
-TOLERANCE = 2e-3
-TOLERANCE_OF_HALF = 0.1
 # Completions that each copy of the engine writes, and tokens of each.
 COUNT, LENGTH = 4, 16
 # How far from the base a policy of random numbers must be, in nats, and where the search for it starts and ends.
@@ -57,13 +54,12 @@ class Canary:
             prompt_ids: The same at every check.
             temperature: Of the run's rollouts.
             longest: Tokens that a completion of the run may have.
-            tolerance: None: the usual one of the base's type.
+            tolerance: None: what rounding explains in the type that the policy computes in.
         """
         self._policy = policy
         self.request = Request(tuple(prompt_ids), COUNT)
         self.sampling = EngineSampling(temperature, min(LENGTH, longest), end_token_ids=())
-        half = base_dtype(policy) in ("bfloat16", "float16")
-        self.tolerance = tolerance or (TOLERANCE_OF_HALF if half else TOLERANCE)
+        self.tolerance = tolerance or tolerance_of(compute_dtype(policy), layers_of(policy))
 
     def check(self, answers: Mapping[str, Sequence[Sampled]]) -> float:
         """Every copy of the engine must answer like the policy as it is now.

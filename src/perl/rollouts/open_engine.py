@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from perl.methods.registry import served_rank
-from perl.model import base_dtype, base_identity, resolve_model
+from perl.model import base_identity, resolve_model
+from perl.precision import compute_dtype
 from perl.recipe.sections import RolloutSection
 from perl.rollouts.engine import Engine, Form
 from perl.rollouts.update import SyncPlan, base_update
@@ -69,7 +70,7 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
     return InProcessEngine(
         resolve_model(base),
         revision=revision,
-        dtype=base_dtype(policy),
+        dtype=str(compute_dtype(policy)).removeprefix("torch."),
         max_model_len=settings.longest,
         gpu_memory_utilization=settings.memory_share,
         seed=settings.seed,

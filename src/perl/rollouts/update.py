@@ -37,7 +37,8 @@ from perl.methods.delta import (
 from perl.methods.names import name_in_base
 from perl.methods.registry import LARGEST_RANK
 from perl.methods.settings import method_of
-from perl.model import base_dtype, base_identity, base_of, base_parameters, public_name
+from perl.model import base_identity, base_of, base_parameters, public_name
+from perl.precision import compute_dtype
 from perl.rollouts.engine import Form, Update
 
 Asked = Literal["auto", "adapter", "merged"]
@@ -101,8 +102,8 @@ def choose_form(policy: nn.Module, asked: Asked = "auto") -> SyncPlan:
         numbers = sum(f.A_RI.numel() + f.B_OR.numel() for f in factors.values())
         largest = max(f.rank for f in factors.values())
         why = "every layer's update is an exact LoRA"
-        return SyncPlan("adapter", why, numbers * _dtype(policy).itemsize, 2 * len(factors), largest)
-    changed, usual = _changed(policy), _dtype(policy)
+        return SyncPlan("adapter", why, numbers * compute_dtype(policy).itemsize, 2 * len(factors), largest)
+    changed, usual = _changed(policy), compute_dtype(policy)
     nbytes = sum(_numbers(tensor) * _own_dtype(tensor, usual).itemsize for tensor in changed.values())
     return SyncPlan("merged", obstacle or "rollout.sync asks for it", nbytes, len(changed))
 
@@ -127,7 +128,7 @@ def make_update(policy: nn.Module, form: Form, name: str) -> Update:
 
 
 def adapter_update(policy: PeftModel, name: str) -> Update:
-    """The active adapter as a plain LoRA, scale and anchor in its factors, in the base's type.
+    """The active adapter as a plain LoRA, scale and anchor in its factors, in the type the policy computes in.
 
     Its shapes are the same at every step, also at the start, where the update is 0. The tensors are copies, where the
     adapter is.
@@ -139,7 +140,7 @@ def adapter_update(policy: PeftModel, name: str) -> Update:
     Raises:
         BrokenPromiseError: Some layer no longer keeps its update as factors.
     """
-    dtype, factors = _dtype(policy), dict(_factors(policy))
+    dtype, factors = compute_dtype(policy), dict(_factors(policy))
     own = policy.peft_config[policy.active_adapter]
     pattern = getattr(own, "rank_pattern", None)
     with without_harmless_warnings():
@@ -171,7 +172,7 @@ def merged_update(policy: nn.Module, name: str) -> Update:
     """
     if not isinstance(policy, PeftModel):
         return base_update(policy, name)
-    changed, usual, merged = _changed(policy), _dtype(policy), dict(_trained_whole(policy))
+    changed, usual, merged = _changed(policy), compute_dtype(policy), dict(_trained_whole(policy))
     for layer_name, layer in adapted_layers(policy):
         for part, tensor in merged_parameters(layer, policy.active_adapter).items():
             key = f"{layer_name}.{part}"
@@ -215,7 +216,7 @@ def _factors(policy: nn.Module) -> Iterator[tuple[str, LowRank]]:
     """Each changed layer's update, of the method's full rank."""
     if not isinstance(policy, PeftModel):
         raise TypeError("a model that is trained itself has no adapter")
-    adapter, half = policy.active_adapter, _dtype(policy).itemsize < torch.float32.itemsize
+    adapter, half = policy.active_adapter, compute_dtype(policy).itemsize < torch.float32.itemsize
     for name, layer in adapted_layers(policy):
         factors = closed_form(layer, adapter)
         if factors is None:
@@ -288,7 +289,7 @@ def _trained_as_one(base: PreTrainedModel, adapter: str) -> bool:
 
 def _as_the_base(policy: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors by name, each in the type that the base has there; quantised ones as what their numbers stand for."""
-    base, usual = dict(base_parameters(policy)), _dtype(policy)
+    base, usual = dict(base_parameters(policy)), compute_dtype(policy)
     modules = {name_in_base(name): module for name, module in base_of(policy).named_modules()}  # the innermost is last
     found = {}
     for name, given in tensors.items():
@@ -296,11 +297,6 @@ def _as_the_base(policy: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
         tensor = base_weight(modules[name.rpartition(".")[0]]) if quantised else given.detach()
         found[name] = tensor.to(_own_dtype(base[name], usual)).contiguous()
     return found
-
-
-def _dtype(policy: nn.Module) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, base_dtype(policy))
-    return dtype
 
 
 def _own_dtype(parameter: torch.Tensor, usual: torch.dtype) -> torch.dtype:

@@ -1,0 +1,158 @@
+"""In which type a policy computes, how far two right computations may then differ, and how to compare without rounding.
+
+model -> its compute type -> tolerance in nats; model -> the model in float32, for a while
+
+A policy computes in autocast's type where there is autocast, else in that of its weights. An engine computes in the
+same type with other kernels, so the two differ by rounding, which grows with the type's spacing and the number of
+layers. What this process computes twice need not be rounded at all: :func:`in_float32`.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import nn
+
+from perl.model import base_dtype, base_of
+
+HALF = (torch.bfloat16, torch.float16)
+
+# Mean difference of a token's log-probability between two right computations, in spacings of the type (its ``eps``) and
+# square roots of the number of layers, whose roundings add up like a random walk. Measured: `benchmarks/tolerances.py`.
+_STEPS = 2.5
+# Engines in float32 differ by 1e-7 to 1e-5, by kernels and not by layers.
+_SMALLEST = 1e-4
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+
+
+def compute_dtype(model: nn.Module) -> torch.dtype:
+    """The type in which a pass of this model multiplies: autocast's, else its weights'.
+
+    Args:
+        model: Without the wrappers of distributed training; accelerate may have put autocast into its forward.
+    """
+    device = next(model.parameters()).device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    if "_original_forward" in vars(model):
+        found = _AUTOCAST.get(AcceleratorState().mixed_precision)
+        if found is not None:
+            return found
+    weights: torch.dtype = getattr(torch, base_dtype(model))
+    return weights
+
+
+def tolerance_of(dtype: torch.dtype, layers: int) -> float:
+    """Largest mean difference of a token's log-probability that rounding explains, in nats.
+
+    Args:
+        dtype: In which both sides compute.
+        layers: Of the model.
+    """
+    return max(_SMALLEST, _STEPS * torch.finfo(dtype).eps * math.sqrt(layers))
+
+
+def layers_of(model: nn.Module) -> int:
+    """Number of layers that follow one another."""
+    config: Any = base_of(model).config.get_text_config()
+    return int(getattr(config, "num_hidden_layers", 1))
+
+
+@contextlib.contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """The model computes in float32, whatever its weights are and autocast says; without gradient.
+
+    Half-precision weights are the same numbers in float32. Each layer's are converted as it begins and given back as it
+    ends, so this costs one layer's memory. Two policies over one base, or a policy and what was saved of it, then agree
+    to about 1e-6 nats if they are the same, where in bfloat16 they would differ by as much as some wrong ones do.
+    Numbers of a quantised base stay what they are.
+
+    Args:
+        model: Without the wrappers of distributed training.
+    """
+    device = next(model.parameters()).device.type
+    matmul = torch.get_float32_matmul_precision()
+    taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+    hooks = [hook for unit, recurse in _units(model) for hook in _converting(unit, recurse, taken)]
+    try:
+        torch.set_float32_matmul_precision("highest")
+        with torch.no_grad(), torch.autocast(device, enabled=False), _own_forward(model), _any_type_of_attention(model):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        for hook in hooks:
+            hook.remove()
+        for tensor, data in taken:
+            tensor.data = data
+
+
+def _units(model: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """Modules that are converted one at a time; whether with all that is inside.
+
+    Layers of a list, and layers of an adapter, which read the weights of what they wrap.
+    """
+    for child in model.children():
+        if isinstance(child, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            yield child, True
+        elif isinstance(child, nn.ModuleList):
+            yield from ((layer, True) for layer in child)
+        else:
+            yield child, False
+            yield from _units(child)
+
+
+def _converting(unit: nn.Module, recurse: bool, taken: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Any]:
+    own: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        for tensor in (*unit.parameters(recurse), *unit.buffers(recurse)):
+            if tensor.dtype in HALF:
+                own.append((tensor, tensor.data))
+                tensor.data = tensor.data.float()
+        taken.extend(own)
+        # Mamba rounds to the type that it finds its head in.
+        return tuple(x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x for x in inputs)
+
+    def after(*_: object) -> None:
+        for tensor, data in own:
+            tensor.data = data
+        own.clear()
+
+    if not any(t.dtype in HALF for t in (*unit.parameters(recurse), *unit.buffers(recurse))):
+        return []
+    return [unit.register_forward_pre_hook(before), unit.register_forward_hook(after, always_call=True)]
+
+
+@contextlib.contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """The model's forward without what accelerate has put around it."""
+    if "_original_forward" not in vars(model):
+        yield
+        return
+    own = vars(model)
+    wrapped = own["forward"]
+    own["forward"] = own["_original_forward"]
+    try:
+        yield
+    finally:
+        own["forward"] = wrapped
+
+
+@contextlib.contextmanager
+def _any_type_of_attention(model: nn.Module) -> Iterator[None]:
+    """Attention by a kernel that takes float32, which FlashAttention's do not."""
+    base = base_of(model)
+    name = base.config._attn_implementation
+    if name is None or "flash" not in name:
+        yield
+        return
+    base.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        base.set_attn_implementation(name)
