@@ -1,6 +1,7 @@
 """What is said of the base and its adapter: fingerprint, identity, counts, targets and end tokens."""
 
 import copy
+import hashlib
 import re
 import shutil
 from pathlib import Path
@@ -24,6 +25,7 @@ from perl.model import (
     load_empty_base,
     load_tokenizer,
     resolve_model,
+    source_fingerprint,
     total_parameters,
     trainable_parameters,
 )
@@ -138,6 +140,47 @@ def test_rounding_gives_the_fingerprint_of_a_base_that_was_loaded_so(dtype):
         assert is_the_base(model, base_fingerprint(loaded))
         assert is_the_base(model, base_fingerprint(loaded), dtype)
         assert not is_the_base(model, base_fingerprint(loaded), "no type") or dtype == "float32"
+
+
+def counted_as_it_is(model: torch.nn.Module) -> str:
+    """A fingerprint of each parameter in the type that it has in memory."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        numbers = parameter.detach().view(torch.uint8).numpy().tobytes()
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + numbers)
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_base_as_it_was_loaded_is_counted_as_it_is(dtype):
+    model = load_base(ModelSection(dtype=dtype), CPU)
+    assert base_fingerprint(model) == counted_as_it_is(model) == source_fingerprint(model)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_numbers_that_were_made_float32_without_a_loss_are_the_ones_that_were_loaded(dtype):
+    before = base_fingerprint(load_base(ModelSection(dtype=dtype), CPU))
+    policy = adapted(model=load_base(ModelSection(dtype=dtype), CPU))
+    norms = [module.float() for name, module in policy.named_modules() if name.endswith("layernorm")]
+    assert base_fingerprint(policy) == source_fingerprint(policy) == before
+    norms[0].weight.data[0] *= 1 + 2**-20
+    assert norms[0].weight[0] != norms[0].weight[0].to(getattr(torch, dtype))
+    assert base_fingerprint(policy) != before
+
+
+def test_what_is_loaded_in_float32_into_a_half_precision_base_is_counted_in_float32():
+    model = load_base(ModelSection(dtype="bfloat16"), CPU)
+    model._keep_in_fp32_modules_strict = {"q_norm"}
+    model.model.layers[0].self_attn.q_norm.float()
+    assert base_fingerprint(model) == counted_as_it_is(model)
+    model._keep_in_fp32_modules_strict, model._keep_in_fp32_modules = set(), {"q_norm"}  # float16 alone minds those
+    assert base_fingerprint(model) == base_fingerprint(load_base(ModelSection(dtype="bfloat16"), CPU))
+
+
+def test_a_base_of_float32_with_numbers_of_half_precision_is_counted_in_float32():
+    model = base()
+    model.model.norm.to(torch.bfloat16)
+    assert base_fingerprint(model) == counted_as_it_is(model) != base_fingerprint(base())
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from perl.methods.anchor import lift_anchor, without_anchor
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, initialisation_of, method_of
-from perl.model import base_dtype, base_fingerprint, base_parameters, is_the_base, trainable_parameters
+from perl.model import base_dtype, base_parameters, is_the_base, source_fingerprint, trainable_parameters
 from perl.patterns import check_patterns
 from perl.saved_adapter import POSITIONS, SavedAdapter
 from perl.targets import check_targets, full_names, linear_names
@@ -244,7 +244,7 @@ def _check_base(model: PreTrainedModel, saved: SavedAdapter) -> None:
     """The base must be the one of the header, in whatever type either was loaded."""
     if saved.base_fingerprint is None or is_the_base(model, saved.base_fingerprint, saved.base_dtype):
         return
-    then, now = saved.base_fingerprint[:12], base_fingerprint(model)[:12]
+    then, now = saved.base_fingerprint[:12], str(source_fingerprint(model))[:12]
     dtype_then, dtype_now = saved.base_dtype or "float32", base_dtype(model)
     hint = "load the base's revision that it names"
     if dtype_now not in ("float32", dtype_then):  # rounded when it was loaded, so what was there before is lost

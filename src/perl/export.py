@@ -28,12 +28,12 @@ from perl.methods.names import name_in_base
 from perl.methods.settings import method_of
 from perl.model import (
     base_dtype,
-    base_fingerprint,
     base_identity,
     base_parameters,
     clean_base,
     load_base,
     load_tokenizer,
+    source_fingerprint,
 )
 from perl.precision import in_float32
 from perl.progress import live_line
@@ -195,7 +195,7 @@ def _write_lora(policy: PeftModel, source: SavedAdapter, folder: Path) -> int:
     _refuse_changed_biases(policy, method.name)
     # The base it was trained on, in the type of then; loading it in another one does not make it another base.
     known = source.base_fingerprint is not None
-    of = (source.base_fingerprint, source.base_dtype) if known else (base_fingerprint(policy), base_dtype(policy))
+    of = (source.base_fingerprint, source.base_dtype) if known else (source_fingerprint(policy), base_dtype(policy))
     write_lora(policy, factors, folder, *base_identity(policy), *of)
     return max(factor.rank for factor in factors.values())
 

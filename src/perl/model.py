@@ -11,7 +11,7 @@ import importlib.util
 import platform
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from perl.errors import ModelError, PerlError, Problem, missing_extra
 from perl.hub_lookup import look_up
 from perl.methods.names import is_of_the_base, name_in_base
+from perl.quantised import is_packed, keep_packing, mark_as, source_tensors, was_quantised
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
 
 _META = torch.device("meta")
 # Types in which people load a base.
 _LOADED_AS = ("bfloat16", "float32", "float16", "float64")
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def resolve_model(name: str) -> str:
@@ -76,6 +78,7 @@ def load_base(section: ModelSection, device: torch.device) -> PreTrainedModel:
             use_safetensors=True,
             trust_remote_code=False,
         )
+    keep_packing(model)
     return model.to(device).eval()
 
 
@@ -111,21 +114,36 @@ def total_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def base_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str:
-    """SHA-256 over names, shapes, types and bytes of the base's parameters, the same with and without an adapter.
+def source_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str | None:
+    """SHA-256 of the base as its checkpoint has it, in the type in which it was loaded: what an adapter belongs to.
+
+    That of a base which was quantised as it was loaded is the one that it has without quantisation: of its quantised
+    layers the numbers in the checkpoint are taken. Of any other base it is :func:`base_fingerprint`.
 
     Args:
         model: The base, with or without an adapter.
-        dtype: Type that floating numbers are rounded to first; None: as they are.
+        dtype: As in :func:`base_fingerprint`.
+
+    Returns:
+        None where the base was quantised and its checkpoint cannot be read tensor by tensor.
     """
-    digest = hashlib.sha256()
-    for name, parameter in sorted(base_parameters(model)):
-        tensor = parameter.detach()
-        if dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(dtype)
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    if not was_quantised(base_of(model)):
+        return base_fingerprint(model, dtype)
+    source = _source(model)
+    return None if source is None else _digest(source, dtype)
+
+
+def base_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str:
+    """SHA-256 over names, shapes, types and bytes of the base's parameters, the same with and without an adapter.
+
+    A parameter that was made float32 in a base of half precision, and still holds its numbers of half precision, counts
+    as it was loaded; so an output head that is computed in float32 makes it no other base.
+
+    Args:
+        model: The base, with or without an adapter.
+        dtype: Type that floating numbers are rounded to first; None: as they were loaded.
+    """
+    return _digest(_as_loaded(model), dtype)
 
 
 def base_dtype(model: nn.Module) -> str:
@@ -141,18 +159,78 @@ def is_the_base(model: nn.Module, fingerprint: str, dtype: str | None = None) ->
     """Whether a fingerprint is of the weights that this base was loaded from, in whatever type it was taken.
 
     Weights in float32 are rounded as loading them in half precision would; weights of a half-precision checkpoint are
-    the same numbers in float32. Only a base that was rounded when it was loaded cannot be told from another one.
+    the same numbers in float32; a base that was quantised as it was loaded is the one without quantisation. Only a base
+    that was rounded when it was loaded cannot be told from another one, and one whose checkpoint cannot be read is
+    taken for the right one.
 
     Args:
         model: The base.
-        fingerprint: As :func:`base_fingerprint` gave it for a base of any type.
+        fingerprint: As :func:`source_fingerprint` gave it for a base of any type.
         dtype: That type, if it is known.
     """
-    if base_fingerprint(model) == fingerprint:
-        return True
+    now = source_fingerprint(model)
+    if now in (None, fingerprint) or (was_quantised(base_of(model)) and base_fingerprint(model) == fingerprint):
+        return True  # adapters of older versions carry the fingerprint of the quantised numbers
     present = {p.dtype for _, p in base_parameters(model) if p.is_floating_point()}
     others = [getattr(torch, name) for name in _LOADED_AS if dtype in (None, name)]
-    return any(base_fingerprint(model, other) == fingerprint for other in others if present != {other})
+    return any(source_fingerprint(model, other) == fingerprint for other in others if present != {other})
+
+
+def _digest(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None) -> str:
+    """SHA-256 over tensors in the order in which they come, floating ones rounded to a type first."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _as_loaded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The base's parameters by name, each in the type in which it was loaded as far as its numbers tell."""
+    base, usual = base_of(model), getattr(torch, base_dtype(model))
+    kept = _kept_in_float32(base, usual)
+    held = sorted(base_parameters(model))
+    biases = {f"{_layer(name)}.bias" for name, p in held if is_packed(p)} if was_quantised(base) else set()
+    for name, parameter in held:
+        tensor = parameter.detach()
+        if name in biases:  # bitsandbytes puts them into the type that it computes in, in the first pass
+            tensor = tensor.to(torch.bfloat16)
+        elif tensor.dtype == torch.float32 and usual in _HALF and not any(part in name for part in kept):
+            narrow = tensor.to(usual)
+            tensor = narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
+        yield name, tensor
+
+
+def _kept_in_float32(base: nn.Module, usual: torch.dtype) -> set[str]:
+    """Parts of the names of what transformers loads in float32 whatever type is asked for."""
+    kept = set(getattr(base, "_keep_in_fp32_modules_strict", None) or ())
+    if usual == torch.float16:
+        kept |= set(getattr(base, "_keep_in_fp32_modules", None) or ())
+    return {part.strip("*") for part in kept}
+
+
+def _source(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]] | None:
+    """As :func:`_as_loaded`, quantised layers as they were before; None where their checkpoint cannot be read."""
+    base = base_of(model)
+    held = dict(base_parameters(model))
+    layers = {_layer(name) for name, parameter in held.items() if is_packed(parameter)}
+    shapes = {name: tuple(parameter.shape) for name, parameter in _empty(base).named_parameters()}
+    if not held.keys() <= shapes.keys():
+        return None
+    taken = {name: shapes[name] for name in held if _layer(name) in layers}  # biases too, bitsandbytes rounds them
+    revision = getattr(base.config, "_commit_hash", None)
+    source = source_tensors(str(base.config.name_or_path), revision, taken)
+    if source is None:
+        return None
+    loaded_as = getattr(torch, base_dtype(model))
+    return ((name, next(source)[1].to(loaded_as) if name in taken else t) for name, t in _as_loaded(model))
+
+
+def _layer(name: str) -> str:
+    """The module that a parameter is in."""
+    return name.rpartition(".")[0]
 
 
 def eos_token_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -209,22 +287,44 @@ def public_name(name: str, revision: str | None) -> tuple[str, str | None]:
 def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """Another model over the base's own weights, without the adapter: what others load, for no further memory.
 
-    Nothing may write to its parameters.
+    Layers that are quantised, or whose forward pass was replaced or hooked (an output head in float32), are the base's
+    own modules; of the others it has the weights. Nothing may write to its parameters.
 
     Args:
-        model: The base, with or without an adapter; not quantised.
+        model: The base, with or without an adapter.
     """
     base = base_of(model)
-    with init_empty_weights(include_buffers=False), warnings.catch_warnings():
-        clean = type(base)(base.config)
-    clean.load_state_dict(dict(base_parameters(model)), strict=False, assign=True)
+    clean = _empty(base)
+    held = {
+        name_in_base(name): module for name, module in model.named_modules()
+    }  # a wrapper comes before what it wraps
+    shared = {name: held[name] for name, fresh in clean.named_modules() if name in held and _differs(held[name], fresh)}
+    parameters = {name: p for name, p in base_parameters(model) if _layer(name) not in shared}
+    clean.load_state_dict(parameters, strict=False, assign=True)
     clean.tie_weights()
     own = {name_in_base(name): buffer for name, buffer in model.named_buffers()}
     for name, buffer in list(clean.named_buffers()):
-        module, _, last = name.rpartition(".")
-        clean.get_submodule(module)._buffers[last] = own.get(name, buffer)
+        clean.get_submodule(_layer(name))._buffers[name.rpartition(".")[2]] = own.get(name, buffer)
     clean.generation_config = base.generation_config
-    return clean.eval()
+    clean.eval()
+    for name, module in shared.items():
+        clean.set_submodule(name, module)
+    mark_as(clean, base)
+    return clean
+
+
+def _empty(base: nn.Module) -> Any:  # noqa: ANN401 (a model of transformers)
+    """A model of the base's kind without weights, its buffers as at the start."""
+    with init_empty_weights(include_buffers=False), warnings.catch_warnings():
+        return type(base)(base.config)
+
+
+def _differs(module: nn.Module, fresh: nn.Module) -> bool:
+    """Whether a layer computes otherwise than the architecture's own."""
+    if next(fresh.children(), None) is not None:
+        return False
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return type(module) is not type(fresh) or bool(hooked)
 
 
 def base_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from accelerate.utils import set_seed
 from peft import PeftConfig, PeftModel
+from torch import nn
 from transformers import AutoProcessor
 from trl import GRPOConfig
 from trl.trainer.utils import create_model_from_path
@@ -20,6 +21,7 @@ from perl.errors import ModelError
 from perl.methods.registry import METHODS
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
 from perl.model import base_identity
+from perl.quantised import keep_packing
 from perl.saved_adapter import SavedAdapter, find_adapter
 
 
@@ -37,6 +39,8 @@ def adapted_policy(
     Raises:
         PerlError: The method, the adapter or the model is not what it must be.
     """
+    if isinstance(model, nn.Module):
+        keep_packing(model)
     if isinstance(model, PeftModel):
         if peft_config is not None or (isinstance(args, PeftRLConfig) and args.adapter):
             raise ModelError("the model has an adapter already", "peft_config", "pass the base, or no peft_config")
@@ -83,7 +87,9 @@ def _loaded(name: str, args: GRPOConfig, quantization_config: Any) -> Any:  # no
         options["quantization_config"] = quantization_config
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         options["device_map"] = None
-    return create_model_from_path(name, **options)
+    model = create_model_from_path(name, **options)
+    keep_packing(model)
+    return model
 
 
 def _base_name(model: Any) -> str | None:  # noqa: ANN401 (a name or a model)

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from perl.methods.delta import adapted_layers, low_rank_update, update_of
 from perl.methods.registry import METHODS
 from perl.model import base_fingerprint
+from perl.quantised import keep_packing
 from perl.rollouts.update import adapter_update, base_update, choose_form, make_update, merged_update
 from perl.sandbox import BASE_FOLDER
 from tests.rollouts.served_updates import RANK, base, distance, engine_of, fresh, log_probs, policy_of
@@ -67,9 +68,11 @@ ON_NF4 = [
 def quantised(**how):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
     config = BitsAndBytesConfig(**how)
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         BASE_FOLDER, quantization_config=config, dtype=torch.float32, device_map="cpu"
-    ).eval()
+    )
+    keep_packing(model)
+    return model.eval()
 
 
 def nf4():

@@ -11,7 +11,8 @@ from transformers import TrainerCallback, TrainerState
 
 from perl.guards import Movement, check_base_unchanged, check_start
 from perl.methods import adalora
-from perl.model import base_fingerprint
+from perl.model import base_fingerprint, source_fingerprint
+from perl.quantised import was_quantised
 from perl.reference import Reference
 
 
@@ -36,6 +37,7 @@ class AdapterCallback(TrainerCallback):
         """Takes the trainer whose policy is trained."""
         self.trainer = trainer
         self.movement: Movement | None = None
+        self.weights: str | None = None  # fingerprint of what is in memory; quantised, it is no checkpoint's
         self._started = False
 
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
@@ -48,7 +50,9 @@ class AdapterCallback(TrainerCallback):
         self.movement = Movement(policy)
         if isinstance(policy, PeftModel):
             if self.trainer.base_fingerprint is None:
-                self.trainer.base_fingerprint = base_fingerprint(policy)
+                self.trainer.base_fingerprint = source_fingerprint(policy)
+            quantised = was_quantised(policy.get_base_model())
+            self.weights = base_fingerprint(policy) if quantised else self.trainer.base_fingerprint
             # A second call of train() goes on with a policy that has left its reference.
             if state.global_step == 0 and not self._started and self.trainer.reference is not None:
                 check_start(policy, self.trainer.reference, must=self.trainer.starts_as_reference)
@@ -75,5 +79,5 @@ class AdapterCallback(TrainerCallback):
         """Proves that something was trained, and that the base was not touched."""
         if self.movement is not None:
             self.movement.at_end()
-        if self.trainer.base_fingerprint is not None and isinstance(self.trainer.policy, PeftModel):
-            check_base_unchanged(self.trainer.policy, self.trainer.base_fingerprint)
+        if self.weights is not None:
+            check_base_unchanged(self.trainer.policy, self.weights)

@@ -16,6 +16,7 @@ def set_up_output(*, quiet: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.warnoptions:
         warnings.simplefilter("ignore", FutureWarning)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # PEFT imports it, needed or not
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("perl")

@@ -1,0 +1,118 @@
+"""A base whose layers bitsandbytes quantised as it was loaded: the weights it was made from, and layers that train.
+
+base -> its quantised layers, the tensors of its checkpoint, layers that are never repacked
+
+Knows nothing of adapters.
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from perl.errors import ModelError
+
+# What transformers and PEFT ask a model for to know that it is quantised.
+_MARKS = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method", "hf_quantizer")
+
+
+def was_quantised(base: nn.Module) -> bool:
+    """Whether a model was quantised while it was loaded, so that its checkpoint holds other numbers than it."""
+    quantiser = getattr(base, "hf_quantizer", None)
+    return quantiser is not None and not quantiser.pre_quantized
+
+
+def is_packed(parameter: torch.Tensor) -> bool:
+    """Whether a parameter holds codes and no numbers."""
+    return not parameter.is_floating_point()
+
+
+def mark_as(base: nn.Module, other: nn.Module) -> None:
+    """Tells transformers and PEFT of a model that it is quantised as another one is."""
+    for mark in _MARKS:
+        if mark in vars(other):
+            setattr(base, mark, vars(other)[mark])
+
+
+def keep_packing(model: nn.Module) -> None:
+    """Forbids bitsandbytes to repack the layers of a model, after which they would have no gradient.
+
+    On CPUs with AVX512-BF16 the first pass in evaluation mode, a rollout or an evaluation, would repack every 4-bit
+    layer for good and round its scales: nothing flows back through such a layer, and adapters below it get a part of
+    their gradient only.
+
+    Raises:
+        ModelError: It was repacked before.
+    """
+    for name, layer in model.named_modules():
+        state = getattr(getattr(layer, "weight", None), "quant_state", None)
+        if getattr(state, "packing_format_for_cpu", False):
+            raise ModelError(
+                f"bitsandbytes has repacked {name} for inference in an earlier pass in evaluation mode: no gradient "
+                "would flow through it",
+                "model",
+                "load the base again and make no pass with it before the trainer has it",
+            )
+        if getattr(layer, "support_avx512bf16_for_cpu", False):
+            layer.support_avx512bf16_for_cpu = False
+
+
+def source_tensors(
+    name: str, revision: str | None, shapes: dict[str, tuple[int, ...]]
+) -> Iterator[tuple[str, torch.Tensor]] | None:
+    """Tensors of a checkpoint on this machine, read one after the other in the order of their names.
+
+    Args:
+        name: Folder, or the Hub id of a model in the cache.
+        revision: Its commit.
+        shapes: Name of each tensor that is wanted -> its shape.
+
+    Returns:
+        Names and tensors; None where there are no safetensors that hold all of them in these shapes, as where
+        transformers names or joins them differently when it loads.
+    """
+    try:
+        files = _files(name, revision, shapes.keys())
+        if files is None:
+            return None
+        for key, shape in shapes.items():
+            with safe_open(files[key], framework="pt") as file:
+                if key not in file.keys() or tuple(file.get_slice(key).get_shape()) != shape:  # noqa: SIM118
+                    return None
+    except (OSError, ValueError, KeyError, SafetensorError, HFValidationError):
+        return None
+    return _tensors(files, sorted(shapes))
+
+
+def _tensors(files: dict[str, Path], names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in names:
+        with safe_open(files[name], framework="pt") as file:
+            yield name, file.get_tensor(name)
+
+
+def _files(name: str, revision: str | None, keys: Collection[str]) -> dict[str, Path] | None:
+    """The file of each tensor, one for all or as the index says."""
+    whole = _file(name, revision, SAFE_WEIGHTS_NAME)
+    if whole is not None:
+        return dict.fromkeys(keys, whole)
+    index = _file(name, revision, SAFE_WEIGHTS_INDEX_NAME)
+    if index is None:
+        return None
+    places: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    found = {key: _file(name, revision, places[key]) for key in keys}
+    return {key: file for key, file in found.items() if file is not None} if all(found.values()) else None
+
+
+def _file(name: str, revision: str | None, file: str) -> Path | None:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder / file if (folder / file).is_file() else None
+    cached = try_to_load_from_cache(name, file, revision=revision)
+    return Path(cached) if isinstance(cached, str) else None
