@@ -1,12 +1,13 @@
 """Problems from the sandbox, local files or the Hub, as prompts with gold answers; checked before training.
 
-DataSection -> ProblemSet (columns: prompt, solution, and whatever else the data set holds)
+DataSection -> ProblemSet (columns: prompt, solution, and every column of the data set)
 
 Knows nothing of tokenizers beyond whether prompts are chat messages, nothing of models or rewards.
 """
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +23,24 @@ from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run import sha256_of
 from perl.sandbox import is_sandbox, load_problems
 
-# Names that TRL gives to the arguments of a reward function: a column of this name would collide.
-_RESERVED_COLUMNS = {"completions", "completion_ids", "prompts", "trainer_state", "log_extra", "log_metric"}
+logger = logging.getLogger("perl")
+
+# What a row is made of here and in TRL, which gives these names to arguments of a reward function or hands no such
+# column on: one of the data set itself is kept under another name.
+_TAKEN_NAMES = {
+    "prompt",
+    "solution",
+    "completion",
+    "completions",
+    "completion_ids",
+    "prompts",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+}
+ORIGINAL = "original_"
+"""Begins the name of a column of the data set whose own name means something else to a reward function."""
 
 Role = Literal["train", "eval"]
 
@@ -79,7 +96,9 @@ def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> t
     if source.limit is not None:
         raw = raw.select(range(min(source.limit, len(raw))))
     _check_columns(raw, source, section, where)
-    rows = [_row(raw[i], source, section, chat) for i in range(len(raw))]
+    names = kept_names(raw.column_names, source)
+    _say_renamed(names, source, where)
+    rows = [_row(raw[i], names, source, section, chat) for i in range(len(raw))]
     _check_rows(rows, source, where)
     return datasets.Dataset.from_list(rows), version
 
@@ -161,14 +180,38 @@ def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSecti
             ) from None
 
 
-def _row(raw: Mapping[str, Any], source: DataSource, section: DataSection, chat: bool) -> dict[str, Any]:
-    """One problem in the trainer's form; other columns stay for the user's reward functions."""
+def kept_names(columns: Sequence[str], source: DataSource) -> dict[str, str]:
+    """Under which name each column of a data set reaches reward functions; one that is there already is left out.
+
+    The question under the name ``prompt`` is ``prompts`` to them, the answer under the name ``solution`` is that.
+    """
+    names = {}
+    for column in columns:
+        as_it_is = {"prompt": source.columns.prompt, "solution": source.columns.answer}.get(column) == column
+        taken = column in _TAKEN_NAMES and not (column == "solution" and source.columns.answer is None)
+        if not as_it_is:
+            names[column] = _free(ORIGINAL + column, columns) if taken else column
+    return names
+
+
+def _free(name: str, columns: Sequence[str]) -> str:
+    """The name, or one like it that no column has."""
+    return name if name not in columns else _free(ORIGINAL + name, columns)
+
+
+def _say_renamed(names: Mapping[str, str], source: DataSource, where: str) -> None:
+    renamed = ", ".join(f"{column} as {name}" for column, name in names.items() if column != name)
+    if renamed:
+        answer = "" if source.columns.answer is None else f"; solution is the gold answer, from {source.columns.answer}"
+        logger.warning("%s: reward functions get the columns %s%s", where, renamed, answer)
+
+
+def _row(
+    raw: Mapping[str, Any], names: Mapping[str, str], source: DataSource, section: DataSection, chat: bool
+) -> dict[str, Any]:
+    """One problem in the trainer's form; the data set's own columns stay for the user's reward functions."""
     question = raw[source.columns.prompt]
-    row = {
-        name: value
-        for name, value in raw.items()
-        if name not in _RESERVED_COLUMNS and name not in (source.columns.prompt, source.columns.answer)
-    }
+    row = {name: raw[column] for column, name in names.items()}
     if isinstance(question, str):
         text = (section.prompt_template or "{prompt}").format_map({**raw, "prompt": question})
         row["prompt"] = [{"role": "user", "content": text}] if chat else text
@@ -181,6 +224,8 @@ def _row(raw: Mapping[str, Any], source: DataSource, section: DataSection, chat:
     if source.columns.answer is not None:
         answer = raw[source.columns.answer]
         row["solution"] = None if answer is None else str(answer)
+        if source.columns.answer in names:  # text under its own name too, whatever the file's format makes of it
+            row[names[source.columns.answer]] = row["solution"]
     return row
 
 
