@@ -57,9 +57,14 @@ def test_the_time_left_is_judged_by_what_was_done_here(monkeypatch):
 
 def test_no_line_comes_after_the_end_or_where_the_log_is_quiet(lines):
     found, after_the_next = lines
-    with pytest.raises(KeyboardInterrupt), progress(10, "scoring"):
-        after_the_next()
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with progress(10, "scoring"):
+            after_the_next()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     count = len(found)
     assert not any(thread.name == "progress" for thread in threading.enumerate())
     logging.getLogger("perl").setLevel(logging.ERROR)
