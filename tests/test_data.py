@@ -119,25 +119,27 @@ def test_a_file_alone_has_no_held_out_problems():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_columns_are_mapped_and_every_column_of_the_file_is_kept(name, caplog):
+def test_columns_are_mapped_and_every_column_of_the_file_is_kept(name):
     rows = [{"problem": "1+1=", "answer": "2", "solution": "It is two.", "id": "x1"}]
     columns = {"prompt": "problem", "answer": "answer"}
-    (row,) = train_rows(train={"name": write(name, rows), "columns": columns})
+    found = problems(train={"name": write(name, rows), "columns": columns})
+    (row,) = found.train.to_list()
     own = {"problem": "1+1=", "id": "x1", "original_solution": "It is two."}
     assert row == {"prompt": "1+1=", "solution": "2", "answer": "2", **own}
-    (line,) = caplog.messages
+    (line,) = found.renamed
     assert "data.train" in line
     assert "solution as original_solution" in line
     assert "gold answer, from answer" in line
 
 
-def test_a_column_that_is_called_like_its_part_in_a_problem_stands_there_once(caplog):
+def test_a_column_that_is_called_like_its_part_in_a_problem_stands_there_once():
     rows = [{"problem": "1+1=", "answer": "2", "solution": "It is two.", "id": "x1"}]
     columns = {"prompt": "problem", "answer": "solution"}
-    assert train_rows(train={"name": write("rows.jsonl", rows), "columns": columns}) == [
+    found = problems(train={"name": write("rows.jsonl", rows), "columns": columns})
+    assert found.train.to_list() == [
         {"prompt": "1+1=", "solution": "It is two.", "problem": "1+1=", "id": "x1", "answer": "2"}
     ]
-    assert not caplog.messages
+    assert not found.renamed
 
 
 def test_a_prompt_that_is_not_the_question_is_kept_under_a_name_that_is_free():

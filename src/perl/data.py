@@ -6,7 +6,6 @@ Knows nothing of tokenizers beyond whether prompts are chat messages, nothing of
 """
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,6 @@ from perl.hub_lookup import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run import sha256_of
 from perl.sandbox import is_sandbox, load_problems
-
-logger = logging.getLogger("perl")
 
 # What a row is made of here and in TRL, which gives these names to arguments of a reward function or hands no such
 # column on: one of the data set itself is kept under another name.
@@ -55,6 +52,7 @@ class ProblemSet:
         heldout_name: What the held-out problems are called in results.
         train_version: Commit of a Hub data set, SHA-256 of a file; None of the sandbox, which comes with the package.
         heldout_version: Likewise.
+        renamed: What became of columns whose names mean something else to a reward function, a line a set.
     """
 
     train: datasets.Dataset
@@ -62,6 +60,7 @@ class ProblemSet:
     heldout_name: str | None
     train_version: str | None = None
     heldout_version: str | None = None
+    renamed: tuple[str, ...] = ()
 
 
 def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
@@ -77,18 +76,20 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
     chat = chat if section.chat is None else section.chat
     if section.system_prompt and not chat:
         raise DataError("a system prompt needs chat messages", "data.system_prompt", "set data.chat: true")
-    train, train_version = _load(section.train, "train", section, chat)
+    train, train_version, renamed = _load(section.train, "train", section, chat)
     source = section.eval or (section.train if is_sandbox(section.train.name) else None)
     if source is None:
-        return ProblemSet(train, None, None, train_version)
-    heldout, version = _load(source, "eval", section, chat)
+        return ProblemSet(train, None, None, train_version, renamed=renamed)
+    heldout, version, renamed_too = _load(source, "eval", section, chat)
     train = _without_overlap(train, heldout, drop=section.drop_overlap)
     name = source.name if is_sandbox(source.name) else Path(source.name).stem
-    return ProblemSet(train, heldout, name, train_version, version)
+    return ProblemSet(train, heldout, name, train_version, version, (*renamed, *renamed_too))
 
 
-def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> tuple[datasets.Dataset, str | None]:
-    """One set, read, mapped and checked, and its version."""
+def _load(
+    source: DataSource, role: Role, section: DataSection, chat: bool
+) -> tuple[datasets.Dataset, str | None, tuple[str, ...]]:
+    """One set, read, mapped and checked, its version, and a line if columns were renamed."""
     where = f"data.{role}"
     raw, version = _read(source, role, where)
     if len(raw) == 0:
@@ -96,11 +97,10 @@ def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> t
     if source.limit is not None:
         raw = raw.select(range(min(source.limit, len(raw))))
     _check_columns(raw, source, section, where)
-    names = kept_names(raw.column_names, source)
-    _say_renamed(names, source, where)
+    names = _kept_names(raw.column_names, source)
     rows = [_row(raw[i], names, source, section, chat) for i in range(len(raw))]
     _check_rows(rows, source, where)
-    return datasets.Dataset.from_list(rows), version
+    return datasets.Dataset.from_list(rows), version, _renamed(names, source, where)
 
 
 def _read(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
@@ -180,7 +180,7 @@ def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSecti
             ) from None
 
 
-def kept_names(columns: Sequence[str], source: DataSource) -> dict[str, str]:
+def _kept_names(columns: Sequence[str], source: DataSource) -> dict[str, str]:
     """Under which name each column of a data set reaches reward functions; one that is there already is left out.
 
     The question under the name ``prompt`` is ``prompts`` to them, the answer under the name ``solution`` is that.
@@ -199,11 +199,11 @@ def _free(name: str, columns: Sequence[str]) -> str:
     return name if name not in columns else _free(ORIGINAL + name, columns)
 
 
-def _say_renamed(names: Mapping[str, str], source: DataSource, where: str) -> None:
+def _renamed(names: Mapping[str, str], source: DataSource, where: str) -> tuple[str, ...]:
+    """A line on the columns that have another name now; none if there are none."""
     renamed = ", ".join(f"{column} as {name}" for column, name in names.items() if column != name)
-    if renamed:
-        answer = "" if source.columns.answer is None else f"; solution is the gold answer, from {source.columns.answer}"
-        logger.warning("%s: reward functions get the columns %s%s", where, renamed, answer)
+    answer = "" if source.columns.answer is None else f"; solution is the gold answer, from {source.columns.answer}"
+    return (f"{where}: reward functions get the columns {renamed}{answer}",) if renamed else ()
 
 
 def _row(

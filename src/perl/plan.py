@@ -151,6 +151,8 @@ def make_plan(recipe: Recipe) -> Plan:
     _check_rewards_fit(rewards, problems.train, "data")
     if problems.heldout is not None and arguments.eval_strategy != "no":
         _check_rewards_fit(rewards, problems.heldout, "held-out data")
+    for line in problems.renamed:
+        logger.warning("%s", line)
     _check_answers(rewards, problems, recipe)
     longest = _longest_prompt(problems, tokenizer, empty.config, arguments)
     protocol = run_protocol(recipe)

@@ -15,7 +15,7 @@ from torch import nn
 
 # Numbers in a matrix for each thread that works on it (`benchmarks/eval_threads.py`): of two threads on two free cores
 # a matrix of 2**18 gains 30 to 45 %, a smaller one less; beside busy processes all of these lose, 3 to 6 times as much.
-_NUMBERS_A_THREAD = 2**18
+NUMBERS_A_THREAD = 2**18
 # By which a user says how many threads there are to be; torchrun does so too.
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -50,7 +50,7 @@ def fitting_threads(model: nn.Module) -> int:
     now = torch.get_num_threads()
     if now == 1 or _chosen(now) or any(p.device.type != "cpu" for p in model.parameters()):
         return now
-    return min(now, max(1, _largest_matrix(model) // _NUMBERS_A_THREAD))
+    return min(now, max(1, _largest_matrix(model) // NUMBERS_A_THREAD))
 
 
 @contextlib.contextmanager
