@@ -243,7 +243,7 @@ def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) ->
 
 def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
     """Every argument that a reward function insists on must be a column of the data, in a form that reaches it."""
-    found = []
+    found: list[Problem] = []
     known = (_ARGUMENTS_FROM_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
     for reward in rewards:
         where = f"rewards.{reward.name}"

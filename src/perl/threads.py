@@ -82,7 +82,7 @@ def _largest_matrix(model: nn.Module) -> int:
     """Numbers in the largest matrix of a layer; embeddings and head, which are one operation each, do not count."""
     ends = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     whole = next((module for module in model.modules() if hasattr(module, "get_output_embeddings")), None)
-    head = whole.get_output_embeddings() if whole is not None else None
+    head: nn.Module | None = whole.get_output_embeddings() if whole is not None else None  # type: ignore[operator]
     ends |= {id(parameter) for parameter in (head.parameters() if head is not None else ())}
     sizes = (p.shape[-1] * p.shape[-2] for p in model.parameters() if p.ndim >= 2 and id(p) not in ends)
     return max(sizes, default=0)
