@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--adapter", help="run folder of the quickstart; trained first if not given")
     parser.add_argument("--before", metavar="REVISION", help="measure that revision's `perl eval` too")
     parser.add_argument("--limit", type=int, default=24, help="problems")
-    parser.add_argument("--most", type=float, default=75.0, help="seconds of an evaluation")
+    parser.add_argument("--most", type=float, default=110.0, help="seconds of an evaluation")
     parser.add_argument("--busy", type=int, default=8, help="processes that compute meanwhile")
     arguments = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="eval_threads"))

@@ -30,6 +30,7 @@ def _a_machine_of_four_processors(monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "_defaults", lambda: {ALL})
+    monkeypatch.setattr(threads, "_asked", False)  # a test before may have planned a recipe that asks
     torch.set_num_threads(ALL)
 
 
