@@ -49,7 +49,8 @@ def message_of(**section):
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_kind_of_file_holds_the_same_problems(name):
     assert train_rows(train=write(name, ROWS)) == [
-        {"prompt": row["prompt"], "solution": row["answer"], "level": row["level"]} for row in ROWS
+        {"prompt": row["prompt"], "solution": row["answer"], "answer": row["answer"], "level": row["level"]}
+        for row in ROWS
     ]
 
 
@@ -87,7 +88,7 @@ def test_a_file_may_have_letters_of_any_language():
     rows = [{"prompt": "Wie groß ist π? 多少?", "answer": "größer", "level": "é"}]
     for name in FORMATS:
         assert train_rows(train=write(name, rows)) == [
-            {"prompt": rows[0]["prompt"], "solution": "größer", "level": "é"}
+            {"prompt": rows[0]["prompt"], "solution": "größer", "answer": "größer", "level": "é"}
         ]
 
 
@@ -95,7 +96,7 @@ def test_a_file_may_have_letters_of_any_language():
 def test_the_sandbox_holds_right_answers_and_keeps_its_splits_apart(task):
     found = problems(train=f"sandbox:{task}")
     for rows in (found.train, found.heldout):
-        assert set(rows.column_names) == {"prompt", "solution"}
+        assert set(rows.column_names) == {"prompt", "solution", "answer"}
         for row in list(rows)[:200]:
             assert str(eval(row["prompt"].removesuffix("="), {})) == row["solution"]  # noqa: S307 (our own arithmetic)
     assert len(set(found.train["prompt"])) == len(found.train) > 1000
@@ -107,7 +108,7 @@ def test_the_sandbox_holds_right_answers_and_keeps_its_splits_apart(task):
 def test_held_out_problems_may_be_of_another_source():
     write("other.jsonl", [{"prompt": "what?", "answer": "that"}])
     found = problems(train="sandbox:addition", eval="other.jsonl")
-    assert found.heldout.to_list() == [{"prompt": "what?", "solution": "that"}]
+    assert found.heldout.to_list() == [{"prompt": "what?", "solution": "that", "answer": "that"}]
     assert found.heldout_name == "other"
     assert problems(train="other.jsonl", eval="sandbox:chain").heldout_name == "sandbox:chain"
 
@@ -117,16 +118,36 @@ def test_a_file_alone_has_no_held_out_problems():
     assert (found.heldout, found.heldout_name) == (None, None)
 
 
-def test_columns_are_mapped_and_those_that_stood_in_their_place_give_way():
+@pytest.mark.parametrize("name", FORMATS)
+def test_columns_are_mapped_and_every_column_of_the_file_is_kept(name):
     rows = [{"problem": "1+1=", "answer": "2", "solution": "It is two.", "id": "x1"}]
     columns = {"prompt": "problem", "answer": "answer"}
-    assert train_rows(train={"name": write("rows.jsonl", rows), "columns": columns}) == [
-        {"prompt": "1+1=", "solution": "2", "id": "x1"}
-    ]
+    found = problems(train={"name": write(name, rows), "columns": columns})
+    (row,) = found.train.to_list()
+    own = {"problem": "1+1=", "id": "x1", "original_solution": "It is two."}
+    assert row == {"prompt": "1+1=", "solution": "2", "answer": "2", **own}
+    (line,) = found.renamed
+    assert "data.train" in line
+    assert "solution as original_solution" in line
+    assert "gold answer, from answer" in line
+
+
+def test_a_column_that_is_called_like_its_part_in_a_problem_stands_there_once():
+    rows = [{"problem": "1+1=", "answer": "2", "solution": "It is two.", "id": "x1"}]
     columns = {"prompt": "problem", "answer": "solution"}
-    assert train_rows(train={"name": "rows.jsonl", "columns": columns}) == [
-        {"prompt": "1+1=", "solution": "It is two.", "id": "x1", "answer": "2"}
+    found = problems(train={"name": write("rows.jsonl", rows), "columns": columns})
+    assert found.train.to_list() == [
+        {"prompt": "1+1=", "solution": "It is two.", "problem": "1+1=", "id": "x1", "answer": "2"}
     ]
+    assert not found.renamed
+
+
+def test_a_prompt_that_is_not_the_question_is_kept_under_a_name_that_is_free():
+    rows = [{"question": "1+1=", "prompt": "Be brief.", "original_prompt": "Be brief!", "answer": "2"}]
+    columns = {"prompt": "question"}
+    (row,) = train_rows(train={"name": write("rows.jsonl", rows), "columns": columns})
+    assert row["prompt"] == row["question"] == "1+1="
+    assert (row["original_prompt"], row["original_original_prompt"]) == ("Be brief!", "Be brief.")
 
 
 def test_without_an_answer_column_there_is_no_solution():
@@ -148,15 +169,17 @@ def test_each_source_has_its_own_columns():
         train={"name": "a.jsonl", "columns": {"prompt": "q", "answer": "a"}},
         eval={"name": "b.jsonl", "columns": {"prompt": "question", "answer": "result"}},
     )
-    assert found.train.to_list() == [{"prompt": "1+1=", "solution": "2"}]
-    assert found.heldout.to_list() == [{"prompt": "2+2=", "solution": "4"}]
+    assert found.train.to_list() == [{"prompt": "1+1=", "solution": "2", "q": "1+1=", "a": "2"}]
+    assert found.heldout.to_list() == [{"prompt": "2+2=", "solution": "4", "question": "2+2=", "result": "4"}]
 
 
-def test_names_that_the_trainer_gives_to_reward_arguments_are_dropped_and_all_others_kept():
-    reserved = ["completions", "completion_ids", "prompts", "trainer_state", "log_extra", "log_metric"]
+def test_columns_named_like_the_trainers_reward_arguments_get_another_name_and_all_others_keep_theirs():
+    reserved = ["completion", "completions", "completion_ids", "prompts", "trainer_state", "log_extra", "log_metric"]
     kept = {"level": 3, "tags": ["a", "b"], "meta": {"page": 7}}
     rows = [{"prompt": "1+1=", "answer": "2", **dict.fromkeys(reserved, "x"), **kept}]
-    assert train_rows(train=write("rows.jsonl", rows)) == [{"prompt": "1+1=", "solution": "2", **kept}]
+    renamed = {f"original_{name}": "x" for name in reserved}
+    expected = {"prompt": "1+1=", "solution": "2", "answer": "2", **renamed, **kept}
+    assert train_rows(train=write("rows.jsonl", rows)) == [expected]
 
 
 @pytest.mark.parametrize(("limit", "count"), [(1, 1), (4, 4), (6, 6), (100, 6)])

@@ -30,7 +30,7 @@ GENERATIONS = 4
 # Differs between two runs of the same thing.
 CLOCKS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 # What ours logs besides.
-OWN_METRICS = {"rows/trained_fraction", "tokens/run", "tokens/passes"}
+OWN_METRICS = {"rows/trained_fraction", "rows/masked_fraction", "tokens/run", "tokens/passes"}
 
 
 @pytest.fixture(autouse=True)

@@ -328,7 +328,7 @@ def main() -> None:
         place = asked.folder / "-".join(map(str, cell)).replace(" ", "_")
         outcome = take(cell, place)
         if "stopped" in outcome and processes > 1:
-            print(cell, outcome, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{cell} {outcome}\n")
         if is_first():
             with (asked.folder / "found.jsonl").open("a") as file:
                 file.write(json.dumps([*cell, outcome]) + "\n")

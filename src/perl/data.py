@@ -1,12 +1,12 @@
 """Problems from the sandbox, local files or the Hub, as prompts with gold answers; checked before training.
 
-DataSection -> ProblemSet (columns: prompt, solution, and whatever else the data set holds)
+DataSection -> ProblemSet (columns: prompt, solution, and every column of the data set)
 
 Knows nothing of tokenizers beyond whether prompts are chat messages, nothing of models or rewards.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +22,22 @@ from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run import sha256_of
 from perl.sandbox import is_sandbox, load_problems
 
-# Names that TRL gives to the arguments of a reward function: a column of this name would collide.
-_RESERVED_COLUMNS = {"completions", "completion_ids", "prompts", "trainer_state", "log_extra", "log_metric"}
+# What a row is made of here and in TRL, which gives these names to arguments of a reward function or hands no such
+# column on: one of the data set itself is kept under another name.
+_TAKEN_NAMES = {
+    "prompt",
+    "solution",
+    "completion",
+    "completions",
+    "completion_ids",
+    "prompts",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+}
+ORIGINAL = "original_"
+"""Begins the name of a column of the data set whose own name means something else to a reward function."""
 
 Role = Literal["train", "eval"]
 
@@ -38,6 +52,7 @@ class ProblemSet:
         heldout_name: What the held-out problems are called in results.
         train_version: Commit of a Hub data set, SHA-256 of a file; None of the sandbox, which comes with the package.
         heldout_version: Likewise.
+        renamed: What became of columns whose names mean something else to a reward function, a line a set.
     """
 
     train: datasets.Dataset
@@ -45,6 +60,7 @@ class ProblemSet:
     heldout_name: str | None
     train_version: str | None = None
     heldout_version: str | None = None
+    renamed: tuple[str, ...] = ()
 
 
 def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
@@ -60,18 +76,20 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
     chat = chat if section.chat is None else section.chat
     if section.system_prompt and not chat:
         raise DataError("a system prompt needs chat messages", "data.system_prompt", "set data.chat: true")
-    train, train_version = _load(section.train, "train", section, chat)
+    train, train_version, renamed = _load(section.train, "train", section, chat)
     source = section.eval or (section.train if is_sandbox(section.train.name) else None)
     if source is None:
-        return ProblemSet(train, None, None, train_version)
-    heldout, version = _load(source, "eval", section, chat)
+        return ProblemSet(train, None, None, train_version, renamed=renamed)
+    heldout, version, renamed_too = _load(source, "eval", section, chat)
     train = _without_overlap(train, heldout, drop=section.drop_overlap)
     name = source.name if is_sandbox(source.name) else Path(source.name).stem
-    return ProblemSet(train, heldout, name, train_version, version)
+    return ProblemSet(train, heldout, name, train_version, version, (*renamed, *renamed_too))
 
 
-def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> tuple[datasets.Dataset, str | None]:
-    """One set, read, mapped and checked, and its version."""
+def _load(
+    source: DataSource, role: Role, section: DataSection, chat: bool
+) -> tuple[datasets.Dataset, str | None, tuple[str, ...]]:
+    """One set, read, mapped and checked, its version, and a line if columns were renamed."""
     where = f"data.{role}"
     raw, version = _read(source, role, where)
     if len(raw) == 0:
@@ -79,9 +97,10 @@ def _load(source: DataSource, role: Role, section: DataSection, chat: bool) -> t
     if source.limit is not None:
         raw = raw.select(range(min(source.limit, len(raw))))
     _check_columns(raw, source, section, where)
-    rows = [_row(raw[i], source, section, chat) for i in range(len(raw))]
+    names = _kept_names(raw.column_names, source)
+    rows = [_row(raw[i], names, source, section, chat) for i in range(len(raw))]
     _check_rows(rows, source, where)
-    return datasets.Dataset.from_list(rows), version
+    return datasets.Dataset.from_list(rows), version, _renamed(names, source, where)
 
 
 def _read(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
@@ -161,14 +180,38 @@ def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSecti
             ) from None
 
 
-def _row(raw: Mapping[str, Any], source: DataSource, section: DataSection, chat: bool) -> dict[str, Any]:
-    """One problem in the trainer's form; other columns stay for the user's reward functions."""
+def _kept_names(columns: Sequence[str], source: DataSource) -> dict[str, str]:
+    """Under which name each column of a data set reaches reward functions; one that is there already is left out.
+
+    The question under the name ``prompt`` is ``prompts`` to them, the answer under the name ``solution`` is that.
+    """
+    names = {}
+    for column in columns:
+        as_it_is = {"prompt": source.columns.prompt, "solution": source.columns.answer}.get(column) == column
+        taken = column in _TAKEN_NAMES and not (column == "solution" and source.columns.answer is None)
+        if not as_it_is:
+            names[column] = _free(ORIGINAL + column, columns) if taken else column
+    return names
+
+
+def _free(name: str, columns: Sequence[str]) -> str:
+    """The name, or one like it that no column has."""
+    return name if name not in columns else _free(ORIGINAL + name, columns)
+
+
+def _renamed(names: Mapping[str, str], source: DataSource, where: str) -> tuple[str, ...]:
+    """A line on the columns that have another name now; none if there are none."""
+    renamed = ", ".join(f"{column} as {name}" for column, name in names.items() if column != name)
+    answer = "" if source.columns.answer is None else f"; solution is the gold answer, from {source.columns.answer}"
+    return (f"{where}: reward functions get the columns {renamed}{answer}",) if renamed else ()
+
+
+def _row(
+    raw: Mapping[str, Any], names: Mapping[str, str], source: DataSource, section: DataSection, chat: bool
+) -> dict[str, Any]:
+    """One problem in the trainer's form; the data set's own columns stay for the user's reward functions."""
     question = raw[source.columns.prompt]
-    row = {
-        name: value
-        for name, value in raw.items()
-        if name not in _RESERVED_COLUMNS and name not in (source.columns.prompt, source.columns.answer)
-    }
+    row = {name: raw[column] for column, name in names.items()}
     if isinstance(question, str):
         text = (section.prompt_template or "{prompt}").format_map({**raw, "prompt": question})
         row["prompt"] = [{"role": "user", "content": text}] if chat else text
@@ -181,6 +224,8 @@ def _row(raw: Mapping[str, Any], source: DataSource, section: DataSection, chat:
     if source.columns.answer is not None:
         answer = raw[source.columns.answer]
         row["solution"] = None if answer is None else str(answer)
+        if source.columns.answer in names:  # text under its own name too, whatever the file's format makes of it
+            row[names[source.columns.answer]] = row["solution"]
     return row
 
 

@@ -28,12 +28,15 @@ from perl.packing import Row
 from perl.reference import Reference
 from perl.resumable import ResumableGRPOTrainer
 from perl.scoring import Passes, choose_passes, score, score_all
+from perl.threads import threads_for
 
 logger = logging.getLogger("perl")
 
 # What a subclass may have replaced; then every micro-batch goes through its methods, as in TRL.
 _REPLACEABLE = ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "_prepare_inputs")
 # Inputs of multimodal models, handed through to the forward pass as TRL does.
+MASKED = "rows/masked_fraction"
+"""Share of the rows of which no token is in the loss, as of truncated ones with ``mask_truncated_completions``."""
 _IMAGES = (
     "pixel_values",
     "image_grid_thw",
@@ -193,7 +196,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     def _score_all(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
         """(N, T) log-probabilities without gradient."""
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
-        with torch.no_grad(), checkpointing, self.accelerator.autocast():
+        with torch.no_grad(), checkpointing, self.accelerator.autocast(), threads_for(model):
             return score_all(
                 model,
                 rows,
@@ -218,6 +221,8 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         self._plan_memory(rollouts["prompt_ids"].size(1))
         mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         needed_N = mask_NT.any(dim=1)
+        masked_N = self.accelerator.gather(~needed_N)
+        self._metrics["train" if self.model.training else "eval"][MASKED].append(masked_N.float().mean().item())
         own = self.step_is_ours and self.model.training
         if own and self.skips_dead_rows and "largest_advantage" in rollouts:
             needed_N &= have_advantage(rollouts["advantages"], rollouts["largest_advantage"])

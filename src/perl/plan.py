@@ -17,8 +17,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.adapter import attach_adapter, continue_adapter, own_method
 from perl.config import PeftRLConfig, training_arguments
-from perl.data import ProblemSet, load_problem_set
-from perl.errors import DataError, MissingExtraError, ModelError, Problem, missing_extra, raise_all
+from perl.data import ORIGINAL, ProblemSet, load_problem_set
+from perl.errors import DataError, MissingExtraError, ModelError, Problem, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import Prepared
 from perl.methods.registry import METHODS, Method, served_rank
@@ -27,6 +27,7 @@ from perl.model import load_empty_base, load_tokenizer, total_parameters, traina
 from perl.progress import live_line
 from perl.prompts import render_prompts
 from perl.recipe import Recipe
+from perl.recipe.optional_packages import missing_packages
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
@@ -55,6 +56,10 @@ _ARGUMENTS_FROM_TRL = {
     "log_metric",
     "environments",
 }
+
+
+# What to do about an argument that no column can fill.
+_HINTS = {"solution": "set data.train.columns.answer", "prompt": "it is called prompts, as in TRL"}
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,8 @@ def make_plan(recipe: Recipe) -> Plan:
     _check_rewards_fit(rewards, problems.train, "data")
     if problems.heldout is not None and arguments.eval_strategy != "no":
         _check_rewards_fit(rewards, problems.heldout, "held-out data")
+    for line in problems.renamed:
+        logger.warning("%s", line)
     _check_answers(rewards, problems, recipe)
     longest = _longest_prompt(problems, tokenizer, empty.config, arguments)
     protocol = run_protocol(recipe)
@@ -219,12 +226,9 @@ def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
 
 def _check_extras(recipe: Recipe) -> None:
     """Packages that this recipe needs and that are not part of the core."""
-    reports = recipe.train.get("report_to") or []
-    names = [reports] if isinstance(reports, str) else reports
-    wanted = {name: missing_extra(name, "track", "train.report_to") for name in names if name in ("wandb", "trackio")}
-    if recipe.rollout.backend == "vllm":
-        wanted["vllm"] = missing_vllm("rollout.backend")
-    missing = [problem for package, problem in wanted.items() if importlib.util.find_spec(package) is None]
+    missing = list(missing_packages(recipe.train))
+    if recipe.rollout.backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        missing.append(missing_vllm("rollout.backend"))
     raise_all(MissingExtraError, missing)
 
 
@@ -239,15 +243,17 @@ def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) ->
 
 def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
     """Every argument that a reward function insists on must be a column of the data, in a form that reaches it."""
-    found = []
-    known = _ARGUMENTS_FROM_TRL | set(rows.column_names)
+    found: list[Problem] = []
+    known = (_ARGUMENTS_FROM_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
     for reward in rewards:
         where = f"rewards.{reward.name}"
+        if reward.failures is not None:
+            found += _ambiguous(reward, rows, where)
         for name in reward.needs:
             if name not in known:
                 column = "an answer" if name == "solution" else f"the column {name!r}"
-                hint = f"there are {', '.join(rows.column_names)}; {where}.columns maps names"
-                hint = "set data.train.columns.answer" if name == "solution" else hint
+                hint = f"there are {', '.join(sorted(known & set(rows.column_names)))}; {where}.columns maps names"
+                hint = _HINTS.get(name, hint)
                 found.append(Problem(f"needs {column}, which the {what} does not have", where, hint))
         if not reward.takes_all:
             hint = "TRL hands every column of the data to every reward"
@@ -256,6 +262,16 @@ def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
         if unsent:
             found.append(Problem(f"cannot be given to a worker process: {unsent}", where, "leave workers out"))
     raise_all(DataError, found)
+
+
+def _ambiguous(reward: Reward, rows: Dataset, where: str) -> Iterator[Problem]:
+    """An argument that may be meant as the data set's column of this name, or as what takes its name here."""
+    for name in reward.by_name:
+        original = ORIGINAL + name
+        if name in rows.column_names and original in rows.column_names:
+            message = f"asks for {name}, which is the gold answer here, but the data set has a column of that name too"
+            hint = f"{where}.columns: {{{name}: {name}}} for the gold answer, {{{name}: {original}}} for the column"
+            yield Problem(message, where, hint)
 
 
 def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:

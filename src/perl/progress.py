@@ -5,10 +5,75 @@ Knows nothing of what is being done.
 
 import logging
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
 logger = logging.getLogger("perl")
+
+# Between two lines in a log.
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+class Progress:
+    """How much of a piece of work is done, from whichever thread it is told.
+
+    Attributes:
+        done: Units, those that were done before included.
+    """
+
+    def __init__(self, total: int, label: str, done: int, unit: str) -> None:
+        """See :func:`progress`."""
+        self.total, self.done, self._label, self._before, self._unit = total, done, label, done, unit
+        self._started = time.monotonic()
+        self._bar = live_line(total, label, done)
+        self.silent = not self._bar.disable or not logger.isEnabledFor(logging.INFO)
+
+    def update(self, count: int = 1) -> None:
+        """So many more are done."""
+        self.done += count
+        self._bar.update(count)
+
+    def line(self) -> str:
+        """The state for a log, with the time left once there is something to judge it by."""
+        elapsed, new = time.monotonic() - self._started, self.done - self._before
+        left = duration(elapsed / new * (self.total - self.done)) if new else "not known yet"
+        return f"{self._label}: {self.done:,}/{self.total:,} {self._unit} in {duration(elapsed)}, ETA {left}"
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._bar.close()
+
+
+@contextmanager
+def progress(total: int, label: str, done: int = 0, unit: str = "completions") -> Iterator[Progress]:
+    """A bar on a terminal, else a line about every half minute, even while nothing new is done.
+
+    Args:
+        total: Units of work.
+        label: What is being done.
+        done: Units that are done already; the time left is judged by the others.
+        unit: What is counted.
+    """
+    state, over = Progress(total, label, done, unit), threading.Event()
+
+    def report() -> None:
+        while not over.wait(_SECONDS_BETWEEN_LINES):
+            logger.info("%s", state.line())
+
+    reporter = threading.Thread(target=report, name="progress", daemon=True)
+    if not state.silent:
+        reporter.start()
+    try:
+        yield state
+    finally:
+        over.set()
+        if reporter.is_alive():
+            reporter.join()
+        state.close()
 
 
 def live_line(total: int, label: str, done: int = 0) -> tqdm:

@@ -18,14 +18,17 @@ from perl.callbacks.task_scores import Metrics, TaskScores
 from perl.evaluation.draw import draw
 from perl.evaluation.evaluate import carry_out, draw_samples
 from perl.evaluation.policies import Policies
-from perl.evaluation.questions import template_hash
+from perl.evaluation.questions import Prepared, template_hash
 from perl.evaluation.request import EvalSettings, Evaluation
 from perl.evaluation.results import SAMPLES, Results, TaskResult
+from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
 from perl.evaluation.subject import Subject
 from perl.model import clean_base
 from perl.plan import Plan
+from perl.progress import progress
 from perl.recipe.sections import ModelSection, RolloutSection
+from perl.rollouts.engine import Engine
 from perl.run import Run, sha256_of
 from perl.saved_adapter import find_adapter
 from perl.trainer import PeftGRPOTrainer
@@ -116,7 +119,7 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
         metrics: Metrics = {}
         if trainer.accelerator.is_main_process:
             for task in tasks:
-                groups = draw(engine, plan.tokenizer, task.request, plan.protocol, {}, lambda _: None, plan.judging)
+                groups = _drawn(plan, engine, task)
                 found = score_samples(groups)
                 name = f"eval/{task.request.task}"
                 metrics[f"{name}/avg@{found.k}"] = found.accuracy
@@ -127,6 +130,13 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
         return metrics
 
     return TaskScores(score, trainer.note, trainer.save_adapter, settings.every, settings.best, run.path / "best")
+
+
+def _drawn(plan: Plan, engine: Engine, task: Prepared) -> list[list[Sample]]:
+    """A task's completions by the policy of now; says how far it is."""
+    total = len(task.request.places(plan.protocol.k))
+    with progress(total, f"scoring the policy on {task.request.task}") as state:
+        return draw(engine, plan.tokenizer, task.request, plan.protocol, {}, lambda _: state.update(), plan.judging)
 
 
 def _evaluation(plan: Plan, run: Run, subject: Subject, engine: RolloutSection, device: torch.device) -> Evaluation:

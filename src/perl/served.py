@@ -39,6 +39,7 @@ from perl.rollouts.hf_engine import TransformersEngine, fill_with_neutral
 from perl.rollouts.open_engine import EngineSettings, open_engine
 from perl.rollouts.update import SyncPlan, choose_form, make_update
 from perl.rollouts.vllm_version import check_version
+from perl.threads import threads_for
 
 logger = logging.getLogger("perl")
 
@@ -164,7 +165,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
     ) -> tuple[list[list[int]], list[list[float | None]] | None]:
         """Replaces TRL's generation by the engine's; with transformers the model's weights are not cast for it."""
         if not self.use_vllm:
-            with self._as_transformers_wants_it():
+            with self._as_transformers_wants_it(), threads_for(self.policy):
                 result: tuple[list[list[int]], None] = super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, has_tool_images
                 )

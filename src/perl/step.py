@@ -25,6 +25,7 @@ from perl.losses import LossInputs, LossSettings, objective, token_weights
 from perl.methods import adalora
 from perl.scoring import score
 from perl.served import ServedGRPOTrainer
+from perl.threads import fitting_threads, threads_for
 
 logger = logging.getLogger("perl")
 
@@ -65,6 +66,14 @@ class StepGRPOTrainer(ServedGRPOTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (transformers')
         """Extends ``train``: nothing is left of a step that an exception ended."""
         self._window = []
+        count, fitting = torch.get_num_threads(), fitting_threads(self.policy)
+        if fitting < count and self.accelerator.is_main_process:
+            logger.warning(
+                "rollouts and passes use %d of %d CPU threads, enough for a model of this size; OMP_NUM_THREADS, or "
+                "engine.threads of a recipe, chooses another number",
+                fitting,
+                count,
+            )
         return super().train(*args, **kwargs)
 
     def training_step(
@@ -87,7 +96,8 @@ class StepGRPOTrainer(ServedGRPOTrainer):
         loss = torch.zeros((), device=self.args.device)
         if self.accelerator.sync_gradients:
             batches, self._window = self._window, []
-            loss = self._run_window(model, batches)
+            with threads_for(model):
+                loss = self._run_window(model, batches)
         self._step += 1
         self._current_train_step_time += time.perf_counter() - started
         if self.accelerator.sync_gradients:

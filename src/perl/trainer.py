@@ -19,7 +19,7 @@ from perl.adapter import check_trainable
 from perl.adapter_files import write_adapter, write_model
 from perl.advantages import group_advantages, normalized_sum_advantages, weighted_rewards
 from perl.callbacks.adapter import AdapterCallback
-from perl.callbacks.diagnosis import FlatRewards
+from perl.callbacks.diagnosis import FlatRewards, MaskedRows
 from perl.callbacks.plots import draw_curves
 from perl.config import PeftRLConfig, rollout_section
 from perl.errors import ModelError, PerlError
@@ -402,6 +402,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
 
     def _add_callbacks(self) -> None:
         self.add_callback(AdapterCallback(self))
+        self.add_callback(MaskedRows())
         if isinstance(self.args, PeftRLConfig) and self.args.flat_reward_steps:
             self.add_callback(FlatRewards(self.args.flat_reward_steps, self.latest_completions))
 

@@ -41,6 +41,7 @@ from perl.rollouts.open_engine import check_servers
 from perl.run import Run, follow_run, open_run, sha256_of
 from perl.run_evaluation import between_steps, score_base, score_best, score_run
 from perl.saved_adapter import WEIGHTS
+from perl.threads import threads_kept, use_threads
 from perl.trainer import PeftGRPOTrainer
 
 logger = logging.getLogger("perl")
@@ -71,7 +72,11 @@ def train(
         RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
-    recipe = read_recipe(recipe, overrides, output_dir)
+    with threads_kept():
+        return _train(read_recipe(recipe, overrides, output_dir))
+
+
+def _train(recipe: Recipe) -> Run:
     plan = prepare(recipe)
     if not is_first_process():
         run = follow_run(recipe)
@@ -120,13 +125,13 @@ def read_recipe(
 
 
 def prepare(recipe: Recipe) -> Plan:
-    """Sets up the process as the recipe's engine section says, and plans the run.
+    """Sets the process's threads as the recipe's engine section says, and plans the run.
 
     Raises:
         PerlError: The data, the model or an optional package is not what the recipe needs.
     """
     if recipe.engine.threads is not None:
-        torch.set_num_threads(recipe.engine.threads)
+        use_threads(recipe.engine.threads)
     with _located(recipe):
         return make_plan(recipe)
 

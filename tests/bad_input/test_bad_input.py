@@ -454,3 +454,57 @@ train: {learning_rate: fast, push_to_hub: true}
 def test_unknown_names_of_method_and_reward_are_said_with_unknown_keys(mistakes):
     lines = mistakes(recipe="peft: {method: lorra}\nrewards: {acuracy: 1}\ntrain: {sead: 1}\n")
     assert sorted(line.split(": ")[1] for line in lines) == ["peft.method", "rewards.acuracy", "train.sead"]
+
+
+def test_a_reward_of_the_users_own_that_asks_for_a_name_with_two_meanings(mistake):
+    rows = [{"problem": f"{i}+1=", "answer": str(i + 1), "solution": "We count on."} for i in range(8)]
+    write_rows("worked.jsonl", rows)
+    Path("of_two.py").write_text("def f(completions, solution=None, **_): return [0.0] * len(completions)\n")
+    data = "data: {train: {name: worked.jsonl, columns: {prompt: problem}}}"
+    line = mistake(recipe=f"{data}\nrewards: {{'of_two:f': 1}}\n")
+    assert line.startswith("recipe.yaml:3: rewards.of_two:f: asks for solution, which is the gold answer here, but ")
+    assert "columns: {solution: solution} for the gold answer, {solution: original_solution} for the column" in line
+    for meant in ("solution", "original_solution"):
+        rewards = f"rewards: {{'of_two:f': {{columns: {{solution: {meant}}}}}}}"
+        Path("meant.yaml").write_text(f"extends: sound.yaml\n{data}\n{rewards}\n", encoding="utf-8")
+        assert run(["train", "meant.yaml", "--dry-run", "-q"], "perl") == 0
+
+
+def test_a_reward_gets_every_column_of_the_file_by_its_name():
+    write_rows("asked.jsonl", [{"problem": f"{i}+1=", "answer": str(i + 1), "level": "easy"} for i in range(8)])
+    Path("by_name.py").write_text("def f(completions, problem, answer, solution, level, **_): return [0.0]\n")
+    recipe = "data: {train: {name: asked.jsonl, columns: {prompt: problem}}}\nrewards: {'by_name:f': 1}\n"
+    Path("by_name.yaml").write_text(f"extends: sound.yaml\n{recipe}", encoding="utf-8")
+    assert run(["train", "by_name.yaml", "--dry-run", "-q"], "perl") == 0
+
+
+def test_a_reward_that_asks_for_the_prompt_by_the_name_of_its_column(mistake):
+    Path("of_prompt.py").write_text("def f(completions, prompt, **_): return [0.0] * len(completions)\n")
+    line = mistake(recipe="rewards: {'of_prompt:f': 1}\n")
+    assert "needs the column 'prompt'" in line
+    assert "prompts" in line
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+@pytest.mark.parametrize(
+    ("module", "setting", "hint"),
+    [
+        ("deepspeed", "deepspeed: ds.json", "pip install deepspeed"),
+        ("tensorboard", "report_to: tensorboard", "pip install tensorboard"),
+        ("liger_kernel", "use_liger_kernel: true", "pip install liger-kernel"),
+        ("bitsandbytes", "optim: paged_adamw_8bit", "pip install bitsandbytes"),
+    ],
+)
+def test_a_package_that_a_training_argument_needs(mistake, module, setting, hint, dry_run):
+    if importlib.util.find_spec(module) is not None:
+        pytest.skip(f"{module} is installed")
+    Path("ds.json").write_text("{}", encoding="utf-8")
+    line = mistake(*dry_run, recipe=f"train: {{{setting}}}\n")
+    assert line.startswith(f"recipe.yaml:2: train.{setting.split(':')[0]}: ")
+    assert f"the package {hint.split()[-1]}" in line
+    assert hint in line
+
+
+def test_a_tracker_that_there_is_not(mistake):
+    line = mistake("--dry-run", recipe="train: {report_to: [wandbb]}\n")
+    assert line == "recipe.yaml:2: train.report_to: there is no tracker 'wandbb' (did you mean wandb?)"

@@ -11,7 +11,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl.trainer.utils import nanstd
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.callbacks.diagnosis import FlatRewards, FlatSteps, diagnose, is_flat, typical
+from perl.callbacks.diagnosis import FlatRewards, FlatSteps, MaskedRows, diagnose, is_flat, typical
 from perl.rewards import accuracy_reward
 from perl.sandbox import load_problems
 
@@ -361,3 +361,56 @@ def test_a_run_whose_reward_is_constant_or_none_is_told_so(tmp_path, said):
     assert "gives all completions of a prompt the same number" in line
     _, (line,) = trained(1, tmp_path, said, none, max_completion_length=8, flat_reward_steps=1)
     assert line.startswith("for 1 step no completion got a reward, ")
+
+
+def masked(share, truncated=None):
+    truncated = share if truncated is None else truncated
+    return {"loss": 0.0, "reward": 0.5, "rows/masked_fraction": share, "completions/clipped_ratio": truncated}
+
+
+def test_steps_that_mask_nearly_all_rows_are_said_at_the_third_and_whenever_they_have_doubled(arguments, said):
+    callback = MaskedRows()
+    assert warned_at(callback, arguments, said, range(1, 30), masked(0.9)) == [3, 6, 12, 24]
+    assert warned_at(MaskedRows(), arguments, said, range(1, 30), masked(0.89)) == []
+    callback = MaskedRows()
+    for step in range(1, 9):  # they need not follow each other
+        log(callback, arguments, step, masked(1.0 if step % 3 == 0 else 0.5))
+    assert not said()
+    log(callback, arguments, 9, masked(1.0))
+    assert len(said()) == 1
+
+
+def test_steps_without_rollouts_and_other_processes_say_nothing_of_masked_rows(arguments, said):
+    callback = MaskedRows()
+    for step in range(1, 9):
+        log(callback, arguments, step, {"loss": 0.0})
+        log(callback, arguments, step, masked(1.0), first_process=False)
+        log(callback, arguments, step, {"eval_loss": 0.0, "eval_rows/masked_fraction": 1.0})
+    assert not said()
+
+
+def test_rows_that_something_else_masks_are_not_called_truncated(arguments, said):
+    callback = MaskedRows()
+    for step in range(1, 4):
+        log(callback, arguments, step, masked(1.0, truncated=0.0))
+    ((_, line),) = said()
+    assert line.startswith("3 steps so far have masked out 90 % or more of their completions, the newest 100 %: ")
+    assert "truncated" not in line
+
+
+def test_a_run_that_masks_its_truncated_completions_is_told_to_raise_their_length(tmp_path, said):
+    def lengths(completions, **_):  # differ, so that the line on flat rewards cannot come
+        return [float(i) for i in range(len(completions))]
+
+    settings = {"max_completion_length": 4, "flat_reward_steps": 1}
+    trainer, lines = trained(3, tmp_path, said, lengths, mask_truncated_completions=True, **settings)
+    (line,) = lines
+    assert "completions/clipped_ratio is 1.00" in line
+    assert "train.mask_truncated_completions" in line
+    assert "raise rollout.max_completion_length (now 4)" in line
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["rows/masked_fraction"] for entry in steps] == [1.0, 1.0, 1.0]
+    trainer, lines = trained(3, tmp_path, said, lengths, mask_truncated_completions=False, **settings)
+    assert not lines
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["rows/masked_fraction"] for entry in steps] == [0.0, 0.0, 0.0]

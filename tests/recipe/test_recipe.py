@@ -431,3 +431,22 @@ def test_a_recipe_cannot_be_changed(source):
         recipe.train["seed"] = 4
     with pytest.raises(TypeError):
         recipe.rewards["accuracy"] = recipe.rewards["accuracy"]
+
+
+@pytest.mark.parametrize("rollout", ["", "rollout:\n", "rollout: {}\n", "rollout: {top_p: 0.9}\n"])
+def test_a_temperature_among_the_training_arguments_is_the_rollouts_and_written_once(tmp_path, rollout):
+    path = tmp_path / "hot.yaml"
+    path.write_text(f"{rollout}train: {{temperature: 1.3}}\n", encoding="utf-8")
+    for found in (load_recipe(path), load_recipe(load_recipe(path)), load_recipe(path, ["train.max_steps=3"])):
+        assert found.rollout.temperature == 1.3
+        assert "temperature" not in found.train
+        assert found.to_yaml().count("temperature: 1.3") == 1
+
+
+@pytest.mark.parametrize("section", ["peft", "rollout"])
+def test_an_empty_section_takes_the_arguments_that_belong_to_it(tmp_path, section):
+    name, value = {"peft": ("peft_rank", 3), "rollout": ("max_completion_length", 77)}[section]
+    (tmp_path / "empty.yaml").write_text(f"{section}:\ntrain: {{{name}: {value}}}\n", encoding="utf-8")
+    found = load_recipe(tmp_path / "empty.yaml")
+    assert getattr(getattr(found, section), name.removeprefix("peft_")) == value
+    assert name not in found.train

@@ -1,6 +1,7 @@
-"""Says why rewards do not differ within any group, so that nothing is learned from them, and which setting to change.
+"""Says why nothing is learned: rewards that do not differ within any group, or completions that are masked out.
 
-logs of a step -> FlatSteps -> one line, when flat steps follow each other
+logs of a step -> FlatSteps -> one line with the setting to change, when flat steps follow each other
+logs of a step -> one line with the setting to change, when steps leave nearly all completions out of the loss
 
 Sees only what is logged and the newest completions. Knows nothing of problems, models or how a reward is made.
 """
@@ -28,6 +29,10 @@ _SHOWN_CHARACTERS = 80
 # The standard deviation of equal rewards: TRL forms it in float32, where that of eight times 0.7 is not 0.
 _ROUNDING = 1e-6
 _DIGITS = 6  # TRL averages what rewards log in float32
+
+_MASKED = "rows/masked_fraction"
+_NEARLY_ALL = 0.9
+_MASKED_STEPS = 3  # before the first line
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,44 @@ class FlatRewards(TrainerCallback):
 
     def _mean(self, key: str) -> float | None:
         return self._sums[key] / self._counts[key] if self._counts[key] else None
+
+
+class MaskedRows(TrainerCallback):
+    """Warns once three steps have masked out nearly all of their rows, and again each time their number has doubled."""
+
+    def __init__(self) -> None:
+        """No step was masked yet."""
+        self._steps, self._warn_at = 0, _MASKED_STEPS
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        _control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **_: Any,  # noqa: ANN401
+    ) -> None:
+        """Counts the steps whose rollouts were masked out."""
+        share = _number((logs or {}).get(_MASKED))
+        if share is None or share < _NEARLY_ALL or not state.is_world_process_zero:
+            return
+        self._steps += 1
+        if self._steps >= self._warn_at:
+            self._warn_at *= 2
+            logger.warning("%s", _masked_line(self._steps, share, logs or {}, args))
+
+
+def _masked_line(steps: int, share: float, logs: Mapping[str, Any], args: TrainingArguments) -> str:
+    """What was masked out and which setting to change."""
+    line = f"{steps} steps so far have masked out 90 % or more of their completions, the newest {_percent(share)}: "
+    truncated = _number(logs.get(_TRUNCATED))
+    if not getattr(args, "mask_truncated_completions", False) or truncated is None:
+        return f"{line}no token of theirs is in the loss; look at the masks that come with the rollouts"
+    return (
+        f"{line}{_TRUNCATED} is {truncated:.2f}, and train.mask_truncated_completions leaves truncated ones out of the "
+        f"loss; raise rollout.max_completion_length (now {getattr(args, 'max_completion_length', None)}) or ask for "
+        "shorter completions"
+    )
 
 
 def typical(completions: Sequence[str]) -> str | None:

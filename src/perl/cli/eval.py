@@ -82,6 +82,11 @@ class _Eval(click.Group):
     help="Of the base's weights; auto: float32 on a CPU, else the checkpoint's.",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Of transformers.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="CPU threads [default: the run's engine.threads, else as many as the model is large enough for].",
+)
 @click.option("--list-tasks", is_flag=True, help="List the tasks.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; load no weights.")
 @click.option(

@@ -30,9 +30,10 @@ from perl.evaluation.results import SAMPLES, TABLE, OtherScore, ProblemResult, R
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import rights, score_samples
 from perl.model import base_dtype, base_identity, public_name
-from perl.progress import duration, live_line
+from perl.progress import duration, progress
 from perl.rollouts.open_engine import EngineSettings
 from perl.run import installed_versions, write_text
+from perl.threads import threads_kept, use_threads
 
 logger = logging.getLogger("perl")
 
@@ -104,7 +105,9 @@ def carry_out(plan: Evaluation, policies: Policies | None = None) -> Results:
         PerlError: As :func:`evaluate`.
     """
     started = time.monotonic()
-    with _locked(plan.folder):
+    with _locked(plan.folder), threads_kept():
+        if plan.threads is not None:
+            use_threads(plan.threads)
         for line in plan.lines() if not plan.within_run else ():
             logger.info("%s", line)
         if policies is None:
@@ -178,7 +181,7 @@ def _draw_task(
     if done and not said_before:
         logger.info("%s on %s: %d of %d completions are there already", ready.who, name, len(done), len(wanted))
     started = time.monotonic()
-    with live_line(len(wanted), f"scoring the {ready.who} on {name}", len(done)) as line:
+    with progress(len(wanted), f"scoring the {ready.who} on {name}", len(done)) as line:
 
         def keep(sample: Sample) -> None:
             file.append(key, [sample])

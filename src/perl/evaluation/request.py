@@ -59,6 +59,8 @@ class EvalSettings:
         device: ``auto`` or ``cpu``.
         dtype: Of the base's weights; auto: float32 on a CPU, the checkpoint's own elsewhere.
         batch_size: Completions that transformers write at a time; no score depends on it.
+        threads: CPU threads, likewise; None: the run's ``engine.threads``, but no more than PyTorch takes, or as many
+            as the model is large enough for.
     """
 
     preset: str = DEFAULT_PRESET
@@ -79,6 +81,7 @@ class EvalSettings:
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     batch_size: int = 64
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,13 @@ class Evaluation:
         if not self.subject.trained:
             return ("base",)
         return ("base", "adapter") if self.settings.with_base else ("adapter",)
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads that someone chose for it; None: nobody did."""
+        if self.settings.threads is not None or self.subject.threads is None:
+            return self.settings.threads
+        return min(self.subject.threads, torch.get_num_threads())
 
     @property
     def longest(self) -> int:
@@ -151,6 +161,8 @@ def plan_evaluation(
         resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
         if settings.limit is not None and settings.limit < 1:
             raise PerlError(f"{settings.limit} problems are too few", "--limit", "at least 1")
+        if settings.threads is not None and settings.threads < 1:
+            raise PerlError(f"{settings.threads} threads are too few", "--threads", "at least 1")
         subject = find_subject(adapter, base, settings.dtype)
         empty = load_empty_base(subject.base)
         if subject.adapter is not None:

@@ -33,6 +33,7 @@ class Subject:
         model: A model that was itself trained on the base; None: there is none.
         adapter_sha256: Of the adapter's weights, the file that will be pushed.
         folder: Where results go if nobody says: a run's beside its adapter, others below ``evals/``.
+        threads: CPU threads that the run's recipe asks for.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Subject:
     model: ModelSection | None
     adapter_sha256: str | None
     folder: Path
+    threads: int | None = None
 
     @property
     def trained(self) -> bool:
@@ -73,15 +75,18 @@ def find_subject(adapter: str | None, base: str | None = None, dtype: str = "aut
         saved = find_adapter(str(path) if path.is_dir() else adapter)
     except ModelError as error:
         raise _explained(error, adapter) from None
-    section = given or _base_of(saved, _recipe_above(path), dtype)
+    recipe = _recipe_above(path)
+    section = given or _base_of(saved, recipe, dtype)
     name = _short(adapter)
-    return Subject(name, section, saved, None, sha256_of(saved.weights), Path("evals") / name.replace(":", "-"))
+    folder = Path("evals") / name.replace(":", "-")
+    threads = recipe.engine.threads if recipe is not None else None
+    return Subject(name, section, saved, None, sha256_of(saved.weights), folder, threads)
 
 
 def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
     """The adapter of a run that is done, or the model if that was trained itself."""
-    run = Run.read(path)
-    section = given or _with_dtype(Recipe.load(path / "recipe.yaml").model, dtype)
+    run, recipe = Run.read(path), Recipe.load(path / "recipe.yaml")
+    section, threads = given or _with_dtype(recipe.model, dtype), recipe.engine.threads
     if not run.adapter.is_dir():
         checkpoint = latest_checkpoint(run.checkpoints)
         hint = f"--adapter {checkpoint}" if checkpoint else "perl train finishes it"
@@ -89,9 +94,10 @@ def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
     name = path.resolve().name
     if run.facts.get("method") == "full":
         weights = sorted(run.adapter.glob("*.safetensors"))
-        return Subject(name, section, None, ModelSection(name=str(run.adapter)), sha256_of(weights[0]), path / "evals")
+        model, digest = ModelSection(name=str(run.adapter)), sha256_of(weights[0])
+        return Subject(name, section, None, model, digest, path / "evals", threads)
     saved = find_adapter(str(run.adapter))
-    return Subject(name, section, saved, None, sha256_of(saved.weights), path / "evals")
+    return Subject(name, section, saved, None, sha256_of(saved.weights), path / "evals", threads)
 
 
 def _with_dtype(section: ModelSection, dtype: str) -> ModelSection:

@@ -158,7 +158,9 @@ def _move_to_their_section(layer: Layer) -> Iterator[Problem]:
     for (section, key), name in FIELD_OF_SETTING.items():
         if name not in kept:
             continue
-        home = layer.values.setdefault(section, {})
+        home = layer.values.get(section)
+        if home is None:  # not there, or there without a setting
+            home = layer.values[section] = {}
         if not isinstance(home, dict):
             continue
         if key in home and home[key] != kept[name]:

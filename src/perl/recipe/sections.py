@@ -227,7 +227,7 @@ class EngineSection(Section):
     """What the run computes on."""
 
     device: Literal["auto", "cpu"] = Field("auto", description="auto: an accelerator if there is one.")
-    threads: int | None = Field(None, ge=1, description="CPU threads; None: PyTorch's choice.")
+    threads: int | None = Field(None, ge=1, description="CPU threads; None: PyTorch's, or fewer for a small model.")
 
 
 class RewardSetting(Section):

@@ -38,6 +38,7 @@ class Reward:
 
     Attributes:
         needs: Columns of the data set that the function insists on.
+        by_name: Arguments that get the column of their own name, where there is one.
         takes_all: Whether it accepts whatever other columns there are.
         judging: How it compares answers with gold answers; None if it compares none.
         in_workers: Whether each sample is sent to a worker process by itself.
@@ -52,6 +53,7 @@ class Reward:
     judging: Judging | None = None
     in_workers: bool = False
     failures: Failures | None = None
+    by_name: tuple[str, ...] = ()
 
 
 def resolve_rewards(settings: Mapping[str, RewardSetting], rollout: RolloutSection) -> list[Reward]:
@@ -187,6 +189,7 @@ def _reward(
         _judging(function, arguments, setting),
         setting.workers is not None,
         failures,
+        tuple(p for p in inspect.signature(function).parameters if p not in arguments and p not in setting.columns),
     )
 
 

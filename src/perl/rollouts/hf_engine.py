@@ -29,6 +29,7 @@ from transformers import (
 from perl.errors import ModelError
 from perl.model import evaluating
 from perl.rollouts.engine import Done, EngineSampling, OnGroup, Request, Sampled, Update
+from perl.threads import threads_for
 
 POLICY = "policy"
 """Name of the version that every completion is of: there is no copy that could be another one."""
@@ -99,7 +100,7 @@ class TransformersEngine:
         """
         left = sorted(_rows(requests), key=lambda row: len(row.prompt_ids))
         found: list[dict[int, Sampled]] = [{} for _ in requests]
-        with evaluating(self._model), torch.no_grad():
+        with evaluating(self._model), torch.no_grad(), threads_for(self._model):
             while left:
                 batch = left[: self._batch_size]
                 drawn = self._try(batch, sampling)

@@ -1,0 +1,120 @@
+"""Packages that training arguments ask for and that are no part of the core.
+
+train section -> Problem for each package that is not installed
+
+The libraries notice such a package at its first use, with the model loaded, or with a traceback of their own. Imports
+none of the packages; a tracker or an optimizer that there is not is refused too.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perl.errors import Problem, did_you_mean, missing_extra
+
+
+@dataclass(frozen=True)
+class Package:
+    """What must be installed.
+
+    Attributes:
+        modules: Any of these is enough.
+        pip: What pip calls it.
+        extra: Ours that brings it.
+    """
+
+    modules: tuple[str, ...]
+    pip: str
+    extra: str | None = None
+
+    @property
+    def installed(self) -> bool:
+        """Whether one of its modules is there, without importing it."""
+        return any(_found(module) for module in self.modules)
+
+
+# The trackers of transformers by their names in `report_to`, with the packages that each needs.
+TRACKERS: dict[str, tuple[Package, ...]] = {
+    "azure_ml": (Package(("azureml.core",), "azureml-core"),),
+    "clearml": (Package(("clearml",), "clearml"),),
+    "codecarbon": (Package(("codecarbon",), "codecarbon"),),
+    "comet_ml": (Package(("comet_ml",), "comet-ml"),),
+    "dagshub": (Package(("dagshub",), "dagshub"), Package(("mlflow",), "mlflow")),
+    "dvclive": (Package(("dvclive",), "dvclive"),),
+    "flyte": (Package(("flytekit",), "flytekit"),),
+    "kubeflow": (),
+    "mlflow": (Package(("mlflow",), "mlflow"),),
+    "neptune": (Package(("neptune",), "neptune"),),
+    "swanlab": (Package(("swanlab",), "swanlab"),),
+    "tensorboard": (Package(("tensorboard", "tensorboardX"), "tensorboard"),),
+    "trackio": (Package(("trackio",), "trackio"),),
+    "wandb": (Package(("wandb",), "wandb", "track"),),
+}
+_BITSANDBYTES = Package(("bitsandbytes",), "bitsandbytes")
+_TORCHAO = Package(("torchao",), "torchao")
+# The optimizers of transformers by how their names begin, the longest that fits; all others are in torch.
+OPTIMIZERS: dict[str, Package] = {
+    "adalomo": Package(("lomo_optim",), "lomo-optim"),
+    "adamw_8bit": _BITSANDBYTES,
+    "adamw_anyprecision": Package(("torchdistx",), "torchdistx"),
+    "adamw_bnb": _BITSANDBYTES,
+    "adamw_torch_4bit": _TORCHAO,
+    "adamw_torch_8bit": _TORCHAO,
+    "adamw_torch_npu": Package(("torch_npu",), "torch-npu"),
+    "adamw_torch_xla": Package(("torch_xla",), "torch-xla"),
+    "ademamix": _BITSANDBYTES,
+    "apollo": Package(("apollo_torch",), "apollo-torch"),
+    "galore": Package(("galore_torch",), "galore-torch"),
+    "grokadamw": Package(("grokadamw",), "grokadamw"),
+    "lion": _BITSANDBYTES,
+    "lomo": Package(("lomo_optim",), "lomo-optim"),
+    "paged": _BITSANDBYTES,
+    "rmsprop_bnb": _BITSANDBYTES,
+    "schedule_free": Package(("schedulefree",), "schedulefree"),
+    "stable_adamw": Package(("optimi",), "torch-optimi"),
+}
+# Arguments that need a package as soon as they say anything but no.
+SWITCHES: dict[str, Package] = {
+    "deepspeed": Package(("deepspeed",), "deepspeed"),
+    "use_liger_kernel": Package(("liger_kernel",), "liger-kernel"),
+}
+
+
+def missing_packages(train: Mapping[str, Any]) -> Iterator[Problem]:
+    """What the training arguments need and this environment lacks, by key."""
+    for name, package in SWITCHES.items():
+        if train.get(name):
+            yield from _missing(f"train.{name}", package)
+    optimizer = str(train.get("optim") or "")
+    for start in sorted((start for start in OPTIMIZERS if optimizer.startswith(start)), key=len)[-1:]:
+        yield from _missing("train.optim", OPTIMIZERS[start], optimizer)
+    reports = train.get("report_to") or []
+    for tracker in [reports] if isinstance(reports, str) else reports:
+        if tracker in ("all", "none"):  # those that are installed; none
+            continue
+        if tracker not in TRACKERS:
+            yield Problem(f"there is no tracker {tracker!r}", "train.report_to", did_you_mean(str(tracker), TRACKERS))
+        elif tracker == "kubeflow" and not os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
+            yield Problem("kubeflow works inside its own trainer only", "train.report_to", "leave it out")
+        for package in TRACKERS.get(tracker, ()):
+            yield from _missing("train.report_to", package, tracker)
+
+
+def _missing(where: str, package: Package, value: str = "") -> Iterator[Problem]:
+    """The problem of a package, unless it is installed."""
+    if package.installed:
+        return
+    if package.extra is not None:
+        yield missing_extra(package.pip, package.extra, where)
+        return
+    asked = f"{value} needs" if value and value != package.pip else "needs"
+    yield Problem(f"{asked} the package {package.pip}", where, f"pip install {package.pip}")
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a module whose parent is not there
+        return False

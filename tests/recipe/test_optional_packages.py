@@ -1,0 +1,82 @@
+"""What a training argument needs is known for every tracker and optimizer of the installed transformers."""
+
+import inspect
+import re
+
+import pytest
+from transformers import trainer_optimizer
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.training_args import OptimizerNames
+
+from perl.recipe.optional_packages import OPTIMIZERS, SWITCHES, TRACKERS, Package, missing_packages
+
+# Of the libraries that transformers imports for an optimizer, those that come with it.
+_OURS = {"torch", "transformers", "packaging", "importlib", "functools"}
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch):
+    monkeypatch.setattr(Package, "installed", property(lambda _: False))
+    monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
+
+
+def problems(**train):
+    return list(missing_packages(train))
+
+
+def test_every_tracker_of_transformers_is_known():
+    assert set(TRACKERS) == set(INTEGRATION_TO_CALLBACK)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize("name", sorted(INTEGRATION_TO_CALLBACK))
+def test_a_tracker_without_its_package_is_refused(name):
+    for reports in (name, [name]):
+        found = problems(report_to=reports)
+        assert len(found) == max(1, len(TRACKERS[name]))
+        for problem, package in zip(found, TRACKERS[name], strict=False):
+            assert package.pip in str(problem)
+            assert "pip install" in problem.hint
+            assert "train.report_to" in str(problem)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize("optimizer", list(OptimizerNames), ids=str)
+def test_an_optimizer_is_refused_exactly_where_transformers_needs_more_than_torch(optimizer):
+    handler = inspect.getsource(trainer_optimizer._OPTIMIZER_HANDLERS[optimizer])
+    modules = {
+        name.split(".")[0]
+        for name in re.findall(r"^ +from ([a-z][\w.]*) import|^ +import (\w+)", handler, re.M)
+        for name in name
+        if name
+    } - _OURS
+    found = problems(optim=optimizer.value)
+    assert len(found) == bool(modules), modules
+    for problem in found:
+        (module,) = modules
+        (package,) = {p.pip: p for p in OPTIMIZERS.values() if module in p.modules}.values()
+        assert f"the package {package.pip}" in str(problem)
+        assert problem.where == "train.optim"
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize("name", sorted(SWITCHES))
+def test_a_switch_without_its_package_is_refused_unless_it_is_off(name):
+    (problem,) = problems(**{name: True})
+    assert problem.where == f"train.{name}"
+    for off in (None, False, ""):
+        assert problems(**{name: off}) == []
+
+
+def test_what_is_installed_or_not_asked_for_is_no_problem(monkeypatch):
+    assert problems() == problems(report_to=None, optim=None) == []
+    assert problems(report_to="none") == problems(report_to="all") == problems(report_to=[]) == []
+    monkeypatch.setattr(Package, "installed", property(lambda _: True))
+    names = [name for name in TRACKERS if name != "kubeflow"]
+    assert problems(report_to=names, optim="lomo", deepspeed={}, use_liger_kernel=True) == []
+
+
+def test_a_package_is_found_by_any_of_its_modules_and_not_by_a_parent():
+    assert Package(("nowhere_at_all", "json"), "x").installed
+    assert Package(("os.path",), "x").installed
+    assert not Package(("nowhere_at_all.deeper",), "x").installed
