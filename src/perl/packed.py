@@ -27,6 +27,7 @@ from perl.model import base_of, trainable_parameters
 from perl.packing import Row
 from perl.reference import Reference
 from perl.resumable import ResumableGRPOTrainer
+from perl.rope import rope_width
 from perl.scoring import Passes, choose_passes, score, score_all
 
 logger = logging.getLogger("perl")
@@ -65,6 +66,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
             fuse_lora(self.policy)
         model = base_of(self.policy)
         float32 = self.args.cast_lm_head_to_fp32
+        self._width_of = rope_width(model)
         add_scored_forward(model, logit_settings(model.config, temperature=self.temperature, float32=float32))
 
     @cached_property
@@ -172,7 +174,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         parts = (slice(None, -logits_to_keep), slice(-logits_to_keep, None))
         ids, masks = [input_ids[:, part] for part in parts], [attention_mask[:, part] for part in parts]
         names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
-        rows = rows_of(dict(zip(names, [*ids, *masks], strict=True)), masks[1])
+        rows = rows_of(dict(zip(names, [*ids, *masks], strict=True)), masks[1], self._width_of)
         if not torch.is_grad_enabled() and not compute_entropy:
             return self._score_all(model, rows, logits_to_keep), None, None
         kind: EntropyKind = "none"
@@ -236,7 +238,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         images = {name: rollouts[name] for name in _IMAGES if rollouts.get(name) is not None}
         if images:
             return self._score_with_images(rollouts, images)
-        rows = rows_of(rollouts, mask_NT)
+        rows = rows_of(rollouts, mask_NT, self._width_of)
         result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
         if len(indices) == 0 and not self.whole_tensors:  # the others' passes need this process
             self._score_all(self.model, rows[:1], mask_NT.size(1))

@@ -125,7 +125,7 @@ class StepGRPOTrainer(ServedGRPOTrainer):
 
     def _run_window(self, model: torch.nn.Module, batches: list[dict[str, Any]]) -> torch.Tensor:
         """The gradient of an optimizer step; on too little memory once more with half the tokens in a pass."""
-        window = join(batches, [self._weights(batch) for batch in batches])
+        window = join(batches, [self._weights(batch) for batch in batches], self._width_of)
         largest = max((float(b.get("largest_advantage", b["advantages"].abs().max())) for b in batches), default=0.0)
         live = live_rows(window, largest_advantage=largest, skip=self.skips_dead_rows)
         while True:
@@ -231,7 +231,7 @@ class StepGRPOTrainer(ServedGRPOTrainer):
 
     def _evaluation_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """The loss of an evaluation batch, over all of its rows."""
-        window = join([inputs], [self._weights(inputs)])
+        window = join([inputs], [self._weights(inputs)], self._width_of)
         live = live_rows(window, largest_advantage=0.0, skip=False)
         self._start_metrics(1)
         self._regulariser_due = False

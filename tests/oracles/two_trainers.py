@@ -18,7 +18,14 @@ import torch
 from datasets import Dataset
 from peft import AdaLoraConfig, IA3Config, LNTuningConfig, LoraConfig, PeftConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
@@ -218,6 +225,7 @@ def train(
     log_probs: bool = False,
     tools: bool = False,
     engine: bool = False,
+    model: PreTrainedModel | None = None,
     **options: Any,
 ) -> Training:
     """Three plain SGD steps, if ``options`` do not say otherwise.
@@ -230,6 +238,7 @@ def train(
         dtype: Of the base and the adapter.
         log_probs: Whether the rollouts say with which log-probabilities they were sampled.
         tools: Whether some tokens are a tool's.
+        model: Instead of the tiny Qwen3; a copy of it is trained.
         engine: Whether the trainer must take the rollouts for vLLM's, and correct for its numbers.
         **options: Fields of ``GRPOConfig``, and for our trainer of ``PeftRLConfig``.
     """
@@ -248,7 +257,8 @@ def train(
         "seed": 11,
         **options,
     }
-    table, model, config = rollout_table(kinds), copy.deepcopy(base(dtype)), copy.deepcopy(ADAPTERS[adapter])
+    table, config = rollout_table(kinds), copy.deepcopy(ADAPTERS[adapter])
+    model = copy.deepcopy(model or base(dtype))
     if continued:
         torch.manual_seed(11)
         model, config = get_peft_model(model, config), None
