@@ -66,3 +66,31 @@ def test_methods_with_an_optimizer_a_start_or_a_step_of_their_own_train_alike_in
         assert first[method]["digest"] == second[method]["digest"]
         assert first[method]["logits"] == pytest.approx(alone[method]["logits"], abs=1e-4)
         assert first[method]["optimizer"] == {"lora_plus": "LoRA+", "lora_fa": "LoRA-FA"}.get(method, "AdamW")
+
+
+def by_torchrun(script: str, folder: Path, checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script of the tests in two processes."""
+    paths = filter(None, [str(checkout), os.environ.get("PYTHONPATH")])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*launcher, "-m", script, str(folder), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+def test_a_step_of_one_pass_runs_again_on_both_processes_when_one_is_out_of_memory(tmp_path, checkout):
+    done = by_torchrun("tests.distributed_step", tmp_path, checkout)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
+    assert first["passes"] == [1, 1]  # the usual step is a single pass
+    for rank, found in enumerate((first, second)):
+        for run in found["runs"]:
+            assert run["failures"] == rank
+            assert run["passes"][0] > 1
+            assert run["difference"] == pytest.approx([0, 0], abs=1e-5)
+            assert run["norms"] == pytest.approx(found["norms"], rel=1e-4)
+    assert [run["sum"] for run in first["runs"]] == [run["sum"] for run in second["runs"]]

@@ -81,9 +81,7 @@ def _no_width(_: int) -> int:
     return 0
 
 
-def rows_of(
-    inputs: Mapping[str, Any], mask_NT: torch.Tensor, width_of: Callable[[int], int] = _no_width
-) -> list[Row]:
+def rows_of(inputs: Mapping[str, Any], mask_NT: torch.Tensor, width_of: Callable[[int], int] = _no_width) -> list[Row]:
     """The rows of a padded batch, prompts padded on the left and completions on the right.
 
     Args:

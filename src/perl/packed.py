@@ -7,12 +7,14 @@ and why. Knows nothing of losses or optimizer steps.
 """
 
 import contextlib
+import heapq
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
+from datasets import Dataset
 from trl.models.utils import disable_gradient_checkpointing
 
 from perl.batching import have_advantage, rows_of
@@ -20,7 +22,7 @@ from perl.config import PeftRLConfig
 from perl.errors import ModelError
 from perl.head import EntropyKind, add_scored_forward, logit_settings
 from perl.importance import SamplingCorrection
-from perl.memory import CPU_TOKENS, measure, plan_memory
+from perl.memory import CPU_TOKENS, free_bytes, measure, plan_memory
 from perl.methods.fused_lora import fuse_lora
 from perl.methods.settings import Adaptation
 from perl.model import base_of, trainable_parameters
@@ -47,6 +49,8 @@ _IMAGES = (
     "mm_token_type_ids",
     "image_position_ids",
 )
+# Prompts whose tokens are counted to know the longest: its text is one of the longest.
+_LONGEST_TEXTS = 64
 # A pass without gradient keeps no activations, so it may be longer.
 _FORWARD_ONLY = 2
 
@@ -281,14 +285,13 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         self._budget = CPU_TOKENS
         if self.accelerator.device.type != "cuda":
             return
-        free, _ = torch.cuda.mem_get_info()
-        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         with (
             self.accelerator.autocast(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
         ):
             per_token = measure(self.policy if self.whole_tensors else self.model, packed=self.passes.packed)
-        longest = longest_prompt + (self.max_completion_length or 0)
+        longest = self._longest_prompt(longest_prompt) + (self.max_completion_length or 0)
+        free = free_bytes(self.asleep_bytes())
         plan = plan_memory(free, trainable_parameters(self.policy), per_token, longest_row=longest)
         found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=self.accelerator.device)
         tokens, fits = self.accelerator.gather(found).amin(dim=0).tolist()
@@ -297,6 +300,35 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         if fits and model.is_gradient_checkpointing and not getattr(self.args, "recompute_asked", True):
             model.activation_checkpointing_disable()
         logger.info("%d tokens in a pass, activations %s", tokens, "kept" if fits else "computed again")
+
+    def asleep_bytes(self) -> int:
+        """Bytes of the device that are free now and taken again before the next rollouts."""
+        return 0
+
+    def _longest_prompt(self, seen: int) -> int:
+        """Tokens of the longest prompt that may come: of those with the longest texts in the data set.
+
+        Args:
+            seen: Of the rollouts at hand, for data that can be read only once and prompts that are changed on the way.
+        """
+        data, changed = self.train_dataset, self.rollout_func is not None or self.environment_factories is not None
+        if changed or self._is_vlm or not isinstance(data, Dataset) or not len(data):
+            return seen
+        sizes = enumerate(len(str(prompt)) for prompt in data["prompt"])
+        longest = heapq.nlargest(_LONGEST_TEXTS, sizes, key=lambda found: found[1])
+        prompt_ids, *_ = self._tokenize_prompts([data[index]["prompt"] for index, _ in longest])
+        return max(seen, *map(len, prompt_ids))
+
+    def recompute_activations(self) -> bool:
+        """Has activations computed again in backward passes from now on; False: they are already, or cannot be."""
+        model = base_of(self.policy)
+        if model.is_gradient_checkpointing or not model.supports_gradient_checkpointing:
+            return False
+        options = dict(self.args.activation_checkpointing_kwargs or {"use_reentrant": False})
+        every, offload = options.pop("every_n_layers", 1), options.pop("offload", False)
+        model.activation_checkpointing_enable(options, every_n_layers=every, offload=offload)
+        model.enable_input_require_grads()  # without it reentrant recomputation of a frozen base has no gradient
+        return True
 
     def _switch(self, name: str) -> Any:  # noqa: ANN401
         """A setting of ours; its default under TRL's own arguments."""

@@ -19,7 +19,6 @@ from datasets import Dataset
 from peft import AdaLoraConfig, IA3Config, LNTuningConfig, LoraConfig, PeftConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    PreTrainedModel,
     PreTrainedTokenizerFast,
     PrinterCallback,
     Qwen3Config,
@@ -225,7 +224,6 @@ def train(
     log_probs: bool = False,
     tools: bool = False,
     engine: bool = False,
-    model: PreTrainedModel | None = None,
     **options: Any,
 ) -> Training:
     """Three plain SGD steps, if ``options`` do not say otherwise.
@@ -238,10 +236,11 @@ def train(
         dtype: Of the base and the adapter.
         log_probs: Whether the rollouts say with which log-probabilities they were sampled.
         tools: Whether some tokens are a tool's.
-        model: Instead of the tiny Qwen3; a copy of it is trained.
         engine: Whether the trainer must take the rollouts for vLLM's, and correct for its numbers.
-        **options: Fields of ``GRPOConfig``, and for our trainer of ``PeftRLConfig``.
+        **options: Fields of ``GRPOConfig``, and for our trainer of ``PeftRLConfig``. ``model``: instead of the tiny
+            Qwen3; a copy of it is trained.
     """
+    model = copy.deepcopy(options.pop("model", None) or base(dtype))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     arguments = {
         **QUIET,
@@ -258,7 +257,6 @@ def train(
         **options,
     }
     table, config = rollout_table(kinds), copy.deepcopy(ADAPTERS[adapter])
-    model = copy.deepcopy(model or base(dtype))
     if continued:
         torch.manual_seed(11)
         model, config = get_peft_model(model, config), None

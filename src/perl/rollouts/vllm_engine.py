@@ -83,6 +83,7 @@ class InProcessEngine:
         """
         self._llm: _Vllm = None
         self._sleeps = self._resting = False
+        self._released = 0
         self._adapter: _Vllm = None
         self._numbers = itertools.count(1)
         self._version = BASE
@@ -122,6 +123,11 @@ class InProcessEngine:
     def counts(self) -> dict[str, int]:
         """Nothing happens here that a run need know of."""
         return {}
+
+    @property
+    def asleep_bytes(self) -> int:
+        """Bytes of the device's memory that count as free now and are taken again when the engine is asked."""
+        return self._released if self._resting else 0
 
     def load(self, update: Update) -> None:
         """From now on requests are answered with this update; none is ever under way while it is called.
@@ -200,7 +206,9 @@ class InProcessEngine:
             with self._as_vllm():
                 self._settle()
                 self._llm.sleep(level=0)  # no more than a pause, without which the cache cannot be released
+                before = _free_bytes()
                 self._llm.release_kv_cache_memory()
+                self._released = max(_free_bytes() - before, 0)
             self._resting = True
 
     def close(self) -> None:
@@ -227,6 +235,8 @@ class InProcessEngine:
 
     def _wake(self) -> None:
         if self._resting:  # a paused engine would never answer
+            # vLLM maps memory by itself, so torch's allocator does not give back what it keeps of passes that are over.
+            torch.cuda.empty_cache()
             with self._as_vllm():
                 self._llm.wake_up(["kv_cache"])
             self._resting = False
@@ -265,6 +275,11 @@ class InProcessEngine:
         finally:
             self._settings = _settings()
             _put_back(trainers)
+
+
+def _free_bytes() -> int:
+    """Of the device, as its driver sees it."""
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0
 
 
 def _settings() -> list[Any]:
