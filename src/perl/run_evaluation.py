@@ -25,6 +25,7 @@ from perl.evaluation.score import score_samples
 from perl.evaluation.subject import Subject
 from perl.model import clean_base
 from perl.plan import Plan
+from perl.processes import told_by_first
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.run import Run, sha256_of
 from perl.saved_adapter import find_adapter
@@ -123,7 +124,7 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
                 metrics[f"{name}/pass@{found.k}"] = found.pass_at[found.k]
                 metrics[f"{name}/mean_tokens"] = found.mean_tokens
                 metrics[f"{name}/truncated"] = found.truncated
-        trainer.accelerator.wait_for_everyone()
+        told_by_first()  # the others wait for the scores
         return metrics
 
     return TaskScores(score, trainer.note, trainer.save_adapter, settings.every, settings.best, run.path / "best")

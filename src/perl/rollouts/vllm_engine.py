@@ -24,6 +24,7 @@ import torch
 
 from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
 from perl.methods.registry import LARGEST_RANK, served_rank
+from perl.processes import several, world_of_one
 from perl.rollouts.engine import Done, EngineSampling, OnGroup, Request, Sampled, Update
 from perl.rollouts.vllm_version import check_version, missing_vllm
 
@@ -60,8 +61,9 @@ class InProcessEngine:
         max_lora_rank: int | None = None,
         gpu_memory_utilization: float = 0.3,
         seed: int = 0,
+        alone: bool = False,
     ) -> None:
-        """Loads the base a second time, for vLLM. In a distributed run all processes have to do so at once.
+        """Loads the base a second time, for vLLM. In a distributed run all processes do so at once, or one ``alone``.
 
         Sets ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` meanwhile: vLLM would otherwise start a process of its own, which no
         tensor reaches without a copy.
@@ -75,6 +77,7 @@ class InProcessEngine:
             gpu_memory_utilization: Share of the device's memory for weights, cache and activations of vLLM; of a CPU's
                 memory where there is no other device.
             seed: Of the random numbers that tokens are drawn with; each process adds its rank.
+            alone: Whether no other process of a distributed run opens one now; none is waited for.
 
         Raises:
             MissingExtraError: vLLM is not installed.
@@ -101,10 +104,11 @@ class InProcessEngine:
             "skip_tokenizer_init": True,
             "use_tqdm_on_load": False,
             **_lora_options(max_lora_rank),
-            **_launcher_options(),
+            **_launcher_options(alone=alone),
         }
         frozen = gc.get_freeze_count()
-        with self._as_vllm(), _environment(), warnings.catch_warnings():
+        world = world_of_one() if alone else contextlib.nullcontext()
+        with self._as_vllm(), _environment(), world, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its own imports
             vllm = _vllm()
             platform = importlib.import_module("vllm.platforms").current_platform
@@ -222,7 +226,7 @@ class InProcessEngine:
             else:  # its shutdown, and its finalizer, destroy whatever group there is
                 core._finalizer.detach()
                 core.engine_core.model_executor.shutdown()
-                importlib.import_module("vllm.distributed.parallel_state").destroy_model_parallel()
+                _leave_groups()
         self._llm = self._adapter = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -326,10 +330,18 @@ def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _launcher_options() -> dict[str, str]:
+def _leave_groups() -> None:
+    """Ends the groups of vLLM, as its shutdown does, and leaves the run's; the next engine makes its own."""
+    state = importlib.import_module("vllm.distributed.parallel_state")
+    state.destroy_model_parallel()
+    if state._WORLD is not None:
+        state._WORLD.destroy()
+    state._WORLD = state._INNER_DP_WORLD = state._NODE_COUNT = None
+
+
+def _launcher_options(*, alone: bool) -> dict[str, str]:
     """Of several processes each has an engine by itself, on the device that its launcher gave it."""
-    several = _distributed() and torch.distributed.get_world_size() > 1
-    return {"distributed_executor_backend": "external_launcher" if several else "uni"}
+    return {"distributed_executor_backend": "external_launcher" if several() and not alone else "uni"}
 
 
 def _lora_options(rank: int | None) -> dict[str, Any]:
