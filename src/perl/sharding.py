@@ -125,5 +125,5 @@ def adapter_type_options(model: Any) -> dict[str, bool]:  # noqa: ANN401 (any mo
 
     Source: TRL 1.16's ``GRPOTrainer``, which does the same.
     """
-    quantized = getattr(model, "is_quantized", False)
+    quantized = getattr(model, "hf_quantizer", None) is not None
     return {"autocast_adapter_dtype": False} if is_deepspeed_zero3_enabled() and not quantized else {}

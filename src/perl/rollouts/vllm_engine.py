@@ -332,7 +332,7 @@ def _distributed() -> bool:
 
 def _leave_groups() -> None:
     """Ends the groups of vLLM, as its shutdown does, and leaves the run's; the next engine makes its own."""
-    state = importlib.import_module("vllm.distributed.parallel_state")
+    state: _Vllm = importlib.import_module("vllm.distributed.parallel_state")
     state.destroy_model_parallel()
     if state._WORLD is not None:
         state._WORLD.destroy()
