@@ -13,6 +13,7 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.scoring import score
 from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, preset_reward, rollout_function, rollout_table
 from tests.oracles.two_trainers import QUIET, base, norm, relative_difference, tokenizer, train
 
@@ -73,6 +74,27 @@ class Cramped:
         if torch.is_grad_enabled() and tokens > self.most:
             self.refused.append(tokens)
             raise torch.OutOfMemoryError(f"{tokens} tokens")
+
+
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_rollouts_that_do_not_fit_are_scored_in_shorter_passes_with_the_same_numbers(padding_free, caplog, monkeypatch):
+    refused: list[int] = []
+
+    def cramped(model, rows, *args, **kwargs):
+        if sum(row.tokens for row in rows) > 60:
+            refused.append(len(rows))
+            raise torch.OutOfMemoryError("scoring")
+        return score(model, rows, *args, **kwargs)
+
+    adapters = []
+    for device in (score, cramped):
+        trainer = trainer_of(beta=0.04, padding_free=padding_free, share_prompts=False, kinds=MIXED[:2])
+        monkeypatch.setattr("perl.scoring.score", device)  # of passes without gradient; the others have their own name
+        with caplog.at_level(logging.WARNING, "perl"):
+            trainer.train()
+        adapters.append({n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
+    assert caplog.text.count("rollouts are scored again with") == len(refused) > 1
+    assert relative_difference(adapters[1], adapters[0]) <= 1e-6
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])

@@ -62,6 +62,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     beta: float
     vllm_importance_sampling_correction: bool
     _scores_rollouts = True
+    _scored_tokens: int | None = None
 
     def prepare_passes(self) -> None:
         """Teaches the model the passes; called once it is complete."""
@@ -197,7 +198,20 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         return log_probs_NT, entropies_NT, None
 
     def _score_all(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
-        """(N, T) log-probabilities without gradient."""
+        """(N, T) log-probabilities without gradient; on too little memory once more with half the tokens in a pass."""
+        longest = max(row.tokens for row in rows)
+        while True:
+            try:
+                return self._score_in_passes(model, rows, columns)
+            except torch.OutOfMemoryError:
+                # In shards others wait for this one's; a single row cannot be divided.
+                if not self.whole_tensors or self._tokens_without_gradient() <= longest:
+                    raise
+            self._scored_tokens = max(self._tokens_without_gradient() // 2, longest)
+            torch.cuda.empty_cache()
+            logger.warning("out of memory: rollouts are scored again with %d tokens in a pass", self._scored_tokens)
+
+    def _score_in_passes(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing, self.accelerator.autocast():
             return score_all(
@@ -276,7 +290,9 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         return CPU_TOKENS if self._budget is None else self._budget
 
     def _tokens_without_gradient(self) -> int:
-        return _FORWARD_ONLY * (self._tokens_in_a_pass() or CPU_TOKENS)
+        """The budget of a pass without gradient; less where that was too much before."""
+        usual = _FORWARD_ONLY * (self._tokens_in_a_pass() or CPU_TOKENS)
+        return usual if self._scored_tokens is None else min(usual, self._scored_tokens)
 
     def _plan_memory(self, longest_prompt: int) -> None:
         """Measures what fits, once, if it is not given; every process must ask, since they go by the least of them."""
