@@ -1,5 +1,7 @@
 """What autograd keeps, counted by hand on a small module; how it grows; what is planned from it."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -9,8 +11,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from perl.attention import use_packed_attention
 from perl.head import LogitSettings, add_scored_forward
-from perl.memory import _SHARE, MOST_TOKENS, MemoryPlan, TokenBytes, kept_bytes, measure, plan_memory
+from perl.memory import _SHARE, MOST_TOKENS, MemoryPlan, TokenBytes, free_bytes, kept_bytes, measure, plan_memory
 from perl.packing import Row
+from perl.rollouts.vllm_engine import InProcessEngine
 from perl.scoring import score
 
 GIGA = 2**30
@@ -162,3 +165,89 @@ def test_measuring_leaves_no_gradient_and_the_mode_as_it_was():
         assert measure(model, packed=True).kept > 0
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Device:
+    """A GPU that torch's allocator and vLLM share, in GiB; what does not fit raises, as there."""
+
+    def __init__(self, monkeypatch, total=80.0, base=3.0, engine=6.0, cache=26.0):
+        self.total, self.allocated, self.reserved = total, base, base
+        self.engine, self.cache, self.mapped = engine, cache, cache
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(self.free * GIGA), int(total * GIGA)))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: int(self.reserved * GIGA))
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: int(self.allocated * GIGA))
+        monkeypatch.setattr(torch.cuda, "empty_cache", self.empty_cache)
+
+    @property
+    def free(self) -> float:
+        return self.total - self.reserved - self.engine - self.mapped
+
+    def empty_cache(self):
+        self.reserved = self.allocated
+
+    def run_pass(self, size: float):
+        """A pass whose activations torch's allocator keeps when it is over."""
+        more = self.allocated + size - self.reserved
+        if more > self.free:
+            raise torch.OutOfMemoryError(f"{more} GiB more")
+        self.reserved += max(more, 0.0)
+
+    def sleep(self, level):
+        assert level == 0
+
+    def release_kv_cache_memory(self):
+        self.mapped = 0.0
+
+    def wake_up(self, tags):
+        assert tags == ["kv_cache"]
+        if self.cache > self.free:
+            raise torch.OutOfMemoryError(f"{self.cache} GiB, {self.free} are left")
+        self.mapped = self.cache
+
+
+def engine_on(device: Device) -> InProcessEngine:
+    """The part of the engine that sleeps and wakes, without vLLM."""
+    engine = InProcessEngine.__new__(InProcessEngine)
+    engine._llm, engine._sleeps, engine._resting, engine._released = device, True, False, 0
+    engine._settings = []
+    engine._settle = lambda: None
+    engine._as_vllm = contextlib.nullcontext
+    return engine
+
+
+def test_an_engine_that_sleeps_wakes_after_passes_that_took_all_that_was_free(monkeypatch):
+    device = Device(monkeypatch)
+    engine = engine_on(device)
+    for _ in range(3):
+        engine.rest()
+        device.run_pass(device.free + device.reserved - device.allocated)
+        assert device.free == pytest.approx(0)
+        engine._wake()
+        assert device.mapped == device.cache
+
+
+def test_memory_is_planned_alike_while_an_engine_sleeps_and_while_it_is_awake(monkeypatch):
+    device = Device(monkeypatch)
+    engine = engine_on(device)
+    awake = free_bytes(engine.asleep_bytes)
+    assert awake == (80 - 3 - 6 - 26) * GIGA
+    engine.rest()
+    assert engine.asleep_bytes == 26 * GIGA
+    assert free_bytes(engine.asleep_bytes) == awake
+    engine.rest()  # asleep already: what was released is remembered
+    assert free_bytes(engine.asleep_bytes) == awake
+    device.run_pass(20.0)  # kept by the allocator, and used again by the next pass
+    assert free_bytes(engine.asleep_bytes) == awake
+    engine._wake()
+    assert engine.asleep_bytes == 0
+    assert free_bytes(engine.asleep_bytes) == awake
+
+
+def test_an_engine_that_never_sleeps_holds_its_cache_and_nothing_is_counted_twice(monkeypatch):
+    device = Device(monkeypatch)
+    engine = engine_on(device)
+    engine._sleeps = False
+    engine.rest()
+    assert engine.asleep_bytes == 0
+    assert free_bytes(engine.asleep_bytes) == (80 - 3 - 6 - 26) * GIGA

@@ -13,6 +13,7 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.scoring import score
 from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, preset_reward, rollout_function, rollout_table
 from tests.oracles.two_trainers import QUIET, base, norm, relative_difference, tokenizer, train
 
@@ -75,6 +76,27 @@ class Cramped:
             raise torch.OutOfMemoryError(f"{tokens} tokens")
 
 
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_rollouts_that_do_not_fit_are_scored_in_shorter_passes_with_the_same_numbers(padding_free, caplog, monkeypatch):
+    refused: list[int] = []
+
+    def cramped(model, rows, *args, **kwargs):
+        if sum(row.tokens for row in rows) > 60:
+            refused.append(len(rows))
+            raise torch.OutOfMemoryError("scoring")
+        return score(model, rows, *args, **kwargs)
+
+    adapters = []
+    for device in (score, cramped):
+        trainer = trainer_of(beta=0.04, padding_free=padding_free, share_prompts=False, kinds=MIXED[:2])
+        monkeypatch.setattr("perl.scoring.score", device)  # of passes without gradient; the others have their own name
+        with caplog.at_level(logging.WARNING, "perl"):
+            trainer.train()
+        adapters.append({n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
+    assert caplog.text.count("rollouts are scored again with") == len(refused) > 1
+    assert relative_difference(adapters[1], adapters[0]) <= 1e-6
+
+
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_step_that_does_not_fit_runs_again_in_halves_and_gives_the_same_adapter(accumulation, caplog):
     adapters = []
@@ -91,11 +113,100 @@ def test_a_step_that_does_not_fit_runs_again_in_halves_and_gives_the_same_adapte
     assert relative_difference(adapters[1], adapters[0]) <= 1e-6
 
 
-def test_a_row_that_does_not_fit_by_itself_ends_the_run_with_advice():
+class FailsOnce:
+    """A device on which one backward pass does not fit, once."""
+
+    def __init__(self, policy, number: int) -> None:
+        self.calls, self.failed, self.number = 0, False, number
+        policy.get_input_embeddings().register_forward_pre_hook(self.look)
+
+    def look(self, *_):
+        if not torch.is_grad_enabled():
+            return
+        self.calls += 1
+        if self.calls == self.number:
+            self.failed = True
+            raise torch.OutOfMemoryError("once")
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 0.04, "loss_type": "grpo"}], ids=str)
+def test_a_step_gives_the_same_adapter_whichever_of_its_passes_did_not_fit(options):
+    options = {"gradient_accumulation_steps": 4, "train_tokens_per_microbatch": 30, "kinds": MIXED[:1], **options}
+    adapters, number, passes = [], 0, None
+    while passes is None or number <= passes:
+        trainer = trainer_of(**options)
+        device = FailsOnce(trainer.policy, number)
+        trainer.train()
+        adapters.append({n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
+        passes = passes or int(logged(trainer)[0]["tokens/passes"])
+        assert device.failed == (number > 0)
+        number += 1
+    assert passes >= 3
+    for adapter in adapters[1:]:
+        assert relative_difference(adapter, adapters[0]) <= 1e-6
+
+
+class NoRoomForActivations:
+    """A device on which a pass with gradient fits only if its activations are not kept."""
+
+    def __init__(self, policy) -> None:
+        self.policy, self.refused, self.recomputed = policy, 0, 0
+        policy.get_input_embeddings().register_forward_pre_hook(self.look)
+
+    def look(self, *_):
+        if not torch.is_grad_enabled():
+            return
+        if not self.policy.get_base_model().is_gradient_checkpointing:
+            self.refused += 1
+            raise torch.OutOfMemoryError("activations")
+        self.recomputed += 1
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing.*is deprecated:FutureWarning")  # called by TRL
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activations_are_computed_again_before_a_run_ends_for_want_of_memory(reentrant, caplog):
+    kwargs = {"activation_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    adapters = []
+    for cramped in (False, True):
+        trainer = trainer_of(**kwargs)
+        device = NoRoomForActivations(trainer.policy) if cramped else None
+        with caplog.at_level(logging.WARNING, "perl"):
+            trainer.train()
+        adapters.append({n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
+    assert device.refused > 1
+    assert device.recomputed >= len(MIXED)
+    assert caplog.text.count("with activations computed again") == 1
+    assert relative_difference(adapters[1], adapters[0]) <= 1e-6
+
+
+def test_a_row_that_does_not_fit_by_itself_ends_the_run_with_advice(caplog):
     trainer = trainer_of()
     Cramped(trainer.policy, 3)
     with pytest.raises(torch.OutOfMemoryError, match=r"shorten train\.max_completion_length"):
         trainer.train()
+    assert caplog.text.count("with activations computed again") == 1  # tried before
+
+
+def test_the_longest_prompt_that_may_come_is_the_data_sets():
+    trainer = trainer_of()
+    trainer.rollout_func = None
+    texts = ["t2 t3", " ".join(["t4"] * 9), "t5 t6 t7"]
+    trainer.train_dataset = Dataset.from_dict({"prompt": texts * 40})
+    assert trainer._longest_prompt(4) == 9
+    assert trainer._longest_prompt(12) == 12
+    trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
+    assert trainer._longest_prompt(4) == 4  # can be read only once
+    trainer.train_dataset, trainer.rollout_func = Dataset.from_dict({"prompt": texts}), preset_reward
+    assert trainer._longest_prompt(4) == 4  # prompts are the function's own
+
+
+@pytest.mark.parametrize(("name", "asked"), [("gradient_checkpointing", True), ("activation_checkpointing", True)])
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing.*is deprecated:FutureWarning")
+def test_recomputation_counts_as_asked_for_under_both_of_its_names(name, asked):
+    quiet = {"use_cpu": True, "bf16": False, "report_to": []}
+    assert PeftRLConfig("run", **quiet, **{name: asked}).recompute_asked
+    assert PeftRLConfig("run", **quiet, **{name: False}).recompute_asked
+    assert not PeftRLConfig("run", **quiet).recompute_asked
 
 
 def test_a_step_without_live_rows_has_gradients_of_zero_and_is_taken():

@@ -27,6 +27,7 @@ from perl.methods.settings import Adaptation, initialisation_of, method_of
 from perl.model import base_dtype, base_parameters, is_the_base, source_fingerprint, trainable_parameters
 from perl.patterns import check_patterns
 from perl.saved_adapter import POSITIONS, SavedAdapter
+from perl.sharding import adapter_type_options
 from perl.targets import check_targets, full_names, linear_names
 
 # What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT without its CUDA extension,
@@ -73,7 +74,7 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
         config.modules_to_save = full_names(model, config.modules_to_save)
     _quiet_sparse_tensors(config)
     with _explained(model):
-        policy = get_peft_model(model, config)
+        policy = get_peft_model(model, config, **adapter_type_options(model))
     if model.device.type != "meta" and adaptation.method.starts:
         getattr(starts, adaptation.method.starts)(policy, adaptation.options)
         policy.start = adaptation.method.name
@@ -109,7 +110,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
     _quiet_sparse_tensors(config)
     with _explained(model, "peft.adapter"):
-        policy = get_peft_model(model, _without_weight_init(config))
+        policy = get_peft_model(model, _without_weight_init(config), **adapter_type_options(model))
     own_names = _check_fits(policy, saved)
     _check_numbers(policy, saved)
     if model.device.type != "meta":

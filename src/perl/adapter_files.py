@@ -30,7 +30,12 @@ from perl.saved_adapter import BASE_DTYPE, BASE_FINGERPRINT, CONFIG, START, WEIG
 
 
 def write_adapter(
-    policy: PeftModel, destination: Path, base: str, revision: str | None, fingerprint: str | None = None
+    policy: PeftModel,
+    destination: Path,
+    base: str,
+    revision: str | None,
+    fingerprint: str | None = None,
+    gathered: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Saves the active adapter so that plain PEFT loads it on the pristine base.
 
@@ -42,16 +47,22 @@ def write_adapter(
         base: Public name of the base, written into the config instead of the path it was loaded from.
         revision: Commit of the base, or None.
         fingerprint: Of the base, if it is known; goes into the header of the weights.
+        gathered: The adapter's tensors by their names in the policy, where the policy holds only shards of them.
     """
     staged = destination.with_name(f".{destination.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
-    write_adapter_files(policy, staged, base, revision, fingerprint)
+    write_adapter_files(policy, staged, base, revision, fingerprint, gathered)
     replace_folder(staged, destination)
 
 
 def write_adapter_files(
-    policy: PeftModel, folder: Path, base: str, revision: str | None, fingerprint: str | None = None
+    policy: PeftModel,
+    folder: Path,
+    base: str,
+    revision: str | None,
+    fingerprint: str | None = None,
+    gathered: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """As :func:`write_adapter`, into a folder that may hold other files."""
     factors = {
@@ -62,7 +73,7 @@ def write_adapter_files(
         facts[START] = getattr(policy, "start", None)
         _write(*as_lora(policy, factors), folder, base, revision, facts)
     else:
-        _write(*_as_peft_saves(policy), folder, base, revision, facts)
+        _write(*_as_peft_saves(policy, gathered), folder, base, revision, facts)
 
 
 def write_lora(
@@ -152,12 +163,16 @@ def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConf
     return config, tensors | {name: t for name, t in saved.items() if prefix not in name}
 
 
-def _as_peft_saves(policy: PeftModel) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
+def _as_peft_saves(
+    policy: PeftModel, gathered: Mapping[str, torch.Tensor] | None = None
+) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
     """The adapter in the method's own form. AdaLoRA's comes with its ranks pruned."""
     pattern = getattr(policy.peft_config[policy.active_adapter], "rank_pattern", None)
     # The base's embeddings never change, so they are never part of the adapter.
     with without_harmless_warnings():
-        tensors = get_peft_model_state_dict(policy, adapter_name=policy.active_adapter, save_embedding_layers=False)
+        tensors = get_peft_model_state_dict(
+            policy, gathered, adapter_name=policy.active_adapter, save_embedding_layers=False
+        )
     config = copy.deepcopy(policy.peft_config[policy.active_adapter])  # PEFT renames AdaLoRA's pattern as it saves
     if pattern is not None:
         policy.peft_config[policy.active_adapter].rank_pattern = pattern

@@ -7,7 +7,7 @@ it came in gave it, so the sum of the gradients is the same. A row that adds exa
 on tensors; knows nothing of models or trainers. Shapes: N rows, T columns of the completions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,34 +76,46 @@ class MicroBatch:
         return sum(family_tokens([self.rows[index] for index in family]) for family in self.families)
 
 
-def rows_of(inputs: Mapping[str, Any], mask_NT: torch.Tensor) -> list[Row]:
+def _no_width(_: int) -> int:
+    """Of models whose rotary factors do not depend on what is run."""
+    return 0
+
+
+def rows_of(inputs: Mapping[str, Any], mask_NT: torch.Tensor, width_of: Callable[[int], int] = _no_width) -> list[Row]:
     """The rows of a padded batch, prompts padded on the left and completions on the right.
 
     Args:
         inputs: ``prompt_ids``, ``prompt_mask``, ``completion_ids``, ``completion_mask`` of (N, .) each.
         mask_NT: (N, T) 1 where a token is to be scored.
+        width_of: From :func:`perl.rope.rope_width`.
     """
     prompt_lengths = inputs["prompt_mask"].sum(dim=1).tolist()
     lengths = inputs["completion_mask"].sum(dim=1).tolist()
     scored_NT = mask_NT.bool().cpu()
     width = inputs["prompt_ids"].size(1)
+    rope = width_of(width + inputs["completion_ids"].size(1))
     rows = []
     for index, (prompt_length, length) in enumerate(zip(prompt_lengths, lengths, strict=True)):
         prompt = inputs["prompt_ids"][index, width - int(prompt_length) :]
         completion = inputs["completion_ids"][index, : int(length)]
-        rows.append(Row(prompt, completion, scored_NT[index, : int(length)]))
+        rows.append(Row(prompt, completion, scored_NT[index, : int(length)], rope))
     return rows
 
 
-def join(micro_batches: Sequence[Mapping[str, Any]], weights: Sequence[torch.Tensor]) -> Window:
+def join(
+    micro_batches: Sequence[Mapping[str, Any]],
+    weights: Sequence[torch.Tensor],
+    width_of: Callable[[int], int] = _no_width,
+) -> Window:
     """One window from its micro-batches.
 
     Args:
         micro_batches: In order, as TRL prepares them.
         weights: (n, T) of each, from :func:`perl.losses.token_weights`.
+        width_of: From :func:`perl.rope.rope_width`.
     """
     masks = [batch["completion_mask"] * batch.get("tool_mask", 1) for batch in micro_batches]
-    rows = [row for batch, mask in zip(micro_batches, masks, strict=True) for row in rows_of(batch, mask)]
+    rows = [row for batch, mask in zip(micro_batches, masks, strict=True) for row in rows_of(batch, mask, width_of)]
     columns = max(mask.size(1) for mask in masks)
     advantages = [a.unsqueeze(1) if a.dim() == 1 else a for a in (batch["advantages"] for batch in micro_batches)]
     sizes = torch.tensor([mask.size(0) for mask in masks], device=masks[0].device)
@@ -156,11 +168,11 @@ def micro_batches(window: Window, live: Sequence[int], *, budget: int, packed: b
     Returns:
         The passes, the one with the most tokens first: if memory does not suffice, that shows at once.
     """
-    families = _families([window.rows[index] for index in live], live, share=share)
     if budget == 0:
+        families = _families([window.rows[index] for index in live], live, share=share)
         bins = _by_origin(families, window.micro_batch_N.tolist())
     else:
-        bins = _fill(window.rows, families, budget) if packed else _fill_padded(window.rows, live, budget)
+        bins = _filled(window.rows, live, budget=budget, packed=packed, share=share)
     passes = [_cut(window, members, packed=packed) for members in bins]
     return sorted(passes, key=lambda batch: batch.tokens, reverse=True)
 
@@ -184,10 +196,7 @@ def family_tokens(rows: Sequence[Row]) -> int:
 
 def token_batches(rows: Sequence[Row], *, budget: int, packed: bool, share: bool) -> list[list[list[int]]]:
     """Rows distributed over passes without gradient: lists of families of indices into ``rows``."""
-    everything = range(len(rows))
-    if not packed:
-        return _fill_padded(rows, everything, budget)
-    return _fill(rows, _families(rows, everything, share=share), budget)
+    return _filled(rows, range(len(rows)), budget=budget, packed=packed, share=share)
 
 
 def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
@@ -195,6 +204,22 @@ def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tupl
     indices = [index for family in families for index in family]
     place = {index: position for position, index in enumerate(indices)}
     return indices, tuple(tuple(place[index] for index in family) for family in families)
+
+
+def _filled(
+    rows: Sequence[Row], indices: Iterable[int], *, budget: int, packed: bool, share: bool
+) -> list[list[list[int]]]:
+    """Some rows distributed over passes; each pass has rows of one width, whose rotary factors are the same."""
+    by_width: dict[int, list[int]] = {}
+    for index in indices:
+        by_width.setdefault(rows[index].width, []).append(index)
+    bins: list[list[list[int]]] = []
+    for same in by_width.values():
+        if packed:
+            bins += _fill(rows, _families([rows[index] for index in same], same, share=share), budget)
+        else:
+            bins += _fill_padded(rows, same, budget)
+    return bins
 
 
 def _families(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> list[list[int]]:

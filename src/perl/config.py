@@ -190,7 +190,9 @@ class PeftRLConfig(GRPOConfig):
             self.bf16 = False
         if self.dataloader_pin_memory is None:
             self.dataloader_pin_memory = not on_cpu
-        self.recompute_asked = self.gradient_checkpointing is not None
+        self.recompute_asked = any(
+            asked is not None for asked in (self.gradient_checkpointing, self.activation_checkpointing)
+        )
         if self.gradient_checkpointing is None:
             self.gradient_checkpointing = not on_cpu
         if self.activation_checkpointing is None:

@@ -73,6 +73,16 @@ def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longe
     return MemoryPlan(max(min(recomputed, max(MOST_TOKENS, longest_row)), longest_row), recompute=True)
 
 
+def free_bytes(asleep: int = 0) -> int:
+    """Memory of the CUDA device that passes may take.
+
+    Args:
+        asleep: Bytes that the driver calls free and another tenant of the device, an engine that sleeps, takes again.
+    """
+    free, _ = torch.cuda.mem_get_info()
+    return int(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - asleep
+
+
 def measure(model: nn.Module, *, packed: bool) -> TokenBytes:
     """What a token keeps in this model, from passes of two rows of tokens that stand for nothing.
 

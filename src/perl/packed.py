@@ -7,12 +7,14 @@ and why. Knows nothing of losses or optimizer steps.
 """
 
 import contextlib
+import heapq
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
+from datasets import Dataset
 from trl.models.utils import disable_gradient_checkpointing
 
 from perl.batching import have_advantage, rows_of
@@ -20,13 +22,14 @@ from perl.config import PeftRLConfig
 from perl.errors import ModelError
 from perl.head import EntropyKind, add_scored_forward, logit_settings
 from perl.importance import SamplingCorrection
-from perl.memory import CPU_TOKENS, measure, plan_memory
+from perl.memory import CPU_TOKENS, free_bytes, measure, plan_memory
 from perl.methods.fused_lora import fuse_lora
 from perl.methods.settings import Adaptation
 from perl.model import base_of, trainable_parameters
 from perl.packing import Row
 from perl.reference import Reference
 from perl.resumable import ResumableGRPOTrainer
+from perl.rope import rope_width
 from perl.scoring import Passes, choose_passes, score, score_all
 from perl.threads import threads_for
 
@@ -49,6 +52,8 @@ _IMAGES = (
     "mm_token_type_ids",
     "image_position_ids",
 )
+# Prompts whose tokens are counted to know the longest: its text is one of the longest.
+_LONGEST_TEXTS = 64
 # A pass without gradient keeps no activations, so it may be longer.
 _FORWARD_ONLY = 2
 
@@ -60,6 +65,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     beta: float
     vllm_importance_sampling_correction: bool
     _scores_rollouts = True
+    _scored_tokens: int | None = None
 
     def prepare_passes(self) -> None:
         """Teaches the model the passes; called once it is complete."""
@@ -68,6 +74,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
             fuse_lora(self.policy)
         model = base_of(self.policy)
         float32 = self.args.cast_lm_head_to_fp32
+        self._width_of = rope_width(model)
         add_scored_forward(model, logit_settings(model.config, temperature=self.temperature, float32=float32))
 
     @cached_property
@@ -175,7 +182,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         parts = (slice(None, -logits_to_keep), slice(-logits_to_keep, None))
         ids, masks = [input_ids[:, part] for part in parts], [attention_mask[:, part] for part in parts]
         names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
-        rows = rows_of(dict(zip(names, [*ids, *masks], strict=True)), masks[1])
+        rows = rows_of(dict(zip(names, [*ids, *masks], strict=True)), masks[1], self._width_of)
         if not torch.is_grad_enabled() and not compute_entropy:
             return self._score_all(model, rows, logits_to_keep), None, None
         kind: EntropyKind = "none"
@@ -194,7 +201,20 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         return log_probs_NT, entropies_NT, None
 
     def _score_all(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
-        """(N, T) log-probabilities without gradient."""
+        """(N, T) log-probabilities without gradient; on too little memory once more with half the tokens in a pass."""
+        longest = max(row.tokens for row in rows)
+        while True:
+            try:
+                return self._score_in_passes(model, rows, columns)
+            except torch.OutOfMemoryError:
+                # In shards others wait for this one's; a single row cannot be divided.
+                if not self.whole_tensors or self._tokens_without_gradient() <= longest:
+                    raise
+            self._scored_tokens = max(self._tokens_without_gradient() // 2, longest)
+            torch.cuda.empty_cache()
+            logger.warning("out of memory: rollouts are scored again with %d tokens in a pass", self._scored_tokens)
+
+    def _score_in_passes(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing, self.accelerator.autocast(), threads_for(model):
             return score_all(
@@ -241,7 +261,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         images = {name: rollouts[name] for name in _IMAGES if rollouts.get(name) is not None}
         if images:
             return self._score_with_images(rollouts, images)
-        rows = rows_of(rollouts, mask_NT)
+        rows = rows_of(rollouts, mask_NT, self._width_of)
         result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
         if len(indices) == 0 and not self.whole_tensors:  # the others' passes need this process
             self._score_all(self.model, rows[:1], mask_NT.size(1))
@@ -275,7 +295,9 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         return CPU_TOKENS if self._budget is None else self._budget
 
     def _tokens_without_gradient(self) -> int:
-        return _FORWARD_ONLY * (self._tokens_in_a_pass() or CPU_TOKENS)
+        """The budget of a pass without gradient; less where that was too much before."""
+        usual = _FORWARD_ONLY * (self._tokens_in_a_pass() or CPU_TOKENS)
+        return usual if self._scored_tokens is None else min(usual, self._scored_tokens)
 
     def _plan_memory(self, longest_prompt: int) -> None:
         """Measures what fits, once, if it is not given; every process must ask, since they go by the least of them."""
@@ -284,14 +306,13 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         self._budget = CPU_TOKENS
         if self.accelerator.device.type != "cuda":
             return
-        free, _ = torch.cuda.mem_get_info()
-        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         with (
             self.accelerator.autocast(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
         ):
             per_token = measure(self.policy if self.whole_tensors else self.model, packed=self.passes.packed)
-        longest = longest_prompt + (self.max_completion_length or 0)
+        longest = self._longest_prompt(longest_prompt) + (self.max_completion_length or 0)
+        free = free_bytes(self.asleep_bytes())
         plan = plan_memory(free, trainable_parameters(self.policy), per_token, longest_row=longest)
         found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=self.accelerator.device)
         tokens, fits = self.accelerator.gather(found).amin(dim=0).tolist()
@@ -300,6 +321,35 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         if fits and model.is_gradient_checkpointing and not getattr(self.args, "recompute_asked", True):
             model.activation_checkpointing_disable()
         logger.info("%d tokens in a pass, activations %s", tokens, "kept" if fits else "computed again")
+
+    def asleep_bytes(self) -> int:
+        """Bytes of the device that are free now and taken again before the next rollouts."""
+        return 0
+
+    def _longest_prompt(self, seen: int) -> int:
+        """Tokens of the longest prompt that may come: of those with the longest texts in the data set.
+
+        Args:
+            seen: Of the rollouts at hand, for data that can be read only once and prompts that are changed on the way.
+        """
+        data, changed = self.train_dataset, self.rollout_func is not None or self.environment_factories is not None
+        if changed or self._is_vlm or not isinstance(data, Dataset) or not len(data):
+            return seen
+        sizes = enumerate(len(str(prompt)) for prompt in data["prompt"])
+        longest = heapq.nlargest(_LONGEST_TEXTS, sizes, key=lambda found: found[1])
+        prompt_ids, *_ = self._tokenize_prompts([data[index]["prompt"] for index, _ in longest])
+        return max(seen, *map(len, prompt_ids))
+
+    def recompute_activations(self) -> bool:
+        """Has activations computed again in backward passes from now on; False: they are already, or cannot be."""
+        model = base_of(self.policy)
+        if model.is_gradient_checkpointing or not model.supports_gradient_checkpointing:
+            return False
+        options = dict(self.args.activation_checkpointing_kwargs or {"use_reentrant": False})
+        every, offload = options.pop("every_n_layers", 1), options.pop("offload", False)
+        model.activation_checkpointing_enable(options, every_n_layers=every, offload=offload)
+        model.enable_input_require_grads()  # without it reentrant recomputation of a frozen base has no gradient
+        return True
 
     def _switch(self, name: str) -> Any:  # noqa: ANN401
         """A setting of ours; its default under TRL's own arguments."""

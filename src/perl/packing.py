@@ -21,11 +21,14 @@ class Row:
         prompt: (P,) int64, P >= 1.
         completion: (C,) int64.
         scored: (C,) bool on the CPU: tokens whose log-probability is wanted.
+        width: What the rotary factors of the batch it came in stand for (:func:`perl.rope.rope_width`); rows of
+            different widths are not run together. 0: factors are always the same.
     """
 
     prompt: torch.Tensor
     completion: torch.Tensor
     scored: torch.Tensor
+    width: int = 0
 
     @property
     def tokens(self) -> int:

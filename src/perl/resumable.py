@@ -8,6 +8,7 @@ packed.py); each override says which method it replaces and why. Knows nothing o
 
 import logging
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from perl.errors import ModelError
 from perl.model import base_identity
 from perl.reference import Reference
 from perl.sampler import ResumableRepeatSampler
+from perl.sharding import strategy_of
 
 logger = logging.getLogger("perl")
 
@@ -61,6 +63,11 @@ class ResumableGRPOTrainer(GRPOTrainer):
     def whole_tensors(self) -> bool:
         """Whether this process holds the whole of each tensor: not under DeepSpeed or FSDP."""
         return not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    @cached_property
+    def strategy(self) -> str | None:
+        """What shards the parameters; None: every process holds the whole of each, as under ZeRO 1 and 2 too."""
+        return strategy_of(self.accelerator, self.policy)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:  # noqa: ANN401
         """Trains, from the start or from a checkpoint.

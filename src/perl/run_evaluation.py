@@ -26,6 +26,7 @@ from perl.evaluation.score import score_samples
 from perl.evaluation.subject import Subject
 from perl.model import clean_base
 from perl.plan import Plan
+from perl.processes import told_by_first
 from perl.progress import progress
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.rollouts.engine import Engine
@@ -126,7 +127,7 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
                 metrics[f"{name}/pass@{found.k}"] = found.pass_at[found.k]
                 metrics[f"{name}/mean_tokens"] = found.mean_tokens
                 metrics[f"{name}/truncated"] = found.truncated
-        trainer.accelerator.wait_for_everyone()
+        told_by_first()  # the others wait for the scores
         return metrics
 
     return TaskScores(score, trainer.note, trainer.save_adapter, settings.every, settings.best, run.path / "best")

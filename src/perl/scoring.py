@@ -21,6 +21,7 @@ from perl.head import EntropyKind
 from perl.model import base_of, evaluating
 from perl.packing import Row, pack, pad_right
 from perl.precision import HALF, compute_dtype, layers_of, tolerance_of
+from perl.rope import of_width
 
 # Adapters that see a row as a whole; others act on each token by itself.
 _BY_ROW = (PeftType.XLORA, PeftType.POLY)
@@ -68,7 +69,7 @@ def score(
 
     Args:
         model: Prepared by :func:`perl.head.add_scored_forward`; with or without wrappers.
-        rows: N rows.
+        rows: N rows, of one width.
         families: Indices of rows with one prompt, which is run once if ``packed``.
         packed: Whether the rows are packed.
         columns: T, of the result.
@@ -83,7 +84,8 @@ def score(
         # A mask of four dimensions is passed on to the layers as it is; ours look at the layout instead.
         nothing = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=batch.input_ids.device)
         arguments |= {"position_ids": batch.position_ids, "attention_mask": nothing, "packed_layout": batch.layout}
-    log_probs_S, entropies_S = model(**arguments, scored=batch.scored, entropy=entropy)
+    with of_width(model, rows[0].width):
+        log_probs_S, entropies_S = model(**arguments, scored=batch.scored, entropy=entropy)
     log_probs_NT = batch.scored.rectangle(log_probs_S, len(rows), columns)
     return log_probs_NT, None if entropies_S is None else batch.scored.rectangle(entropies_S, len(rows), columns)
 

@@ -124,6 +124,10 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         self._sync([list(prompt_ids)])
         return self.engine
 
+    def asleep_bytes(self) -> int:
+        """Extends the passes' plan of memory: what an engine in this process takes again when it wakes."""
+        return 0 if self._engine is None else self._engine.asleep_bytes
+
     def close_engine(self) -> None:
         """Gives the engine back; the next rollouts open it again."""
         self._ahead.clear()

@@ -23,6 +23,7 @@ from perl.importance import on_policy_rows, sampling_ratio
 from perl.loss_metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, SamplingMetrics
 from perl.losses import LossInputs, LossSettings, objective, token_weights
 from perl.methods import adalora
+from perl.processes import as_copies, average_gradients
 from perl.scoring import score
 from perl.served import ServedGRPOTrainer
 from perl.threads import fitting_threads, threads_for
@@ -135,7 +136,7 @@ class StepGRPOTrainer(ServedGRPOTrainer):
 
     def _run_window(self, model: torch.nn.Module, batches: list[dict[str, Any]]) -> torch.Tensor:
         """The gradient of an optimizer step; on too little memory once more with half the tokens in a pass."""
-        window = join(batches, [self._weights(batch) for batch in batches])
+        window = join(batches, [self._weights(batch) for batch in batches], self._width_of)
         largest = max((float(b.get("largest_advantage", b["advantages"].abs().max())) for b in batches), default=0.0)
         live = live_rows(window, largest_advantage=largest, skip=self.skips_dead_rows)
         while True:
@@ -145,13 +146,24 @@ class StepGRPOTrainer(ServedGRPOTrainer):
                 self._log_step(window, live, plan)
                 return loss
             model.zero_grad()
-            if not self._any(any(len(batch.rows) > 1 for batch in plan)):
-                raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
-            longest = max(batch.tokens for batch in plan)
+            self._save_memory(plan)
+            torch.cuda.empty_cache()
+
+    def _save_memory(self, plan: Sequence[MicroBatch]) -> None:
+        """After too little memory on some process: shorter passes, or activations computed again, on all of them.
+
+        Raises:
+            OutOfMemoryError: A single row does not fit either way.
+        """
+        longest = self._most(max(batch.tokens for batch in plan))  # one budget, whatever rows a process has now
+        if self._any(any(len(batch.rows) > 1 for batch in plan)):
             self._budget = max(min(self._budget or longest, longest) // 2, 1)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
             logger.warning("out of memory: the step runs again with %d tokens in a pass", self._budget)
+        elif self.recompute_activations():
+            self._budget = longest
+            logger.warning("out of memory: the step runs again with activations computed again in backward passes")
+        else:
+            raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
 
     def _plan(self, window: Window, live: Sequence[int], budget: int) -> list[MicroBatch]:
         """The passes of a step, as many on every process; at least one, so that every gradient is there."""
@@ -161,32 +173,35 @@ class StepGRPOTrainer(ServedGRPOTrainer):
         return plan + [idle_micro_batch(window, packed=how["packed"]) for _ in range(idle)]
 
     def _backward(self, model: torch.nn.Module, plan: list[MicroBatch], micro_batch_count: int) -> torch.Tensor | None:
-        """Runs the passes; gradients are exchanged in the last one. None if memory did not suffice on some process."""
+        """Runs the passes, then exchanges gradients. None if memory did not suffice on some process.
+
+        Processes that hold whole tensors exchange once all of them have come through; in shards it is done by the
+        backward pass of the last one, in which the others wait for each other's tensors anyway.
+        """
         self._start_metrics(micro_batch_count)
         self._regulariser_due = adalora.allocates(self.policy)
         loss, failed = torch.zeros((), device=self.args.device), False
-        *early, last = plan
-        for batch in early:
+        copies = as_copies(model)
+        retried = copies is not None or (self.whole_tensors and self.accelerator.num_processes == 1)
+        for batch in plan:
+            exchanged = batch is plan[-1] and not retried
             try:
-                with self._without_exchange(model):
+                with contextlib.nullcontext() if exchanged else self._without_exchange(model):
                     loss += Trainer.training_step(self, model, batch)  # TRL's also counts and times micro-batches
             except torch.OutOfMemoryError:
-                if not self.whole_tensors:
+                if not retried:
                     raise  # other processes wait for this one's shards
                 failed = True
                 break
-        if self._any(failed):
+        if retried and self._any(failed):
             return None
-        try:
-            return loss + Trainer.training_step(self, model, last)
-        except torch.OutOfMemoryError:
-            if self.accelerator.num_processes > 1:
-                raise  # the others are exchanging gradients already
-            return None
+        if copies is not None:
+            average_gradients(copies)
+        return loss
 
     @contextlib.contextmanager
     def _without_exchange(self, model: torch.nn.Module) -> Iterator[None]:
-        """For a pass that is not a step's last: gradients are added up on this process only."""
+        """For a pass after which gradients are added up on this process only."""
         state = self.accelerator.gradient_state
         state._set_sync_gradients(False)
         try:
@@ -241,7 +256,7 @@ class StepGRPOTrainer(ServedGRPOTrainer):
 
     def _evaluation_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """The loss of an evaluation batch, over all of its rows."""
-        window = join([inputs], [self._weights(inputs)])
+        window = join([inputs], [self._weights(inputs)], self._width_of)
         live = live_rows(window, largest_advantage=0.0, skip=False)
         self._start_metrics(1)
         self._regulariser_due = False

@@ -41,6 +41,7 @@ from perl.rewards.named import JUDGES
 from perl.rewards.process import with_process_reward
 from perl.rewards.verifier import Judging, start_workers
 from perl.run import installed_versions, write_text
+from perl.sharding import check_push, check_reference, whole_adapter
 from perl.step import StepGRPOTrainer
 
 logger = logging.getLogger("perl")
@@ -94,6 +95,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config.name_or_path
             args = PeftRLConfig(f"{name.rstrip('/').split('/')[-1].replace(':', '-')}-GRPO")
+        check_push(args, asked=args.push_to_hub)
         given = reward_funcs
         reward_funcs, weights = self._rewards(reward_funcs, args)
         if isinstance(reward_processing_classes, list) and reward_funcs is not given:
@@ -138,6 +140,8 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             raise ModelError(problem, "peft.method", "lora, or accelerate launch without DeepSpeed and FSDP")
         self._continued = continued
         self.reference = self._reference()
+        snapshot = self.reference is not None and bool(self.reference.snapshot)
+        check_reference(self.strategy, snapshot=snapshot, beta=beta)
         self._add_callbacks()
         if any(judge in self.reward_funcs for judge in JUDGES):
             self.judging = Judging()
@@ -183,11 +187,18 @@ class PeftGRPOTrainer(StepGRPOTrainer):
 
         Args:
             path: Folder to write, replaced if it exists.
+
+        Raises:
+            ModelError: The adapter is in shards that cannot be gathered. Where they can, every process must call this.
         """
+        gathered = None
+        if self.strategy is not None and isinstance(self.policy, PeftModel):
+            gathered = whole_adapter(self.policy, self.strategy)
         if not self.accelerator.is_main_process:
             return
         if isinstance(self.policy, PeftModel):
-            write_adapter(self.policy, Path(path), *base_identity(self.policy), self.base_fingerprint)
+            identity = base_identity(self.policy)
+            write_adapter(self.policy, Path(path), *identity, self.base_fingerprint, gathered)
         else:
             write_model(self.policy, self.processing_class, Path(path))
 
@@ -279,6 +290,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         """
         if not isinstance(self.policy, PeftModel):
             return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
+        check_push(self.args, asked=True)
         if token is not None or self.args.hub_token is not None:
             raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
         if not self.accelerator.is_main_process:

@@ -32,6 +32,7 @@ from perl.methods.settings import method_problems
 from perl.model import base_fingerprint, base_identity, load_base, processor_name
 from perl.plan import Plan, make_plan
 from perl.probe import write_probe
+from perl.processes import told_by_first
 from perl.prompts import render_prompts
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.recipe import is_first_process
@@ -41,6 +42,7 @@ from perl.rollouts.open_engine import check_servers
 from perl.run import Run, follow_run, open_run, sha256_of
 from perl.run_evaluation import between_steps, score_base, score_best, score_run
 from perl.saved_adapter import WEIGHTS
+from perl.sharding import check_unsharded_run
 from perl.threads import threads_kept, use_threads
 from perl.trainer import PeftGRPOTrainer
 
@@ -78,13 +80,17 @@ def train(
 
 def _train(recipe: Recipe) -> Run:
     plan = prepare(recipe)
+    with _located(recipe):
+        check_unsharded_run(plan.arguments)
     if not is_first_process():
         run = follow_run(recipe)
-        _train_policy(plan, load_base(recipe.model, plan.arguments.device), run)
+        if told_by_first():  # once it has prepared the run and scored the base
+            _train_policy(plan, load_base(recipe.model, plan.arguments.device), run)
         return run
     with sigterm_as_interrupt(), open_run(recipe) as run:
         if run.status == "done":
             logger.info("done before: %s", run.path)
+            told_by_first(False)
             return _published(recipe, run)
         with _located(recipe):
             check_login(recipe.hub)
@@ -95,6 +101,7 @@ def _train(recipe: Recipe) -> Run:
             model = load_base(recipe.model, plan.arguments.device)
         _record_identity(plan, model, run)
         score_base(plan, model, run)
+        told_by_first()
         trainer = _train_policy(plan, model, run)
         _save_adapter(trainer, plan, run)
         score_run(plan, model, trainer, run)

@@ -18,7 +18,13 @@ import torch
 from datasets import Dataset
 from peft import AdaLoraConfig, IA3Config, LNTuningConfig, LoraConfig, PeftConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import (
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
@@ -231,8 +237,10 @@ def train(
         log_probs: Whether the rollouts say with which log-probabilities they were sampled.
         tools: Whether some tokens are a tool's.
         engine: Whether the trainer must take the rollouts for vLLM's, and correct for its numbers.
-        **options: Fields of ``GRPOConfig``, and for our trainer of ``PeftRLConfig``.
+        **options: Fields of ``GRPOConfig``, and for our trainer of ``PeftRLConfig``. ``model``: instead of the tiny
+            Qwen3; a copy of it is trained.
     """
+    model = copy.deepcopy(options.pop("model", None) or base(dtype))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     arguments = {
         **QUIET,
@@ -248,7 +256,7 @@ def train(
         "seed": 11,
         **options,
     }
-    table, model, config = rollout_table(kinds), copy.deepcopy(base(dtype)), copy.deepcopy(ADAPTERS[adapter])
+    table, config = rollout_table(kinds), copy.deepcopy(ADAPTERS[adapter])
     if continued:
         torch.manual_seed(11)
         model, config = get_peft_model(model, config), None

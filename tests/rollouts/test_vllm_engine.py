@@ -280,6 +280,8 @@ def test_processes_of_one_run_have_an_engine_each_and_keep_their_group(given, po
     assert one["of_the_base"]["log_probs"] == two["of_the_base"]["log_probs"]
     assert one["of_the_base"]["sampled"] != two["of_the_base"]["sampled"]
     assert (one["sum"], two["sum"]) == (3.0, 3.0)
+    close(one["alone"]["log_probs"]["vllm"], log_probs(policies["adapters"][1], given["text"]))
+    assert one["size"] == 2
 
 
 def test_without_vllm_the_command_that_installs_it_is_named():

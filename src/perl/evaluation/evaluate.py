@@ -155,7 +155,7 @@ def draw_samples(plan: Evaluation, policies: Policies) -> Drawn:
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     drawn, file = Drawn(), SampleFile(plan.folder / SAMPLES)
-    settings = EngineSettings(f"perl-{secrets.token_hex(4)}", plan.folder / "sync", plan.longest)
+    settings = EngineSettings(f"perl-{secrets.token_hex(4)}", plan.folder / "sync", plan.longest, alone=True)
     probe = plan.tasks[0].request.asked[0].prompt_ids
     temperature = plan.protocol.temperature or 1.0  # of greedy sampling engines report log-probabilities at 1
     turns = in_turn(policies, plan.policies, plan.engine, settings, probe, plan.settings.batch_size, temperature)

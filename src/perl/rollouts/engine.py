@@ -147,6 +147,11 @@ class Engine(Protocol):
         """Nothing is sampled for a while: memory that only sampling needs is given back until it is asked again."""
         ...
 
+    @property
+    def asleep_bytes(self) -> int:
+        """Bytes of this process's device that :meth:`rest` has given back and the next request takes again."""
+        ...
+
     def close(self) -> None:
         """Gives back what the engine holds."""
         ...

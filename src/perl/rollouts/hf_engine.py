@@ -120,6 +120,11 @@ class TransformersEngine:
         """What the policy writes, as ``transformers``."""
         return {"transformers": self.start([request], sampling).result()[0]}
 
+    @property
+    def asleep_bytes(self) -> int:
+        """None of this process's device."""
+        return 0
+
     def rest(self) -> None:
         """Nothing is held between two calls."""
 

@@ -30,6 +30,7 @@ class EngineSettings:
         seed: Of an engine in this process; servers draw from numbers of their own.
         leads: Whether this process gives servers the policy; the others only ask them.
         memory_share: Of the device's memory, for an engine in this process.
+        alone: Whether other processes of a distributed run open none at the same time.
     """
 
     name: str
@@ -38,6 +39,7 @@ class EngineSettings:
     seed: int = 0
     leads: bool = True
     memory_share: float = 0.3
+    alone: bool = False
 
 
 def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:
@@ -74,6 +76,7 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
         max_model_len=settings.longest,
         gpu_memory_utilization=settings.memory_share,
         seed=settings.seed,
+        alone=settings.alone,
         max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
     )
 

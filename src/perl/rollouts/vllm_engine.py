@@ -24,6 +24,7 @@ import torch
 
 from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
 from perl.methods.registry import LARGEST_RANK, served_rank
+from perl.processes import several, world_of_one
 from perl.rollouts.engine import Done, EngineSampling, OnGroup, Request, Sampled, Update
 from perl.rollouts.vllm_version import check_version, missing_vllm
 
@@ -60,8 +61,9 @@ class InProcessEngine:
         max_lora_rank: int | None = None,
         gpu_memory_utilization: float = 0.3,
         seed: int = 0,
+        alone: bool = False,
     ) -> None:
-        """Loads the base a second time, for vLLM. In a distributed run all processes have to do so at once.
+        """Loads the base a second time, for vLLM. In a distributed run all processes do so at once, or one ``alone``.
 
         Sets ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` meanwhile: vLLM would otherwise start a process of its own, which no
         tensor reaches without a copy.
@@ -75,6 +77,7 @@ class InProcessEngine:
             gpu_memory_utilization: Share of the device's memory for weights, cache and activations of vLLM; of a CPU's
                 memory where there is no other device.
             seed: Of the random numbers that tokens are drawn with; each process adds its rank.
+            alone: Whether no other process of a distributed run opens one now; none is waited for.
 
         Raises:
             MissingExtraError: vLLM is not installed.
@@ -83,6 +86,7 @@ class InProcessEngine:
         """
         self._llm: _Vllm = None
         self._sleeps = self._resting = False
+        self._released = 0
         self._adapter: _Vllm = None
         self._numbers = itertools.count(1)
         self._version = BASE
@@ -100,10 +104,11 @@ class InProcessEngine:
             "skip_tokenizer_init": True,
             "use_tqdm_on_load": False,
             **_lora_options(max_lora_rank),
-            **_launcher_options(),
+            **_launcher_options(alone=alone),
         }
         frozen = gc.get_freeze_count()
-        with self._as_vllm(), _environment(), warnings.catch_warnings():
+        world = world_of_one() if alone else contextlib.nullcontext()
+        with self._as_vllm(), _environment(), world, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its own imports
             vllm = _vllm()
             platform = importlib.import_module("vllm.platforms").current_platform
@@ -122,6 +127,11 @@ class InProcessEngine:
     def counts(self) -> dict[str, int]:
         """Nothing happens here that a run need know of."""
         return {}
+
+    @property
+    def asleep_bytes(self) -> int:
+        """Bytes of the device's memory that count as free now and are taken again when the engine is asked."""
+        return self._released if self._resting else 0
 
     def load(self, update: Update) -> None:
         """From now on requests are answered with this update; none is ever under way while it is called.
@@ -200,7 +210,9 @@ class InProcessEngine:
             with self._as_vllm():
                 self._settle()
                 self._llm.sleep(level=0)  # no more than a pause, without which the cache cannot be released
+                before = _free_bytes()
                 self._llm.release_kv_cache_memory()
+                self._released = max(_free_bytes() - before, 0)
             self._resting = True
 
     def close(self) -> None:
@@ -214,7 +226,7 @@ class InProcessEngine:
             else:  # its shutdown, and its finalizer, destroy whatever group there is
                 core._finalizer.detach()
                 core.engine_core.model_executor.shutdown()
-                importlib.import_module("vllm.distributed.parallel_state").destroy_model_parallel()
+                _leave_groups()
         self._llm = self._adapter = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -227,6 +239,8 @@ class InProcessEngine:
 
     def _wake(self) -> None:
         if self._resting:  # a paused engine would never answer
+            # vLLM maps memory by itself, so torch's allocator does not give back what it keeps of passes that are over.
+            torch.cuda.empty_cache()
             with self._as_vllm():
                 self._llm.wake_up(["kv_cache"])
             self._resting = False
@@ -265,6 +279,11 @@ class InProcessEngine:
         finally:
             self._settings = _settings()
             _put_back(trainers)
+
+
+def _free_bytes() -> int:
+    """Of the device, as its driver sees it."""
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0
 
 
 def _settings() -> list[Any]:
@@ -311,10 +330,18 @@ def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _launcher_options() -> dict[str, str]:
+def _leave_groups() -> None:
+    """Ends the groups of vLLM, as its shutdown does, and leaves the run's; the next engine makes its own."""
+    state: _Vllm = importlib.import_module("vllm.distributed.parallel_state")
+    state.destroy_model_parallel()
+    if state._WORLD is not None:
+        state._WORLD.destroy()
+    state._WORLD = state._INNER_DP_WORLD = state._NODE_COUNT = None
+
+
+def _launcher_options(*, alone: bool) -> dict[str, str]:
     """Of several processes each has an engine by itself, on the device that its launcher gave it."""
-    several = _distributed() and torch.distributed.get_world_size() > 1
-    return {"distributed_executor_backend": "external_launcher" if several else "uni"}
+    return {"distributed_executor_backend": "external_launcher" if several() and not alone else "uni"}
 
 
 def _lora_options(rank: int | None) -> dict[str, Any]:

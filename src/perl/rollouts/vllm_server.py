@@ -195,6 +195,11 @@ class ServerPool:
         """
         return self._call(self._dispatcher.log_probs(token_ids))
 
+    @property
+    def asleep_bytes(self) -> int:
+        """None of this process's device."""
+        return 0
+
     def rest(self) -> None:
         """Servers are left as they are: others may use them."""
 
