@@ -172,8 +172,14 @@ class Servers:
                 waiter.set_result(None)
         self._work.more()
 
-    def lose(self, member: Member, reason: str) -> None:
-        """A server does not answer: what is under way there is stopped, and it is asked for until it is back."""
+    def lose(self, member: Member, reason: str, for_good: bool = False) -> None:
+        """A server does not answer: what is under way there is stopped, and it is asked for until it is back.
+
+        Args:
+            member: The server.
+            reason: What happened.
+            for_good: It is not asked for any more.
+        """
         if not member.serving:
             return
         member.serving, member.trusted, member.compared, member.reason = False, False, False, reason
@@ -184,7 +190,8 @@ class Servers:
         self.lost += 1
         back = self._work.take_back(member)
         _log.warning("rollouts: %s is lost (%s); %d requests are asked again", member.url, reason, back)
-        self.spawn(self._revive(member))
+        if not for_good:
+            self.spawn(self._revive(member))
         self._work.more()
 
     async def _revive(self, member: Member) -> None:
