@@ -62,7 +62,7 @@ def conversation(trained, monkeypatch, url, prompt_ids, first):
 def test_each_turn_asks_for_what_is_left_of_its_own_prompts_completion(tmp_path, monkeypatch):
     prompt_ids = [[11] * 20, [11] * 20, [12] * 5, [13] * 20]
     first = [[21] * 10, [21] * 10, [22] * 61, [23] * 70]
-    fake = FakeVllm(length_of=lambda chance: 15, longest=100)
+    fake = FakeVllm(length_of=lambda _: 15, longest=100)
     with fake() as url:
         trained = trainer(tmp_path, url)
         mask, _, completion_ids, logprobs, calls, failures, _ = conversation(
