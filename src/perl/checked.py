@@ -31,7 +31,7 @@ _MOST_REPEATS = 2
 class CheckedGRPOTrainer(ServedGRPOTrainer):
     """GRPOTrainer that compares what was sampled with its own policy before it takes a step."""
 
-    _gap: GapJudge
+    _gap: GapJudge | None = None
     _logged: dict[str, int]
     _repeats = 0
     _behind = 0
@@ -72,15 +72,15 @@ class CheckedGRPOTrainer(ServedGRPOTrainer):
         Raises:
             RolloutError: Nothing is left that answers like the policy, or the rollouts are another's again and again.
         """
-        if gap is None or not self.use_vllm:
-            return True
         judge, behind, metrics = self._gap, self._behind, self._metrics["train"]
+        if gap is None or judge is None:  # resumed rollouts, of which a part was judged before, need no engine
+            return True
         limit = judge.limit(behind)
         metrics["sync/gap_limit"].append(limit)
         if not judge.is_usual(gap, behind):
             what = f"log-probabilities of the rollouts differ by {gap:.1e} nats from the trainer's, above {limit:.1e}"
             logger.warning("%s: the parity check runs before they are trained on", what)
-            if self._leave_servers_that_fail(what):
+            if self._leave_servers_that_fail(what, judge.limit()):
                 return False
             if judge.is_no_rounding(gap, behind):
                 self._repeats += 1
@@ -126,11 +126,11 @@ class CheckedGRPOTrainer(ServedGRPOTrainer):
         metrics["rollout/made_again"].append(1.0)
         self._logged["rollout/made_again"] = len(metrics["rollout/made_again"])
 
-    def _leave_servers_that_fail(self, what: str) -> bool:
-        """The parity check, with what is usual in this run for its tolerance; whether servers were left."""
+    def _leave_servers_that_fail(self, what: str, tolerance: float) -> bool:
+        """The parity check, as strict as this run's rounding allows; whether servers were left."""
         self._sync([self._canary.request.prompt_ids])  # rollouts may serve several steps
         strict = copy.copy(self._canary)
-        strict.tolerance = min(strict.tolerance, self._gap.limit())
+        strict.tolerance = min(strict.tolerance, tolerance)
         passed: list[float] = []
 
         def ask() -> dict[str, str]:

@@ -222,3 +222,13 @@ def test_a_step_that_was_sampled_again_is_the_step_that_would_have_been(on_serve
         ends.append([p.detach().clone() for p in trainer.policy.parameters() if p.requires_grad])
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)  # the rows are added up in another order
+
+
+def test_rollouts_that_a_checkpoint_holds_are_trained_on_before_an_engine_is_open(on_servers):
+    kept = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer, _, _ = on_servers(nothing, max_steps=3, **kept)
+    trainer.train()
+    resumed, servers, _ = on_servers(nothing, max_steps=5, **kept)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 5
+    assert servers.samples == 1  # for the fifth; the fourth's were there
