@@ -123,6 +123,13 @@ class SamplingMetrics:
         extremes = torch.stack([difference.max(), -ratios.min(), ratios.max()])
         self._extremes = torch.maximum(self._extremes, extremes)
 
+    def mean_difference(self, accelerator: Accelerator) -> float | None:
+        """Of the log-probabilities, over all processes, in nats; None if there is no correction or no row."""
+        if not self._corrects:
+            return None
+        total, count = accelerator.reduce(self._sums[:2], reduction="sum").tolist()
+        return total / count if count else None
+
     def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
         """A value for each metric, over all processes, if there is a correction at all."""
         if not self._corrects:

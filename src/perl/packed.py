@@ -2,7 +2,7 @@
 
 padded batch -> rows -> packed passes -> log-probabilities of policy, old policy and reference as TRL wants them
 
-One of the five modules that know TRL's and transformers' private methods; each override says which method it replaces
+One of the six modules that know TRL's and transformers' private methods; each override says which method it replaces
 and why. Knows nothing of losses or optimizer steps.
 """
 

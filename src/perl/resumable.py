@@ -2,7 +2,7 @@
 
 checkpoint -> the policy, the reference, the counters and the rollouts, as they were
 
-One of the five modules that know TRL's and transformers' private methods (with trainer.py, step.py, served.py and
+One of the six modules that know TRL's and transformers' private methods (with trainer.py, step.py, served.py and
 packed.py); each override says which method it replaces and why. Knows nothing of methods, rewards or losses.
 """
 

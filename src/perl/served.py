@@ -3,7 +3,7 @@
 prompts, policy -> update -> engine -> completions with the log-probabilities they were sampled with
 
 The engine has the policy of the last optimizer step before it samples, or, where rollouts are sampled ahead, one of a
-known number of steps before. One of the five modules that know TRL's and transformers' private methods; each override
+known number of steps before. One of the six modules that know TRL's and transformers' private methods; each override
 says which method it replaces and why.
 """
 
@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from accelerate.utils import broadcast_object_list
+from datasets import Dataset
 from transformers.trainer_utils import TrainOutput
 
 from perl.attention import without_packed_attention
@@ -34,6 +35,7 @@ from perl.packed import PackedGRPOTrainer
 from perl.recipe.sections import RolloutSection
 from perl.rewards.verifier import Judging, check_all
 from perl.rollouts.canary import Canary
+from perl.rollouts.conversation import Opening, tokens_left
 from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
 from perl.rollouts.hf_engine import TransformersEngine, fill_with_neutral
 from perl.rollouts.open_engine import EngineSettings, open_engine
@@ -44,6 +46,9 @@ from perl.threads import threads_for
 logger = logging.getLogger("perl")
 
 _T = TypeVar("_T")
+
+# Prompts that are tokenized to find the longest one: those with the longest text.
+_LONGEST_TEXTS, _MOST_PROMPTS = 64, 100_000
 
 
 @dataclass(frozen=True)
@@ -175,9 +180,17 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
                 )
             return result
         started = time.perf_counter()
-        sampled, step = self._rollouts(prompt_ids)
-        self._log_rollouts(sampled, time.perf_counter() - started, self.state.global_step - step)
+        asked = [ids for ids in prompt_ids if tokens_left(ids, self.max_completion_length) != 0]
+        answers, step = self._rollouts(asked) if asked else ([], self.state.global_step)
+        self._log_rollouts(answers, time.perf_counter() - started, self.state.global_step - step)
+        written, nothing = iter(answers), Sampled((), (), "")
+        full = [tokens_left(ids, self.max_completion_length) == 0 for ids in prompt_ids]
+        sampled = [nothing if is_full else next(written) for is_full in full]
         return [list(s.token_ids) for s in sampled], [list(s.log_probs) for s in sampled]
+
+    def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> Any:  # noqa: ANN401 (TRL's)
+        """Extends TRL's conversations: a turn is asked for what its prompt has left, not for a whole completion."""
+        return super()._tool_call_loop(prompts, [Opening(ids) for ids in prompt_ids], *args)
 
     @contextlib.contextmanager
     def _as_transformers_wants_it(self) -> Iterator[None]:
@@ -215,7 +228,8 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
 
     def _begin(self, prompt_ids: Sequence[Sequence[int]], inputs: Sequence[dict[str, Any]]) -> Pending:
         """Asks the engine; a group is judged as soon as it is there."""
-        requests = [Request(tuple(ids), len(list(same))) for ids, same in itertools.groupby(map(tuple, prompt_ids))]
+        asked = [(tuple(ids), tokens_left(ids, self.max_completion_length)) for ids in prompt_ids]
+        requests = [Request(ids, len(list(same)), longest=left) for (ids, left), same in itertools.groupby(asked)]
         starts = list(itertools.accumulate((r.count for r in requests), initial=0))
         judging = self.judging if len(prompt_ids) == len(inputs) else None  # else a conversation goes on
         self._judge = judge = self._judge or ThreadPoolExecutor(1, thread_name_prefix="perl-verdicts")
@@ -275,7 +289,8 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         run = broadcast_object_list([f"perl-{secrets.token_hex(4)}"])[0]
         self._name = str(run)
         prompt = broadcast_object_list([list(prompt_ids[0])])[0]
-        self._engine = self._together(self._opened)
+        longest = self._longest_text(prompt_ids)
+        self._engine = self._together(lambda: self._opened(longest))
         if self.accelerator.is_main_process:
             logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
         self._canary = Canary(self.policy, prompt, self.temperature, self.max_completion_length, self.rollout.tolerance)
@@ -283,11 +298,27 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
             self._load("probe")
             self._prove()
 
-    def _opened(self) -> Engine:
+    def _longest_text(self, prompt_ids: Sequence[Sequence[int]]) -> int | None:
+        """Tokens of the longest prompt with its completion; None: what the base allows.
+
+        A recipe's plan knows it. Servers must hold it, and one that does not would end the run when it comes; so that
+        of a script is looked for, in the prompts with the longest text.
+        """
+        known: int | None = self.args.vllm_max_model_length
+        if known is not None or self.rollout.backend != "vllm-server":
+            return known
+        longest = max(map(len, prompt_ids))
+        if isinstance(self.train_dataset, Dataset) and self.environment_factories is None:
+            prompts = sorted(self.train_dataset[:_MOST_PROMPTS]["prompt"], key=lambda prompt: len(str(prompt)))
+            ids, _, _ = self._tokenize_prompts(copy.deepcopy(prompts[-_LONGEST_TEXTS:]))
+            longest = max(longest, *map(len, ids))
+        return longest + int(self.max_completion_length)
+
+    def _opened(self, longest: int | None) -> Engine:
         settings = EngineSettings(
             name=self._name,
             folder=Path(self.args.output_dir) / "sync",
-            longest=self.args.vllm_max_model_length,
+            longest=longest,
             seed=self.args.seed + self.accelerator.num_processes * self.state.global_step,
             leads=self.accelerator.is_main_process,
             memory_share=self.args.vllm_gpu_memory_utilization,

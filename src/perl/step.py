@@ -4,7 +4,7 @@ micro-batches as TRL prepares them -> Window -> passes of the model -> loss, gra
 
 TRL calls for a forward and backward pass a micro-batch. Here the micro-batches of an optimizer step are collected, and
 at the last one all of their rows run together: packed, by a budget of tokens, without the rows that have no gradient.
-One of the five modules that know TRL's and transformers' private methods; each override says which method it replaces
+One of the six modules that know TRL's and transformers' private methods; each override says which method it replaces
 and why.
 """
 
@@ -19,13 +19,13 @@ from transformers import Trainer
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from perl.batching import MicroBatch, Window, idle_micro_batch, join, live_rows, micro_batches
+from perl.checked import CheckedGRPOTrainer
 from perl.importance import on_policy_rows, sampling_ratio
 from perl.loss_metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, SamplingMetrics
 from perl.losses import LossInputs, LossSettings, objective, token_weights
 from perl.methods import adalora
 from perl.processes import as_copies, average_gradients
 from perl.scoring import score
-from perl.served import ServedGRPOTrainer
 from perl.threads import fitting_threads, threads_for
 
 logger = logging.getLogger("perl")
@@ -33,19 +33,20 @@ logger = logging.getLogger("perl")
 _STEPS_BETWEEN_WARNINGS = 50
 
 
-class StepGRPOTrainer(ServedGRPOTrainer):
+class StepGRPOTrainer(CheckedGRPOTrainer):
     """GRPOTrainer whose optimizer step runs no token that its gradient does not need."""
 
     _current_train_step_time: float
     _loss_settings: LossSettings
     _window: list[dict[str, Any]]
+    _asked: list[Any]
     _window_metrics: tuple[LossMetrics, SamplingMetrics]
     _next_warning = 0
 
     def prepare_step(self) -> None:
         """Takes over the optimizer step; called once the model and the arguments are complete."""
         args = self.args
-        self._window = []
+        self._window, self._asked = [], []
         self.prepare_passes()
         self._loss_settings = LossSettings(
             loss_type=args.loss_type,
@@ -66,7 +67,7 @@ class StepGRPOTrainer(ServedGRPOTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (transformers')
         """Extends ``train``: nothing is left of a step that an exception ended."""
-        self._window = []
+        self._window, self._asked = [], []
         count, fitting = torch.get_num_threads(), fitting_threads(self.policy)
         if fitting < count and self.accelerator.is_main_process:
             logger.warning(
@@ -93,12 +94,21 @@ class StepGRPOTrainer(ServedGRPOTrainer):
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
+        if not self._window:
+            self.begin_window()
         self._window.append(self._prepare_inputs(inputs))
+        self._asked.append(inputs)
         loss = torch.zeros((), device=self.args.device)
         if self.accelerator.sync_gradients:
             batches, self._window = self._window, []
-            with threads_for(model):
-                loss = self._run_window(model, batches)
+            asked, self._asked = self._asked, []
+            trained = None
+            while trained is None:
+                with threads_for(model):
+                    trained = self._run_window(model, batches)
+                if trained is None:
+                    batches = self.make_again(asked)
+            loss = trained
         self._step += 1
         self._current_train_step_time += time.perf_counter() - started
         if self.accelerator.sync_gradients:
@@ -134,8 +144,11 @@ class StepGRPOTrainer(ServedGRPOTrainer):
             loss = loss + self._regulariser() / self.current_gradient_accumulation_steps
         return loss
 
-    def _run_window(self, model: torch.nn.Module, batches: list[dict[str, Any]]) -> torch.Tensor:
-        """The gradient of an optimizer step; on too little memory once more with half the tokens in a pass."""
+    def _run_window(self, model: torch.nn.Module, batches: list[dict[str, Any]]) -> torch.Tensor | None:
+        """The gradient of an optimizer step; on too little memory once more with half the tokens in a pass.
+
+        None: its rollouts turned out to be another policy's, and there is no gradient.
+        """
         window = join(batches, [self._weights(batch) for batch in batches], self._width_of)
         largest = max((float(b.get("largest_advantage", b["advantages"].abs().max())) for b in batches), default=0.0)
         live = live_rows(window, largest_advantage=largest, skip=self.skips_dead_rows)
@@ -143,6 +156,9 @@ class StepGRPOTrainer(ServedGRPOTrainer):
             plan = self._plan(window, live, self._tokens_in_a_pass())
             loss = self._backward(model, plan, len(batches))
             if loss is not None:
+                if not self.rollouts_stand(self._window_metrics[1].mean_difference(self.accelerator)):
+                    model.zero_grad()
+                    return None
                 self._log_step(window, live, plan)
                 return loss
             model.zero_grad()

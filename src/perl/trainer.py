@@ -1,6 +1,6 @@
 """PeftGRPOTrainer: TRL's GRPOTrainer with our stages wired into its hooks.
 
-One of the five modules that know TRL's and transformers' private methods. Each override says which method it replaces
+One of the six modules that know TRL's and transformers' private methods. Each override says which method it replaces
 and why; everything else is TRL's.
 """
 

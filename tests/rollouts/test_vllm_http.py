@@ -112,7 +112,7 @@ def test_a_model_that_is_not_there_is_not_the_servers_fault(vllm_server):
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://host:port", ""])
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(PerlError, match=r"no address.*http://host:8000"):
+    with pytest.raises(PerlError, match=r"like http://localhost:8000, not|no address.*http://host:8000"):
         VllmServer(url)
 
 
@@ -210,6 +210,6 @@ def test_a_request_that_no_server_can_stand_ends_the_rollouts():
             assert pool.start([Request((1, 2), 1)], SAMPLING).result()[0][0].token_ids == (5, 6)
             with pytest.raises(RolloutError, match=r"again and again: gave 1 completions for 2"):
                 pool.start([Request((1, 2), 2)], SAMPLING).result()
-            assert pool.counts["servers_lost"] == 4
+            assert pool.counts["servers_lost"] == 1  # after the third in a row
         finally:
             pool.close()

@@ -68,7 +68,13 @@ class _Eval(click.Group):
     show_default=True,
     help="What draws completions.",
 )
-@click.option("--server", "servers", multiple=True, help="Address of a vLLM server that serves the base; repeatable.")
+@click.option(
+    "--server",
+    "servers",
+    multiple=True,
+    metavar="URL[,key_env=NAME][,ca_file=FILE]",
+    help="Address of a vLLM server that serves the base; repeatable. Its key is in VLLM_API_KEY, or the variable NAME.",
+)
 @click.option(
     "--server-timeout", type=float, default=600.0, show_default=True, help="Seconds to wait while no server answers."
 )

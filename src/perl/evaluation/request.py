@@ -9,7 +9,7 @@ import contextlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.model import load_empty_base, load_tokenizer, resolve_model
 from perl.recipe.sections import ModelSection, RolloutSection
+from perl.recipe.server_address import ServerAddress, server_option
 from perl.rewards.verifier import Judging
 from perl.rollouts.vllm_version import missing_vllm
 
@@ -53,7 +54,7 @@ class EvalSettings:
         lighteval: Report lighteval's own score of the same completions, where it is installed.
         backend: What draws completions; auto: the servers if there are any, else vLLM on a GPU where it is installed,
             else transformers.
-        servers: Addresses of vLLM servers that serve the base.
+        servers: Addresses of vLLM servers that serve the base: ``URL[,key_env=VARIABLE][,ca_file=FILE]``.
         server_timeout: Seconds to wait while no server answers.
         sync_folder: Folder through which servers get the adapter; None: in the output folder.
         device: ``auto`` or ``cpu``.
@@ -222,13 +223,19 @@ def _engine(settings: EvalSettings) -> RolloutSection:
     try:
         return RolloutSection(
             backend=backend,
-            servers=list(settings.servers),
+            servers=[_as_setting(server_option(text)) for text in settings.servers],
             server_timeout=settings.server_timeout,
             sync_folder=settings.sync_folder,
         )
     except ValueError as error:  # pydantic's, with one line of ours in it
         reason = str(error).split("Value error, ")[-1].split(" [type=")[0]
         raise PerlError(reason, "--server") from None
+
+
+def _as_setting(address: ServerAddress) -> str | dict[str, str]:
+    """A server as a recipe has it."""
+    given = {key: value for key, value in asdict(address).items() if value is not None}
+    return given if len(given) > 1 else address.url
 
 
 def _device(settings: EvalSettings) -> torch.device:

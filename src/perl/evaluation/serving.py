@@ -12,6 +12,7 @@ from perl.errors import PerlError
 from perl.evaluation.request import Evaluation
 from perl.methods.registry import served_rank
 from perl.model import load_empty_base
+from perl.recipe.server_address import server_option
 from perl.rollouts.engine import Form
 from perl.rollouts.server_command import server_command
 from perl.rollouts.update import choose_form
@@ -53,6 +54,6 @@ def _update(plan: Evaluation) -> tuple[Form | None, int | None]:
 
 def _port(address: str | None) -> int:
     try:
-        return (urlsplit(address).port if address else None) or PORT
+        return (urlsplit(server_option(address).url).port if address else None) or PORT
     except ValueError as error:
-        raise PerlError(f"{address} is no address: {error}", "--server", "as http://host:8000") from None
+        raise PerlError(str(error), "--server") from None

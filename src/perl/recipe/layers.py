@@ -16,6 +16,7 @@ import yaml
 from perl.assets import packaged_recipes
 from perl.errors import Problem, RecipeError, did_you_mean, raise_all
 from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
+from perl.recipe.server_address import without_credentials
 
 KeyPath = tuple[str, ...]
 
@@ -197,7 +198,11 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         path = key_path(key)
         if not equals or len(path) < 2:
             problems.append(
-                Problem(f"{override!r} is not an override", "command line", "they look like train.max_steps=20")
+                Problem(
+                    f"{without_credentials(override)!r} is not an override",
+                    "command line",
+                    "they look like train.max_steps=20",
+                )
             )
             continue
         one = Layer(origins={path: "command line"})
@@ -207,7 +212,7 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         try:
             target[path[-1]] = plain_value(text)
         except yaml.YAMLError:
-            problems.append(Problem(f"{text!r} is not a YAML value", f"command line: {key}"))
+            problems.append(Problem(f"{without_credentials(text)!r} is not a YAML value", f"command line: {key}"))
             continue
         _expand_shorthand(target, path[-1], path[:-1])
         layer = _merged(layer, one)

@@ -32,6 +32,7 @@ from perl.recipe.sections import (
     RewardSetting,
     RolloutSection,
 )
+from perl.recipe.server_address import without_credentials
 from perl.recipe.train_fields import REFUSED, train_model
 from perl.recipe.validation import problems_of
 
@@ -165,7 +166,7 @@ def _move_to_their_section(layer: Layer) -> Iterator[Problem]:
             continue
         if key in home and home[key] != kept[name]:
             yield Problem(
-                f"{kept[name]!r} contradicts {section}.{key}: {home[key]!r}",
+                without_credentials(f"{kept[name]!r} contradicts {section}.{key}: {home[key]!r}"),
                 layer.where(("train", name)),
                 f"write it once, as {section}.{key}",
             )

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from perl.recipe.server_address import ServerAddress, server_address
+
 
 class Section(BaseModel):
     """A group of settings; unknown keys and wrong types are refused, nothing is converted silently."""
@@ -112,6 +114,8 @@ class DataSection(Section):
 class RolloutSection(Section):
     """How completions are sampled while training, and by what."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # an address may hold a password
+
     temperature: float = Field(1.0, gt=0, description="Softmax temperature.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: smallest set of tokens with this probability.")
     top_k: int = Field(0, ge=0, description="Sample among this many tokens; 0: all.")
@@ -123,8 +127,10 @@ class RolloutSection(Section):
         description="transformers, or vLLM in this process (vllm) or on servers (vllm-server); auto: vllm on a GPU "
         "where it is installed, else transformers.",
     )
-    servers: list[str] = Field(
-        [], description="Addresses of vLLM servers, http://HOST:PORT; `perl rollout command` prints how to start one."
+    servers: list[str | dict[str, str]] = Field(
+        [],
+        description="Addresses of vLLM servers, http://HOST:PORT, or {url: ..., key_env: NAME, ca_file: FILE} where "
+        "the key is not in VLLM_API_KEY or the certificate is private; `perl rollout command` prints how to start one.",
     )
     server_timeout: float = Field(
         600.0, gt=0, description="Seconds to wait while no server answers; then a checkpoint, and the run fails."
@@ -161,14 +167,16 @@ class RolloutSection(Section):
             raise ValueError("backend vllm-server needs servers, as in servers: [http://localhost:8000]")
         if self.servers and not served:
             raise ValueError(f"servers are used by backend vllm-server only, not by {self.backend}")
-        wrong = [url for url in self.servers if not url.startswith(("http://", "https://"))]
-        if wrong:
-            raise ValueError(f"a server is an address like http://localhost:8000, not {wrong[0]!r}")
-        if len({url.rstrip("/") for url in self.servers}) < len(self.servers):
+        if len({address.url for address in self.addresses}) < len(self.servers):
             raise ValueError("the same server is named twice")
         if self.prefetch and not served:
             raise ValueError(f"prefetch needs backend vllm-server; {self.backend} and the training take turns")
         return self
+
+    @property
+    def addresses(self) -> tuple[ServerAddress, ...]:
+        """The servers, each with what gives access to it."""
+        return tuple(server_address(given) for given in self.servers)
 
 
 class EvalSection(Section):

@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from perl.errors import Problem, did_you_mean
 from perl.recipe.layers import KeyPath, Layer
+from perl.recipe.server_address import without_credentials
 
 _PLAIN = {
     "int_type": "a whole number",
@@ -99,5 +100,5 @@ def _models_in(annotation: object) -> list[type[BaseModel]]:
 def _shown(value: object) -> str:
     """A value as the recipe would show it, short."""
     text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else repr(value)
-    text = text or repr(value)
+    text = without_credentials(text or repr(value))
     return text if len(text) <= 60 else text[:57] + "..."

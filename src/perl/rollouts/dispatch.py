@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled
-from perl.rollouts.liveness import Servers
+from perl.rollouts.liveness import HEALTH_SECONDS, Servers
+from perl.rollouts.lost_answers import MOST_IN_A_ROW, MOST_LOSSES
 from perl.rollouts.versions import FIRST_TOKEN_SECONDS, Member, Version, Versions
-from perl.rollouts.vllm_http import ServerDownError, VllmServer
+from perl.rollouts.vllm_http import DYING_SECONDS, AccessError, ServerDownError, VllmServer
 
 MOST_OUTSTANDING = 256
 """Completions that one server is asked for at a time; more wait here, for whichever server has room."""
@@ -75,7 +76,7 @@ class Rollouts:
 
 @dataclass(eq=False)
 class _Job:
-    """A request on its way; ``member`` is the server that has it in hand."""
+    """A request on its way; ``member`` is the server that has it in hand, ``before`` the one that lost its answer."""
 
     number: int
     position: int
@@ -87,6 +88,8 @@ class _Job:
     member: Member | None = None
     task: asyncio.Task[None] | None = None
     refusals: int = 0
+    losses: int = 0
+    before: Member | None = None
 
 
 class Dispatcher:
@@ -207,7 +210,8 @@ class Dispatcher:
             room = [m for m in self.servers.serving() if not m.outstanding or m.outstanding + count <= MOST_OUTSTANDING]
             if not room:
                 return
-            job, member = self._queue.popleft(), min(room, key=lambda m: m.outstanding)
+            job = self._queue.popleft()
+            member = min(room, key=lambda m: (m is job.before, m.outstanding))
             member.outstanding += count
             job.member, job.task = member, asyncio.create_task(self._run(member, job))
             member.tasks.add(job.task)
@@ -218,7 +222,7 @@ class Dispatcher:
         back = [job for job in self._jobs.values() if job.member is member]
         for job in back:
             job.member = job.task = None
-        member.outstanding = 0
+        member.outstanding = member.lost.in_a_row = 0
         self._queue = deque(sorted([*back, *self._queue], key=lambda job: job.number))
         self.retried += len(back)
         return len(back)
@@ -234,14 +238,16 @@ class Dispatcher:
 
     async def _run(self, member: Member, job: _Job) -> None:
         """Asks a server; the request is answered, or back in the queue, or its call has failed."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             answers = await self.versions.answer(
-                member, job.version, lambda model: member.server.complete(model, job.request, job.sampling)
+                member, job.version, lambda model: member.server.complete(model, job.request, job.sampling, tries=1)
             )
         except ServerDownError as error:
-            job.refusals += error.answered
-            if job.refusals >= _MOST_REFUSALS:
-                self._fail(job.rollouts, RolloutError(f"servers fail at a request again and again: {error}"))
+            await self._lost(member, job, error, began)
+            return
+        except AccessError as error:  # others may let us in
             self.servers.lose(member, str(error))
             return
         except RolloutError as error:
@@ -250,11 +256,46 @@ class Dispatcher:
         except PerlError as error:  # restarted in a way that must be mended; others go on
             self.servers.lose(member, str(error))
             return
+        member.lost.came(began, clock())
         name = job.version.name or self.versions.model(job.version)
         group = [Sampled(token_ids, log_probs, name) for token_ids, log_probs in answers]
         self._drop(job)
         self._callbacks.submit(self._deliver, job, group, asyncio.get_running_loop())
         self._retire()
+        self.more()
+
+    async def _lost(self, member: Member, job: _Job, error: ServerDownError, began: float) -> None:
+        """An answer did not come: it alone is asked for again, unless its server is not well either."""
+        ended = asyncio.get_running_loop().time()
+        job.refusals, job.losses = job.refusals + error.answered, job.losses + 1
+        if job.refusals >= _MOST_REFUSALS or job.losses >= MOST_LOSSES:
+            self._fail(job.rollouts, RolloutError(f"servers fail at a request again and again: {error}"))
+            return
+        try:
+            if error.answered:
+                await asyncio.sleep(DYING_SECONDS)
+            await member.server.health(HEALTH_SECONDS)
+        except (ServerDownError, PerlError):
+            self.servers.lose(member, str(error))
+            return
+        member.lost.lost(began, ended)
+        seconds = member.lost.cut_after_seconds
+        if seconds is not None:
+            what = f"answers of {member.url} that take longer are cut off after {seconds:.3g} seconds: {error}"
+            hint = "raise the timeout of the proxy before it (in nginx: proxy_read_timeout), or name the server itself"
+            self._fail(job.rollouts, RolloutError(what, hint=hint))
+        elif member.lost.in_a_row >= MOST_IN_A_ROW:
+            self.servers.lose(member, f"{error}, {MOST_IN_A_ROW} times in a row")
+        else:
+            self._again(member, job)
+
+    def _again(self, member: Member, job: _Job) -> None:
+        """Puts a request back to the front of the queue, for another server if one has room."""
+        member.outstanding -= job.request.count
+        job.member = job.task = None
+        job.before = member
+        self._queue = deque(sorted([job, *self._queue], key=lambda waiting: waiting.number))
+        self.retried += 1
         self.more()
 
     def _ended(self, job: _Job, member: Member, task: asyncio.Task[None]) -> None:

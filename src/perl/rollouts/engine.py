@@ -26,11 +26,18 @@ class Request:
         seed: Of the first completion, the next has seed + 1; from 0. A completion then depends on its seed and not on
             what is sampled beside it, but for the rounding of logits; each kind of engine has its own numbers for a
             seed. None: the engine's own random numbers.
+        longest: Tokens of a completion, at most, where fewer are left of its length than of others'; None: as sampled.
     """
 
     prompt_ids: tuple[int, ...]
     count: int
     seed: int | None = None
+    longest: int | None = None
+
+    def most_tokens(self, sampling: "EngineSampling") -> int:
+        """Tokens that a completion may have."""
+        longest = sampling.max_completion_length
+        return longest if self.longest is None else min(longest, self.longest)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,8 @@ class TransformersEngine:
         Raises:
             ModelError: The memory does not suffice for one completion.
         """
+        if any(request.longest is not None for request in requests):
+            raise ValueError("conversations are sampled by TRL itself where transformers samples")
         left = sorted(_rows(requests), key=lambda row: len(row.prompt_ids))
         found: list[dict[int, Sampled]] = [{} for _ in requests]
         with evaluating(self._model), torch.no_grad(), threads_for(self._model):

@@ -13,10 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from perl.errors import PerlError, Problem, RolloutError, raise_all
 from perl.rollouts.versions import Member, Versions
-from perl.rollouts.vllm_http import ServerDownError, VllmServer
+from perl.rollouts.vllm_http import AccessError, ServerDownError, VllmServer
 
 _REVIVE_SECONDS, _LONGEST_REVIVE_SECONDS = 1.0, 10.0
-_WATCH_SECONDS, _HEALTH_SECONDS = 5.0, 5.0
+HEALTH_SECONDS = 5.0
+_WATCH_SECONDS = 5.0
 _SAY_SECONDS = 15.0
 _GO_ON = "start one again; the same command goes on"
 
@@ -90,7 +91,7 @@ class Servers:
         self.spawn(self._starve())
 
         async def meet(member: Member) -> None:
-            await member.server.health(_HEALTH_SECONDS)
+            await member.server.health(HEALTH_SECONDS)
             await self._versions.meet(member)
 
         outcomes = await asyncio.gather(*map(meet, self.members), return_exceptions=True)
@@ -171,8 +172,14 @@ class Servers:
                 waiter.set_result(None)
         self._work.more()
 
-    def lose(self, member: Member, reason: str) -> None:
-        """A server does not answer: what is under way there is stopped, and it is asked for until it is back."""
+    def lose(self, member: Member, reason: str, for_good: bool = False) -> None:
+        """A server does not answer: what is under way there is stopped, and it is asked for until it is back.
+
+        Args:
+            member: The server.
+            reason: What happened.
+            for_good: It is not asked for any more.
+        """
         if not member.serving:
             return
         member.serving, member.trusted, member.compared, member.reason = False, False, False, reason
@@ -183,7 +190,8 @@ class Servers:
         self.lost += 1
         back = self._work.take_back(member)
         _log.warning("rollouts: %s is lost (%s); %d requests are asked again", member.url, reason, back)
-        self.spawn(self._revive(member))
+        if not for_good:
+            self.spawn(self._revive(member))
         self._work.more()
 
     async def _revive(self, member: Member) -> None:
@@ -194,14 +202,15 @@ class Servers:
             pause = min(max(_REVIVE_SECONDS, 1.5 * pause), _LONGEST_REVIVE_SECONDS)
             try:
                 member.trusted = False
-                await member.server.health(_HEALTH_SECONDS)
+                await member.server.health(HEALTH_SECONDS)
                 await self._versions.prove(member)
+                member.denied = False
                 break
             except ServerDownError as error:
-                member.reason = str(error)
+                member.reason, member.denied = str(error), False
                 _log.debug("rollouts: %s is not back: %s", member.url, member.reason)
             except PerlError as error:
-                member.reason = str(error)
+                member.reason, member.denied = str(error), isinstance(error, AccessError)
                 if member.reason not in self._said:
                     self._said.add(member.reason)
                     _log.warning("rollouts: %s", member.reason)
@@ -220,7 +229,7 @@ class Servers:
             try:
                 await member.server.health(self._stall)
                 counted = await member.server.tokens_so_far(self._stall)
-            except ServerDownError as error:
+            except (ServerDownError, PerlError) as error:
                 self.lose(member, str(error))
                 return
             if counted is None or counted != tokens or not member.outstanding:
@@ -240,7 +249,10 @@ class Servers:
             since = since or clock()
             left = since + self._timeout - clock()
             reasons = "; ".join(f"{member.url}: {member.reason}" for member in self.members)
-            if left <= 0:
+            if all(member.denied for member in self.members):
+                self._end(RolloutError(f"no vLLM server lets this run in: {reasons}"))
+                since = said = None
+            elif left <= 0:
                 message = f"no vLLM server answers, for {self._timeout:.0f} seconds: {reasons}"
                 self._end(RolloutError(message, hint=_GO_ON))
                 since = said = None

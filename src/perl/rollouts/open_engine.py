@@ -57,7 +57,7 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
     """
     if how.backend == "vllm-server":
         pool = ServerPool(
-            how.servers,
+            how.addresses,
             Path(how.sync_folder or settings.folder),
             leads=settings.leads,
             timeout_seconds=how.server_timeout,
@@ -96,7 +96,7 @@ def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[
         RolloutError: No server answers.
         PerlError: One cannot do what is needed.
     """
-    pool = ServerPool(how.servers, None, leads=False, timeout_seconds=how.server_timeout)
+    pool = ServerPool(how.addresses, None, leads=False, timeout_seconds=how.server_timeout)
     try:
         return pool.check(longest_tokens, form)
     finally:

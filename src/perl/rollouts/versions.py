@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from perl.errors import PerlError, Problem, RolloutError, raise_all
 from perl.rollouts.engine import EngineSampling, Form, Request
+from perl.rollouts.lost_answers import LostAnswers
 from perl.rollouts.vllm_http import (
     DEV_MODE,
     LORA_FLAGS,
@@ -59,6 +60,8 @@ class Member:
         trusted: Nobody needs to look whether it is still the server that it was.
         compared: What it writes was compared with the policy since it last began to serve.
         outstanding: Completions that it is asked for.
+        lost: What became of its answers.
+        denied: It refuses access, and will until something is mended.
         tasks: What is under way there; cancelled when it is lost.
     """
 
@@ -70,6 +73,8 @@ class Member:
     trusted: bool = False
     compared: bool = False
     outstanding: int = 0
+    lost: LostAnswers = field(default_factory=LostAnswers)
+    denied: bool = False
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     watch: asyncio.Task[None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -412,7 +412,7 @@ def _drawn(sampling: EngineSampling, request: Request) -> _Vllm:
         repetition_penalty=sampling.repetition_penalty,
         presence_penalty=0.0,
         frequency_penalty=0.0,
-        max_tokens=sampling.max_completion_length,
+        max_tokens=request.most_tokens(sampling),
         min_tokens=0,
         stop_token_ids=list(sampling.end_token_ids),
         ignore_eos=True,  # the model's own end tokens are no more than any other unless they are asked for

@@ -10,6 +10,7 @@ import asyncio
 import math
 import os
 import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import httpx2
 
 from perl.errors import PerlError, RolloutError
 from perl.methods.registry import served_rank
+from perl.recipe.server_address import DEFAULT_KEY, ServerAddress, server_address
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.vllm_version import check_version
 
@@ -29,8 +31,12 @@ PROBE = "seen"
 # What answers at once on a server that works, and what moves the weights of a model.
 _SECONDS, _ADAPTER_SECONDS, _LOAD_SECONDS = 30.0, 120.0, 900.0
 _RESET_PAUSE_SECONDS = 0.05
+# An answer that a proxy loses is asked for again, so often and after such a pause.
+_TRIES, _TRY_PAUSE_SECONDS = 3, 0.1
+_OF_A_GATEWAY = (502, 503, 504)
+_UNDER_KEY = (401, 403)
 # After an engine has failed its server says for a moment that it is healthy.
-_DYING_SECONDS = 1.0
+DYING_SECONDS = 1.0
 LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 _SHARE = "servers read updates from a folder that they share with the trainer; mount it, or say where they see it"
@@ -44,12 +50,17 @@ class ServerDownError(Exception):
 
     Attributes:
         answered: It did answer, so that the request itself may be what it cannot stand.
+        timed_out: It was given up, after a time that was set here.
     """
 
-    def __init__(self, reason: str, answered: bool = False) -> None:
+    def __init__(self, reason: str, answered: bool = False, timed_out: bool = False) -> None:
         """Says what happened."""
         super().__init__(" ".join(reason.split())[:300])
-        self.answered = answered
+        self.answered, self.timed_out = answered, timed_out
+
+
+class AccessError(RolloutError):
+    """A server refuses access, or has a certificate that is not trusted: it will, however often it is asked."""
 
 
 class AdapterGoneError(Exception):
@@ -80,26 +91,28 @@ class ServerFacts:
 class VllmServer:
     """The calls. All of them raise :class:`ServerDownError`; those that a user must mend raise :class:`PerlError`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, given: str | ServerAddress) -> None:
         """Connects to nothing yet.
 
+        Args:
+            given: Its address, with what gives access to it.
+
         Raises:
-            PerlError: This is no address of a server.
+            PerlError: This is no address of a server, or its key or certificates cannot be read.
         """
-        self.url = url.rstrip("/")
         try:
-            parsed = httpx2.URL(self.url)
-        except httpx2.InvalidURL as error:
-            raise PerlError(f"{url!r} is no address: {error}", hint="as http://host:8000") from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise PerlError(f"{url!r} is no address of a server", hint="as http://host:8000")
-        self.url = self.url.removesuffix("/v1")
-        key = os.environ.get("VLLM_API_KEY")  # as the server itself reads it
+            address = server_address(given) if isinstance(given, str) else given
+        except ValueError as error:
+            raise PerlError(str(error)) from None
+        self.url = address.url
+        self._key_env = address.key_env or DEFAULT_KEY
+        key = _key(address)
+        self._has_key = key is not None
         self._client = httpx2.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-            verify=parsed.scheme == "https",  # certificates are read only where they are needed
+            verify=_trust(address),
             trust_env=False,  # a proxy is for the world outside, not for the machines of a training run
         )
 
@@ -131,23 +144,35 @@ class VllmServer:
             raise ServerDownError(f"lists no model: {cards!r}", answered=True) from error
 
     async def tokens_so_far(self, seconds: float) -> float | None:
-        """Tokens read and written since it started; None where it does not count."""
-        answer = self._expect_success(await self._send("GET", "/metrics", seconds=seconds))
+        """Tokens read and written since it started; None where it does not count, or not for us."""
+        try:
+            answer = self._expect_success(await self._send("GET", "/metrics", seconds=seconds))
+        except AccessError:
+            return None
         counters = re.findall(r"^vllm:(?:generation|prompt)_tokens_total(?:\{.*\})? (\S+)$", answer.text, re.MULTILINE)
         return sum(float(counter) for counter in counters) if counters else None
 
-    async def complete(self, model: str, request: Request, sampling: EngineSampling) -> list[Answer]:
+    async def complete(
+        self, model: str, request: Request, sampling: EngineSampling, tries: int = _TRIES
+    ) -> list[Answer]:
         """Completions of a prompt; waits for them without a limit.
+
+        Args:
+            model: Name under which the server has the policy.
+            request: The prompt.
+            sampling: How tokens are drawn.
+            tries: How often to ask if the answer is lost on its way.
 
         Raises:
             AdapterGoneError: There is no such model.
             RolloutError: The server refuses the request.
         """
+        longest = request.most_tokens(sampling)
         body = {
             "model": model,
             "prompt": list(request.prompt_ids),
             "n": request.count,
-            "max_tokens": sampling.max_completion_length,
+            "max_tokens": longest,
             "seed": request.seed,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -162,14 +187,14 @@ class VllmServer:
             "logprobs": 0,
             "return_token_ids": True,
         }
-        choices = sorted(await self._choices(body, None), key=lambda choice: int(choice.get("index", 0)))
+        choices = sorted(await self._choices(body, tries), key=lambda choice: int(choice.get("index", 0)))
         if len(choices) != request.count:
             raise ServerDownError(f"gave {len(choices)} completions for {request.count}", answered=True)
         answers = [_answer(choice) for choice in choices]
         for choice, (token_ids, _) in zip(choices, answers, strict=True):
             # vLLM takes a text that would get too long and ends it early.
-            if choice.get("finish_reason") == "length" and len(token_ids) < sampling.max_completion_length:
-                needed = len(request.prompt_ids) + sampling.max_completion_length
+            if choice.get("finish_reason") == "length" and len(token_ids) < longest:
+                needed = len(request.prompt_ids) + longest
                 raise RolloutError(f"{self.url} cuts completions short", hint=f"start it with --max-model-len {needed}")
         return answers
 
@@ -191,7 +216,7 @@ class VllmServer:
             "repetition_penalty": 1.0,
             "prompt_logprobs": 0,
         }
-        (choice,) = await self._choices(body, None)
+        (choice,) = await self._choices(body, _TRIES)
         try:
             entries = choice["prompt_logprobs"][1:]
             return [float(entry[str(t)]["logprob"]) for entry, t in zip(entries, token_ids[1:], strict=True)]
@@ -263,28 +288,62 @@ class VllmServer:
         body = {"method": "reload_weights", "kwargs": arguments}
         return await self._send("POST", "/collective_rpc", body, seconds=_LOAD_SECONDS)
 
-    async def _choices(self, body: dict[str, Any], seconds: float | None) -> list[dict[str, Any]]:
-        answer = await self._send("POST", "/v1/completions", body, seconds=seconds)
+    async def _choices(self, body: dict[str, Any], tries: int) -> list[dict[str, Any]]:
+        answer = await self._send("POST", "/v1/completions", body, seconds=None, tries=tries)
         if answer.status_code == 404 and "does not exist" in _message(answer):
             raise AdapterGoneError(body["model"])
         if answer.status_code < 500 and not answer.is_success:
-            hint = "is VLLM_API_KEY set as it is there?" if answer.status_code in (401, 403) else ""
-            raise RolloutError(f"{self.url} refuses a request: {_message(answer)}", hint=hint)
+            raise RolloutError(f"{self.url} refuses a request: {_message(answer)}")
         choices = self._field(answer, "choices")
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise ServerDownError("gave something else than completions", answered=True)
         return choices
 
     async def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = _SECONDS
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        seconds: float | None = _SECONDS,
+        tries: int = _TRIES,
     ) -> httpx2.Response:
-        """The answer, whatever it is; ``seconds`` None: only connecting is limited."""
+        """The answer, whatever it is; ``seconds`` None: only connecting is limited.
+
+        All that is asked here may be asked twice, so an answer that was lost on its way is asked for again.
+
+        Raises:
+            AccessError: The server, or a proxy before it, wants another key.
+        """
+        for attempt in range(1, tries + 1):
+            try:
+                answer = await self._send_once(method, path, body, seconds)
+            except ServerDownError as error:
+                if attempt == tries or error.timed_out:
+                    raise
+            else:
+                if attempt == tries or answer.status_code not in _OF_A_GATEWAY:
+                    break
+            await asyncio.sleep(_TRY_PAUSE_SECONDS)
+        if answer.status_code in _UNDER_KEY:
+            state = "has the key that was sent" if self._has_key else "is not set"
+            hint = f"put its key into that variable, or name another one: {{url: {self.url}, key_env: NAME}}"
+            raise AccessError(f"{self.url} refuses access ({answer.status_code}); {self._key_env} {state}", hint=hint)
+        return answer
+
+    async def _send_once(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None
+    ) -> httpx2.Response:
         limits = httpx2.Timeout(seconds, connect=min(seconds or _SECONDS, _SECONDS))
         try:
             return await self._client.request(method, path, json=body, timeout=limits)
         except httpx2.TimeoutException:
-            raise ServerDownError(f"did not answer {path} within {seconds or _SECONDS:.0f} seconds") from None
+            reason = f"did not answer {path} within {seconds or _SECONDS:.0f} seconds"
+            raise ServerDownError(reason, timed_out=True) from None
         except httpx2.HTTPError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                reason = str(error).partition("CERTIFICATE_VERIFY_FAILED]")[2].partition("(_ssl")[0]
+                hint = f"{{url: {self.url}, ca_file: FILE}} with the certificates of who signed it"
+                raise AccessError(f"{self.url} has a certificate that is not trusted:{reason}", hint=hint) from None
             raise ServerDownError(str(error) or type(error).__name__) from error
 
     def _expect_success(self, answer: httpx2.Response) -> httpx2.Response:
@@ -305,9 +364,31 @@ class VllmServer:
         Raises:
             RolloutError: Says what the server said.
         """
-        await asyncio.sleep(_DYING_SECONDS)
+        await asyncio.sleep(DYING_SECONDS)
         await self.health()
         raise RolloutError(f"{self.url} cannot load {what}: {_message(answer)}")
+
+
+def _key(address: ServerAddress) -> str | None:
+    """The key that a server's variable holds; a variable that was named must be set."""
+    name = address.key_env or DEFAULT_KEY
+    key = os.environ.get(name, "").strip()
+    if not key and address.key_env is not None:
+        raise PerlError(f"the variable {name}, which is to hold the key of {address.url}, is not set")
+    if not all("!" <= letter <= "~" for letter in key):  # what a header can hold; the key itself is not for logs
+        raise PerlError(f"what {name} holds is no key: it has spaces or letters that HTTP cannot send")
+    return key or None
+
+
+def _trust(address: ServerAddress) -> ssl.SSLContext | bool:
+    """Whose certificates are believed; they are read only where they are needed."""
+    if address.ca_file is None:
+        return address.url.startswith("https://")
+    try:
+        return ssl.create_default_context(cafile=os.path.expanduser(address.ca_file))
+    except OSError as error:
+        reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise PerlError(f"{address.ca_file}: {reason}", "ca_file", f"certificates (PEM) for {address.url}") from None
 
 
 def _answer(choice: dict[str, Any]) -> Answer:

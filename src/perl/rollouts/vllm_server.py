@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from perl.errors import PerlError, RolloutError
+from perl.recipe.server_address import ServerAddress
 from perl.rollouts.dispatch import Dispatcher, Rollouts
 from perl.rollouts.engine import EngineSampling, Form, OnGroup, Request, Sampled, Update
 from perl.rollouts.versions import Version
@@ -47,7 +48,7 @@ class ServerPool:
 
     def __init__(
         self,
-        urls: Sequence[str],
+        urls: Sequence[str | ServerAddress],
         folder: Path | None,
         *,
         base_name: str | None = None,
@@ -60,7 +61,7 @@ class ServerPool:
         """Waits until one server answers; the others may follow.
 
         Args:
-            urls: As ``http://host:8000``.
+            urls: As ``http://host:8000``, or with what gives access to it.
             folder: Where updates are written for the servers; None: it will load none.
             base_name: Name under which all of them serve the base; None: whatever it is, if it is the same.
             leads: Whether this process writes and loads updates. Of several that use the same servers one does, and
@@ -74,12 +75,12 @@ class ServerPool:
             PerlError: An address is none, or a server is not what it must be.
             RolloutError: No server answers.
         """
-        if not urls or len(set(urls)) < len(urls):
+        servers = [VllmServer(url) for url in urls]
+        if not urls or len({server.url for server in servers}) < len(urls):
             raise PerlError("needs the addresses of vLLM servers, each once", hint="as http://host:8000")
         self._folder, self._leads = None if folder is None else Path(folder).resolve(), leads
         self._folder_on_servers = PurePosixPath(folder_on_servers or self._folder or "")
         self._written: set[Path] = set()
-        servers = [VllmServer(url) for url in urls]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="perl-rollouts", daemon=True)
         self._thread.start()
@@ -136,6 +137,21 @@ class ServerPool:
     def unproven(self) -> bool:
         """Whether a server serves whose writing was not compared since it began to; see :meth:`trial`."""
         return any(member.serving and not member.compared for member in self._dispatcher.servers.members)
+
+    def leave_out(self, url: str, reason: str) -> None:
+        """Asks a server for nothing any more.
+
+        Args:
+            url: Its address.
+            reason: Why, for the log.
+        """
+
+        async def leave_out() -> None:
+            for member in self._dispatcher.servers.members:
+                if member.url == url:
+                    self._dispatcher.servers.lose(member, reason, for_good=True)
+
+        self._call(leave_out())
 
     def strangers(self) -> list[str]:
         """Addresses of servers whose weights someone else changed: they need the whole base first, as merged weights.

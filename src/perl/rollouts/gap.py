@@ -1,0 +1,62 @@
+"""Whether a step's rollouts are from the policy, told by how far the engine's log-probs are from the trainer's.
+
+mean |difference| of a step's tokens, steps that its rollouts are behind -> usual, or not
+
+The parity check asks the engine now and then; this looks at all that was sampled, at every step. What is unusual proves
+nothing yet: it is a reason for a parity check at once. Pure: knows neither engines nor trainers.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+# The first on-policy steps say what is usual. In float32 it is so little that a hundred times as much is no rounding;
+# in half precision it is close to the parity check's tolerance, and several times as much is none.
+_FIRST_STEPS, _FACTOR, _FACTOR_AT_TOLERANCE = 5, 100.0, 4.0
+# Of the parity check's tolerance: what is put down to rounding however little the first steps differed.
+_FLOOR = 0.1
+# Rollouts that are steps behind differ by what was learned since, which grows with the learning rate.
+_GROWTH = 10.0
+# After a parity check was passed, how much more is a reason for another one.
+_AFTER_A_CHECK = 2.0
+
+
+@dataclass
+class GapJudge:
+    """What is usual in this run.
+
+    Attributes:
+        tolerance: Of the parity check, in nats.
+    """
+
+    tolerance: float
+    _first: list[float] = field(default_factory=list)
+    _behind: dict[int, float] = field(default_factory=dict)
+    _checked: float = 0.0
+
+    def limit(self, steps_behind: int = 0) -> float:
+        """Largest mean difference, in nats, that is usual."""
+        limit = self.tolerance
+        if self._first:
+            usual = sum(self._first) / len(self._first)
+            most = max(self.tolerance, _FACTOR_AT_TOLERANCE * usual)
+            limit = max(_FLOOR * self.tolerance, min(_FACTOR * usual, most), _AFTER_A_CHECK * self._checked)
+        if steps_behind == 0:
+            return limit
+        return max(limit, _GROWTH * self._behind.get(steps_behind, 0.0))
+
+    def is_usual(self, gap: float, steps_behind: int = 0) -> bool:
+        """Whether a step differs by no more than that; what is no number does not."""
+        return math.isfinite(gap) and gap <= self.limit(steps_behind)
+
+    def is_no_rounding(self, gap: float, steps_behind: int = 0) -> bool:
+        """Whether on-policy rollouts differ by so much that they are another policy's, whoever passes a check later."""
+        return steps_behind == 0 and not (self.is_usual(gap) or gap <= self.tolerance)
+
+    def accept(self, gap: float, steps_behind: int = 0) -> None:
+        """Takes a step for right: it was usual, or a parity check was passed."""
+        if steps_behind:
+            self._behind[steps_behind] = max(gap, self._behind.get(steps_behind, 0.0))
+        elif not self.is_usual(gap):
+            self._checked = gap
+        elif len(self._first) < _FIRST_STEPS:
+            self._first.append(gap)
