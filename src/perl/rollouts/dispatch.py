@@ -12,14 +12,14 @@ import itertools
 import shutil
 import threading
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled
 from perl.rollouts.liveness import Servers
-from perl.rollouts.versions import FIRST_TOKEN_SECONDS, Member, Version, Versions
+from perl.rollouts.versions import FIRST_TOKEN_SECONDS, ChangedServerError, Member, Version, Versions
 from perl.rollouts.vllm_http import ServerDownError, VllmServer
 
 MOST_OUTSTANDING = 256
@@ -138,6 +138,7 @@ class Dispatcher:
             self.servers.begun = True
         else:  # the process that leads loads it
             for member in self.servers.serving():
+                member.trusted = False
                 if version.form == "merged":
                     member.weights = version.name
                 else:
@@ -184,10 +185,43 @@ class Dispatcher:
 
         return await self.servers.each(ask)
 
+    async def unload(self, belongs: Callable[[str, str], bool]) -> int:
+        """Makes servers forget adapters that are not ours.
+
+        Args:
+            belongs: Whether one is to be forgotten, by its name and its folder as the server sees it.
+
+        Returns:
+            How many were.
+        """
+
+        async def unload(member: Member) -> int:
+            if member.standing is None or member.facts is None or not member.facts.loads_adapters:
+                return 0
+            names = [name for name, path in member.standing.adapters.items() if belongs(name, path)]
+            for name in names:
+                await member.server.unload_adapter(name)
+            return len(names)
+
+        return sum((await self.servers.each(unload)).values())
+
+    async def drop(self, failures: Mapping[str, str]) -> None:
+        """Loses servers that failed a comparison, by address, until another process answers there.
+
+        Args:
+            failures: The reason of each.
+        """
+        for member in self.servers.members:
+            reason = failures.get(member.url)
+            if reason is not None and member.standing is not None:
+                member.barred = member.standing.process, " ".join(member.standing.base)
+                self.servers.lose(member, reason)
+
     async def close(self) -> None:
         """Stops everything; servers that answer at once forget what was loaded."""
         self.end(RolloutError("the engine was closed"))
         await self.servers.stop()
+        await asyncio.gather(*(_quietly(member.label.release()) for member in self.servers.serving()))
         if self.versions.leads:
             ours = {version.name for version in self._kept}
             forget = [
@@ -238,6 +272,9 @@ class Dispatcher:
             answers = await self.versions.answer(
                 member, job.version, lambda model: member.server.complete(model, job.request, job.sampling)
             )
+        except ChangedServerError as error:  # whatever it answered: nobody knows what it answers with
+            self.servers.lose(member, str(error))
+            return
         except ServerDownError as error:
             job.refusals += error.answered
             if job.refusals >= _MOST_REFUSALS:

@@ -2,18 +2,21 @@
 
 servers -> those that serve
 
-A server serves once it has written a token with the current version. It is lost when it does not answer, or writes
-nothing while it is asked to, and is asked for again until it is back. Knows nothing of the requests.
+A server serves once it has answered like the current version. It is lost when it does not answer, writes nothing while
+it is asked to, or is not the server that was proven any more, and is asked for again until it is back. Knows nothing of
+the requests.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from perl.errors import PerlError, Problem, RolloutError, raise_all
+from perl.errors import BrokenPromiseError, PerlError, Problem, RolloutError, raise_all
 from perl.rollouts.versions import Member, Versions
 from perl.rollouts.vllm_http import ServerDownError, VllmServer
+from perl.rollouts.weight_labels import RENEW_SECONDS
 
 _REVIVE_SECONDS, _LONGEST_REVIVE_SECONDS = 1.0, 10.0
 _WATCH_SECONDS, _HEALTH_SECONDS = 5.0, 5.0
@@ -88,6 +91,7 @@ class Servers:
             RolloutError: None answers for too long.
         """
         self.spawn(self._starve())
+        self.spawn(self._renew())
 
         async def meet(member: Member) -> None:
             await member.server.health(_HEALTH_SECONDS)
@@ -175,8 +179,8 @@ class Servers:
         """A server does not answer: what is under way there is stopped, and it is asked for until it is back."""
         if not member.serving:
             return
-        member.serving, member.trusted, member.compared, member.reason = False, False, False, reason
-        member.adapters, member.weights = set(), None
+        member.serving, member.reason = False, reason
+        member.forget()
         for task in [*member.tasks, member.watch]:
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
@@ -193,20 +197,36 @@ class Servers:
             await asyncio.sleep(pause)
             pause = min(max(_REVIVE_SECONDS, 1.5 * pause), _LONGEST_REVIVE_SECONDS)
             try:
-                member.trusted = False
+                member.forget()
                 await member.server.health(_HEALTH_SECONDS)
                 await self._versions.prove(member)
                 break
             except ServerDownError as error:
-                member.reason = str(error)
+                member.reason, member.refuted = str(error), False
                 _log.debug("rollouts: %s is not back: %s", member.url, member.reason)
             except PerlError as error:
-                member.reason = str(error)
+                member.reason, member.refuted = str(error), isinstance(error, BrokenPromiseError)
                 if member.reason not in self._said:
                     self._said.add(member.reason)
-                    _log.warning("rollouts: %s", member.reason)
+                    _log.warning("rollouts: not used: %s", member.reason)
+                self._end_if_all_refuted()
         _log.warning("rollouts: %s serves", member.url)
         self._serve(member)
+
+    def _end_if_all_refuted(self) -> None:
+        """Where every server answers, and none like the policy, there is nothing to wait for."""
+        if all(member.refuted for member in self.members):
+            reasons = "; ".join(member.reason for member in self.members)
+            self._end(BrokenPromiseError(reasons, "rollout", "start the servers as `perl rollout command` says"))
+
+    async def _renew(self) -> None:
+        """Shows other runs that the merged weights on the servers have an owner."""
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            for member in self.serving():
+                with contextlib.suppress(ServerDownError):  # which is found out elsewhere
+                    if not await member.label.renew():
+                        self.lose(member, "this process stood still for so long that another run may have it now")
 
     async def _watch(self, member: Member) -> None:
         """Loses a server that hangs: no answer, or no token is read or written while completions are asked for."""
