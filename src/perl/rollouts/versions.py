@@ -312,7 +312,9 @@ class Versions:
         if self._needed == "merged" and others:
             what = f"serves adapters of others ({_listed(others)}), under which merged weights would change the base"
             raise PerlError(f"{member.url} {what}", hint=_OWN_SERVERS)
-        self._refuse_company(member, self.current.form if self._needed == "adapter" else self._needed, now)
+        self._refuse_company(member, self._needed, now)
+        if member.standing is not None:
+            member.standing = replace(member.standing, weights=held)
         if held is None or finished(held) in self._names:
             return None
         if await is_owned(member.server):
@@ -330,15 +332,17 @@ class Versions:
         """
         while True:
             version = self.current
-            await self.ensure(member, version)
+            async with member.lock:
+                await self.meet(member)
             standing = member.standing
             if standing is not None and member.barred == (standing.process, " ".join(standing.base)):
-                raise BrokenPromiseError(member.reason)
+                raise BrokenPromiseError(f"{member.url} is still the process that failed its comparison")
             held = owner_of(await member.server.weight_version())
             # Weights of someone else that the caller was told of may wait for the base, but not serve an adapter.
             known = self._foreign.get(member.url) if version.form is None else None
             if self._leads and held is not None and finished(held) not in self._names and held != known:
                 raise _taken(member.url, held)
+            await self.ensure(member, version)
             try:
                 await asyncio.wait_for(self._compare(member, version), FIRST_TOKEN_SECONDS)
             except TimeoutError:
@@ -358,6 +362,8 @@ class Versions:
             return
         difference = proof.difference(await member.server.next_log_probs(model, proof.prompts, proof.temperature))
         if not difference <= proof.tolerance:
+            if version.form == "adapter":
+                await member.server.unload_adapter(version.name)
             what = f"log-probabilities differ by {difference:.1e} nats in the mean (at most {proof.tolerance:g})"
             hint = "was it restarted with another base, type or --logprobs-mode?"
             raise BrokenPromiseError(f"{member.url} does not answer like the policy: its {what}", hint=hint)
