@@ -1,6 +1,9 @@
 """Runs on real vLLM servers that become others meanwhile: no step is trained on what those wrote."""
 
+import contextlib
 import shutil
+import socket
+import threading
 import uuid
 
 import pytest
@@ -20,47 +23,64 @@ FAULT_AT, STEPS = 2, 4
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A folder with the base that servers are started from, under one path whatever is in it."""
-    folder = tmp_path_factory.mktemp("base")
+def three(own_servers, tmp_path_factory):
+    """Two servers with adapters and weights, and one with another base under the same name."""
+    folder = tmp_path_factory.mktemp("other")
     shutil.copytree(BASE_FOLDER, folder, dirs_exist_ok=True)
-    return folder
+    torch.manual_seed(0)
+    tensors = {name: t + 0.02 * torch.randn_like(t) for name, t in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    started = own_servers(2, wait=False) + own_servers(1, flags=("--model", str(folder), *LORA), wait=False)
+    return [server.wait().url for server in started]
 
 
-@pytest.fixture(scope="module")
-def servers(own_servers, base):
-    """Two servers with adapters and weights; see ``sound``."""
-    return own_servers(2, flags=("--model", str(base), *LORA))
+class Door:
+    """An address behind which first one server answers, then another.
+
+    Attributes:
+        port: Of the server that answers now.
+    """
+
+    def __init__(self, url):
+        self.port = int(url.rpartition(":")[2])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lead_to(self, url):
+        """From the next connection on another server answers."""
+        self.port = int(url.rpartition(":")[2])
+
+    def close(self):
+        self._listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = self._listener.accept()
+                other = socket.create_connection(("127.0.0.1", self.port))
+                for pair in ((one, other), (other, one)):
+                    threading.Thread(target=_copy, args=pair, daemon=True).start()
+
+
+def _copy(source, target):
+    with contextlib.suppress(OSError):
+        while data := source.recv(65_536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
 
 
 @pytest.fixture
-def sound(servers, base):
-    """The two of them, with the base as it is published, whatever the test before did."""
-    shutil.copyfile(BASE_FOLDER / "model.safetensors", base / "model.safetensors")
-    for server in servers:
-        if getattr(server, "touched", False):
-            server.restart(wait=False)
-            server.touched = False
-    return [server.wait() for server in servers]
+def door(three):
+    """One that leads to the second server."""
+    door = Door(three[1])
+    yield door
+    door.close()
 
 
-def other_base(server, base):
-    """Restarts a server with other weights under the same name and path; returns when it answers."""
-    torch.manual_seed(0)
-    tensors = load_file(BASE_FOLDER / "model.safetensors")
-    save_file(
-        {name: t + 0.02 * torch.randn_like(t) for name, t in tensors.items()},
-        base / "model.safetensors",
-        {"format": "pt"},
-    )
-    server.touched = True
-    server.restart()
-
-
-def foreign_weights(server, folder):
+def foreign_weights(url, folder):
     """Another run loads merged weights."""
-    someone = ServerPool([server.url], folder)
-    server.touched = True
+    someone = ServerPool([url], folder)
     someone.load(make_update(policy_of(1), "merged", f"t{uuid.uuid4().hex[:8]}"))
     return someone
 
@@ -86,18 +106,19 @@ def assert_every_step_is_the_policys(trained):
     assert max(logged(trained, "sampling/sampling_logp_difference/max")) < 2e-3
 
 
-def test_a_server_that_came_back_with_another_base_is_left_and_the_run_goes_on(tmp_path, sound, base, caplog):
-    reward = At(lambda: other_base(sound[1], base))
-    trained = trainer(tmp_path, [server.url for server in sound], reward, **RUN)
+def test_a_server_with_another_base_in_the_place_of_one_is_left_and_the_run_goes_on(tmp_path, three, door, caplog):
+    reward = At(lambda: door.lead_to(three[2]))
+    trained = trainer(tmp_path, [three[0], door.url], reward, **RUN)
     trained.train()
     assert_every_step_is_the_policys(trained)
     assert logged(trained, "rollout/servers_lost")[-1] == 1
-    assert f"{sound[1].url} does not answer like the policy" in caplog.text
+    assert f"{door.url} does not answer like the policy" in caplog.text
 
 
-def test_the_only_server_with_another_base_ends_the_run_which_keeps_its_last_step(tmp_path, sound, base):
-    reward = At(lambda: other_base(sound[1], base))
-    trained = trainer(tmp_path, [sound[1].url], reward, **RUN)
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_the_only_server_with_another_base_ends_the_run_which_keeps_its_last_step(tmp_path, three, door, method):
+    reward = At(lambda: door.lead_to(three[2]))
+    trained = trainer(tmp_path, [door.url], reward, peft_method=method, **RUN)
     with pytest.raises(BrokenPromiseError, match="does not answer like the policy"):
         trained.train()
     assert trained.state.global_step == FAULT_AT
@@ -105,24 +126,24 @@ def test_the_only_server_with_another_base_ends_the_run_which_keeps_its_last_ste
     assert latest_checkpoint(tmp_path).name == f"checkpoint-{FAULT_AT}"
 
 
-def test_merged_weights_of_another_run_are_noticed_by_one_that_serves_adapters(tmp_path, sound, caplog):
-    reward = At(lambda: foreign_weights(sound[1], tmp_path / "someone"))
+def test_merged_weights_are_refused_beside_the_adapters_of_another_run(tmp_path, three):
+    someone = ServerPool([three[0]], tmp_path / "someone")
+    someone.load(make_update(policy_of(1), "adapter", f"t{uuid.uuid4().hex[:8]}"))
     try:
-        trained = trainer(tmp_path / "run", [server.url for server in sound], reward, **RUN)
+        with pytest.raises(PerlError, match="serves adapters of others"):
+            trainer(tmp_path / "run", [three[0]], peft_method="dora", **RUN).train()
+    finally:
+        someone.close()
+
+
+def test_merged_weights_of_another_run_are_noticed_by_one_that_serves_adapters(tmp_path, three, caplog):
+    reward = At(lambda: foreign_weights(three[0], tmp_path / "someone"))
+    try:
+        trained = trainer(tmp_path / "run", three[:2], reward, **RUN)
         trained.train()
         assert_every_step_is_the_policys(trained)
         assert "got weights from someone else" in caplog.text
         with pytest.raises(PerlError, match="has the merged weights of another run"):
-            trainer(tmp_path / "late", [sound[1].url], peft_method="dora", **RUN).train()
+            trainer(tmp_path / "late", [three[0]], peft_method="dora", **RUN).train()
     finally:
         reward.found.close()
-
-
-def test_merged_weights_are_refused_beside_the_adapters_of_another_run(tmp_path, sound):
-    someone = ServerPool([sound[0].url], tmp_path / "someone")
-    someone.load(make_update(policy_of(1), "adapter", f"t{uuid.uuid4().hex[:8]}"))
-    try:
-        with pytest.raises(PerlError, match="serves adapters of others"):
-            trainer(tmp_path / "run", [sound[0].url], peft_method="dora", **RUN).train()
-    finally:
-        someone.close()
