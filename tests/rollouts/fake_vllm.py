@@ -103,7 +103,10 @@ def serving(fake):
         def log_message(self, *_args):
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Listener(ThreadingHTTPServer):
+        request_queue_size = 128  # as many as ask at once
+
+    server = Listener(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:

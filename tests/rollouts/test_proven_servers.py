@@ -1,7 +1,6 @@
 """A server is believed only as the one that was proven: whatever becomes another one proves itself, or is left."""
 
 import contextlib
-import logging
 import time
 
 import pytest
@@ -226,19 +225,27 @@ def test_of_two_runs_that_load_at_once_none_answers_with_the_others_weights(star
     assert seen[0].startswith("a-v1-loading")  # no answer of meanwhile is taken for one of the old weights
 
 
-def test_a_run_that_stood_still_proves_its_server_again(started, monkeypatch, caplog):
+def test_a_run_that_was_stopped_while_it_renewed_its_label_loads_its_weights_again(started, caplog):
     server = FakeVllm()
     _, pool = started(server)
     engine = pool()
     engine.load(update("a-v1", "merged"))
-    with caplog.at_level(logging.WARNING, "perl"):
-        monkeypatch.setattr(weight_labels, "LEASE_SECONDS", -1.0)
-        end = time.monotonic() + 20
-        while not engine.counts["servers_lost"]:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        monkeypatch.setattr(weight_labels, "LEASE_SECONDS", 1.0)
-    assert "stood still" in caplog.text
+    post, slow = server.post, []
+
+    def late(path, body):
+        if path == "/update_weight_version" and not slow:
+            slow.append(path)
+            time.sleep(weight_labels.LEASE_SECONDS)
+            server.merged = "perl-00000000-v1"  # of another run, which has come and gone
+        return post(path, body)
+
+    server.post = late
+    end = time.monotonic() + 20
+    while not engine.counts["reloads"]:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert "could not say whose its weights are" in caplog.text
+    assert server.merged == "a-v1"
     assert reported(engine.start(REQUESTS, SAMPLING).result()) == {BASE + MERGED}
 
 

@@ -81,7 +81,7 @@ def test_an_owner_on_another_machine_lives_while_its_file_is_touched(tmp_path, m
         monkeypatch.setattr(sync_folder, "_machine", lambda: "this one, seen from another")
         assert dead_runs(tmp_path) == [DEAD]
     finally:
-        owner.release()
+        owner.release(forgotten=True)
     clear(tmp_path, DEAD)
     assert list(tmp_path.iterdir()) == []
 
@@ -89,8 +89,8 @@ def test_an_owner_on_another_machine_lives_while_its_file_is_touched(tmp_path, m
 def test_this_process_is_no_dead_owner_of_its_own(tmp_path):
     owner = Owner(tmp_path, DEAD)
     assert not is_dead(tmp_path, DEAD)
-    owner.release()
-    assert not is_dead(tmp_path, DEAD)
+    owner.release(forgotten=False)  # a server that hung at the end still knows it
+    assert is_dead(tmp_path, DEAD)
 
 
 @pytest.mark.parametrize("said", ["", "{", "[]", '{"machine": 3}'])

@@ -217,8 +217,12 @@ class Dispatcher:
                 member.barred = member.standing.process, " ".join(member.standing.base)
                 self.servers.lose(member, reason)
 
-    async def close(self) -> None:
-        """Stops everything; servers that answer at once forget what was loaded."""
+    async def close(self) -> bool:
+        """Stops everything; servers that answer at once forget what was loaded.
+
+        Returns:
+            Whether all did that may know something of it.
+        """
         self.end(RolloutError("the engine was closed"))
         await self.servers.stop()
         await asyncio.gather(*(_quietly(member.label.release()) for member in self.servers.serving()))
@@ -230,9 +234,11 @@ class Dispatcher:
                 for name in sorted(member.adapters & ours)
             ]
             await asyncio.gather(*forget)
+        forgotten = all(member.serving or member.facts is None for member in self.servers.members)
         for member in self.servers.members:
             await member.server.close()
         self._callbacks.shutdown(wait=False, cancel_futures=True)
+        return forgotten
 
     def more(self) -> None:
         """Gives requests to servers, the first one first, each to the server with the fewest completions to write."""

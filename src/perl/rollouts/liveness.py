@@ -226,7 +226,7 @@ class Servers:
             for member in self.serving():
                 with contextlib.suppress(ServerDownError):  # which is found out elsewhere
                     if not await member.label.renew():
-                        self.lose(member, "this process stood still for so long that another run may have it now")
+                        self.lose(member, "for a while this process could not say whose its weights are")
 
     async def _watch(self, member: Member) -> None:
         """Loses a server that hangs: no answer, or no token is read or written while completions are asked for."""

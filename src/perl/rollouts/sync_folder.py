@@ -51,10 +51,15 @@ class Owner:
         self._released = threading.Event()
         threading.Thread(target=self._touch, name="perl-sync-owner", daemon=True).start()
 
-    def release(self) -> None:
-        """Ends it, once nothing is left of the run."""
+    def release(self, forgotten: bool) -> None:
+        """Ends it.
+
+        Args:
+            forgotten: Nothing is left of the run; else the next one has to look for it.
+        """
         self._released.set()
-        self._path.unlink(missing_ok=True)
+        if forgotten:
+            self._path.unlink(missing_ok=True)
         self._file.close()
 
     def _touch(self) -> None:

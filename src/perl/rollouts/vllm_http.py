@@ -34,7 +34,7 @@ _FIRST_SECONDS = 180.0
 # Tokens after each prompt of a proof; servers are started with 20 at most, if nobody says otherwise.
 _LIKELIEST = 8
 # Counters are made when the engine starts, the process somewhat before.
-_STARTED = re.compile(r"^(?:process_start_time_seconds|vllm:generation_tokens_created(?:\{.*\})?) (\S+)$", re.MULTILINE)
+_STARTED = ("process_start_time_seconds ", "vllm:generation_tokens_created")
 # vLLM for CPUs alone gives its cache a size in bytes and pages of 128 tokens without being told to.
 _OF_A_CPU = re.compile(
     r'^vllm:cache_config_info\{(?=.*\bblock_size="128")(?=.*\bkv_cache_memory_bytes="\d+")'
@@ -167,7 +167,8 @@ class VllmServer:
         Args:
             takes_weights: It has a label for its weights.
         """
-        started = _STARTED.findall(await self._metrics())
+        counted = (await self._metrics()).splitlines()
+        started = [line.rpartition(" ")[2] for line in counted if line.startswith(_STARTED)]
         base, adapters = await self._models()
         weights = await self.weight_version() if takes_weights else None
         return Standing(" ".join(started) or None, (str(base["id"]), str(base.get("root"))), adapters, weights)

@@ -259,7 +259,8 @@ class ServerPool:
         if not self._thread.is_alive():
             return
         closing = asyncio.run_coroutine_threadsafe(self._dispatcher.close(), self._loop)
-        concurrent.futures.wait([closing], timeout=_CLOSE_SECONDS)
+        done = concurrent.futures.wait([closing], timeout=_CLOSE_SECONDS).done
+        forgotten = bool(done) and closing.exception() is None and closing.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
@@ -267,7 +268,7 @@ class ServerPool:
         for folder in self._written:
             shutil.rmtree(folder, ignore_errors=True)
         if self._owner is not None:
-            self._owner.release()
+            self._owner.release(forgotten)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """What a coroutine returns; waits in slices, so that Ctrl-C is heard."""

@@ -35,7 +35,6 @@ class WeightLabel:
         self._server = server
         self._name: str | None = None
         self._count = 0
-        self._renewed = 0.0
         self._lock = asyncio.Lock()
 
     async def announce(self, name: str, fresh: bool) -> bool:
@@ -65,19 +64,22 @@ class WeightLabel:
             return self._name is not None and owner_of(await self._server.weight_version()) == self._name
 
     async def renew(self) -> bool:
-        """Shows that the owner lives.
+        """Shows that the owner lives, if the server still has the label.
 
         Returns:
-            False: for so long this process did nothing that others may have taken the server.
+            False: between reading the label and writing it so much time went by, as in a process that was stopped, that
+            another run may have put its weights there; they are to be loaded again.
         """
         async with self._lock:
-            if self._name is None:
+            name, began = self._name, time.monotonic()
+            if name is None or owner_of(await self._server.weight_version()) != name or _late(began):
                 return True
-            if time.monotonic() - self._renewed > LEASE_SECONDS / 2:
-                return False
-            if owner_of(await self._server.weight_version()) == self._name:
-                await self._write()
-            return True
+            await self._write()
+            if name.endswith(_LOADING) or not _late(began):
+                return True
+            self._name = name + _LOADING
+            await self._write()
+            return False
 
     async def release(self) -> None:
         """Says that nobody owns the weights any more, if they are ours."""
@@ -93,7 +95,11 @@ class WeightLabel:
     async def _write(self) -> None:
         self._count += 1
         await self._server.label_weights(f"{self._name}{_RENEWED}{self._count}")
-        self._renewed = time.monotonic()
+
+
+def _late(began: float) -> bool:
+    """Whether what was read then is too old to act on."""
+    return time.monotonic() - began > LEASE_SECONDS / 2
 
 
 def finished(name: str) -> str:
