@@ -31,7 +31,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_TH
 
 import torch
 from datasets import Dataset
-from rollout_servers import Server, servers
+from rollout_servers import Door, Server, servers
 from safetensors.torch import load_file, save_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
@@ -42,63 +42,70 @@ from perl.run import installed_versions
 from perl.sandbox import BASE_FOLDER, load_problems
 
 RESULTS = Path(__file__).parent / "results" / "server_faults.json"
-STEPS, FAULT_AFTER = 8, 3
+STEPS, FAULT_AFTER = 6, 3
 WRONG_NATS = 1e-3
 _WEIGHTS = "model.safetensors"
-PORTS = (21_401, 21_402)
+PORTS = (21_401, 21_402, 21_403)
 
 
 class Fleet:
-    """Two servers, a way to each, and the base that they are started from.
+    """Servers, of which the third has another base, and a door to the second.
 
     Attributes:
-        urls: Their addresses; the first stays sound.
+        urls: The first, which stays sound, and the door to the second.
+        second_url: The second itself.
     """
 
-    def __init__(self, found: list[Server], base: Path, folder: Path) -> None:
+    def __init__(self, found: list[Server], folder: Path) -> None:
         """Of servers that run."""
-        self.servers, self.base, self.folder = found, base, folder
-        self.urls = [server.url for server in found]
+        self.servers, self.folder = found, folder
+        self.someone: ServerPool | None = None
+        self.second_url, self._other = found[1].url, found[2].url
+        self._door = Door(self.second_url)
+        self.urls = [found[0].url, self._door.url]
 
-    def restart(self, perturbed: bool) -> None:
-        """Kills the second server and starts it again, with its base or with another one under the same path."""
-        self.publish(perturbed)
+    def mend(self) -> None:
+        """The second server answers again, and nobody else uses it."""
+        self._door.lead_to(self.second_url)
+        if self.someone is not None:
+            self.someone.close()
+        self.someone = None
+
+    def restart(self) -> None:
+        """Kills the second server and starts it again."""
         self.servers[1].kill()
         self.servers[1].start()
         self.servers[1].wait()
 
-    def restart_while_it_writes(self) -> None:
-        """The same, in the middle of its answers, from a thread of its own."""
+    def reroute(self) -> None:
+        """The server with the other base answers in the place of the second."""
+        self._door.lead_to(self._other)
 
-        def restart() -> None:
+    def reroute_while_it_writes(self) -> None:
+        """The same, in the middle of its answers, from a thread of its own; then the second is killed."""
+
+        def reroute() -> None:
             while not self.servers[1].running():
                 time.sleep(0.01)
-            self.restart(perturbed=True)
+            self.reroute()
 
-        threading.Thread(target=restart).start()
-
-    def publish(self, perturbed: bool) -> None:
-        """Puts the base, or another one, where the servers are started from."""
-        tensors = load_file(BASE_FOLDER / _WEIGHTS)
-        if perturbed:
-            torch.manual_seed(0)
-            tensors = {name: tensor + 0.02 * torch.randn_like(tensor) for name, tensor in tensors.items()}
-        save_file(tensors, self.base / _WEIGHTS, {"format": "pt"})
+        threading.Thread(target=reroute).start()
 
     def load_foreign_weights(self) -> None:
         """Another run gives the second server merged weights."""
-        self.someone = ServerPool([self.urls[1]], self.folder / "someone")
+        self.someone = ServerPool([self.second_url], self.folder / "someone")
         name = "model.layers.0.mlp.down_proj.weight"
         weights = load_file(BASE_FOLDER / _WEIGHTS)[name]
         self.someone.load(Update("perl-0a0a0a0a-v1", "merged", {name: weights * 1.5}))
 
     def start_second_run(self) -> None:
-        """Another run begins on the second server while this one uses it."""
-        self.second = run_in_process(self.folder / "second", [self.urls[1]], "dora")
+        """Another run begins on the second server, and ends, while this one uses it."""
+        self.second = run_in_process(self.folder / "second", [self.second_url], "dora")
+        self.second.wait(600)
 
     def adapters(self) -> int:
         """Adapters that the second server knows."""
-        with urllib.request.urlopen(self.urls[1] + "/v1/models", timeout=30) as answer:  # noqa: S310 (loopback)
+        with urllib.request.urlopen(self.second_url + "/v1/models", timeout=30) as answer:  # noqa: S310 (loopback)
             return sum(card["parent"] is not None for card in json.load(answer)["data"])
 
 
@@ -120,13 +127,13 @@ class Fault:
 
 
 FAULTS = (
-    Fault("restart", "restarted as it was", lambda fleet: fleet.restart(perturbed=False)),
-    Fault("other-base", "restarted with another base under its name", lambda fleet: fleet.restart(perturbed=True)),
-    Fault("other-base-alone", "the same, the only server", lambda fleet: fleet.restart(perturbed=True), alone=True),
-    Fault("other-base-writing", "the same, while it writes, one of two", Fleet.restart_while_it_writes),
-    Fault("foreign-weights", "got merged weights from another run", Fleet.load_foreign_weights),
-    Fault("merged-restart", "DoRA: restarted with another base", lambda fleet: fleet.restart(True), method="dora"),
-    Fault("second-run", "DoRA: a second run begins on it", Fleet.start_second_run, alone=True, method="dora"),
+    Fault("restart", "killed and restarted as it was", Fleet.restart),
+    Fault("other-base", "another one with another base", Fleet.reroute),
+    Fault("other-base-alone", "the same, the only server", Fleet.reroute, alone=True),
+    Fault("other-base-writing", "the same, while it writes, one of two", Fleet.reroute_while_it_writes),
+    Fault("foreign-weights", "given merged weights by another run", Fleet.load_foreign_weights),
+    Fault("merged-other-base", "the same, DoRA", Fleet.reroute, method="dora"),
+    Fault("second-run", "asked for by a second run, DoRA", Fleet.start_second_run, alone=True, method="dora"),
 )
 
 
@@ -147,7 +154,7 @@ def settings(urls: list[str], method: str) -> dict[str, Any]:
         "disable_tqdm": True,
         "rollout_backend": "vllm-server",
         "rollout_servers": urls,
-        "rollout_server_timeout": 60.0,
+        "rollout_server_timeout": 240.0,
         "peft_method": method,
     }
 
@@ -177,11 +184,11 @@ def trainer(folder: Path, urls: list[str], method: str, happen: Callable[[], Non
     return PeftGRPOTrainer("sandbox:base", Reward(happen), args, train_dataset=Dataset.from_list(rows))
 
 
-def suffer(fault: Fault, fleet: Fleet) -> dict[str, Any]:
+def suffer(fault: Fault, found: Fleet) -> dict[str, Any]:
     """One run with its fault."""
     started = time.monotonic()
-    urls = fleet.urls[1:] if fault.alone else fleet.urls
-    trained = trainer(fleet.folder / fault.name, urls, fault.method, lambda: fault.happen(fleet))
+    urls = found.urls[1:] if fault.alone else found.urls
+    trained = trainer(found.folder / fault.name, urls, fault.method, lambda: fault.happen(found))
     ended = "done"
     try:
         trained.train()
@@ -189,7 +196,7 @@ def suffer(fault: Fault, fleet: Fleet) -> dict[str, Any]:
         ended = str(error.problems[0].message)
     log = [row for row in trained.state.log_history if "sampling/sampling_logp_difference/mean" in row]
     off = [row["sampling/sampling_logp_difference/mean"] for row in log]
-    kept = sorted((fleet.folder / fault.name).glob("checkpoint-*"))
+    kept = sorted((found.folder / fault.name).glob("checkpoint-*"))
     counts = {n: int(log[-1][f"rollout/{n}"]) for n in ("requests_retried", "servers_lost", "reloads")}
     row = {
         "fault": fault.name,
@@ -204,8 +211,8 @@ def suffer(fault: Fault, fleet: Fleet) -> dict[str, Any]:
         "seconds": time.monotonic() - started,
     } | counts
     if fault.name == "second-run":
-        _, said = fleet.second.communicate(timeout=600)
-        row["second_run"] = {"exit": fleet.second.returncode, "said": said.strip().splitlines()[-1][:200]}
+        _, said = found.second.communicate(timeout=600)
+        row["second_run"] = {"exit": found.second.returncode, "said": said.strip().splitlines()[-1][:200]}
     return row
 
 
@@ -215,38 +222,47 @@ def run_in_process(folder: Path, urls: list[str], method: str) -> "subprocess.Po
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)  # noqa: S603
 
 
-def killed(fleet: Fleet) -> dict[str, Any]:
+def killed(found: Fleet) -> dict[str, Any]:
     """A run that is killed among its steps, and the next one in the same folder."""
-    folder, before = fleet.folder / "killed", fleet.adapters()
-    process = run_in_process(folder, fleet.urls[1:], "lora")
+    folder, before = found.folder / "killed", found.adapters()
+    process = run_in_process(folder, found.urls[1:], "lora")
     while not list((folder / "sync").glob("*-v2")) and process.poll() is None:
         time.sleep(0.2)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    left = {"adapters": fleet.adapters() - before, "folders": len(list((folder / "sync").glob("perl-*-*")))}
-    trainer(folder, fleet.urls[1:], "lora", lambda: None).train()
-    after = {"adapters": fleet.adapters() - before, "folders": len(list((folder / "sync").glob("perl-*")))}
+    left = {"adapters": found.adapters() - before, "folders": len(list((folder / "sync").glob("perl-*-*")))}
+    trainer(folder, found.urls[1:], "lora", lambda: None).train()
+    after = {"adapters": found.adapters() - before, "folders": len(list((folder / "sync").glob("perl-*")))}
     return {"left_by_the_kill": left, "after_the_next_run": after}
 
 
 @contextlib.contextmanager
-def fleet_of_two() -> Iterator[Fleet]:
-    """Two servers that serve one base, adapters and weights."""
+def fleet() -> Iterator[Fleet]:
+    """Three servers, with adapters and weights, the third with another base."""
     with tempfile.TemporaryDirectory() as name:
-        folder, base = Path(name), Path(name) / "base"
-        shutil.copytree(BASE_FOLDER, base)
-        with servers(PORTS, folder) as found:
-            for server in found:  # as the printed command starts them, and with what other methods need
-                variables, arguments = server._command
-                place = arguments.index("--model") + 1
-                arguments = [*arguments[:place], str(base), *arguments[place + 1 :]]
-                more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-                server._command = (variables | more, [*arguments, "--served-model-name", "base", "--max-loras", "4"])
-                server.kill()
-                server.start()
-            for server in found:
+        folder, other = Path(name), Path(name) / "other"
+        shutil.copytree(BASE_FOLDER, other)
+        torch.manual_seed(0)
+        tensors = {n: tensor + 0.02 * torch.randn_like(tensor) for n, tensor in load_file(other / _WEIGHTS).items()}
+        save_file(tensors, other / _WEIGHTS, {"format": "pt"})
+        with servers((), folder) as none:
+            for port, base in zip(PORTS, (BASE_FOLDER, BASE_FOLDER, other), strict=True):
+                none.append(_server(port, base, folder))
+            for server in none:
                 server.wait()
-            yield Fleet(found, base, folder)
+            yield Fleet(none, folder)
+
+
+def _server(port: int, base: Path, folder: Path) -> Server:
+    """As the printed command starts it, with what other methods need besides."""
+    server = Server(port, folder)
+    variables, arguments = server._command
+    place = arguments.index("--model") + 1
+    arguments = [*arguments[:place], str(base), *arguments[place + 1 :]]
+    more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    server._command = (variables | more, [*arguments, "--served-model-name", "base", "--max-loras", "4"])
+    server.start()
+    return server
 
 
 def show(row: dict[str, Any]) -> None:
@@ -275,20 +291,18 @@ def main() -> None:
     wanted = asked.only or [*(fault.name for fault in FAULTS), "killed"]
     print(f"{'a server is':46} {'servers':>7} {'steps':>5} {'wrong':>5} {'off':>8} {'re-asked':>8} {'lost':>5} ended")
     rows: list[dict[str, Any]] = []
-    with fleet_of_two() as fleet:
+    with fleet() as found:
+        leftovers = killed(found) if "killed" in wanted else None
         for fault in FAULTS:
             if fault.name in wanted:
-                rows.append(suffer(fault, fleet))
+                rows.append(suffer(fault, found))
                 show(rows[-1])
-                if hasattr(fleet, "someone"):
-                    fleet.someone.close()
-                fleet.restart(perturbed=False)
-        leftovers = killed(fleet) if "killed" in wanted else None
+                found.mend()
     if leftovers is not None:
         print(f"a run is killed: {leftovers}")
     if not asked.only:
-        found = {"rows": rows, "killed": leftovers, "steps": STEPS, "fault_after": FAULT_AFTER}
-        RESULTS.write_text(json.dumps(found | {"versions": installed_versions()}, indent=2) + "\n", encoding="utf-8")
+        results = {"rows": rows, "killed": leftovers, "steps": STEPS, "fault_after": FAULT_AFTER}
+        RESULTS.write_text(json.dumps(results | {"versions": installed_versions()}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -134,6 +134,7 @@ class Versions:
         self._base_name, self._leads = base_name, leads
         self._names: set[str] = set()
         self._foreign: dict[str, str] = {}  # weights of someone else, by url, that the caller was told of
+        self._adopted: set[str] = set()
         self._longest_tokens = 0
         self._needed: Form | None = None
 
@@ -232,6 +233,9 @@ class Versions:
         held = owner_of(now.weights)
         if version.form == "merged" and held != version.name:
             raise ChangedServerError(f"holds the weights {held or 'of the base'}, not {version.name}")
+        if version.form == "adapter" and not self._leads and version.name not in self._adopted:
+            self._adopted.add(version.name)  # the process that leads may call the same folder otherwise
+            version.path = now.adapters.get(version.name, version.path)
         if version.form == "adapter" and now.adapters.get(version.name, version.path) != version.path:
             raise ChangedServerError(f"has another adapter under the name {version.name}")
         self._refuse_company(member, version.form, now)
