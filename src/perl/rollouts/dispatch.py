@@ -225,7 +225,8 @@ class Dispatcher:
         """
         self.end(RolloutError("the engine was closed"))
         await self.servers.stop()
-        await asyncio.gather(*(_quietly(member.label.release()) for member in self.servers.serving()))
+        released = (asyncio.wait_for(member.label.release(), _CLOSE_SECONDS) for member in self.servers.serving())
+        await asyncio.gather(*map(_quietly, released))
         if self.versions.leads:
             ours = {version.name for version in self._kept}
             forget = [
@@ -352,5 +353,5 @@ class Dispatcher:
 
 async def _quietly(call: Awaitable[None]) -> None:
     """A call whose failure changes nothing."""
-    with contextlib.suppress(ServerDownError):
+    with contextlib.suppress(ServerDownError, PerlError, TimeoutError):
         await call
