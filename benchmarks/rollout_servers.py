@@ -49,11 +49,11 @@ class Server:
         url: Its address, the same after it was started again.
     """
 
-    def __init__(self, port: int, folder: Path) -> None:
-        """Starts nothing yet; the log goes to the folder."""
+    def __init__(self, port: int, folder: Path, command: tuple[dict[str, str], list[str]] | None = None) -> None:
+        """Starts nothing yet; the log goes to the folder. Without a command it is the one that we print."""
         self.url = f"http://localhost:{port}"
         self._log = folder / f"server-{port}.log"
-        self._command = start_command(port)
+        self._command = command or start_command(port)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

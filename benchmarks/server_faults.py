@@ -31,7 +31,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_TH
 
 import torch
 from datasets import Dataset
-from rollout_servers import Door, Server, servers
+from rollout_servers import Door, Server, servers, start_command
 from safetensors.torch import load_file, save_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
@@ -228,6 +228,8 @@ def killed(found: Fleet) -> dict[str, Any]:
     process = run_in_process(folder, found.urls[1:], "lora")
     while not list((folder / "sync").glob("*-v2")) and process.poll() is None:
         time.sleep(0.2)
+    if process.poll() is not None:
+        raise RuntimeError(f"the run that was to be killed has ended: {process.communicate()[1]}")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     left = {"adapters": found.adapters() - before, "folders": len(list((folder / "sync").glob("perl-*-*")))}
@@ -245,24 +247,27 @@ def fleet() -> Iterator[Fleet]:
         torch.manual_seed(0)
         tensors = {n: tensor + 0.02 * torch.randn_like(tensor) for n, tensor in load_file(other / _WEIGHTS).items()}
         save_file(tensors, other / _WEIGHTS, {"format": "pt"})
-        with servers((), folder) as none:
+        variables, arguments = start_command(PORTS[0])
+        variables |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}  # what other methods need besides
+        with servers((), folder) as found:
             for port, base in zip(PORTS, (BASE_FOLDER, BASE_FOLDER, other), strict=True):
-                none.append(_server(port, base, folder))
-            for server in none:
+                told = {"--port": str(port), "--model": str(base), "--served-model-name": "base", "--max-loras": "4"}
+                found.append(Server(port, folder, (variables, _with(arguments, told))))
+                found[-1].start()
+            for server in found:
                 server.wait()
-            yield Fleet(none, folder)
+            yield Fleet(found, folder)
 
 
-def _server(port: int, base: Path, folder: Path) -> Server:
-    """As the printed command starts it, with what other methods need besides."""
-    server = Server(port, folder)
-    variables, arguments = server._command
-    place = arguments.index("--model") + 1
-    arguments = [*arguments[:place], str(base), *arguments[place + 1 :]]
-    more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    server._command = (variables | more, [*arguments, "--served-model-name", "base", "--max-loras", "4"])
-    server.start()
-    return server
+def _with(arguments: list[str], told: dict[str, str]) -> list[str]:
+    """Arguments with other values of some."""
+    changed = list(arguments)
+    for name, value in told.items():
+        if name in changed:
+            changed[changed.index(name) + 1] = value
+        else:
+            changed += [name, value]
+    return changed
 
 
 def show(row: dict[str, Any]) -> None:
@@ -291,15 +296,16 @@ def main() -> None:
     wanted = asked.only or [*(fault.name for fault in FAULTS), "killed"]
     print(f"{'a server is':46} {'servers':>7} {'steps':>5} {'wrong':>5} {'off':>8} {'re-asked':>8} {'lost':>5} ended")
     rows: list[dict[str, Any]] = []
+    leftovers = None
     with fleet() as found:
-        leftovers = killed(found) if "killed" in wanted else None
         for fault in FAULTS:
             if fault.name in wanted:
                 rows.append(suffer(fault, found))
                 show(rows[-1])
                 found.mend()
-    if leftovers is not None:
-        print(f"a run is killed: {leftovers}")
+        if "killed" in wanted:
+            leftovers = killed(found)
+            print(f"a run is killed: {leftovers}")
     if not asked.only:
         results = {"rows": rows, "killed": leftovers, "steps": STEPS, "fault_after": FAULT_AFTER}
         RESULTS.write_text(json.dumps(results | {"versions": installed_versions()}, indent=2) + "\n", encoding="utf-8")
