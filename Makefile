@@ -39,6 +39,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/verifier.py
 	$(BIN)/python benchmarks/sync.py
 	$(BIN)/python benchmarks/rollouts.py
+	$(BIN)/python benchmarks/server_faults.py
 	$(BIN)/python benchmarks/publishing.py
 
 clean:

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -48,11 +49,11 @@ class Server:
         url: Its address, the same after it was started again.
     """
 
-    def __init__(self, port: int, folder: Path) -> None:
-        """Starts nothing yet; the log goes to the folder."""
+    def __init__(self, port: int, folder: Path, command: tuple[dict[str, str], list[str]] | None = None) -> None:
+        """Starts nothing yet; the log goes to the folder. Without a command it is the one that we print."""
         self.url = f"http://localhost:{port}"
         self._log = folder / f"server-{port}.log"
-        self._command = start_command(port)
+        self._command = command or start_command(port)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -136,6 +137,45 @@ def servers(ports: Sequence[int], folder: Path) -> Iterator[list[Server]]:
     finally:
         for server in found:
             server.kill()
+
+
+class Door:
+    """An address behind which first one server answers, then another; each connection keeps the one it began with.
+
+    Attributes:
+        url: The address.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Leads to a server."""
+        self.lead_to(url)
+        self._listener = socket.create_server(("localhost", 0), backlog=128)
+        self.url = f"http://localhost:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lead_to(self, url: str) -> None:
+        """From the next connection on another server answers."""
+        self._port = int(url.rpartition(":")[2])
+
+    def _accept(self) -> None:
+        while True:
+            one, _ = self._listener.accept()
+            threading.Thread(target=_forward, args=(one, self._port), daemon=True).start()
+
+
+def _forward(one: socket.socket, port: int) -> None:
+    with one, contextlib.suppress(OSError), socket.create_connection(("localhost", port)) as other:
+        back = threading.Thread(target=_copy, args=(other, one), daemon=True)
+        back.start()
+        _copy(one, other)
+        back.join()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65_536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
 
 
 class RecordingTrainer(PeftGRPOTrainer):

@@ -45,6 +45,20 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.leave() if left else server.kill()
 
 
+@pytest.fixture(scope="session")
+def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server like ``vllm_server`` that only this test process uses, for tests that ask the base.
+
+    vLLM for CPUs computes the base wrongly beside requests for adapters, so it is refused where others serve some.
+    """
+    reason = absent()
+    if reason:
+        pytest.skip(reason)
+    server = VllmProcess(_folder(tmp_path_factory)).wait()
+    yield server.url
+    server.kill()
+
+
 StartServers = Callable[..., list[VllmProcess]]
 
 

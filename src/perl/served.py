@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -75,6 +75,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
     _sync_plan: SyncPlan
     _inputs: Sequence[dict[str, Any]]
     _syncs: int
+    _without_rollouts: bool = False
 
     def prepare_rollouts(self, how: RolloutSection) -> None:
         """Chooses what samples; called once the model and the arguments are complete.
@@ -106,11 +107,16 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         return self._engine
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:  # noqa: ANN401 (transformers')
-        """Extends ``train``: without rollouts the last whole step is kept; afterwards the engine is given back."""
+        """Extends ``train``: without rollouts, or without an engine that has the policy, the last whole step is kept.
+
+        Afterwards the engine is given back.
+        """
+        self._without_rollouts = False
         try:
             return super().train(*args, **kwargs)
-        except RolloutError:
-            self.keep_last_step()
+        except (RolloutError, BrokenPromiseError):
+            if self._without_rollouts:
+                self.keep_last_step()
             raise
         finally:
             self.close_engine()
@@ -282,7 +288,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         # The second is the first after a step.
         due = self._syncs < 2 or (self.rollout.check_every and self._syncs % self.rollout.check_every == 0)
         if self._most(int(due or self.engine.unproven)):
-            metrics["sync/logp_diff"].append(self._prove())
+            metrics["sync/logp_diff"].append(self._prove(first))
 
     def _open(self, prompt_ids: Sequence[Sequence[int]]) -> None:
         """Opens the engine and proves that what it is given takes effect."""
@@ -296,7 +302,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         self._canary = Canary(self.policy, prompt, self.temperature, self.max_completion_length, self.rollout.tolerance)
         with self._canary.far_from_base():
             self._load("probe")
-            self._prove()
+            self._prove(first=True)
 
     def _longest_text(self, prompt_ids: Sequence[Sequence[int]]) -> int | None:
         """Tokens of the longest prompt with its completion; None: what the base allows.
@@ -333,18 +339,30 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         def load() -> Update:
             form = self._sync_plan.form
             update = make_update(self.policy, form, name) if needed else Update(name, form)
-            self.engine.load(update)
+            served = self.rollout.backend == "vllm-server"
+            self.engine.load(replace(update, proof=self._canary.proof()) if served else update)
             return update
 
         return self._together(load)
 
-    def _prove(self) -> float:
-        """The engine's difference from the policy, in nats; an error if it is more than rounding."""
+    def _prove(self, first: bool) -> float:
+        """The engine's difference from the policy, in nats; an error if it is more than rounding.
+
+        Args:
+            first: Nothing was sampled yet: a server that does not answer like the policy ends the run. Later on it is
+                left, as long as another one does.
+        """
 
         def ask() -> float:
             if self.rollout.backend == "vllm-server" and not self.accelerator.is_main_process:
                 return 0.0
-            return self._canary.check(self.engine.trial(self._canary.request, self._canary.sampling))
+            answers = self.engine.trial(self._canary.request, self._canary.sampling)
+            differences, failures = self._canary.compare(answers)
+            if failures and (first or not differences):
+                raise next(iter(failures.values()))
+            if failures:
+                self.engine.drop({name: str(error) for name, error in failures.items()})
+            return max(differences.values())
 
         return self._together(ask)
 
@@ -356,6 +374,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         except PerlError as problem:
             error = problem
         worst = self._most(0 if error is None else 2 if isinstance(error, BrokenPromiseError) else 1)
+        self._without_rollouts = worst > 0
         if worst == 2:
             broken = error if isinstance(error, BrokenPromiseError) else None
             raise broken or BrokenPromiseError("another process of this run cannot go on, see its log")

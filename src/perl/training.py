@@ -150,7 +150,8 @@ def _published(recipe: Recipe, run: Run) -> Run:
 
 def _check_servers(plan: Plan, run: Run) -> None:
     """Waits for the servers that rollouts come from, before weights are loaded; clears what a kill left for them."""
-    if plan.recipe.rollout.sync_folder is None:
+    # Servers that may still know what is in there are asked first; see the engine that is opened for them.
+    if plan.recipe.rollout.sync_folder is None and plan.recipe.rollout.backend != "vllm-server":
         shutil.rmtree(run.path / "sync", ignore_errors=True)
     if plan.recipe.rollout.backend == "vllm-server":
         with _located(plan.recipe):

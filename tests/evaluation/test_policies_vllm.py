@@ -16,6 +16,7 @@ from statistics import fmean, stdev
 import httpx2
 import pytest
 import torch
+from perl.rollouts.lone_server import ServerPool
 
 import perl
 from perl.adapter import attach_adapter
@@ -27,7 +28,6 @@ from perl.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import Update
 from perl.rollouts.update import make_update
-from perl.rollouts.vllm_server import ServerPool
 from tests.rollouts.test_vllm_engine import python_with_vllm
 from tests.servers import LORA, VllmProcess, absent, free_port
 
@@ -154,9 +154,9 @@ def assert_base_answers(url: str, folder: Path) -> None:
     assert_mostly_same(texts(folder / "served", served, "base"), texts(folder / "here", here, "base"))
 
 
-def test_base_and_adapter_score_on_a_server_as_with_transformers(vllm_server, adapter, tmp_path):
+def test_base_and_adapter_score_on_a_server_as_with_transformers(lone_server, adapter, tmp_path):
     lora = adapter("lora")
-    served = evaluated(tmp_path / "served", vllm_server, adapter=lora)
+    served = evaluated(tmp_path / "served", lone_server, adapter=lora)
     here = evaluated(tmp_path / "here", adapter=lora)
     for who in ("base", "adapter"):
         assert_same_within_noise(shares(served, who), shares(here, who))
@@ -168,9 +168,9 @@ def test_base_and_adapter_score_on_a_server_as_with_transformers(vllm_server, ad
     assert served.engine["backend"] == "vllm-server"
 
 
-def test_greedy_answers_of_a_server_are_those_of_transformers_for_base_and_adapter(vllm_server, adapter, tmp_path):
+def test_greedy_answers_of_a_server_are_those_of_transformers_for_base_and_adapter(lone_server, adapter, tmp_path):
     lora = adapter("lora")
-    served = evaluated(tmp_path / "served", vllm_server, adapter=lora, **GREEDY)
+    served = evaluated(tmp_path / "served", lone_server, adapter=lora, **GREEDY)
     here = evaluated(tmp_path / "here", adapter=lora, **GREEDY)
     for who in ("base", "adapter"):
         assert_mostly_same(texts(tmp_path / "served", served, who), texts(tmp_path / "here", here, who))
@@ -178,31 +178,31 @@ def test_greedy_answers_of_a_server_are_those_of_transformers_for_base_and_adapt
     assert fmean(base[problem] == trained[problem] for problem in base) < 0.8
 
 
-def test_afterwards_the_server_knows_the_adapter_no_longer_and_the_disk_neither(vllm_server, adapter, tmp_path):
-    before = set(models(vllm_server))
-    evaluated(tmp_path / "out", vllm_server, adapter=adapter("lora"), limit=3, k=2)
-    assert not [name for name in set(models(vllm_server)) - before if (tmp_path / "out" / "sync" / name).exists()]
-    assert {name for name in models(vllm_server) if name.endswith(("-probe", "-adapter"))} <= before
+def test_afterwards_the_server_knows_the_adapter_no_longer_and_the_disk_neither(lone_server, adapter, tmp_path):
+    before = set(models(lone_server))
+    evaluated(tmp_path / "out", lone_server, adapter=adapter("lora"), limit=3, k=2)
+    assert not [name for name in set(models(lone_server)) - before if (tmp_path / "out" / "sync" / name).exists()]
+    assert {name for name in models(lone_server) if name.endswith(("-probe", "-adapter"))} <= before
     assert not (tmp_path / "out" / "sync").exists()
 
 
-def test_a_base_alone_is_scored_by_a_server(vllm_server, tmp_path):
-    results = evaluated(tmp_path / "served", vllm_server, base="sandbox:base")
+def test_a_base_alone_is_scored_by_a_server(lone_server, tmp_path):
+    results = evaluated(tmp_path / "served", lone_server, base="sandbox:base")
     here = evaluated(tmp_path / "here", base="sandbox:base")
     assert_same_within_noise(shares(results, "base"), shares(here, "base"))
     assert results.engine["logp_diff"] < 1e-4
     assert results.task(TASK).adapter is None
 
 
-def test_the_adapter_alone_is_scored_by_a_server(vllm_server, adapter, tmp_path):
-    results = evaluated(tmp_path / "served", vllm_server, adapter=adapter("lora"), with_base=False)
+def test_the_adapter_alone_is_scored_by_a_server(lone_server, adapter, tmp_path):
+    results = evaluated(tmp_path / "served", lone_server, adapter=adapter("lora"), with_base=False)
     here = evaluated(tmp_path / "here", adapter=adapter("lora"), with_base=False)
     assert_same_within_noise(shares(results, "adapter"), shares(here, "adapter"))
     assert results.task(TASK).base is None
 
 
-def test_completions_of_a_single_token_can_be_asked_for(adapter, tmp_path, vllm_server):
-    results = evaluated(tmp_path / "out", vllm_server, adapter=adapter("lora"), limit=3, k=1, max_new_tokens=1)
+def test_completions_of_a_single_token_can_be_asked_for(adapter, tmp_path, lone_server):
+    results = evaluated(tmp_path / "out", lone_server, adapter=adapter("lora"), limit=3, k=1, max_new_tokens=1)
     assert results.task(TASK).adapter.mean_tokens == 1
 
 
@@ -298,12 +298,12 @@ def test_a_server_whose_log_probabilities_are_not_of_what_it_draws_is_refused(po
     assert evaluated(tmp_path / "warm", poor_server, base="sandbox:base", limit=3).engine["logp_diff"] < 1e-4
 
 
-def test_too_long_completions_and_too_high_ranks_are_refused_before_anything_is_scored(vllm_server, adapter, tmp_path):
+def test_too_long_completions_and_too_high_ranks_are_refused_before_anything_is_scored(lone_server, adapter, tmp_path):
     with pytest.raises(PerlError, match=r"holds 256 tokens.*--max-model-len") as raised:
-        evaluated(tmp_path / "long", vllm_server, adapter=adapter("lora"), max_new_tokens=500)
+        evaluated(tmp_path / "long", lone_server, adapter=adapter("lora"), max_new_tokens=500)
     assert (raised.value.exit_code, "\n" in str(raised.value)) == (2, False)
     with pytest.raises(PerlError, match=r"rank 64.*rank 128 \(start it with --max-lora-rank 128\)") as raised:
-        evaluated(tmp_path / "high", vllm_server, adapter=adapter("lora", rank=128))
+        evaluated(tmp_path / "high", lone_server, adapter=adapter("lora", rank=128))
     assert (raised.value.exit_code, "\n" in str(raised.value)) == (2, False)
     assert lines_of(tmp_path / "long") + lines_of(tmp_path / "high") == []
 

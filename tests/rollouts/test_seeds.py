@@ -262,30 +262,30 @@ def served(url: str, requests: list[Request], sampling: EngineSampling) -> list[
     return [[token_ids for token_ids, _ in group] for group in asyncio.run(answers())]
 
 
-def test_a_server_gives_a_seed_the_same_completion_alone_and_beside_others(vllm_server):
+def test_a_server_gives_a_seed_the_same_completion_alone_and_beside_others(lone_server):
     mine = Request(PROMPT, 1, seed=11)
-    alone = served(vllm_server, [mine], WARM)
+    alone = served(lone_server, [mine], WARM)
     others = [Request(ids_of(3 + i % 9, i), 1, seed=None if i % 2 else i) for i in range(31)]
     for place in (0, 17, 31):
-        among = served(vllm_server, [*others[:place], mine, *others[place:]], WARM)
+        among = served(lone_server, [*others[:place], mine, *others[place:]], WARM)
         assert among[place] == alone[0]
-    assert len({served(vllm_server, [Request(PROMPT, 1, seed=seed)], WARM)[0][0] for seed in range(8)}) > 1
+    assert len({served(lone_server, [Request(PROMPT, 1, seed=seed)], WARM)[0][0] for seed in range(8)}) > 1
 
 
-def test_a_server_gives_the_next_completion_the_next_seed(vllm_server):
-    (group,) = served(vllm_server, [Request(PROMPT, 4, seed=20)], WARM)
-    singles = served(vllm_server, [Request(PROMPT, 1, seed=20 + i) for i in range(4)], WARM)
+def test_a_server_gives_the_next_completion_the_next_seed(lone_server):
+    (group,) = served(lone_server, [Request(PROMPT, 4, seed=20)], WARM)
+    singles = served(lone_server, [Request(PROMPT, 1, seed=20 + i) for i in range(4)], WARM)
     assert group == [ids for (ids,) in singles]
     assert len(set(group)) > 1
-    assert served(vllm_server, [Request(PROMPT, 4, seed=40)], WARM) != [group]
+    assert served(lone_server, [Request(PROMPT, 4, seed=40)], WARM) != [group]
 
 
-def test_without_a_seed_a_server_gives_others(vllm_server):
-    one, other = (served(vllm_server, [Request(PROMPT, 8)], WARM) for _ in range(2))
+def test_without_a_seed_a_server_gives_others(lone_server):
+    one, other = (served(lone_server, [Request(PROMPT, 8)], WARM) for _ in range(2))
     assert one != other
 
 
-def test_greedy_a_server_writes_what_transformers_writes(vllm_server, base, tokenizer):
+def test_greedy_a_server_writes_what_transformers_writes(lone_server, base, tokenizer):
     requests = sixty_four()[:6]
     own = TransformersEngine(base, tokenizer).start(requests, GREEDY).result()
-    assert served(vllm_server, requests, GREEDY) == [[s.token_ids] for (s,) in own]
+    assert served(lone_server, requests, GREEDY) == [[s.token_ids] for (s,) in own]

@@ -11,11 +11,11 @@ from perl.evaluation.results import read_results
 TASK = "sandbox:chain"
 
 
-def test_scores_between_steps_and_at_the_end_come_from_the_server(vllm_server, tmp_path):
+def test_scores_between_steps_and_at_the_end_come_from_the_server(lone_server, tmp_path):
     recipe = {
         "extends": "quickstart",
         "train": {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 8},
-        "rollout": {"backend": "vllm-server", "servers": [vllm_server], "max_completion_length": 24},
+        "rollout": {"backend": "vllm-server", "servers": [lone_server], "max_completion_length": 24},
         "eval": {"tasks": [TASK], "every": 2, "k": 1, "limit": 4, "temperature": 0.0, "max_completion_length": 24},
     }
     run = perl.train(recipe, output_dir=tmp_path / "run")

@@ -188,7 +188,9 @@ class _Proof:
 
     def compare(self, engine: Engine, policy: nn.Module) -> float:
         """Mean difference of the engine's log-probabilities from the policy's, in nats."""
-        return self._check(self._canary(policy), engine)
+        canary = self._canary(policy)
+        engine.expect(canary.proof())  # of servers that are restarted while they are asked
+        return self._check(canary, engine)
 
     def bind(self, engine: Engine, policy: nn.Module, form: Form, name: str) -> None:
         """Gives the engine the policy with random numbers, which must show."""

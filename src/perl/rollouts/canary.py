@@ -21,10 +21,12 @@ from perl.errors import BrokenPromiseError
 from perl.logprobs import token_log_probs
 from perl.model import evaluating
 from perl.precision import compute_dtype, layers_of, tolerance_of
-from perl.rollouts.engine import EngineSampling, Request, Sampled
+from perl.rollouts.engine import EngineSampling, Proof, Request, Sampled
 
 # Completions that each copy of the engine writes, and tokens of each.
 COUNT, LENGTH = 4, 16
+# Tokens of the text of a proof, and of those that may follow each.
+_TEXT, _LIKELIEST = 32, 4
 # How far from the base a policy of random numbers must be, in nats, and where the search for it starts and ends.
 _FAR = 0.5
 _SEED, _SMALLEST, _DOUBLINGS = 0, 1e-3, 14
@@ -73,7 +75,22 @@ class Canary:
         Raises:
             BrokenPromiseError: One answers like the base, or like neither.
         """
-        return max(self._difference(name, completions) for name, completions in answers.items())
+        differences, failures = self.compare(answers)
+        if failures:
+            raise next(iter(failures.values()))
+        return max(differences.values())
+
+    def compare(
+        self, answers: Mapping[str, Sequence[Sampled]]
+    ) -> tuple[dict[str, float], dict[str, BrokenPromiseError]]:
+        """By the name of a copy: the mean difference from the policy, in nats; what is wrong where it is too large."""
+        differences, failures = {}, {}
+        for name, completions in answers.items():
+            try:
+                differences[name] = self._difference(name, completions)
+            except BrokenPromiseError as error:
+                failures[name] = error
+        return differences, failures
 
     def _difference(self, name: str, completions: Sequence[Sampled]) -> float:
         found_BC = torch.tensor([[torch.nan if p is None else p for p in s.log_probs] for s in completions])
@@ -98,6 +115,22 @@ class Canary:
             "it must serve the same base in the same type and report processed log-probabilities (--logprobs-mode "
             "processed_logprobs); raise the tolerance only if the difference is rounding",
         )
+
+    def proof(self) -> Proof:
+        """What the policy as it is now makes of a fixed text, so that an engine can be compared with it later on."""
+        # One token is written after it, within what an engine was started for.
+        length = min(_TEXT, len(self.request.prompt_ids) + self.sampling.max_completion_length - 1)
+        ids_T = (self.request.prompt_ids * length)[-length:]
+        ids_BT = torch.tensor([ids_T], device=next(self._policy.parameters()).device)
+        with evaluating(self._policy), torch.no_grad():
+            found = self._policy(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT), use_cache=False)
+            logits_TV = found.logits[0].float()
+        likeliest = torch.log_softmax(logits_TV / self.sampling.temperature, dim=-1).topk(_LIKELIEST)
+        rows = [
+            dict(zip(tokens, values, strict=True))
+            for tokens, values in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+        ]
+        return Proof(ids_T, tuple(rows), self.sampling.temperature, self.tolerance)
 
     @contextlib.contextmanager
     def far_from_base(self) -> Iterator[None]:

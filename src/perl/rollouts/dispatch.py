@@ -12,7 +12,7 @@ import itertools
 import shutil
 import threading
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled
 from perl.rollouts.liveness import HEALTH_SECONDS, Servers
 from perl.rollouts.lost_answers import MOST_IN_A_ROW, MOST_LOSSES
-from perl.rollouts.versions import FIRST_TOKEN_SECONDS, Member, Version, Versions
+from perl.rollouts.versions import FIRST_TOKEN_SECONDS, ChangedServerError, Member, Version, Versions
 from perl.rollouts.vllm_http import DYING_SECONDS, AccessError, ServerDownError, VllmServer
 
 MOST_OUTSTANDING = 256
@@ -141,6 +141,7 @@ class Dispatcher:
             self.servers.begun = True
         else:  # the process that leads loads it
             for member in self.servers.serving():
+                member.trusted = False
                 if version.form == "merged":
                     member.weights = version.name
                 else:
@@ -187,10 +188,48 @@ class Dispatcher:
 
         return await self.servers.each(ask)
 
-    async def close(self) -> None:
-        """Stops everything; servers that answer at once forget what was loaded."""
+    async def unload(self, belongs: Callable[[str, str], bool]) -> int:
+        """Makes servers forget adapters that are not ours.
+
+        Args:
+            belongs: Whether one is to be forgotten, by its name and its folder as the server sees it.
+
+        Returns:
+            How many were.
+        """
+
+        async def unload(member: Member) -> int:
+            if member.standing is None or member.facts is None or not member.facts.loads_adapters:
+                return 0
+            names = [name for name, path in member.standing.adapters.items() if belongs(name, path)]
+            for name in names:
+                await member.server.unload_adapter(name)
+            return len(names)
+
+        return sum((await self.servers.each(unload)).values())
+
+    async def drop(self, failures: Mapping[str, str]) -> None:
+        """Loses servers that failed a comparison, by address, until another process answers there.
+
+        Args:
+            failures: The reason of each.
+        """
+        for member in self.servers.members:
+            reason = failures.get(member.url)
+            if reason is not None and member.standing is not None:
+                member.barred = member.standing.process, " ".join(member.standing.base)
+                self.servers.lose(member, reason)
+
+    async def close(self) -> bool:
+        """Stops everything; servers that answer at once forget what was loaded.
+
+        Returns:
+            Whether all did that may know something of it.
+        """
         self.end(RolloutError("the engine was closed"))
         await self.servers.stop()
+        released = (asyncio.wait_for(member.label.release(), _CLOSE_SECONDS) for member in self.servers.serving())
+        await asyncio.gather(*map(_quietly, released))
         if self.versions.leads:
             ours = {version.name for version in self._kept}
             forget = [
@@ -199,9 +238,11 @@ class Dispatcher:
                 for name in sorted(member.adapters & ours)
             ]
             await asyncio.gather(*forget)
+        forgotten = all(member.serving or member.facts is None for member in self.servers.members)
         for member in self.servers.members:
             await member.server.close()
         self._callbacks.shutdown(wait=False, cancel_futures=True)
+        return forgotten
 
     def more(self) -> None:
         """Gives requests to servers, the first one first, each to the server with the fewest completions to write."""
@@ -244,6 +285,9 @@ class Dispatcher:
             answers = await self.versions.answer(
                 member, job.version, lambda model: member.server.complete(model, job.request, job.sampling, tries=1)
             )
+        except ChangedServerError as error:  # whatever it answered: nobody knows what it answers with
+            self.servers.lose(member, str(error))
+            return
         except ServerDownError as error:
             await self._lost(member, job, error, began)
             return
@@ -350,5 +394,5 @@ class Dispatcher:
 
 async def _quietly(call: Awaitable[None]) -> None:
     """A call whose failure changes nothing."""
-    with contextlib.suppress(ServerDownError):
+    with contextlib.suppress(ServerDownError, PerlError, TimeoutError):
         await call

@@ -6,6 +6,7 @@ An update is what the engine needs to answer like the policy: an adapter, or the
 nothing of how it is made (``update.py``), of servers, or of training.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -77,6 +78,43 @@ class EngineSampling:
 
 
 @dataclass(frozen=True)
+class Proof:
+    """What the policy makes of a fixed text, by which any engine can be told from another at any time.
+
+    Attributes:
+        token_ids: The text.
+        log_probs: For each of its beginnings, from the first token on: the likeliest next tokens with their
+            log-probabilities at the temperature.
+        tolerance: Largest mean difference that is put down to rounding, in nats.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[Mapping[int, float], ...]
+    temperature: float
+    tolerance: float
+
+    @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        """The beginnings of the text after which the next token is known."""
+        return [self.token_ids[: end + 1] for end in range(len(self.log_probs))]
+
+    def difference(self, found: Sequence[Mapping[int, float]]) -> float:
+        """Mean difference from what an engine says, in nats, as if tokens were drawn from the policy.
+
+        Args:
+            found: For each prompt the engine's likeliest tokens; one that is not among them is at most as likely as
+                the last that is.
+        """
+        total = weight = 0.0
+        for mine, theirs in zip(self.log_probs, found, strict=True):
+            least = min(theirs.values())
+            for token, log_prob in mine.items():
+                total += math.exp(log_prob) * abs(log_prob - theirs.get(token, min(least, log_prob)))
+                weight += math.exp(log_prob)
+        return total / weight
+
+
+@dataclass(frozen=True)
 class Update:
     """What makes an engine answer like the policy.
 
@@ -85,12 +123,14 @@ class Update:
         form: ``adapter``: a LoRA that is served beside the base. ``merged``: weights that take the place of the base's.
         tensors: By PEFT's names (adapter) or by the base's (merged); empty on a process that only follows.
         config: The adapter's config as PEFT writes it; empty for merged weights.
+        proof: What an engine that has it must answer; None: nothing is known.
     """
 
     name: str
     form: Form
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    proof: Proof | None = None
 
     @property
     def nbytes(self) -> int:
@@ -148,6 +188,14 @@ class Engine(Protocol):
     @property
     def unproven(self) -> bool:
         """Whether a copy has come up since the last trial."""
+        ...
+
+    def expect(self, proof: Proof) -> None:
+        """What a copy that comes up must answer, from the update that was loaded last."""
+        ...
+
+    def drop(self, failures: Mapping[str, str]) -> None:
+        """Copies, by name, that failed a trial, with the reason; others answer instead of them."""
         ...
 
     def rest(self) -> None:

@@ -7,7 +7,7 @@ of logits. The process's own random numbers stay as they were. Knows nothing of 
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -26,9 +26,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from perl.errors import ModelError
+from perl.errors import BrokenPromiseError, ModelError
 from perl.model import evaluating
-from perl.rollouts.engine import Done, EngineSampling, OnGroup, Request, Sampled, Update
+from perl.rollouts.engine import Done, EngineSampling, OnGroup, Proof, Request, Sampled, Update
 from perl.threads import threads_for
 
 POLICY = "policy"
@@ -126,6 +126,13 @@ class TransformersEngine:
     def asleep_bytes(self) -> int:
         """None of this process's device."""
         return 0
+
+    def expect(self, proof: Proof) -> None:
+        """No copy comes up later than this process."""
+
+    def drop(self, failures: Mapping[str, str]) -> None:
+        """There is no other copy."""
+        raise BrokenPromiseError("; ".join(failures.values()))
 
     def rest(self) -> None:
         """Nothing is held between two calls."""

@@ -2,18 +2,21 @@
 
 servers -> those that serve
 
-A server serves once it has written a token with the current version. It is lost when it does not answer, or writes
-nothing while it is asked to, and is asked for again until it is back. Knows nothing of the requests.
+A server serves once it has answered like the current version. It is lost when it does not answer, writes nothing while
+it is asked to, or is not the server that was proven any more, and is asked for again until it is back. Knows nothing of
+the requests.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from perl.errors import PerlError, Problem, RolloutError, raise_all
+from perl.errors import BrokenPromiseError, PerlError, Problem, RolloutError, raise_all
 from perl.rollouts.versions import Member, Versions
 from perl.rollouts.vllm_http import AccessError, ServerDownError, VllmServer
+from perl.rollouts.weight_labels import RENEW_SECONDS
 
 _REVIVE_SECONDS, _LONGEST_REVIVE_SECONDS = 1.0, 10.0
 HEALTH_SECONDS = 5.0
@@ -89,6 +92,7 @@ class Servers:
             RolloutError: None answers for too long.
         """
         self.spawn(self._starve())
+        self.spawn(self._renew())
 
         async def meet(member: Member) -> None:
             await member.server.health(HEALTH_SECONDS)
@@ -182,8 +186,8 @@ class Servers:
         """
         if not member.serving:
             return
-        member.serving, member.trusted, member.compared, member.reason = False, False, False, reason
-        member.adapters, member.weights = set(), None
+        member.serving, member.reason = False, reason
+        member.forget()
         for task in [*member.tasks, member.watch]:
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
@@ -201,21 +205,38 @@ class Servers:
             await asyncio.sleep(pause)
             pause = min(max(_REVIVE_SECONDS, 1.5 * pause), _LONGEST_REVIVE_SECONDS)
             try:
-                member.trusted = False
+                member.forget()
                 await member.server.health(HEALTH_SECONDS)
                 await self._versions.prove(member)
                 member.denied = False
                 break
             except ServerDownError as error:
-                member.reason, member.denied = str(error), False
+                member.reason, member.refuted, member.denied = str(error), False, False
                 _log.debug("rollouts: %s is not back: %s", member.url, member.reason)
             except PerlError as error:
-                member.reason, member.denied = str(error), isinstance(error, AccessError)
+                member.reason = str(error)
+                member.refuted, member.denied = isinstance(error, BrokenPromiseError), isinstance(error, AccessError)
                 if member.reason not in self._said:
                     self._said.add(member.reason)
-                    _log.warning("rollouts: %s", member.reason)
+                    _log.warning("rollouts: not used: %s", member.reason)
+                self._end_if_all_refuted()
         _log.warning("rollouts: %s serves", member.url)
         self._serve(member)
+
+    def _end_if_all_refuted(self) -> None:
+        """Where every server answers, and none like the policy, there is nothing to wait for."""
+        if all(member.refuted for member in self.members):
+            reasons = "; ".join(member.reason for member in self.members)
+            self._end(BrokenPromiseError(reasons, "rollout", "start the servers as `perl rollout command` says"))
+
+    async def _renew(self) -> None:
+        """Shows other runs that the merged weights on the servers have an owner."""
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            for member in self.serving():
+                with contextlib.suppress(ServerDownError):  # which is found out elsewhere
+                    if not await member.label.renew():
+                        self.lose(member, "for a while this process could not say whose its weights are")
 
     async def _watch(self, member: Member) -> None:
         """Loses a server that hangs: no answer, or no token is read or written while completions are asked for."""

@@ -64,9 +64,15 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
             folder_on_servers=how.sync_folder_on_servers,
             ahead=how.prefetch,
         )
-        pool.check(settings.longest or 0, plan.form if plan else None)
-        if settings.leads and pool.strangers():
-            pool.load(base_update(policy, f"{settings.name}-base"))
+        try:
+            if settings.leads:
+                pool.take_folder(settings.name)
+            pool.check(settings.longest or 0, plan.form if plan else None)
+            if settings.leads and pool.strangers():
+                pool.load(base_update(policy, f"{settings.name}-base"))
+        except BaseException:
+            pool.close()
+            raise
         return pool
     base, revision = base_identity(policy)
     return InProcessEngine(

@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -25,7 +25,7 @@ import torch
 from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
 from perl.methods.registry import LARGEST_RANK, served_rank
 from perl.processes import several, world_of_one
-from perl.rollouts.engine import Done, EngineSampling, OnGroup, Request, Sampled, Update
+from perl.rollouts.engine import Done, EngineSampling, OnGroup, Proof, Request, Sampled, Update
 from perl.rollouts.vllm_version import check_version, missing_vllm
 
 BASE = "base"
@@ -158,6 +158,13 @@ class InProcessEngine:
                     raise BrokenPromiseError("vLLM kept what it had computed with the weights before")
                 self._adapter = None
         self._version = update.name
+
+    def expect(self, proof: Proof) -> None:
+        """No copy comes up later than this process."""
+
+    def drop(self, failures: Mapping[str, str]) -> None:
+        """There is no other copy."""
+        raise BrokenPromiseError("; ".join(failures.values()))
 
     def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Done:
         """Samples, with the update that was loaded last, and returns when all is done.

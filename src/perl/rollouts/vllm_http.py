@@ -11,7 +11,7 @@ import math
 import os
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,18 @@ _RESET_PAUSE_SECONDS = 0.05
 _TRIES, _TRY_PAUSE_SECONDS = 3, 0.1
 _OF_A_GATEWAY = (502, 503, 504)
 _UNDER_KEY = (401, 403)
+# A server that still warms up takes long for its first token.
+_FIRST_SECONDS = 180.0
+# Tokens after each prompt of a proof; servers are started with 20 at most, if nobody says otherwise.
+_LIKELIEST = 8
+# Counters are made when the engine starts, the process somewhat before.
+_STARTED = ("process_start_time_seconds ", "vllm:generation_tokens_created")
+# vLLM for CPUs alone gives its cache a size in bytes and pages of 128 tokens without being told to.
+_OF_A_CPU = re.compile(
+    r'^vllm:cache_config_info\{(?=.*\bblock_size="128")(?=.*\bkv_cache_memory_bytes="\d+")'
+    r'(?=.*\buser_specified_block_size="False")',
+    re.MULTILINE,
+)
 # After an engine has failed its server says for a moment that it is healthy.
 DYING_SECONDS = 1.0
 LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
@@ -78,6 +90,7 @@ class ServerFacts:
         adapters: Names of adapters that are loaded.
         loads_adapters: It was started so that it can be given adapters.
         takes_weights: It was started so that it can be given weights.
+        on_cpu: It computes on a CPU, by what it says of its memory.
     """
 
     version: str
@@ -86,6 +99,24 @@ class ServerFacts:
     adapters: frozenset[str]
     loads_adapters: bool
     takes_weights: bool
+    on_cpu: bool = False
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What makes a server itself, at a moment.
+
+    Attributes:
+        process: When it was started, to a microsecond; None: it does not say.
+        base: Name and path of the model that it was started with.
+        adapters: Names of the adapters that it serves, with the folder that each was read from.
+        weights: Label of the weights that take the place of the base's; None: it can be given none.
+    """
+
+    process: str | None
+    base: tuple[str, str]
+    adapters: Mapping[str, str]
+    weights: str | None
 
 
 class VllmServer:
@@ -135,13 +166,44 @@ class VllmServer:
         # A path that is only posted to says so; one that is not there is not found.
         paths = ("/v1/load_lora_adapter", "/collective_rpc")
         loads, takes = [(await self._send("GET", path)).status_code != 404 for path in paths]
+        on_cpu = bool(_OF_A_CPU.search(await self._metrics()))
+        base, adapters = await self._models()
+        try:
+            longest = int(base["max_model_len"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerDownError(f"lists no model: {base!r}", answered=True) from error
+        return ServerFacts(version, str(base["id"]), longest, frozenset(adapters), loads, takes, on_cpu)
+
+    async def standing(self, takes_weights: bool) -> Standing:
+        """What makes the server itself, now.
+
+        Args:
+            takes_weights: It has a label for its weights.
+        """
+        counted = (await self._metrics()).splitlines()
+        started = [line.rpartition(" ")[2] for line in counted if line.startswith(_STARTED)]
+        base, adapters = await self._models()
+        weights = await self.weight_version() if takes_weights else None
+        return Standing(" ".join(started) or None, (str(base["id"]), str(base.get("root"))), adapters, weights)
+
+    async def _models(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The card of the base, and the folder of each adapter by its name."""
         cards = self._field(await self._send("GET", "/v1/models"), "data")
         try:
             bases = [card for card in cards if not card.get("parent")]
-            adapters = frozenset(str(card["id"]) for card in cards if card.get("parent"))
-            return ServerFacts(version, str(bases[0]["id"]), int(bases[0]["max_model_len"]), adapters, loads, takes)
+            adapters = {str(card["id"]): str(card.get("root")) for card in cards if card.get("parent")}
+            str(bases[0]["id"])
         except (IndexError, KeyError, TypeError, AttributeError) as error:
             raise ServerDownError(f"lists no model: {cards!r}", answered=True) from error
+        return bases[0], adapters
+
+    async def _metrics(self) -> str:
+        """What the server counts; nothing where it does not say."""
+        try:
+            answer = await self._send("GET", "/metrics")
+        except PerlError:  # not for us
+            return ""
+        return answer.text if answer.is_success else ""
 
     async def tokens_so_far(self, seconds: float) -> float | None:
         """Tokens read and written since it started; None where it does not count, or not for us."""
@@ -223,6 +285,37 @@ class VllmServer:
         except (KeyError, TypeError, ValueError) as error:
             raise ServerDownError(f"gave no log-probabilities of the prompt: {error!r}", answered=True) from error
 
+    async def next_log_probs(
+        self, model: str, prompts: Sequence[Sequence[int]], temperature: float
+    ) -> list[dict[int, float]]:
+        """After each prompt: log-probabilities of the likeliest tokens, as the server reports them for its own.
+
+        A token is written after each prompt, and no prompt is scored, which vLLM for CPUs does not stand beside others.
+        """
+        body = {
+            "model": model,
+            "prompt": [list(prompt) for prompt in prompts],
+            "max_tokens": 1,
+            "temperature": temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "ignore_eos": True,
+            "logprobs": _LIKELIEST,
+            "return_tokens_as_token_ids": True,
+        }
+        choices = self._field(await self._send("POST", "/v1/completions", body, seconds=_FIRST_SECONDS), "choices")
+        try:
+            ordered = sorted(choices, key=lambda choice: int(choice["index"]))
+            found = [choice["logprobs"]["top_logprobs"][0] for choice in ordered]
+            named = [{int(token.removeprefix("token_id:")): float(p) for token, p in row.items()} for row in found]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise ServerDownError(f"gave no log-probabilities of tokens: {error!r}", answered=True) from error
+        if len(named) != len(prompts):
+            raise ServerDownError(f"answered {len(named)} prompts of {len(prompts)}", answered=True)
+        return named
+
     async def load_adapter(self, name: str, path: str) -> None:
         """Serves the adapter in a folder under a name; one that is there already is left alone.
 
@@ -257,8 +350,14 @@ class VllmServer:
         answer = await self._send("GET", "/weight_info")
         return None if answer.status_code == 404 else str(self._field(answer, "weight_version"))
 
+    async def label_weights(self, label: str) -> None:
+        """Says what the weights are."""
+        self._expect_success(await self._send("POST", "/update_weight_version", {"new_version": label}))
+
     async def load_weights(self, name: str, path: str) -> None:
         """Puts weights in the place of the base's; to be called while none of our requests is under way.
+
+        The server's label of its weights stays as it is.
 
         The folder holds a folder ``seen`` with a file that has no tensors. A server that cannot read the folder it is
         told to load has by then given up its own weights, and dies with the next request; so it first loads nothing.
@@ -282,7 +381,6 @@ class VllmServer:
                 raise RolloutError(f"{self.url} is kept busy by others", hint="give the run servers of its own")
             await asyncio.sleep(_RESET_PAUSE_SECONDS)
             waited += _RESET_PAUSE_SECONDS
-        self._expect_success(await self._send("POST", "/update_weight_version", {"new_version": name}))
 
     async def _reload(self, arguments: dict[str, Any]) -> httpx2.Response:
         body = {"method": "reload_weights", "kwargs": arguments}

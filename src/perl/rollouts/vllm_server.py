@@ -11,10 +11,11 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import shutil
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -24,7 +25,8 @@ from safetensors.torch import save_file
 from perl.errors import PerlError, RolloutError
 from perl.recipe.server_address import ServerAddress
 from perl.rollouts.dispatch import Dispatcher, Rollouts
-from perl.rollouts.engine import EngineSampling, Form, OnGroup, Request, Sampled, Update
+from perl.rollouts.engine import EngineSampling, Form, OnGroup, Proof, Request, Sampled, Update
+from perl.rollouts.sync_folder import Owner, clear, dead_runs, is_dead, run_of
 from perl.rollouts.versions import Version
 from perl.rollouts.vllm_http import PROBE, VllmServer
 from perl.run import replace_folder
@@ -35,6 +37,8 @@ STALL_SECONDS = 60.0
 _ADAPTER, _ADAPTER_CONFIG, _WEIGHTS = "adapter_model.safetensors", "adapter_config.json", "model.safetensors"
 _SLICE_SECONDS = 0.2
 _CLOSE_SECONDS = 10.0
+
+_log = logging.getLogger("perl")
 
 T = TypeVar("T")
 
@@ -78,6 +82,7 @@ class ServerPool:
         servers = [VllmServer(url) for url in urls]
         if not urls or len({server.url for server in servers}) < len(urls):
             raise PerlError("needs the addresses of vLLM servers, each once", hint="as http://host:8000")
+        self._owner: Owner | None = None
         self._folder, self._leads = None if folder is None else Path(folder).resolve(), leads
         self._folder_on_servers = PurePosixPath(folder_on_servers or self._folder or "")
         self._written: set[Path] = set()
@@ -101,6 +106,40 @@ class ServerPool:
         except BaseException:
             self.close()
             raise
+
+    def take_folder(self, run: str) -> None:
+        """Clears what killed runs have left in the folder and on the servers, and says there that this one lives.
+
+        Args:
+            run: Name with which the names of its updates begin.
+
+        Raises:
+            PerlError: The folder cannot be written.
+        """
+        if self._folder is None:
+            raise ValueError("an engine without a folder has none to take")
+        folder = self._folder
+        try:
+            self._owner = Owner(folder, run)
+        except OSError as error:
+            raise PerlError(f"cannot write updates: {error}", str(folder)) from error
+        dead = {(folder, name) for name in dead_runs(folder)}
+
+        def belongs(name: str, path: str) -> bool:
+            owner, parent = run_of(name), PurePosixPath(path).parent
+            if owner is None or PurePosixPath(path).name != name:
+                return False
+            place = folder if parent == self._folder_on_servers else Path(parent)
+            if is_dead(place, owner):
+                dead.add((place, owner))
+            return (place, owner) in dead
+
+        unloaded = self._call(self._dispatcher.unload(belongs))
+        for place, name in sorted(dead):
+            clear(place, name)
+        if dead:
+            runs = ", ".join(sorted({name for _, name in dead}))
+            _log.warning("rollouts: cleared after %s, which was killed: %d adapters on servers", runs, unloaded)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -135,8 +174,12 @@ class ServerPool:
 
     @property
     def unproven(self) -> bool:
-        """Whether a server serves whose writing was not compared since it began to; see :meth:`trial`."""
-        return any(member.serving and not member.compared for member in self._dispatcher.servers.members)
+        """Whether a server serves whose writing was not compared since it began to; see :meth:`trial`.
+
+        Processes that follow leave that to the one that leads.
+        """
+        members = self._dispatcher.servers.members
+        return self._leads and any(member.serving and not member.compared for member in members)
 
     def leave_out(self, url: str, reason: str) -> None:
         """Asks a server for nothing any more.
@@ -157,10 +200,23 @@ class ServerPool:
         """Addresses of servers whose weights someone else changed: they need the whole base first, as merged weights.
 
         Raises:
+            PerlError: Another run uses a server in a way that does not go with what this one needs.
             RolloutError: No server answers.
         """
         held = self._call(self._dispatcher.servers.each(self._dispatcher.versions.stranger))
         return sorted(url for url, name in held.items() if name is not None)
+
+    def expect(self, proof: Proof) -> None:
+        """From now on a server that was lost serves only if it answers so with what was loaded last."""
+        self._dispatcher.versions.current.proof = proof
+
+    def drop(self, failures: Mapping[str, str]) -> None:
+        """Servers that failed a comparison are not asked again before another process answers there.
+
+        Args:
+            failures: Their addresses, and the reason of each.
+        """
+        self._call(self._dispatcher.drop(failures))
 
     def load(self, update: Update) -> None:
         """From now on requests are answered with this update; those under way keep the one they began with.
@@ -180,7 +236,7 @@ class ServerPool:
         if folder is not None:
             self._written.add(folder)
         path = self._folder_on_servers / update.name
-        self._call(self._dispatcher.load(Version(update.name, update.form, str(path), folder)))
+        self._call(self._dispatcher.load(Version(update.name, update.form, str(path), folder, update.proof)))
 
     def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Rollouts:
         """Begins to sample, with the update that was loaded last; before the first one, from the base.
@@ -224,13 +280,16 @@ class ServerPool:
         if not self._thread.is_alive():
             return
         closing = asyncio.run_coroutine_threadsafe(self._dispatcher.close(), self._loop)
-        concurrent.futures.wait([closing], timeout=_CLOSE_SECONDS)
+        done = concurrent.futures.wait([closing], timeout=_CLOSE_SECONDS).done
+        forgotten = bool(done) and closing.exception() is None and closing.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
         for folder in self._written:
             shutil.rmtree(folder, ignore_errors=True)
+        if self._owner is not None:
+            self._owner.release(forgotten)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """What a coroutine returns; waits in slices, so that Ctrl-C is heard."""

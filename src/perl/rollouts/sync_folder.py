@@ -1,0 +1,114 @@
+"""Which updates in a folder, and on servers, were left by runs that have ended without taking them away.
+
+folder, names that servers serve -> names whose owner is dead
+
+A run that is killed leaves its updates in the folder that it shares with the servers, and their names on the servers.
+Each run holds a file there: locked, which ends with its process, for those on the same machine; touched again and again
+for those on others. An owner that cannot be judged is taken to live. Knows nothing of servers.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+TOUCH_SECONDS = 20.0
+STALE_SECONDS = 600.0
+"""An owner on another machine whose file was not touched for so long is dead."""
+
+_SUFFIX = ".owner"
+_NAME = re.compile(r"(perl-[0-9a-f]{8})-[a-z]+[0-9]*")
+
+
+def run_of(name: str) -> str | None:
+    """The run that an update is of, by its name; None: it is no run of ours."""
+    found = _NAME.fullmatch(name)
+    return found[1] if found else None
+
+
+class Owner:
+    """Says that a run lives, until it is released or the process ends."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        """Begins to say so.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / (run + _SUFFIX)
+        self._file = self._path.open("w")
+        with contextlib.suppress(OSError):  # a file system without locks: those of other machines' rule holds
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        json.dump({"machine": _machine(), "process": os.getpid()}, self._file)
+        self._file.flush()
+        self._released = threading.Event()
+        threading.Thread(target=self._touch, name="perl-sync-owner", daemon=True).start()
+
+    def release(self, forgotten: bool) -> None:
+        """Ends it.
+
+        Args:
+            forgotten: Nothing is left of the run; else the next one has to look for it.
+        """
+        self._released.set()
+        if forgotten:
+            self._path.unlink(missing_ok=True)
+        self._file.close()
+
+    def _touch(self) -> None:
+        while not self._released.wait(TOUCH_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
+
+
+def dead_runs(folder: Path) -> list[str]:
+    """Runs whose updates are in a folder, or were, and that have ended without taking them away."""
+    try:
+        found = sorted(folder.glob("perl-*" + _SUFFIX))
+    except OSError:
+        return []
+    return [path.stem for path in found if _is_dead(path)]
+
+
+def is_dead(folder: Path, run: str) -> bool:
+    """Whether a run has left updates in a folder and ended; False where that cannot be told."""
+    return _is_dead(folder / (run + _SUFFIX))
+
+
+def clear(folder: Path, run: str) -> None:
+    """Deletes what a dead run left in a folder."""
+    for path in [*folder.glob(f"{run}-*"), *folder.glob(f".{run}-*.tmp")]:
+        shutil.rmtree(path, ignore_errors=True)
+    (folder / (run + _SUFFIX)).unlink(missing_ok=True)
+
+
+def _is_dead(path: Path) -> bool:
+    try:
+        with path.open("r+") as file:
+            said = file.read()
+            if said and json.loads(said).get("machine") != _machine():
+                return _age_seconds(path) > STALE_SECONDS
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return bool(said)  # one that is only being written has not begun
+    except (OSError, ValueError, AttributeError):  # locked, not there, not ours to open, or not read as what it is
+        return False
+
+
+def _age_seconds(path: Path) -> float:
+    """Since a file was touched, by the clock of its file system."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:
+        return os.stat(now.name).st_mtime - path.stat().st_mtime
+
+
+def _machine() -> str:
+    """Tells machines apart, and not the containers of one."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return platform.node()
