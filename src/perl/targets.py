@@ -7,7 +7,7 @@ import copy
 from collections.abc import Sequence
 
 from peft import PeftConfig
-from peft.tuners.tuners_utils import check_target_module_exists
+from peft.tuners.tuners_utils import _check_lora_target_modules_mamba, check_target_module_exists
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -41,6 +41,25 @@ def check_targets(model: nn.Module, config: PeftConfig) -> None:
         )
 
 
+def leave_out_refused(model: nn.Module, config: PeftConfig) -> list[str]:
+    """Takes out of "all-linear" what PEFT refuses: with Mamba layers, those whose weights a kernel reads itself.
+
+    Args:
+        model: The base.
+        config: Changed if there is something to leave out.
+
+    Returns:
+        The names that were left out.
+    """
+    if getattr(config, "target_modules", None) != "all-linear":
+        return []
+    names = linear_names(model)
+    refused = [name for name in names if not _accepted(model, config, name)]
+    if refused:
+        config.target_modules = sorted(set(names) - set(refused))
+    return refused
+
+
 def full_names(model: nn.Module, names: Sequence[str]) -> list[str]:
     """The modules that are meant; PEFT takes ``norm`` for the ending of any name, so for ``q_norm`` too."""
     modules = [module for module, _ in model.named_modules()]
@@ -53,6 +72,15 @@ def linear_names(model: nn.Module) -> list[str]:
     return sorted(
         {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
     )
+
+
+def _accepted(model: nn.Module, config: PeftConfig, name: str) -> bool:
+    """Whether PEFT takes layers of this name, by the last part of it."""
+    try:
+        _check_lora_target_modules_mamba(config, model, name)
+    except ValueError:
+        return False
+    return True
 
 
 def _matches(config: PeftConfig, target: str, modules: list[str]) -> bool:
