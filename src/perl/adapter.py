@@ -28,7 +28,7 @@ from perl.methods.settings import Adaptation, initialisation_of, method_of
 from perl.model import base_dtype, base_fingerprint, base_parameters, is_the_base, trainable_parameters
 from perl.patterns import check_patterns
 from perl.saved_adapter import POSITIONS, SavedAdapter
-from perl.targets import check_targets, full_names, leave_out_refused, linear_names
+from perl.targets import check_targets, full_names, leave_out_unreached, linear_names
 
 logger = logging.getLogger("perl")
 
@@ -72,9 +72,12 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     adaptation = _as_adaptation(adaptation)
     config = _without_weight_init(adaptation.config)
     check_targets(model, config)
-    left_out = leave_out_refused(model, config)
+    left_out = leave_out_unreached(model, config)
     if left_out and model.device.type != "meta":
-        logger.warning("peft.target_modules all-linear without %s, which PEFT refuses here", ", ".join(left_out))
+        logger.warning(
+            "peft.target_modules all-linear without %s: the model reads their weights past an adapter",
+            ", ".join(left_out),
+        )
     if getattr(config, "modules_to_save", None):
         config.modules_to_save = full_names(model, config.modules_to_save)
     _quiet_sparse_tensors(config)

@@ -111,9 +111,10 @@ def _check_with_adapter(args: GRPOConfig) -> None:
 
 def _check_head(args: GRPOConfig, model: Any) -> None:  # noqa: ANN401 (a model)
     """Refuses to cast a tied head under an adapter, for which TRL looks for the embeddings where there are none."""
+    name = type(model.get_base_model() if isinstance(model, PeftModel) else model).__name__
     if args.cast_lm_head_to_fp32 and getattr(model.config, "tie_word_embeddings", False):
         raise ModelError(
-            f"TRL cannot cast the head of {type(model).__name__} under an adapter: it is tied to the embeddings",
+            f"TRL cannot cast the head of {name} under an adapter: it is tied to the embeddings",
             "cast_lm_head_to_fp32",
             'leave it out; model_init_kwargs={"dtype": "float32"} computes all in float32',
         )
