@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 from perl.errors import ModelError
 
-# A layer's weight in a module's source, but where only its type or shape is asked for, or BLOOM takes slices of it for a
-# mode that is off.
+# A layer's weight in a module's source, but where only its type or shape is asked for, and where BLOOM takes slices of
+# it for a mode that is off.
 _WEIGHT = re.compile(r"\bself\.(\w+)\.weight\b(?!\[|\.(?:dtype|device|shape|ndim|size)\b)")
 
 
