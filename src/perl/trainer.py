@@ -74,8 +74,6 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             reference, or the base's weights change.
     """
 
-    _said_of_unscored = False
-
     def __init__(  # noqa: PLR0913 (TRL's signature)
         self,
         model: Any,  # noqa: ANN401 (TRL's signature)
@@ -106,7 +104,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             model = resolve_model(model)
             if processing_class is None:
                 processing_class = load_processor(model, args)
-        self._last_logged: dict[str, Any] = {}
+        self._last_logged, self._said_of_unscored = dict[str, Any](), False
         named = peft_config is not None or isinstance(model, PeftModel)
         self.optimizer: torch.optim.Optimizer | None
         model, self.adaptation, continued = adapted_policy(model, args, peft_config, quantization_config)
