@@ -59,7 +59,7 @@ def with_trl(overrides: list[str], folder: Path) -> dict[str, float]:
     heldout: Any = plan.problems.heldout
     prompts = render_prompts(list(heldout.select(range(recipe.eval.limit or len(heldout)))), plan.tokenizer)
     score = evaluate_policy(trainer.model, plan.tokenizer, prompts, plan.protocol)
-    log = [row for row in trainer.state.log_history if "step_time" in row]
+    log = [row for row in trainer.state.log_history if "step_time" in row and "train_runtime" not in row]
     return {
         "accuracy": score.accuracy,
         "length after": score.mean_tokens,

@@ -189,7 +189,7 @@ def train_recorded(found: Sequence[Server], steps: int, kill_in: Sequence[int]) 
         trainer.add_callback(killer)
         started = time.perf_counter()
         trainer.train()
-    log = [line for line in trainer.state.log_history if "reward" in line]
+    log = [line for line in trainer.state.log_history if "reward" in line and "train_runtime" not in line]
     return {
         "steps": trainer.state.global_step,
         "prompts": trainer.trained_on,

@@ -103,7 +103,7 @@ def test_fewer_failures_than_that_are_counted_and_the_run_ends_well():
     done = train("rewards.flaky:reward.max_failures=1000", "train.max_steps=4")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
-    shares = [row.get("reward/reward/failed_frac") for row in rows if "reward" in row]
+    shares = [row.get("reward/reward/failed_frac") for row in rows if "reward" in row and "loss" in row]
     assert shares == [0.0, 0.0, 1.0, 1.0]
 
 
@@ -182,7 +182,7 @@ def test_a_process_reward_is_one_more_reward_with_its_weight(tmp_path):
         "sandbox:base", accuracy_reward, arguments(tmp_path / "out", **changes), train_dataset=problems(8)
     )
     trainer.train()
-    (log,) = [row for row in trainer.state.log_history if "reward" in row]
+    (log,) = [row for row in trainer.state.log_history if "reward" in row and "loss" in row]
     assert 0 < log["rewards/process_reward/mean"] < 1
     assert log["reward/process_reward/steps"] >= 1
     expected = log["rewards/accuracy_reward/mean"] + 0.5 * log["rewards/process_reward/mean"]
@@ -214,7 +214,7 @@ def test_a_verdict_that_takes_too_long_is_counted_in_the_logs(tmp_path):
         "sandbox:base", hurried_accuracy, arguments(tmp_path / "out", max_completion_length=64), train_dataset=rows
     )
     trainer.train()
-    (log,) = [row for row in trainer.state.log_history if "reward" in row]
+    (log,) = [row for row in trainer.state.log_history if "reward" in row and "loss" in row]
     shares = [log[f"reward/accuracy/{status}_frac"] for status in ("timeout", "no_answer", "wrong", "error")]
     assert sum(shares) == pytest.approx(1)
     assert log["reward/accuracy/timeout_frac"] > 0

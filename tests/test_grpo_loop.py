@@ -118,7 +118,7 @@ def test_the_loop_and_the_trainer_agree_after_three_sgd_steps(loop, tmp_path, lo
     moved = (adapter_of(policy) - start).norm()
     assert moved > 1e-3
     assert (adapter_of(policy) - adapter_of(trainer.policy)).norm() / moved <= 1e-5
-    logged = [row for row in trainer.state.log_history if "reward" in row]
+    logged = [row for row in trainer.state.log_history if "reward" in row and "loss" in row]
     assert [r.reward for r in reports] == pytest.approx([row["reward"] for row in logged])
     assert [r.length for r in reports] == pytest.approx([row["completions/mean_length"] for row in logged])
     if beta:

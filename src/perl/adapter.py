@@ -7,6 +7,7 @@ Knows nothing of recipes' files, data or training.
 
 import contextlib
 import copy
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Set
 
@@ -28,7 +29,9 @@ from perl.model import base_dtype, base_parameters, is_the_base, source_fingerpr
 from perl.patterns import check_patterns
 from perl.saved_adapter import POSITIONS, SavedAdapter
 from perl.sharding import adapter_type_options
-from perl.targets import check_targets, full_names, linear_names
+from perl.targets import check_targets, full_names, leave_out_unreached, linear_names
+
+logger = logging.getLogger("perl")
 
 # What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT without its CUDA extension,
 # AdaLoRA's ranks taken for LoRA's, a layer of AdaLoRA without any rank left.
@@ -70,6 +73,12 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     adaptation = _as_adaptation(adaptation)
     config = _without_weight_init(adaptation.config)
     check_targets(model, config)
+    left_out = leave_out_unreached(model, config)
+    if left_out and model.device.type != "meta":
+        logger.warning(
+            "peft.target_modules all-linear without %s: the model reads their weights past an adapter",
+            ", ".join(left_out),
+        )
     if getattr(config, "modules_to_save", None):
         config.modules_to_save = full_names(model, config.modules_to_save)
     _quiet_sparse_tensors(config)
@@ -342,7 +351,7 @@ def _explained(model: nn.Module, where: str = "") -> Iterator[None]:
         if isinstance(error, NotImplementedError) and "meta" in str(error):
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        on_targets = reason.startswith("Target module")
+        on_targets = reason.startswith("Target module") or "target_modules" in reason
         hint = f"the linear layers are {', '.join(linear_names(model))}; or all-linear" if on_targets else ""
         place = where or ("peft.target_modules" if on_targets else "peft.kwargs")
         raise ModelError(f"PEFT refuses: {reason}", place, hint) from error

@@ -33,10 +33,21 @@ def weighted_rewards(rewards_PGK: torch.Tensor, weights_K: torch.Tensor) -> torc
     Source: TRL 1.16 sums what there is (``nansum``), so that a completion which could not be judged may get the largest
         advantage of its group. We differ where a function scored a part of a group.
     """
-    missing_PGK = rewards_PGK.isnan()
-    applies_PK = ~missing_PGK.all(dim=1)
-    lost_PG = (missing_PGK & applies_PK.unsqueeze(1)).any(dim=2) | missing_PGK.all(dim=2)
+    lost_PG = partly_scored(rewards_PGK).any(dim=2) | rewards_PGK.isnan().all(dim=2)
     return (rewards_PGK * weights_K.to(rewards_PGK.device)).nansum(dim=2).masked_fill(lost_PG, torch.nan)
+
+
+def partly_scored(rewards_PGK: torch.Tensor) -> torch.Tensor:
+    """Where a function did not score a completion although it scored others of the group.
+
+    Args:
+        rewards_PGK: (P, G, K) float; NaN where a function did not score a completion.
+
+    Returns:
+        (P, G, K) bool.
+    """
+    missing_PGK = rewards_PGK.isnan()
+    return missing_PGK & ~missing_PGK.all(dim=1, keepdim=True)
 
 
 def group_advantages(rewards_PG: torch.Tensor, *, scale: Scale = "group", epsilon: float = STD_EPSILON) -> torch.Tensor:

@@ -179,6 +179,7 @@ class PeftRLConfig(GRPOConfig):
             )
         self._check_rewards()
         check_sampling(self, self.rollout)
+        self.of_a_recipe = False
         self.learning_rate_asked = self.learning_rate is not None
         if self.learning_rate is None:
             method = METHODS.get(self.peft_method if self.peft_type is None else "lora", METHODS["lora"])
@@ -323,8 +324,10 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
     # A group must not be split between evaluation batches.
     defaults = {"per_device_eval_batch_size": generations}
     try:
-        return PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
+        arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
     except PerlError:
         raise
     except (ValueError, TypeError) as error:
         raise RecipeError(str(error), "train") from error
+    arguments.of_a_recipe = True  # whose plan says what is trained
+    return arguments

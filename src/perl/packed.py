@@ -26,6 +26,7 @@ from perl.memory import CPU_TOKENS, free_bytes, measure, plan_memory
 from perl.methods.fused_lora import fuse_lora
 from perl.methods.settings import Adaptation
 from perl.model import base_of, trainable_parameters
+from perl.overrides import is_replaced
 from perl.packing import Row
 from perl.reference import Reference
 from perl.resumable import ResumableGRPOTrainer
@@ -36,7 +37,15 @@ from perl.threads import threads_for
 logger = logging.getLogger("perl")
 
 # What a subclass may have replaced; then every micro-batch goes through its methods, as in TRL.
-_REPLACEABLE = ("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "_prepare_inputs")
+_SCORES = "_get_per_token_logps_and_entropies"
+_REPLACEABLE = (
+    "compute_loss",
+    "_compute_loss",
+    _SCORES,
+    "_prepare_inputs",
+    "get_off_policy_mask",
+    "get_gamma_weights",
+)
 # Inputs of multimodal models, handed through to the forward pass as TRL does.
 MASKED = "rows/masked_fraction"
 """Share of the rows of which no token is in the loss, as of truncated ones with ``mask_truncated_completions``."""
@@ -89,7 +98,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
             or self._entropy_bonus_enabled
             or self.aux_loss_enabled
             or self._is_vlm
-            or self._replaced(*_REPLACEABLE)
+            or is_replaced(self, *_REPLACEABLE)
         )
 
     @property
@@ -257,10 +266,10 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
                 rollouts["ref_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
 
     def _scattered(self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """(N, T) log-probabilities of some rows, zeros for the others; of all rows where they hold images."""
+        """(N, T) log-probabilities of some rows, zeros for the others; of all rows where a whole batch is wanted."""
         images = {name: rollouts[name] for name in _IMAGES if rollouts.get(name) is not None}
-        if images:
-            return self._score_with_images(rollouts, images)
+        if images or is_replaced(self, _SCORES):
+            return self._score_as_trl(rollouts, images)
         rows = rows_of(rollouts, mask_NT, self._width_of)
         result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
         if len(indices) == 0 and not self.whole_tensors:  # the others' passes need this process
@@ -270,8 +279,8 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
             result_NT[indices] = self._score_all(self.model, chosen, mask_NT.size(1)).to(result_NT)
         return result_NT
 
-    def _score_with_images(self, rollouts: dict[str, Any], images: dict[str, Any]) -> torch.Tensor:
-        """(N, T) log-probabilities without gradient, padded as TRL has them."""
+    def _score_as_trl(self, rollouts: dict[str, Any], images: dict[str, Any]) -> torch.Tensor:
+        """(N, T) log-probabilities without gradient, padded as TRL has them: of images, or by a subclass's method."""
         args = self.args
         checkpointing = disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing:
@@ -354,7 +363,3 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     def _switch(self, name: str) -> Any:  # noqa: ANN401
         """A setting of ours; its default under TRL's own arguments."""
         return getattr(self.args, name, PeftRLConfig.__dataclass_fields__[name].default)
-
-    def _replaced(self, *names: str) -> bool:
-        """Whether a subclass of somebody else's has methods of its own under these names."""
-        return any(getattr(type(self), name).__module__.partition(".")[0] not in ("perl", "trl") for name in names)

@@ -17,10 +17,10 @@ from trl.trainer.utils import create_model_from_path
 
 from perl.adapter import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
 from perl.config import PeftRLConfig
-from perl.errors import ModelError
+from perl.errors import ModelError, RecipeError
 from perl.methods.registry import METHODS
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
-from perl.model import base_identity
+from perl.model import base_identity, trainable_parameters
 from perl.quantised import keep_packing
 from perl.saved_adapter import SavedAdapter, find_adapter
 
@@ -39,14 +39,17 @@ def adapted_policy(
     Raises:
         PerlError: The method, the adapter or the model is not what it must be.
     """
+    _check_arguments(args)
     if isinstance(model, nn.Module):
         keep_packing(model)
     if isinstance(model, PeftModel):
+        _check_with_adapter(args)
         if peft_config is not None or (isinstance(args, PeftRLConfig) and args.adapter):
             raise ModelError("the model has an adapter already", "peft_config", "pass the base, or no peft_config")
         check_trainable(model)
         check_untouched_base(model)
         config = model.peft_config[model.active_adapter]
+        _check_head(args, model)
         return model, Adaptation(method_of(config), config), True
     saved = _to_continue(args, peft_config, model)
     if peft_config is not None:
@@ -59,12 +62,66 @@ def adapted_policy(
         args.learning_rate = how.method.learning_rate  # of a continued adapter's or a type's own method
     if how.config is None:
         return model, how, False
+    _check_with_adapter(args)
     set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
     if isinstance(model, str):
         model = _loaded(model, args, quantization_config)
+    _check_head(args, model)
     if saved is not None:
         return continue_adapter(model, saved, how), how, True
     return attach_adapter(model, how), how, False
+
+
+def what_to_say(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) -> Iterator[str]:  # noqa: ANN401
+    """What a script should know before it trains, a line each.
+
+    Args:
+        model: The policy.
+        args: The script's.
+        how: How the model is adapted.
+        named: Whether the script says so itself, by a ``peft_config`` or a PeftModel.
+    """
+    yield from setting_warnings(how, float(args.learning_rate or 0.0))
+    asked = named or not isinstance(args, PeftRLConfig) or args.of_a_recipe
+    if not asked and how.config is not None and args.process_index == 0:
+        yield what_is_trained(model, args, how)
+
+
+def what_is_trained(model: Any, args: PeftRLConfig, how: Adaptation) -> str:  # noqa: ANN401 (a policy)
+    """What a script gets that names no ``peft_config``, and how it gets TRL's full fine-tuning."""
+    rank = getattr(how.config, "r", None)
+    of_rank = f" of rank {rank}" if isinstance(rank, int) else ""
+    what = f"{trainable_parameters(model):,} parameters of an adapter are trained, {how.method.name}{of_rank}"
+    if args.adapter:
+        return f"{what}, which goes on from {args.adapter}"
+    return f'no peft_config: {what}; PeftRLConfig(peft_method="full") trains the whole model, as TRL does'
+
+
+def _check_arguments(args: GRPOConfig) -> None:
+    """Refuses what TRL does with a second model."""
+    if args.sync_ref_model:
+        raise RecipeError(
+            "would mix the policy into a second model, and there is none here",
+            "sync_ref_model",
+            f'PeftRLConfig(reference="rolling:{args.ref_model_sync_steps}") takes the policy itself as often',
+        )
+
+
+def _check_with_adapter(args: GRPOConfig) -> None:
+    """Refuses what would only fail once the adapter is trained."""
+    if args.hub_token is not None:
+        raise RecipeError("an adapter is pushed with the Hub's own login only", "hub_token", "hf auth login")
+
+
+def _check_head(args: GRPOConfig, model: Any) -> None:  # noqa: ANN401 (a model)
+    """Refuses to cast a tied head under an adapter, for which TRL looks for the embeddings where there are none."""
+    name = type(model.get_base_model() if isinstance(model, PeftModel) else model).__name__
+    if args.cast_lm_head_to_fp32 and getattr(model.config, "tie_word_embeddings", False):
+        raise ModelError(
+            f"TRL cannot cast the head of {name} under an adapter: it is tied to the embeddings",
+            "cast_lm_head_to_fp32",
+            'leave it out; model_init_kwargs={"dtype": "float32"} computes all in float32',
+        )
 
 
 def _to_continue(args: GRPOConfig, peft_config: PeftConfig | None, model: Any) -> SavedAdapter | None:  # noqa: ANN401

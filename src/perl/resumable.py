@@ -91,6 +91,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             counters, window = load_trainer_state(checkpoint, self.args.process_index, self.args.device)
             self._step = counters.get("micro_step", self._step)
             self._buffered_inputs = window
+        self._step_begins_at = self._step, self._buffered_inputs
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> "torch.utils.data.Sampler[int]":  # noqa: ANN401

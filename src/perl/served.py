@@ -88,6 +88,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         self._versions = itertools.count()
         self._ahead: deque[_Ahead] = deque()
         self._upcoming: list[Any] = []
+        self._window_start, self._in_sight = 0, list[Any]()
         self._iterator: Iterator[Any] | None = None
         self._judge: ThreadPoolExecutor | None = None
         if self.rollout.backend == "transformers":

@@ -8,6 +8,7 @@ import importlib.util
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,7 +18,7 @@ from trl import GRPOConfig
 
 from perl.adapter import check_trainable
 from perl.adapter_files import write_adapter, write_model
-from perl.advantages import group_advantages, normalized_sum_advantages, weighted_rewards
+from perl.advantages import group_advantages, nan_std, normalized_sum_advantages, partly_scored, weighted_rewards
 from perl.callbacks.adapter import AdapterCallback
 from perl.callbacks.diagnosis import FlatRewards, MaskedRows
 from perl.callbacks.plots import draw_curves
@@ -33,7 +34,8 @@ from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
 from perl.methods.settings import asks_for_random_start
 from perl.model import base_identity, evaluating, public_name, resolve_model, trainable_parameters
-from perl.policy import adapted_policy, load_processor, setting_warnings
+from perl.overrides import check_overrides, is_replaced, received
+from perl.policy import adapted_policy, load_processor, what_to_say
 from perl.precision import in_float32
 from perl.reference import Reference, reference_log_probs
 from perl.rewards.answers import completion_text
@@ -96,6 +98,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             name = model if isinstance(model, str) else model.config.name_or_path
             args = PeftRLConfig(f"{name.rstrip('/').split('/')[-1].replace(':', '-')}-GRPO")
         check_push(args, asked=args.push_to_hub)
+        check_overrides(self)
         given = reward_funcs
         reward_funcs, weights = self._rewards(reward_funcs, args)
         if isinstance(reward_processing_classes, list) and reward_funcs is not given:
@@ -104,11 +107,12 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             model = resolve_model(model)
             if processing_class is None:
                 processing_class = load_processor(model, args)
-        self._rewards_NK: torch.Tensor | None = None
+        self._last_logged, self._said_of_unscored = dict[str, Any](), False
+        named = peft_config is not None or isinstance(model, PeftModel)
         self.optimizer: torch.optim.Optimizer | None
         model, self.adaptation, continued = adapted_policy(model, args, peft_config, quantization_config)
-        for warning in setting_warnings(self.adaptation, float(args.learning_rate or 0.0)):
-            logger.warning("%s", warning)
+        for note in what_to_say(model, args, self.adaptation, named=named):
+            logger.warning("%s", note)
         trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
         beta, args.beta = args.beta, 0.0  # so that TRL neither adds an adapter nor loads a model for the reference
         use_vllm, args.use_vllm = args.use_vllm, False  # TRL's engine is sent the whole model, merged in place
@@ -304,7 +308,11 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             check_saved_adapter(self.policy, folder, probe)
             tags = kwargs.get("tags") or ()
             tags = (tags,) if isinstance(tags, str) else tuple(tags)
-            self.write_card(folder, kwargs.get("model_name") or repo_id, kwargs.get("dataset_name"), tags)
+            name, dataset = kwargs.get("model_name") or repo_id, kwargs.get("dataset_name")
+            self.write_card(folder, name, dataset, tags)
+            if is_replaced(self, "create_model_card"):
+                self.create_model_card(model_name=name, dataset_name=dataset, tags=list(tags))
+                copyfile(Path(self.args.output_dir) / CARD, folder / CARD)
             log = write_log(folder, self.state.log_history)
             if log is not None and importlib.util.find_spec("matplotlib"):
                 draw_curves(log, folder / "plots", title=repo_id)
@@ -360,10 +368,13 @@ class PeftGRPOTrainer(StepGRPOTrainer):
     def _send_telemetry(self) -> None:
         """Replaces TRL's usage statistics: nothing is sent."""
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        """Extends TRL's rewards: keeps them, (N, K) over all processes, to form the advantages from."""
-        self._rewards_NK = super()._calculate_rewards(*args, **kwargs)
-        return self._rewards_NK
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Extends TRL's log: where no step is left for the entry that closes a training, it has the last one's."""
+        metrics = list(self._metrics["train"]) if self.model.training else []
+        if "train_runtime" in logs:
+            logs.update({name: value for name, value in self._last_logged.items() if name not in metrics})
+        super().log(logs, start_time)
+        self._last_logged |= {name: logs[name] for name in metrics}
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Extends TRL's rollouts: advantages are ours, exactly 0 in a group whose rewards agree.
@@ -372,10 +383,12 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         takes for the reference the policy with its adapter off or a copy named "ref".
         """
         generations = self.num_generations if self.model.training else self.num_generations_eval
-        with self.without_log_probs():
+        with self.without_log_probs(), received(self, "_calculate_rewards") as rewards:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        advantages_N = self._advantages(generations)
+        rewards_PGK = rewards[-1].view(-1, generations, rewards[-1].size(1))
+        advantages_N = self._advantages(rewards_PGK)
         mode = "train" if self.model.training else "eval"
+        self._log_unscored(rewards_PGK, self._metrics[mode])
         # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
         flat_P = (advantages_N.view(-1, generations) == 0).all(dim=1)
         self._metrics[mode]["frac_reward_zero_std"][-1] = flat_P.float().mean().item()
@@ -385,22 +398,38 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         logged.extend(advantages_N.tolist())
         first = self.accelerator.process_index * len(inputs)
         output["advantages"] = advantages_N[first : first + len(inputs)]
-        if not self._replaced("_generate_and_score_completions"):  # a subclass may change advantages yet
+        if not is_replaced(self, "_generate_and_score_completions"):  # a subclass may change advantages yet
             output["largest_advantage"] = advantages_N.abs().max()
         self.add_log_probs(output)
         return output
 
-    def _advantages(self, generations: int) -> torch.Tensor:
-        """(N,) advantages over all processes, from the rewards of the last rollouts."""
-        rewards_NK = self._rewards_NK
-        if rewards_NK is None:
-            raise RuntimeError("no rewards were calculated")
-        weights_K = self.reward_weights.to(rewards_NK.device)
-        rewards_PGK = rewards_NK.view(-1, generations, rewards_NK.size(1))
+    def _advantages(self, rewards_PGK: torch.Tensor) -> torch.Tensor:
+        """(N,) advantages over all processes, from their rewards."""
+        weights_K = self.reward_weights.to(rewards_PGK.device)
         if self.multi_objective_aggregation == "normalize_then_sum":
             return normalized_sum_advantages(rewards_PGK, weights_K).flatten()
         rewards_PG = weighted_rewards(rewards_PGK, weights_K)
         return group_advantages(rewards_PG, scale=self.scale_rewards).flatten()
+
+    def _log_unscored(self, rewards_PGK: torch.Tensor, metrics: dict[str, list[float]]) -> None:
+        """Logs how many rows have no reward; TRL's "reward" also sums up what is known of those."""
+        rewards_PG = weighted_rewards(rewards_PGK, self.reward_weights)
+        metrics["rows/unscored"].append(float(rewards_PG.isnan().sum()))
+        partly_PGK = partly_scored(rewards_PGK)
+        if not partly_PGK.any():
+            return
+        metrics["reward"][-1] = rewards_PG.nanmean().item()
+        metrics["reward_std"][-1] = nan_std(rewards_PG.view(1, -1)).item()
+        if not self._said_of_unscored and self.accelerator.is_main_process:
+            self._said_of_unscored = True
+            partly_K = partly_PGK.flatten(end_dim=1).any(dim=0)
+            logger.warning(
+                "%s gave None for some completions of a group: they have no reward and are not trained on, %d of %d "
+                "(logged as rows/unscored)",
+                ", ".join(name for name, partly in zip(self.reward_func_names, partly_K, strict=True) if partly),
+                int(partly_PGK.any(dim=2).sum()),
+                rewards_PG.numel(),
+            )
 
     @staticmethod
     def _rewards(reward_funcs: Any, args: GRPOConfig) -> tuple[Any, list[float] | None]:  # noqa: ANN401

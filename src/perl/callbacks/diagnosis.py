@@ -130,6 +130,8 @@ class FlatRewards(TrainerCallback):
             return
         if not logs.keys() & {"loss", "reward"}:  # an evaluation, or the summary at the end
             return
+        if "train_runtime" in logs and state.global_step == self._logged_step:  # which has the last step's once more
+            return
         steps = max(1, state.global_step - self._logged_step)
         self._logged_step = state.global_step
         flat = is_flat(logs)

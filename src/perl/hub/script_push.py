@@ -26,6 +26,8 @@ def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> Path | None:
         The file; None: nothing was logged.
     """
     rows = [row for row in log if "reward" in row]
+    # The entry that closes a training has the values of the last step once more, unless more steps came after that one.
+    rows = [row for last, row in zip([{}, *rows], rows, strict=False) if row["step"] != last.get("step")]
     if not rows:
         return None
     (folder / METRICS).write_bytes(thinned(rows))

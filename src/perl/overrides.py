@@ -1,0 +1,94 @@
+"""What a subclass has made of the trainer's methods: what it replaced, what nothing would call, what a caller receives.
+
+trainer, method names -> whether they are somebody else's; an error that names those without effect
+
+Knows nothing of what the methods do. ``docs/trainer.md`` lists what an override of each does.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from trl import GRPOTrainer
+
+from perl.errors import PerlError, Problem, raise_all
+
+# Packages whose methods work together here.
+_LIBRARIES = ("perl", "trl", "transformers")
+# Methods that earlier versions of TRL's trainer had and called, and what does their work in 1.16.
+_GONE = {
+    "_get_per_token_logps": "_get_per_token_logps_and_entropies",
+    "_get_last_hidden_state": "_get_per_token_logps_and_entropies",
+    "compute_liger_loss": "_compute_loss",
+    "_generate_and_score": "_generate_and_score_completions",
+    "_move_model_to_vllm": "rollout_func",
+    "_sync_fsdp1_params_to_vllm": "rollout_func",
+    "_sync_fsdp2_params_to_vllm": "rollout_func",
+    "_fix_param_name_to_vllm": "rollout_func",
+}
+# Methods of transformers that neither its loop nor anything here calls, and those that are.
+_UNCALLED = {
+    "create_optimizer_and_scheduler": "create_optimizer or create_scheduler",
+    "init_hf_repo": "push_to_hub, which makes the repository in its one commit",
+}
+
+
+def is_replaced(trainer: GRPOTrainer, *names: str) -> bool:
+    """Whether a method under one of these names is somebody else's: of a subclass, a mixin, or put on the trainer."""
+    return any(name in vars(trainer) or _is_foreign(type(trainer), name) for name in names)
+
+
+def check_overrides(trainer: GRPOTrainer) -> None:
+    """Refuses a subclass whose methods nothing would call.
+
+    Raises:
+        PerlError: Names them, and the methods to override instead.
+    """
+    kind = type(trainer).__name__
+    found = [
+        Problem(
+            "TRL 1.16 does not call it", f"{kind}.{name}", f"override {now}, or give a method of your own another name"
+        )
+        for name, now in _GONE.items()
+        if hasattr(trainer, name)
+    ]
+    found += [
+        Problem("is not called", f"{kind}.{name}", f"override {now}")
+        for name, now in _UNCALLED.items()
+        if is_replaced(trainer, name)
+    ]
+    raise_all(PerlError, found)
+
+
+@contextlib.contextmanager
+def received(trainer: GRPOTrainer, name: str) -> Iterator[list[Any]]:
+    """Keeps what callers of a trainer's method receive meanwhile.
+
+    It listens outermost, so that it hears what a subclass, or a function that was put into the method's place, makes of
+    it; a method of ours below those would hear what they were given.
+    """
+    method, own = getattr(trainer, name), vars(trainer).get(name)
+    results: list[Any] = []
+
+    def listened(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (any method's)
+        results.append(method(*args, **kwargs))
+        return results[-1]
+
+    setattr(trainer, name, listened)
+    try:
+        yield results
+    finally:
+        delattr(trainer, name)
+        if own is not None:
+            setattr(trainer, name, own)
+
+
+def _is_foreign(trainer: type, name: str) -> bool:
+    """Whether a class that is neither ours nor a parent of TRL's trainer has it, or it was exchanged in one."""
+    owners = [owner for owner in trainer.__mro__ if name in vars(owner)]
+    exchanged = any(_package(vars(owner)[name]) not in _LIBRARIES for owner in owners)
+    return exchanged or any(_package(owner) != "perl" and owner not in GRPOTrainer.__mro__ for owner in owners)
+
+
+def _package(thing: Any) -> str:  # noqa: ANN401 (a class or a function)
+    return str(getattr(thing, "__module__", "")).partition(".")[0]
