@@ -1,7 +1,4 @@
-"""Run by torchrun: steps of one pass each, with and without memory that ends on one process; what each ends with.
-
-With ``slow``: what a process does when another scores for longer than a collective may take.
-"""
+"""Run by torchrun: steps of one pass each, with and without memory that ends on one process; what each ends with."""
 
 import json
 import os
@@ -9,8 +6,10 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from perl import PeftGRPOTrainer
+from perl.processes import average_gradients
 from tests.oracles.two_trainers import SHARDED, relative_difference, train
 
 OPTIONS = {"kinds": SHARDED, "gradient_accumulation_steps": 2, "max_steps": 2}
@@ -32,6 +31,27 @@ class Cramped(PeftGRPOTrainer):
         return loss
 
 
+class Branches(torch.nn.Module):
+    """Used on both processes, on the second one, and on none."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.second, self.none = (torch.nn.Linear(2, 1, bias=False) for _ in range(3))
+
+    def forward(self, x, branch):
+        return self.both(x) + self.second(x) if branch else self.both(x)
+
+
+def averaged() -> list[list[float] | None]:
+    """Gradients of the branches after an exchange; of a sum they are the input, which is the rank + 1."""
+    rank = torch.distributed.get_rank()
+    model = DistributedDataParallel(Branches())
+    with model.no_sync():
+        model(torch.full((1, 2), rank + 1.0), branch=rank == 1).sum().backward()
+    average_gradients(model)
+    return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
+
+
 def main() -> None:
     """``distributed_step.py FOLDER`` writes a JSON file a process."""
     torch.set_num_threads(1)
@@ -50,6 +70,7 @@ def main() -> None:
                 "sum": sum(tensor.double().sum().item() for tensor in cramped.pages[-1].values()),
             }
         )
+    found["averaged"] = averaged()
     found["norms"] = [entry["grad_norm"] for entry in whole.history[:2]]
     (Path(sys.argv[1]) / f"found-{os.environ['RANK']}.json").write_text(json.dumps(found))
 

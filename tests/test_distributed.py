@@ -96,6 +96,8 @@ def test_a_step_of_one_pass_runs_again_on_both_processes_when_one_is_out_of_memo
             assert run["passes"][0] > 1
             assert run["difference"] == pytest.approx([0, 0], abs=1e-5)
             assert run["norms"] == pytest.approx(found["norms"], rel=1e-4)
+    # The mean of 1 and 2; 2 of the second process alone, of two; nothing.
+    assert first["averaged"] == second["averaged"] == [[1.5, 1.5], [1.0, 1.0], None]
     assert [run["sum"] for run in first["runs"]] == [run["sum"] for run in second["runs"]]
 
 
