@@ -195,6 +195,8 @@ def suffer(fault: Fault, found: Fleet) -> dict[str, Any]:
     except PerlError as error:
         ended = str(error.problems[0].message)
     log = [row for row in trained.state.log_history if "sampling/sampling_logp_difference/mean" in row]
+    if not log:
+        raise RuntimeError(f"the run ended before its first step: {ended}")
     off = [row["sampling/sampling_logp_difference/mean"] for row in log]
     kept = sorted((found.folder / fault.name).glob("checkpoint-*"))
     counts = {n: int(log[-1][f"rollout/{n}"]) for n in ("requests_retried", "servers_lost", "reloads")}
@@ -251,7 +253,8 @@ def fleet() -> Iterator[Fleet]:
         variables |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}  # what other methods need besides
         with servers((), folder) as found:
             for port, base in zip(PORTS, (BASE_FOLDER, BASE_FOLDER, other), strict=True):
-                told = {"--port": str(port), "--model": str(base), "--served-model-name": "base", "--max-loras": "4"}
+                told = {"--port": str(port), "--model": str(base), "--served-model-name": "base"}
+                told |= {"--max-loras": "4", "--max-lora-rank": "64"}
                 found.append(Server(port, folder, (variables, _with(arguments, told))))
                 found[-1].start()
             for server in found:
