@@ -33,6 +33,7 @@ import torch
 from datasets import Dataset
 from rollout_servers import Door, Server, servers, start_command
 from safetensors.torch import load_file, save_file
+from transformers import PrinterCallback
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
@@ -181,7 +182,9 @@ def trainer(folder: Path, urls: list[str], method: str, happen: Callable[[], Non
     problems = load_problems("sandbox:addition", "train")[:64]
     rows = [{"prompt": [{"role": "user", "content": p.question}], "solution": p.answer} for p in problems]
     args = PeftRLConfig(str(folder), **settings(urls, method))
-    return PeftGRPOTrainer("sandbox:base", Reward(happen), args, train_dataset=Dataset.from_list(rows))
+    trained = PeftGRPOTrainer("sandbox:base", Reward(happen), args, train_dataset=Dataset.from_list(rows))
+    trained.remove_callback(PrinterCallback)
+    return trained
 
 
 def suffer(fault: Fault, found: Fleet) -> dict[str, Any]:
