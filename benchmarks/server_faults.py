@@ -33,6 +33,7 @@ import torch
 from datasets import Dataset
 from rollout_servers import Door, Server, servers, start_command
 from safetensors.torch import load_file, save_file
+from transformers import PrinterCallback
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
@@ -181,7 +182,9 @@ def trainer(folder: Path, urls: list[str], method: str, happen: Callable[[], Non
     problems = load_problems("sandbox:addition", "train")[:64]
     rows = [{"prompt": [{"role": "user", "content": p.question}], "solution": p.answer} for p in problems]
     args = PeftRLConfig(str(folder), **settings(urls, method))
-    return PeftGRPOTrainer("sandbox:base", Reward(happen), args, train_dataset=Dataset.from_list(rows))
+    trained = PeftGRPOTrainer("sandbox:base", Reward(happen), args, train_dataset=Dataset.from_list(rows))
+    trained.remove_callback(PrinterCallback)
+    return trained
 
 
 def suffer(fault: Fault, found: Fleet) -> dict[str, Any]:
@@ -195,6 +198,8 @@ def suffer(fault: Fault, found: Fleet) -> dict[str, Any]:
     except PerlError as error:
         ended = str(error.problems[0].message)
     log = [row for row in trained.state.log_history if "sampling/sampling_logp_difference/mean" in row]
+    if not log:
+        raise RuntimeError(f"the run ended before its first step: {ended}")
     off = [row["sampling/sampling_logp_difference/mean"] for row in log]
     kept = sorted((found.folder / fault.name).glob("checkpoint-*"))
     counts = {n: int(log[-1][f"rollout/{n}"]) for n in ("requests_retried", "servers_lost", "reloads")}
@@ -251,7 +256,8 @@ def fleet() -> Iterator[Fleet]:
         variables |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}  # what other methods need besides
         with servers((), folder) as found:
             for port, base in zip(PORTS, (BASE_FOLDER, BASE_FOLDER, other), strict=True):
-                told = {"--port": str(port), "--model": str(base), "--served-model-name": "base", "--max-loras": "4"}
+                told = {"--port": str(port), "--model": str(base), "--served-model-name": "base"}
+                told |= {"--max-loras": "4", "--max-lora-rank": "64"}
                 found.append(Server(port, folder, (variables, _with(arguments, told))))
                 found[-1].start()
             for server in found:

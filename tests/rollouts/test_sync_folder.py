@@ -64,7 +64,7 @@ def test_the_next_run_clears_after_one_that_was_killed_and_not_after_one_that_li
             "perl-00000004.owner",
         ]
         assert list(own.iterdir()) == []  # known by the path that the server has
-        assert "cleared after perl-00000001, perl-00000003" in caplog.text
+        assert "cleared what ended runs had left (perl-00000001, perl-00000003)" in caplog.text
         engine.close()
         assert not (here / "perl-00000004.owner").exists()
 

@@ -139,7 +139,7 @@ class ServerPool:
             clear(place, name)
         if dead:
             runs = ", ".join(sorted({name for _, name in dead}))
-            _log.warning("rollouts: cleared after %s, which was killed: %d adapters on servers", runs, unloaded)
+            _log.warning("rollouts: cleared what ended runs had left (%s): %d adapters on servers", runs, unloaded)
 
     @property
     def counts(self) -> dict[str, int]:
