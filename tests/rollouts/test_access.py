@@ -15,7 +15,8 @@ from perl.evaluation.serving import _port
 from perl.recipe import Recipe
 from perl.recipe.server_address import ServerAddress, server_address, server_option, without_credentials
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.vllm_http import AccessError, VllmServer
+from perl.rollouts.vllm_answers import AccessError
+from perl.rollouts.vllm_http import VllmServer
 from perl.rollouts.vllm_server import ServerPool
 from tests.rollouts.loopback import FakeVllm
 

@@ -21,7 +21,8 @@ from perl.rollouts.engine import EngineSampling, OnGroup, Request, Sampled
 from perl.rollouts.liveness import HEALTH_SECONDS, Servers
 from perl.rollouts.lost_answers import MOST_IN_A_ROW, MOST_LOSSES
 from perl.rollouts.versions import FIRST_TOKEN_SECONDS, ChangedServerError, Member, Version, Versions
-from perl.rollouts.vllm_http import DYING_SECONDS, AccessError, ServerDownError, VllmServer
+from perl.rollouts.vllm_answers import AccessError, ServerDownError
+from perl.rollouts.vllm_http import DYING_SECONDS, VllmServer
 
 MOST_OUTSTANDING = 256
 """Completions that one server is asked for at a time; more wait here, for whichever server has room."""

@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from perl.errors import BrokenPromiseError, PerlError, Problem, RolloutError, raise_all
 from perl.rollouts.versions import Member, Versions
-from perl.rollouts.vllm_http import AccessError, ServerDownError, VllmServer
+from perl.rollouts.vllm_answers import AccessError, ServerDownError
+from perl.rollouts.vllm_http import VllmServer
 from perl.rollouts.weight_labels import RENEW_SECONDS
 
 _REVIVE_SECONDS, _LONGEST_REVIVE_SECONDS = 1.0, 10.0

@@ -17,15 +17,8 @@ from typing import Any, TypeVar
 from perl.errors import BrokenPromiseError, PerlError, Problem, RolloutError, raise_all
 from perl.rollouts.engine import EngineSampling, Form, Proof, Request
 from perl.rollouts.lost_answers import LostAnswers
-from perl.rollouts.vllm_http import (
-    DEV_MODE,
-    LORA_FLAGS,
-    AdapterGoneError,
-    ServerDownError,
-    ServerFacts,
-    Standing,
-    VllmServer,
-)
+from perl.rollouts.vllm_answers import AdapterGoneError, ServerDownError, ServerFacts, Standing
+from perl.rollouts.vllm_http import DEV_MODE, LORA_FLAGS, VllmServer
 from perl.rollouts.weight_labels import WeightLabel, finished, is_owned, owner_of
 
 _MOST_TRIES = 3

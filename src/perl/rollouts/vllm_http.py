@@ -7,12 +7,8 @@ that are idle, and one that is closed while it is used again looks like a server
 """
 
 import asyncio
-import math
-import os
 import re
-import ssl
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2
@@ -21,6 +17,19 @@ from perl.errors import PerlError, RolloutError
 from perl.methods.registry import served_rank
 from perl.recipe.server_address import DEFAULT_KEY, ServerAddress, server_address
 from perl.rollouts.engine import EngineSampling, Request
+from perl.rollouts.vllm_answers import (
+    AccessError,
+    AdapterGoneError,
+    Answer,
+    ServerDownError,
+    ServerFacts,
+    Standing,
+    json_object,
+    key_of,
+    message_of,
+    read_answer,
+    trust_of,
+)
 from perl.rollouts.vllm_version import check_version
 
 UNTOUCHED = "default"
@@ -53,71 +62,6 @@ LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=T
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 _SHARE = "servers read updates from a folder that they share with the trainer; mount it, or say where they see it"
 
-Answer = tuple[tuple[int, ...], tuple[float | None, ...]]
-"""Tokens of a completion, and their log-probabilities."""
-
-
-class ServerDownError(Exception):
-    """A server does not answer, or not what it should.
-
-    Attributes:
-        answered: It did answer, so that the request itself may be what it cannot stand.
-        timed_out: It was given up, after a time that was set here.
-    """
-
-    def __init__(self, reason: str, answered: bool = False, timed_out: bool = False) -> None:
-        """Says what happened."""
-        super().__init__(" ".join(reason.split())[:300])
-        self.answered, self.timed_out = answered, timed_out
-
-
-class AccessError(RolloutError):
-    """A server refuses access, or has a certificate that is not trusted: it will, however often it is asked."""
-
-
-class AdapterGoneError(Exception):
-    """A server does not know an adapter, so it was restarted, or someone unloaded it."""
-
-
-@dataclass(frozen=True)
-class ServerFacts:
-    """What a server says of itself.
-
-    Attributes:
-        version: Of vLLM.
-        base_name: Name under which the base is served.
-        longest: Tokens of prompt and completion together, at most.
-        adapters: Names of adapters that are loaded.
-        loads_adapters: It was started so that it can be given adapters.
-        takes_weights: It was started so that it can be given weights.
-        on_cpu: It computes on a CPU, by what it says of its memory.
-    """
-
-    version: str
-    base_name: str
-    longest: int
-    adapters: frozenset[str]
-    loads_adapters: bool
-    takes_weights: bool
-    on_cpu: bool = False
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What makes a server itself, at a moment.
-
-    Attributes:
-        process: When it was started, to a microsecond; None: it does not say.
-        base: Name and path of the model that it was started with.
-        adapters: Names of the adapters that it serves, with the folder that each was read from.
-        weights: Label of the weights that take the place of the base's; None: it can be given none.
-    """
-
-    process: str | None
-    base: tuple[str, str]
-    adapters: Mapping[str, str]
-    weights: str | None
-
 
 class VllmServer:
     """The calls. All of them raise :class:`ServerDownError`; those that a user must mend raise :class:`PerlError`."""
@@ -137,13 +81,13 @@ class VllmServer:
             raise PerlError(str(error)) from None
         self.url = address.url
         self._key_env = address.key_env or DEFAULT_KEY
-        key = _key(address)
+        key = key_of(address)
         self._has_key = key is not None
         self._client = httpx2.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-            verify=_trust(address),
+            verify=trust_of(address),
             trust_env=False,  # a proxy is for the world outside, not for the machines of a training run
         )
 
@@ -252,7 +196,7 @@ class VllmServer:
         choices = sorted(await self._choices(body, tries), key=lambda choice: int(choice.get("index", 0)))
         if len(choices) != request.count:
             raise ServerDownError(f"gave {len(choices)} completions for {request.count}", answered=True)
-        answers = [_answer(choice) for choice in choices]
+        answers = [read_answer(choice) for choice in choices]
         for choice, (token_ids, _) in zip(choices, answers, strict=True):
             # vLLM takes a text that would get too long and ends it early.
             if choice.get("finish_reason") == "length" and len(token_ids) < longest:
@@ -324,10 +268,10 @@ class VllmServer:
         """
         body = {"lora_name": name, "lora_path": path}
         answer = await self._send("POST", "/v1/load_lora_adapter", body, seconds=_ADAPTER_SECONDS)
-        message = _message(answer)
+        message = message_of(answer)
         if answer.is_success or "has already been loaded" in message:
             return
-        if answer.status_code == 404 and "error" not in _json_object(answer):
+        if answer.status_code == 404 and "error" not in json_object(answer):
             raise PerlError(f"{self.url} cannot load adapters", hint=LORA_FLAGS)
         if answer.status_code == 404:
             raise PerlError(f"{self.url} does not see {path}", hint=_SHARE)
@@ -388,10 +332,10 @@ class VllmServer:
 
     async def _choices(self, body: dict[str, Any], tries: int) -> list[dict[str, Any]]:
         answer = await self._send("POST", "/v1/completions", body, seconds=None, tries=tries)
-        if answer.status_code == 404 and "does not exist" in _message(answer):
+        if answer.status_code == 404 and "does not exist" in message_of(answer):
             raise AdapterGoneError(body["model"])
         if answer.status_code < 500 and not answer.is_success:
-            raise RolloutError(f"{self.url} refuses a request: {_message(answer)}")
+            raise RolloutError(f"{self.url} refuses a request: {message_of(answer)}")
         choices = self._field(answer, "choices")
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise ServerDownError("gave something else than completions", answered=True)
@@ -446,12 +390,12 @@ class VllmServer:
 
     def _expect_success(self, answer: httpx2.Response) -> httpx2.Response:
         if not answer.is_success:
-            raise ServerDownError(f"answers {answer.status_code}: {_message(answer)}", answered=True)
+            raise ServerDownError(f"answers {answer.status_code}: {message_of(answer)}", answered=True)
         return answer
 
     def _field(self, answer: httpx2.Response, name: str) -> Any:  # noqa: ANN401 (a JSON value)
         """A field of an answer that succeeded."""
-        fields = _json_object(self._expect_success(answer))
+        fields = json_object(self._expect_success(answer))
         if name not in fields:
             raise ServerDownError(f"answers without {name}: {answer.text[:100]}", answered=True)
         return fields[name]
@@ -464,56 +408,4 @@ class VllmServer:
         """
         await asyncio.sleep(DYING_SECONDS)
         await self.health()
-        raise RolloutError(f"{self.url} cannot load {what}: {_message(answer)}")
-
-
-def _key(address: ServerAddress) -> str | None:
-    """The key that a server's variable holds; a variable that was named must be set."""
-    name = address.key_env or DEFAULT_KEY
-    key = os.environ.get(name, "").strip()
-    if not key and address.key_env is not None:
-        raise PerlError(f"the variable {name}, which is to hold the key of {address.url}, is not set")
-    if not all("!" <= letter <= "~" for letter in key):  # what a header can hold; the key itself is not for logs
-        raise PerlError(f"what {name} holds is no key: it has spaces or letters that HTTP cannot send")
-    return key or None
-
-
-def _trust(address: ServerAddress) -> ssl.SSLContext | bool:
-    """Whose certificates are believed; they are read only where they are needed."""
-    if address.ca_file is None:
-        return address.url.startswith("https://")
-    try:
-        return ssl.create_default_context(cafile=os.path.expanduser(address.ca_file))
-    except OSError as error:
-        reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
-        raise PerlError(f"{address.ca_file}: {reason}", "ca_file", f"certificates (PEM) for {address.url}") from None
-
-
-def _answer(choice: dict[str, Any]) -> Answer:
-    """A completion, if it is whole: one that was aborted on the server is none."""
-    token_ids, scores = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if choice.get("finish_reason") not in ("stop", "length"):
-        raise ServerDownError(f"ended a completion by {choice.get('finish_reason')}", answered=True)
-    if not token_ids or scores is None or len(scores) != len(token_ids):
-        raise ServerDownError("gave a completion without a log-probability for each token", answered=True)
-    log_probs = (None if score is None else float(score) for score in scores)
-    return tuple(map(int, token_ids)), tuple(None if p is None or math.isnan(p) else p for p in log_probs)
-
-
-def _json_object(answer: httpx2.Response) -> dict[str, Any]:
-    """The answer's fields; none if it is no JSON object."""
-    try:
-        fields = answer.json()
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
-def _message(answer: httpx2.Response) -> str:
-    """What an error's answer says."""
-    fields = _json_object(answer)
-    error = fields.get("error")
-    said = error.get("message") if isinstance(error, dict) else fields.get("detail")
-    if said is None and answer.text.lstrip().startswith("<"):
-        said = "with a web page, as no vLLM does"
-    return " ".join(str(said or answer.text or answer.reason_phrase).split())[:500]
+        raise RolloutError(f"{self.url} cannot load {what}: {message_of(answer)}")

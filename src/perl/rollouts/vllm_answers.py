@@ -1,0 +1,135 @@
+"""What a vLLM server is and says: records, errors, and answers read; how one is let in.
+
+answer -> tokens with log-probabilities, ServerFacts, Standing, or an error; ServerAddress -> key, certificates
+
+Knows nothing of when a server is asked (``vllm_http.py``).
+"""
+
+import math
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from perl.errors import PerlError, RolloutError
+from perl.recipe.server_address import DEFAULT_KEY, ServerAddress
+
+Answer = tuple[tuple[int, ...], tuple[float | None, ...]]
+"""Tokens of a completion, and their log-probabilities."""
+
+
+class ServerDownError(Exception):
+    """A server does not answer, or not what it should.
+
+    Attributes:
+        answered: It did answer, so that the request itself may be what it cannot stand.
+        timed_out: It was given up, after a time that was set here.
+    """
+
+    def __init__(self, reason: str, answered: bool = False, timed_out: bool = False) -> None:
+        """Says what happened."""
+        super().__init__(" ".join(reason.split())[:300])
+        self.answered, self.timed_out = answered, timed_out
+
+
+class AccessError(RolloutError):
+    """A server refuses access, or has a certificate that is not trusted: it will, however often it is asked."""
+
+
+class AdapterGoneError(Exception):
+    """A server does not know an adapter, so it was restarted, or someone unloaded it."""
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server says of itself.
+
+    Attributes:
+        version: Of vLLM.
+        base_name: Name under which the base is served.
+        longest: Tokens of prompt and completion together, at most.
+        adapters: Names of adapters that are loaded.
+        loads_adapters: It was started so that it can be given adapters.
+        takes_weights: It was started so that it can be given weights.
+        on_cpu: It computes on a CPU, by what it says of its memory.
+    """
+
+    version: str
+    base_name: str
+    longest: int
+    adapters: frozenset[str]
+    loads_adapters: bool
+    takes_weights: bool
+    on_cpu: bool = False
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What makes a server itself, at a moment.
+
+    Attributes:
+        process: When it was started, to a microsecond; None: it does not say.
+        base: Name and path of the model that it was started with.
+        adapters: Names of the adapters that it serves, with the folder that each was read from.
+        weights: Label of the weights that take the place of the base's; None: it can be given none.
+    """
+
+    process: str | None
+    base: tuple[str, str]
+    adapters: Mapping[str, str]
+    weights: str | None
+
+
+def key_of(address: ServerAddress) -> str | None:
+    """The key that a server's variable holds; a variable that was named must be set."""
+    name = address.key_env or DEFAULT_KEY
+    key = os.environ.get(name, "").strip()
+    if not key and address.key_env is not None:
+        raise PerlError(f"the variable {name}, which is to hold the key of {address.url}, is not set")
+    if not all("!" <= letter <= "~" for letter in key):  # what a header can hold; the key itself is not for logs
+        raise PerlError(f"what {name} holds is no key: it has spaces or letters that HTTP cannot send")
+    return key or None
+
+
+def trust_of(address: ServerAddress) -> ssl.SSLContext | bool:
+    """Whose certificates are believed; they are read only where they are needed."""
+    if address.ca_file is None:
+        return address.url.startswith("https://")
+    try:
+        return ssl.create_default_context(cafile=os.path.expanduser(address.ca_file))
+    except OSError as error:
+        reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise PerlError(f"{address.ca_file}: {reason}", "ca_file", f"certificates (PEM) for {address.url}") from None
+
+
+def read_answer(choice: dict[str, Any]) -> Answer:
+    """A completion, if it is whole: one that was aborted on the server is none."""
+    token_ids, scores = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if choice.get("finish_reason") not in ("stop", "length"):
+        raise ServerDownError(f"ended a completion by {choice.get('finish_reason')}", answered=True)
+    if not token_ids or scores is None or len(scores) != len(token_ids):
+        raise ServerDownError("gave a completion without a log-probability for each token", answered=True)
+    log_probs = (None if score is None else float(score) for score in scores)
+    return tuple(map(int, token_ids)), tuple(None if p is None or math.isnan(p) else p for p in log_probs)
+
+
+def json_object(answer: httpx2.Response) -> dict[str, Any]:
+    """The answer's fields; none if it is no JSON object."""
+    try:
+        fields = answer.json()
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def message_of(answer: httpx2.Response) -> str:
+    """What an error's answer says."""
+    fields = json_object(answer)
+    error = fields.get("error")
+    said = error.get("message") if isinstance(error, dict) else fields.get("detail")
+    if said is None and answer.text.lstrip().startswith("<"):
+        said = "with a web page, as no vLLM does"
+    return " ".join(str(said or answer.text or answer.reason_phrase).split())[:500]
