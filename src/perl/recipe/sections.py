@@ -152,7 +152,7 @@ class RolloutSection(Section):
     tolerance: float | None = Field(
         None,
         gt=0,
-        description="Largest mean difference of theirs in nats; None: what rounding explains in the type it computes in.",
+        description="Largest mean difference of theirs in nats; None: what rounding explains in its type.",
     )
     prefetch: int = Field(
         0,
