@@ -9,6 +9,7 @@ import transformers
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 
+import perl.attention
 from perl.attention import use_packed_attention
 from perl.head import LogitSettings, add_scored_forward, logit_settings
 from perl.packing import Row
@@ -276,3 +277,44 @@ def test_rows_of_which_nothing_is_scored_give_zeros_and_a_gradient_of_zero():
         log_probs.sum().backward()
     assert all(p.grad is None or p.grad.abs().max() == 0 for p in model.parameters())
     assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+
+
+def deep_in_half(scale: float) -> transformers.PreTrainedModel:
+    """A bfloat16 model of 28 layers whose logits have the standard deviation of a trained model's."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 28, "num_attention_heads": 4}
+    config = transformers.Qwen3Config(**{**TOKENS, **sizes}, num_key_value_heads=2, head_dim=32)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed" not in name:
+                parameter.normal_(std=parameter.size(1) ** -0.5)
+        model.lm_head.weight.mul_(scale)
+    model = model.to(torch.bfloat16).eval()
+    add_scored_forward(model, logit_settings(model.config, temperature=1.0, float32=False))
+    return model
+
+
+def rounds_elsewhere(query, key, value, layout, *, scaling=None):
+    """Right packed attention that rounds at another place, as another kernel does."""
+    exact = perl.attention._by_segment(query.float(), key.float(), value.float(), layout, scaling)
+    return exact.to(query.dtype)
+
+
+def sees_its_neighbours(query, key, value, _, *, scaling=None):
+    """Wrong packed attention: each row sees all rows before it."""
+    attended = nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return attended.transpose(1, 2).contiguous()
+
+
+@pytest.mark.parametrize("scale", [2.5, 5.0])
+def test_in_half_precision_another_kernels_rounding_is_no_reason_to_pad_and_a_neighbour_is(monkeypatch, scale):
+    model = deep_in_half(scale)
+    monkeypatch.setattr(perl.attention, "packed_attention", rounds_elsewhere)
+    assert choose_passes(model, model, padding_free=True, share=True) == Passes(packed=True, shared=True)
+    monkeypatch.setattr(perl.attention, "packed_attention", sees_its_neighbours)
+    how = choose_passes(model, model, padding_free=True, share=True)
+    assert not how.packed
+    assert "its log-probabilities change by" in how.why
