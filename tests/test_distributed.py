@@ -48,6 +48,18 @@ def test_two_processes_train_one_adapter(tmp_path):
     assert done.stdout.count("card  ") == 1
 
 
+def test_what_the_first_process_fails_at_the_others_hear_of(tmp_path):
+    """It is refused before it trains: a run of another recipe lies there."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"status": "done"')
+    command = [*launcher, "-m", "perl", "train", "quickstart", *SMALL, "--output", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode != 0
+    assert "run.json" in done.stderr
+    assert "the first process of this run has failed, see what it says" in done.stderr
+
+
 METHODS = ["lora_plus", "lora_fa", "adalora", "pissa", "slicefine"]
 
 

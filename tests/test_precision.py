@@ -20,6 +20,7 @@ from perl.methods.settings import adaptation
 from perl.model import load_base
 from perl.precision import compute_dtype, in_float32, layers_of, tolerance_of
 from perl.recipe.sections import ModelSection, PeftSection
+from perl.reference import Reference, reference_log_probs
 
 IDS = torch.randint(0, 60, (2, 12), generator=torch.Generator().manual_seed(0))
 SIZES = {
@@ -138,3 +139,23 @@ def test_the_tolerance_grows_with_the_types_spacing_and_the_number_of_layers():
     assert tolerance_of(torch.bfloat16, 4) == 8 * tolerance_of(torch.float16, 4)
     assert tolerance_of(torch.bfloat16, 36) == pytest.approx(3 * tolerance_of(torch.bfloat16, 4))
     assert layers_of(moved_lora("float32")) == 4
+
+
+def test_what_others_put_into_a_parameter_in_between_stays_where_they_put_it_back():
+    policy = moved_lora("bfloat16")
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    reference = Reference(policy, "initial")
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05
+    trained = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    with in_float32(policy):
+        found = reference_log_probs(policy, IDS, torch.ones_like(IDS), reference)
+    assert all(torch.equal(p, trained[name]) for name, p in policy.named_parameters())
+    assert not torch.equal(found, log_probs(policy))
+    kept = {p.data_ptr() for p in reference.snapshot.values()}
+    assert not kept & {p.data_ptr() for p in policy.parameters()}

@@ -12,12 +12,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
-
 from perl.errors import BrokenPromiseError, RolloutError
 from perl.rollouts.engine import Sampled
 from perl.rollouts.gap import GapJudge
-from perl.rollouts.vllm_server import ServerPool
 from perl.served import ServedGRPOTrainer
 
 logger = logging.getLogger("perl")
@@ -61,7 +58,7 @@ class CheckedGRPOTrainer(ServedGRPOTrainer):
         """Whether a step may be trained on its rollouts; called on every process before the optimizer's step.
 
         Where the engine's log-probabilities are unusually far from the trainer's, the parity check runs at once. A
-        server that fails it is left for good.
+        server that fails it is left until another process answers there.
 
         Args:
             gap: Mean difference over all of the step's tokens, in nats; None: nothing was compared.
@@ -87,6 +84,7 @@ class CheckedGRPOTrainer(ServedGRPOTrainer):
                 if self._repeats <= _MOST_REPEATS:
                     return False
                 hint = "does an address lead to several servers? If it is rounding raise rollout.tolerance"
+                self._without_rollouts, self._repeats = True, 0  # so that the last whole step is kept
                 raise RolloutError(f"{what}, again and again, though the engine passes the parity check", hint=hint)
         judge.accept(gap, behind)
         self._repeats = 0
@@ -120,6 +118,8 @@ class CheckedGRPOTrainer(ServedGRPOTrainer):
             del metrics[name][self._logged.get(name, 0) :]
             if not metrics[name]:
                 del metrics[name]
+        if self._ahead and self._sync_plan.form == "merged":  # weights must not change under requests, of any process
+            self._together(lambda: [ahead.pending.result() for ahead in self._ahead])
         self._ahead.clear()  # they may be as wrong
         self._step_begins_at = self._step_begins_at[0], None
         self._behind = 0
@@ -147,11 +147,8 @@ class CheckedGRPOTrainer(ServedGRPOTrainer):
                 raise RolloutError(f"{what}, and the parity check fails: {' '.join(failed.values())}")
             return failed
 
-        failed: dict[str, str] = broadcast_object_list([self._together(ask)])[0]
-        if isinstance(self.engine, ServerPool):
-            for url in failed:
-                self.engine.leave_out(url, "it does not answer like the policy")
+        failed = self._drop(self._together(ask))
         for reason in failed.values():
-            logger.warning("a server is left for good, and the rollouts are made again: %s", reason)
+            logger.warning("the rollouts are made again without a server that fails the parity check: %s", reason)
         self._metrics["train"]["sync/logp_diff"] += passed
         return bool(failed)

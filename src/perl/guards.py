@@ -19,7 +19,7 @@ from perl.adapter_files import reload_difference
 from perl.errors import BrokenPromiseError
 from perl.logprobs import token_log_probs
 from perl.model import base_fingerprint, evaluating
-from perl.precision import HALF, compute_dtype, in_float32, layers_of, tolerance_of
+from perl.precision import HALF, compute_dtype, in_float32, without_autocast
 from perl.reference import Reference, reference_log_probs
 
 # Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters are
@@ -29,6 +29,8 @@ RELOAD_TOLERANCE = 1e-4
 START_TOLERANCE = 1e-4
 # Rows and tokens on which they are compared.
 _PROBE = (2, 32)
+# Of a first step; what is smaller is no sign that an optimizer does not hold a tensor.
+_SMALLEST_STEP = 0.01
 # Updates within which every trained tensor must have had a gradient.
 PATIENCE = 5
 
@@ -59,7 +61,8 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
 
     Returns:
         Largest difference of a token's log-probability, in nats, over random tokens, computed in float32; or in the
-        policy's own type where only there the two are the same (DoRA's lengths of W, rounded as W's type has them).
+        policy's own type where only there the two are the same (DoRA's lengths of W, rounded as W's type has them), to
+        the same tolerance.
 
     Raises:
         BrokenPromiseError: It must be, and is not.
@@ -69,17 +72,15 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
     ids = torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0)).to(device)
     with evaluating(policy):
         with in_float32(policy):
-            exact = _difference_from_reference(policy, ids, reference)
-        difference, tolerance = float(exact.max()), START_TOLERANCE
-        if not difference <= tolerance and compute_dtype(policy) in HALF:
-            rounded = _difference_from_reference(policy, ids, reference)
-            tolerance = tolerance_of(compute_dtype(policy), layers_of(policy))
-            difference = float(rounded.mean())
-    if difference <= tolerance:
+            difference = _difference_from_reference(policy, ids, reference)
+        if not difference <= START_TOLERANCE and compute_dtype(policy) in HALF:
+            with without_autocast(policy):
+                difference = min(difference, _difference_from_reference(policy, ids, reference))
+    if difference <= START_TOLERANCE:
         return difference
     message = (
         f"before its first step the policy differs from its reference by {difference:.2e} nats (at most "
-        f"{tolerance:.0e})"
+        f"{START_TOLERANCE:.0e})"
     )
     if must:
         raise BrokenPromiseError(f"{message}: the KL divergence would be measured against another policy")
@@ -87,11 +88,11 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
     return difference
 
 
-def _difference_from_reference(policy: PeftModel, ids_BT: torch.Tensor, reference: Reference) -> torch.Tensor:
-    """(B, T-1) of each token's log-probability, in nats."""
+def _difference_from_reference(policy: PeftModel, ids_BT: torch.Tensor, reference: Reference) -> float:
+    """Largest of a token's log-probability, in nats."""
     with torch.no_grad():
         expected = reference_log_probs(policy, ids_BT, torch.ones_like(ids_BT), reference)
-        return (token_log_probs(policy, ids_BT, torch.ones_like(ids_BT)) - expected).abs()
+        return float((token_log_probs(policy, ids_BT, torch.ones_like(ids_BT)) - expected).abs().max())
 
 
 class Movement:
@@ -110,6 +111,7 @@ class Movement:
         self._unproven = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._about_to_move: dict[str, torch.Tensor] = {}
         self._too_coarse: set[str] = set()
+        self._was_too_coarse: set[str] = set()
         self._moved = self._said = False
         self._updates = 0
         self._real = False
@@ -152,10 +154,11 @@ class Movement:
             )
         for name in self._about_to_move.keys() - coarse:
             del self._unproven[name]
+        self._was_too_coarse |= coarse
         if coarse:
             self._say_too_coarse(sorted(coarse))
         if self._updates >= PATIENCE and self._unproven:
-            self._give_up(coarse)
+            self._give_up()
 
     def _say_too_coarse(self, names: list[str]) -> None:
         if self._said:
@@ -182,9 +185,9 @@ class Movement:
                 "of the numbers; load the model in float32 (bf16 autocast may stay), or raise the learning rate"
             )
 
-    def _give_up(self, coarse: set[str]) -> None:
+    def _give_up(self) -> None:
         self.at_end()
-        self._unproven = {name: p for name, p in self._unproven.items() if name not in coarse}
+        self._unproven = {name: p for name, p in self._unproven.items() if name not in self._was_too_coarse}
         without = sorted(self._unproven)
         if not without:
             return
@@ -196,10 +199,10 @@ class Movement:
 
 
 def _below_spacing(parameter: torch.Tensor, group: dict[str, Any]) -> bool:
-    """Whether a first step of this optimizer is too small to change any number of a tensor.
+    """Whether a step of this optimizer may be too small to change any number of a tensor.
 
-    Adam and its kin take steps of lr |g| / (|g| + eps), others of lr |g|; a step below half the spacing of a number is
-    lost when it is added.
+    First steps of Adam and its kin are of lr |g| / (|g| + eps), those of others of lr |g|; later ones may be far
+    smaller, after gradients of other signs or sizes. A step below half the spacing of a number is lost.
     """
     if parameter.grad is None:
         return False
@@ -209,7 +212,7 @@ def _below_spacing(parameter: torch.Tensor, group: dict[str, Any]) -> bool:
         step = step / (step + (eps if isinstance(eps, float) else 0.0)).clamp(min=torch.finfo(torch.float32).tiny)
     _, exponent = torch.frexp(values)  # values < 2^exponent, so the spacing is at least eps / 2 of that
     spacing = torch.finfo(parameter.dtype).eps / 2 * torch.ldexp(torch.ones_like(values), exponent)
-    lost = (group["lr"] * step < spacing / 2) & (values > 0)  # beside 0 any number has its place
+    lost = (_SMALLEST_STEP * group["lr"] * step < spacing / 2) & (values > 0)  # beside 0 any number has its place
     return bool((lost | (step == 0)).all())
 
 

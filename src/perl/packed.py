@@ -46,9 +46,9 @@ _REPLACEABLE = (
     "get_off_policy_mask",
     "get_gamma_weights",
 )
-# Inputs of multimodal models, handed through to the forward pass as TRL does.
 MASKED = "rows/masked_fraction"
 """Share of the rows of which no token is in the loss, as of truncated ones with ``mask_truncated_completions``."""
+# Inputs of multimodal models, handed through to the forward pass as TRL does.
 _IMAGES = (
     "pixel_values",
     "image_grid_thw",

@@ -19,6 +19,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 from perl.model import base_dtype, base_of
+from perl.quantised import was_quantised
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -70,25 +71,27 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     Half-precision weights are the same numbers in float32. Each layer's are converted as it begins and given back as it
     ends, so this costs one layer's memory. Two policies over one base, or a policy and what was saved of it, then agree
     to about 1e-6 nats if they are the same, where in bfloat16 they would differ by as much as some wrong ones do.
-    Numbers of a quantised base stay what they are.
+    Numbers of a quantised base stay what they are; where its layers compute in a type of their own, so does all else.
 
     Args:
         model: Without the wrappers of distributed training.
     """
-    device = next(model.parameters()).device.type
     matmul = torch.get_float32_matmul_precision()
-    taken: list[tuple[torch.Tensor, torch.Tensor]] = []
-    hooks = [hook for unit, recurse in _units(model) for hook in _converting(unit, recurse, taken)]
+    if _has_own_numbers(base_of(model)):
+        with torch.no_grad():
+            yield
+        return
+    units = [unit for unit in (_Unit(module, inside) for module, inside in _units(model)) if unit.is_half]
     try:
         torch.set_float32_matmul_precision("highest")
-        with torch.no_grad(), torch.autocast(device, enabled=False), _own_forward(model), _any_type_of_attention(model):
+        with torch.no_grad(), without_autocast(model), _any_type_of_attention(model):
+            for unit in units:
+                unit.attach()
             yield
     finally:
         torch.set_float32_matmul_precision(matmul)
-        for hook in hooks:
-            hook.remove()
-        for tensor, data in taken:
-            tensor.data = data
+        for unit in units:
+            unit.detach()
 
 
 def _units(model: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
@@ -106,41 +109,71 @@ def _units(model: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
             yield from _units(child)
 
 
-def _converting(unit: nn.Module, recurse: bool, taken: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Any]:
-    own: list[tuple[torch.Tensor, torch.Tensor]] = []
+class _Unit:
+    """A module whose half-precision numbers are float32 while it computes.
 
-    def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        for tensor in (*unit.parameters(recurse), *unit.buffers(recurse)):
+    It gives back what it took and nothing else: in between, others may put other tensors into the same parameters.
+    """
+
+    def __init__(self, module: nn.Module, inside: bool) -> None:
+        self._module, self._inside = module, inside
+        self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._hooks: list[Any] = []
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self._module.parameters(self._inside)
+        yield from self._module.buffers(self._inside)
+
+    @property
+    def is_half(self) -> bool:
+        return any(tensor.dtype in HALF for tensor in self._tensors())
+
+    def attach(self) -> None:
+        self._hooks = [
+            self._module.register_forward_pre_hook(self._before),
+            self._module.register_forward_hook(self._after, always_call=True),
+        ]
+
+    def detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._after()
+
+    def _before(self, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        for tensor in self._tensors():
             if tensor.dtype in HALF:
-                own.append((tensor, tensor.data))
+                self._taken.append((tensor, tensor.data))
                 tensor.data = tensor.data.float()
-        taken.extend(own)
         # Mamba rounds to the type that it finds its head in.
         return tuple(x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x for x in inputs)
 
-    def after(*_: object) -> None:
-        for tensor, data in own:
+    def _after(self, *_: object) -> None:
+        for tensor, data in self._taken:
             tensor.data = data
-        own.clear()
+        self._taken.clear()
 
-    if not any(t.dtype in HALF for t in (*unit.parameters(recurse), *unit.buffers(recurse))):
-        return []
-    return [unit.register_forward_pre_hook(before), unit.register_forward_hook(after, always_call=True)]
+
+def _has_own_numbers(base: nn.Module) -> bool:
+    """Whether layers compute in half precision whatever they are given, which bitsandbytes' do not."""
+    return was_quantised(base) and getattr(base, "quantization_method", None) != "bitsandbytes"
 
 
 @contextlib.contextmanager
-def _own_forward(model: nn.Module) -> Iterator[None]:
-    """The model's forward without what accelerate has put around it."""
-    if "_original_forward" not in vars(model):
-        yield
-        return
+def without_autocast(model: nn.Module) -> Iterator[None]:
+    """The model computes in the type of its weights, without what accelerate has put around its forward.
+
+    Args:
+        model: Without the wrappers of distributed training.
+    """
     own = vars(model)
-    wrapped = own["forward"]
-    own["forward"] = own["_original_forward"]
+    put = {name: own[name] for name in ("forward", "_original_forward") if "_original_forward" in own}
     try:
-        yield
+        if put:
+            own["forward"] = own.pop("_original_forward")
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            yield
     finally:
-        own["forward"] = wrapped
+        own.update(put)
 
 
 @contextlib.contextmanager

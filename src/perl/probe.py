@@ -16,6 +16,7 @@ import torch
 from perl.run import write_text
 
 PROBE = "probe.json"
+_TYPE = "float32"
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,17 @@ class Probe:
 
 
 def write_probe(folder: Path, input_ids_BT: torch.Tensor, log_probs_BT: torch.Tensor) -> None:
-    """Keeps a probe in a run folder."""
-    facts = {"input_ids": input_ids_BT.tolist(), "log_probs": log_probs_BT.float().tolist()}
+    """Keeps a probe in a run folder, computed in float32 whatever the policy trained in."""
+    facts = {"type": _TYPE, "input_ids": input_ids_BT.tolist(), "log_probs": log_probs_BT.float().tolist()}
     write_text(folder / PROBE, json.dumps(facts) + "\n")
 
 
 def read_probe(folder: Path) -> Probe | None:
-    """The probe in a run folder; None: the run kept none."""
+    """The probe in a run folder; None: the run kept none that was computed in float32."""
     try:
         facts = json.loads((folder / PROBE).read_text(encoding="utf-8"))
     except FileNotFoundError:
+        return None
+    if facts.get("type") != _TYPE:
         return None
     return Probe(torch.tensor(facts["input_ids"]), torch.tensor(facts["log_probs"], dtype=torch.float32))

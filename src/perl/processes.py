@@ -15,8 +15,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from perl.errors import PerlError
+
 # What a process may do alone, a score for one, takes hours; collectives of the run's own group give up after minutes.
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
+# Beside yes and no.
+_FAILED = 2
 # What a library asks of the processes that there are, and what it makes of them.
 _OF_THE_WORLD = ("get_rank", "get_world_size", "new_group")
 # Numbers that are exchanged at once: enough that the exchange runs at full speed, few beside a model's gradients.
@@ -28,12 +32,29 @@ def told_by_first(value: bool = True) -> bool:
 
     Args:
         value: Of the first process.
+
+    Raises:
+        PerlError: The first process has failed instead; see :func:`others_told`.
     """
     if not several():
         return value
     said = torch.tensor([int(value)])
     torch.distributed.broadcast(said, src=0, group=_patient_group())
+    if int(said) == _FAILED:
+        raise PerlError("the first process of this run has failed, see what it says")
     return bool(said)
+
+
+@contextlib.contextmanager
+def others_told() -> Iterator[None]:
+    """What the first process does before it tells the others; if it fails, they hear of that instead and fail too."""
+    try:
+        yield
+    except BaseException:
+        if several() and torch.distributed.get_rank() == 0:
+            with contextlib.suppress(RuntimeError):  # they have ended already
+                torch.distributed.broadcast(torch.tensor([_FAILED]), src=0, group=_patient_group())
+        raise
 
 
 def several() -> bool:

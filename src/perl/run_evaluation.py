@@ -26,7 +26,8 @@ from perl.evaluation.score import score_samples
 from perl.evaluation.subject import Subject
 from perl.model import clean_base
 from perl.plan import Plan
-from perl.processes import told_by_first
+from perl.precision import without_autocast
+from perl.processes import others_told, told_by_first
 from perl.progress import progress
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.rollouts.engine import Engine
@@ -76,7 +77,8 @@ def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: 
     evaluation = _evaluation(plan, run, subject, trainer.rollout, trainer.args.device)
     fingerprint = run.facts["fingerprint"]["base"]
     policies = Policies(base, trainer.policy, plan.tokenizer, fingerprint) if trained else None
-    results = carry_out(evaluation, policies)
+    with without_autocast(trainer.policy):  # as base and adapter are scored by anyone who loads them
+        results = carry_out(evaluation, policies)
     run.record(eval={task.name: _facts_of(task) for task in results.tasks})
     return results
 
@@ -118,8 +120,8 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
     def score() -> Metrics:
         engine = trainer.policy_engine(tasks[0].request.asked[0].prompt_ids, settings.batch_size)
         metrics: Metrics = {}
-        if trainer.accelerator.is_main_process:
-            for task in tasks:
+        with others_told():
+            for task in tasks if trainer.accelerator.is_main_process else ():
                 groups = _drawn(plan, engine, task)
                 found = score_samples(groups)
                 name = f"eval/{task.request.task}"

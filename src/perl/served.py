@@ -354,18 +354,25 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
                 left, as long as another one does.
         """
 
-        def ask() -> float:
+        def ask() -> tuple[float, dict[str, str]]:
             if self.rollout.backend == "vllm-server" and not self.accelerator.is_main_process:
-                return 0.0
+                return 0.0, {}
             answers = self.engine.trial(self._canary.request, self._canary.sampling)
             differences, failures = self._canary.compare(answers)
             if failures and (first or not differences):
                 raise next(iter(failures.values()))
-            if failures:
-                self.engine.drop({name: str(error) for name, error in failures.items()})
-            return max(differences.values())
+            return max(differences.values()), {name: str(error) for name, error in failures.items()}
 
-        return self._together(ask)
+        difference, failures = self._together(ask)
+        self._drop(failures)
+        return difference
+
+    def _drop(self, failures: dict[str, str]) -> dict[str, str]:
+        """Leaves the servers that failed on the main process, on all processes; their reasons by address."""
+        found: dict[str, str] = broadcast_object_list([failures])[0]
+        if found:
+            self.engine.drop(found)
+        return found
 
     def _together(self, work: Callable[[], _T]) -> _T:
         """Does something that may fail for want of an engine; if it fails on one process, it fails on all alike."""

@@ -55,17 +55,18 @@ def check_reference(strategy: str | None, *, snapshot: bool, beta: float) -> Non
         )
 
 
-def check_push(args: TrainingArguments, *, asked: bool) -> None:
+def check_push(args: TrainingArguments, *, asked: bool, strategy: str | None = None) -> None:
     """Refuses to push from shards: one process, which holds only a part, compares what was saved with the policy.
 
     Args:
         args: Of the trainer.
         asked: Whether it is to be pushed.
+        strategy: From :func:`strategy_of`, once there is a model.
 
     Raises:
         RecipeError: Names the strategy.
     """
-    strategy = _asked_for(args)
+    strategy = strategy or _asked_for(args)
     if strategy is not None and asked:
         raise RecipeError(
             f"under {strategy} the adapter cannot be proven before it is pushed",

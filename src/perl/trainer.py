@@ -294,7 +294,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         """
         if not isinstance(self.policy, PeftModel):
             return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
-        check_push(self.args, asked=True)
+        check_push(self.args, asked=True, strategy=self.strategy)
         if token is not None or self.args.hub_token is not None:
             raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
         if not self.accelerator.is_main_process:

@@ -6,7 +6,7 @@ Recipe -> Plan -> base -> answers of the base -> adapter, trained -> adapter/, c
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -32,10 +32,11 @@ from perl.methods.settings import method_problems
 from perl.model import base_fingerprint, base_identity, load_base, processor_name
 from perl.plan import Plan, make_plan
 from perl.probe import write_probe
-from perl.processes import told_by_first
+from perl.processes import others_told, told_by_first
 from perl.prompts import render_prompts
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.recipe import is_first_process
+from perl.recipe.sections import PeftSection
 from perl.rewards import Reward, reward_problems
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
@@ -87,21 +88,14 @@ def _train(recipe: Recipe) -> Run:
         if told_by_first():  # once it has prepared the run and scored the base
             _train_policy(plan, load_base(recipe.model, plan.arguments.device), run)
         return run
-    with sigterm_as_interrupt(), open_run(recipe) as run:
-        if run.status == "done":
+    with sigterm_as_interrupt(), ExitStack() as opened:
+        with others_told():
+            run = opened.enter_context(open_run(recipe))
+            model = _prepared(plan, run) if run.status != "done" else None
+        told_by_first(model is not None)
+        if model is None:
             logger.info("done before: %s", run.path)
-            told_by_first(False)
             return _published(recipe, run)
-        with _located(recipe):
-            check_login(recipe.hub)
-        _check_servers(plan, run)
-        if plan.judging is not None:
-            start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
-        with _located(recipe):
-            model = load_base(recipe.model, plan.arguments.device)
-        _record_identity(plan, model, run)
-        score_base(plan, model, run)
-        told_by_first()
         trainer = _train_policy(plan, model, run)
         _save_adapter(trainer, plan, run)
         score_run(plan, model, trainer, run)
@@ -110,6 +104,20 @@ def _train(recipe: Recipe) -> Run:
         _draw(run)
         write_card(run)
     return _published(recipe, run)
+
+
+def _prepared(plan: Plan, run: Run) -> PreTrainedModel:
+    """The base, scored; the others wait for it."""
+    with _located(plan.recipe):
+        check_login(plan.recipe.hub)
+    _check_servers(plan, run)
+    if plan.judging is not None:
+        start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
+    with _located(plan.recipe):
+        model = load_base(plan.recipe.model, plan.arguments.device)
+    _record_identity(plan, model, run)
+    score_base(plan, model, run)
+    return model
 
 
 def read_recipe(
@@ -123,12 +131,18 @@ def read_recipe(
         RecipeError: With every problem found.
     """
     recipe = load_recipe(source, overrides, checks=(method_problems, reward_problems, publishing_problems))
-    method = METHODS.get(recipe.peft.method)
-    if recipe.model.dtype == "auto" and method is not None and method.trains_the_bases:
+    if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
     if output_dir is None:
         return recipe
     return replace(recipe, train=MappingProxyType({**recipe.train, "output_dir": str(output_dir)}))
+
+
+def _trains_the_bases(peft: PeftSection) -> bool:
+    """Whether tensors of the base's own, or copies of them, train as far as the recipe says; they must be float32."""
+    method = METHODS.get(peft.method if peft.type is None else "")
+    named = peft.type == "LN_TUNING" or bool((peft.kwargs or {}).get("modules_to_save"))
+    return named or (method is not None and method.trains_the_bases)
 
 
 def prepare(recipe: Recipe) -> Plan:

@@ -380,6 +380,14 @@ def test_steps_that_mask_nearly_all_rows_are_said_at_the_third_and_whenever_they
     assert len(said()) == 1
 
 
+def test_the_closing_entry_which_has_the_last_step_once_more_is_no_further_step(arguments, said):
+    callback = MaskedRows()
+    for step in range(1, 3):
+        log(callback, arguments, step, masked(1.0))
+    log(callback, arguments, 2, {**masked(1.0), "train_runtime": 1.0})
+    assert not said()
+
+
 def test_steps_without_rollouts_and_other_processes_say_nothing_of_masked_rows(arguments, said):
     callback = MaskedRows()
     for step in range(1, 9):

@@ -42,8 +42,9 @@ class Servers(ServerPool):
     def close(self):
         """Nothing to give back."""
 
-    def leave_out(self, url, _reason):
-        self.left.remove(url)
+    def drop(self, failures):
+        for url in failures:
+            self.left.remove(url)
 
     def start(self, requests, sampling, on_group=None):
         self.samples += 1

@@ -4,11 +4,13 @@ import math
 import random
 
 import pytest
+import torch
 
-from perl.rollouts.canary import TOLERANCE, TOLERANCE_OF_HALF
+from perl.precision import tolerance_of
 from perl.rollouts.gap import GapJudge
 
 STEPS = 300
+TOLERANCE, TOLERANCE_OF_HALF = tolerance_of(torch.float32, 28), tolerance_of(torch.bfloat16, 28)
 
 
 def right_steps(kind, chance):
@@ -85,3 +87,15 @@ def test_after_a_passed_check_as_much_again_is_usual():
     judge.accept(1e-3)
     assert judge.is_usual(1.5e-3)
     assert not judge.is_usual(3e-3)
+
+
+def test_one_step_of_another_policy_does_not_make_the_next_one_usual_where_rollouts_are_behind():
+    judge = GapJudge(TOLERANCE)
+    for _ in range(5):
+        judge.accept(1e-6)
+        judge.accept(1e-3, 1)
+    assert not judge.is_usual(5.0, 1)
+    assert judge.is_no_rounding(5.0, 1)  # whoever passes the parity check by then
+    judge.accept(5.0, 1)
+    assert not judge.is_usual(1.0, 1)
+    assert judge.is_no_rounding(40.0, 1)

@@ -1,11 +1,13 @@
 """What a killed run leaves in the folder and on servers is cleared by the next one, and nothing of one that lives."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -104,3 +106,15 @@ def test_an_update_is_of_the_run_that_its_name_begins_with():
     assert run_of("perl-0a1b2c3d-v12") == run_of("perl-0a1b2c3d-probe0") == run_of("perl-0a1b2c3d-base")
     assert run_of("perl-0a1b2c3d-v12") == "perl-0a1b2c3d"
     assert [run_of(name) for name in ("someone", "perl-0a1b2c3d", "perl-0a1b-v1", "../perl-0a1b2c3d-v1")] == [None] * 4
+
+
+def test_a_run_that_begins_while_another_looks_at_its_lock_still_holds_it(tmp_path):
+    path = tmp_path / f"{ALIVE}.owner"
+    path.write_text("{}")
+    looking = path.open("r+")
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    threading.Timer(0.3, looking.close).start()
+    owner = Owner(tmp_path, ALIVE)
+    assert not is_dead(tmp_path, ALIVE)
+    assert dead_runs(tmp_path) == []
+    owner.release(forgotten=True)

@@ -202,6 +202,8 @@ class MaskedRows(TrainerCallback):
         **_: Any,  # noqa: ANN401
     ) -> None:
         """Counts the steps whose rollouts were masked out."""
+        if logs and "train_runtime" in logs:  # the last step's once more
+            return
         share = _number((logs or {}).get(_MASKED))
         if share is None or share < _NEARLY_ALL or not state.is_world_process_zero:
             return

@@ -16,7 +16,7 @@ DEFAULT_KEY = "VLLM_API_KEY"
 
 # What stands before the @ of an address. A password may hold a slash, so it ends at the last @ of the word.
 _CREDENTIALS = re.compile(r"//[^\s'\"]*@")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # no key looks like that
 _AS = "as http://host:8000"
 
 

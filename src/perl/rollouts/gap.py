@@ -18,6 +18,10 @@ _FLOOR = 0.1
 _GROWTH = 10.0
 # After a parity check was passed, how much more is a reason for another one.
 _AFTER_A_CHECK = 2.0
+# Engines in float32 differ by kernels, from one prompt to the next by an order of magnitude.
+_SMALLEST = 1e-4
+# Rollouts of earlier policies that are further away than this, in nats, and than ever before, are another policy's.
+_FAR_BEHIND = 1.0
 
 
 @dataclass
@@ -39,7 +43,8 @@ class GapJudge:
         if self._first:
             usual = sum(self._first) / len(self._first)
             most = max(self.tolerance, _FACTOR_AT_TOLERANCE * usual)
-            limit = max(_FLOOR * self.tolerance, min(_FACTOR * usual, most), _AFTER_A_CHECK * self._checked)
+            floor = max(_FLOOR * self.tolerance, min(self.tolerance, _SMALLEST))
+            limit = max(floor, min(_FACTOR * usual, most), _AFTER_A_CHECK * self._checked)
         if steps_behind == 0:
             return limit
         return max(limit, _GROWTH * self._behind.get(steps_behind, 0.0))
@@ -49,13 +54,16 @@ class GapJudge:
         return math.isfinite(gap) and gap <= self.limit(steps_behind)
 
     def is_no_rounding(self, gap: float, steps_behind: int = 0) -> bool:
-        """Whether on-policy rollouts differ by so much that they are another policy's, whoever passes a check later."""
-        return steps_behind == 0 and not (self.is_usual(gap) or gap <= self.tolerance)
+        """Whether rollouts differ by so much that they are another policy's, whoever passes a check later."""
+        if steps_behind:  # a policy moves on by itself, but not by a nat and far beyond what it did so far
+            return not gap <= max(_FAR_BEHIND, _GROWTH * self.limit(steps_behind))
+        return not (self.is_usual(gap) or gap <= self.tolerance)
 
     def accept(self, gap: float, steps_behind: int = 0) -> None:
         """Takes a step for right: it was usual, or a parity check was passed."""
-        if steps_behind:
-            self._behind[steps_behind] = max(gap, self._behind.get(steps_behind, 0.0))
+        if steps_behind:  # one unusual step does not make the next one usual
+            known = self._behind.get(steps_behind, 0.0)
+            self._behind[steps_behind] = max(known, min(gap, self.limit(steps_behind)))
         elif not self.is_usual(gap):
             self._checked = gap
         elif len(self._first) < _FIRST_STEPS:

@@ -8,7 +8,6 @@ the requests.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -177,14 +176,8 @@ class Servers:
                 waiter.set_result(None)
         self._work.more()
 
-    def lose(self, member: Member, reason: str, for_good: bool = False) -> None:
-        """A server does not answer: what is under way there is stopped, and it is asked for until it is back.
-
-        Args:
-            member: The server.
-            reason: What happened.
-            for_good: It is not asked for any more.
-        """
+    def lose(self, member: Member, reason: str) -> None:
+        """A server does not answer: what is under way there is stopped, and it is asked for until it is back."""
         if not member.serving:
             return
         member.serving, member.reason = False, reason
@@ -195,8 +188,7 @@ class Servers:
         self.lost += 1
         back = self._work.take_back(member)
         _log.warning("rollouts: %s is lost (%s); %d requests are asked again", member.url, reason, back)
-        if not for_good:
-            self.spawn(self._revive(member))
+        self.spawn(self._revive(member))
         self._work.more()
 
     async def _revive(self, member: Member) -> None:
@@ -234,10 +226,16 @@ class Servers:
         """Shows other runs that the merged weights on the servers have an owner."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            for member in self.serving():
-                with contextlib.suppress(ServerDownError):  # which is found out elsewhere
-                    if not await member.label.renew():
-                        self.lose(member, "for a while this process could not say whose its weights are")
+            await asyncio.gather(*map(self._renew_label, self.serving()))
+
+    async def _renew_label(self, member: Member) -> None:
+        try:
+            if not await member.label.renew():
+                self.lose(member, "for a while this process could not say whose its weights are")
+        except ServerDownError:
+            return  # which is found out elsewhere
+        except PerlError as error:
+            self.lose(member, str(error))
 
     async def _watch(self, member: Member) -> None:
         """Loses a server that hangs: no answer, or no token is read or written while completions are asked for."""

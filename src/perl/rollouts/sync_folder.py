@@ -8,6 +8,7 @@ for those on others. An owner that cannot be judged is taken to live. Knows noth
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -22,6 +23,7 @@ TOUCH_SECONDS = 20.0
 STALE_SECONDS = 600.0
 """An owner on another machine whose file was not touched for so long is dead."""
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _SUFFIX = ".owner"
 _NAME = re.compile(r"(perl-[0-9a-f]{8})-[a-z]+[0-9]*")
 
@@ -44,8 +46,11 @@ class Owner:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / (run + _SUFFIX)
         self._file = self._path.open("w")
-        with contextlib.suppress(OSError):  # a file system without locks: those of other machines' rule holds
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # another run may hold it for a moment, to see whether it can
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:  # a file system without locks: the rule for other machines holds
+                raise
         json.dump({"machine": _machine(), "process": os.getpid()}, self._file)
         self._file.flush()
         self._released = threading.Event()

@@ -256,8 +256,8 @@ class VllmServer:
             named = [{int(token.removeprefix("token_id:")): float(p) for token, p in row.items()} for row in found]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ServerDownError(f"gave no log-probabilities of tokens: {error!r}", answered=True) from error
-        if len(named) != len(prompts):
-            raise ServerDownError(f"answered {len(named)} prompts of {len(prompts)}", answered=True)
+        if len(named) != len(prompts) or not all(named):
+            raise ServerDownError(f"answered {sum(map(bool, named))} prompts of {len(prompts)}", answered=True)
         return named
 
     async def load_adapter(self, name: str, path: str) -> None:

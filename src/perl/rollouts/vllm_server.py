@@ -181,21 +181,6 @@ class ServerPool:
         members = self._dispatcher.servers.members
         return self._leads and any(member.serving and not member.compared for member in members)
 
-    def leave_out(self, url: str, reason: str) -> None:
-        """Asks a server for nothing any more.
-
-        Args:
-            url: Its address.
-            reason: Why, for the log.
-        """
-
-        async def leave_out() -> None:
-            for member in self._dispatcher.servers.members:
-                if member.url == url:
-                    self._dispatcher.servers.lose(member, reason, for_good=True)
-
-        self._call(leave_out())
-
     def strangers(self) -> list[str]:
         """Addresses of servers whose weights someone else changed: they need the whole base first, as merged weights.
 
