@@ -245,11 +245,13 @@ def test_a_step_below_the_spacing_of_the_numbers_is_said_and_stops_the_run_only_
 def test_steps_that_warm_up_beside_the_spacing_of_bfloat16_end_no_run():
     for seed in range(100):
         torch.manual_seed(seed)
-        norm = torch.nn.ParameterDict({"norm": (1 + 0.02 * torch.randn(8)).to(torch.bfloat16)})
-        optimizer, movement = torch.optim.AdamW(norm.parameters(), lr=1e-3, weight_decay=0.0), Movement(norm)
+        norm, matrix = (1 + 0.02 * torch.randn(8)).to(torch.bfloat16), torch.zeros(8)
+        model = torch.nn.ParameterDict({"norm": norm, "matrix": matrix})
+        optimizer, movement = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0), Movement(model)
         for step in range(8):
             optimizer.param_groups[0]["lr"] = 5e-4 * (step + 1)
-            norm["norm"].grad = torch.randn(8).to(torch.bfloat16)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(8).to(parameter.dtype)
             movement.before_step(optimizer)
             optimizer.step()
             movement.after_step(skipped=False)

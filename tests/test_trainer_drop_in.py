@@ -264,3 +264,10 @@ def test_rewards_for_all_leave_nothing_out(tmp_path, caplog):
     trainer.train()
     assert trainer.state.log_history[0]["rows/unscored"] == 0.0
     assert not [line for line in lines(caplog) if "None" in line]
+
+
+def test_what_a_model_is_loaded_with_is_not_called_ignored(tmp_path, caplog):
+    trainer = made(arguments(tmp_path, model_init_kwargs={"dtype": "bfloat16"}))
+    assert trainer.policy.get_base_model().dtype == torch.bfloat16
+    assert trainer.args.model_init_kwargs == {"dtype": "bfloat16"}
+    assert "will be ignored" not in caplog.text

@@ -84,6 +84,8 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     _quiet_sparse_tensors(config)
     with _explained(model):
         policy = get_peft_model(model, config, **adapter_type_options(model))
+    if model.device.type != "meta":
+        starts.unrounded_magnitudes(policy)
     if model.device.type != "meta" and adaptation.method.starts:
         getattr(starts, adaptation.method.starts)(policy, adaptation.options)
         policy.start = adaptation.method.name

@@ -19,7 +19,7 @@ from perl.adapter_files import reload_difference
 from perl.errors import BrokenPromiseError
 from perl.logprobs import token_log_probs
 from perl.model import base_fingerprint, evaluating
-from perl.precision import HALF, compute_dtype, in_float32, without_autocast
+from perl.precision import in_float32
 from perl.reference import Reference, reference_log_probs
 
 # Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters are
@@ -60,9 +60,7 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
         must: Whether the method promises it; where it does not, a difference is only said.
 
     Returns:
-        Largest difference of a token's log-probability, in nats, over random tokens, computed in float32; or in the
-        policy's own type where only there the two are the same (DoRA's lengths of W, rounded as W's type has them), to
-        the same tolerance.
+        Largest difference of a token's log-probability, in nats, over random tokens, computed in float32.
 
     Raises:
         BrokenPromiseError: It must be, and is not.
@@ -70,12 +68,9 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
     device = next(policy.parameters()).device
     vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
     ids = torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0)).to(device)
-    with evaluating(policy):
-        with in_float32(policy):
-            difference = _difference_from_reference(policy, ids, reference)
-        if not difference <= START_TOLERANCE and compute_dtype(policy) in HALF:
-            with without_autocast(policy):
-                difference = min(difference, _difference_from_reference(policy, ids, reference))
+    with evaluating(policy), in_float32(policy):
+        expected = reference_log_probs(policy, ids, torch.ones_like(ids), reference)
+        difference = (token_log_probs(policy, ids, torch.ones_like(ids)) - expected).abs().max().item()
     if difference <= START_TOLERANCE:
         return difference
     message = (
@@ -86,13 +81,6 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
         raise BrokenPromiseError(f"{message}: the KL divergence would be measured against another policy")
     logger.warning("%s: this adapter does not start as the base", message)
     return difference
-
-
-def _difference_from_reference(policy: PeftModel, ids_BT: torch.Tensor, reference: Reference) -> float:
-    """Largest of a token's log-probability, in nats."""
-    with torch.no_grad():
-        expected = reference_log_probs(policy, ids_BT, torch.ones_like(ids_BT), reference)
-        return float((token_log_probs(policy, ids_BT, torch.ones_like(ids_BT)) - expected).abs().max())
 
 
 class Movement:

@@ -108,7 +108,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             if processing_class is None:
                 processing_class = load_processor(model, args)
         self._last_logged, self._said_of_unscored = dict[str, Any](), False
-        named = peft_config is not None or isinstance(model, PeftModel)
+        loads, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
         self.optimizer: torch.optim.Optimizer | None
         model, self.adaptation, continued = adapted_policy(model, args, peft_config, quantization_config)
         for note in what_to_say(model, args, self.adaptation, named=named):
@@ -117,6 +117,9 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         beta, args.beta = args.beta, 0.0  # so that TRL neither adds an adapter nor loads a model for the reference
         use_vllm, args.use_vllm = args.use_vllm, False  # TRL's engine is sent the whole model, merged in place
         asked_weights, args.reward_weights = args.reward_weights, weights
+        init_kwargs = args.model_init_kwargs
+        if loads and not isinstance(model, str):  # they were used; TRL would say that they are not
+            args.model_init_kwargs = None
         try:
             super().__init__(
                 model=model,
@@ -135,6 +138,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             )
         finally:
             args.beta, args.reward_weights, args.use_vllm = beta, asked_weights, use_vllm
+            args.model_init_kwargs = init_kwargs
         self.beta = beta
         for parameter, data in trained.items():
             parameter.data = data.to(parameter.device)  # TRL rounds adapters on quantised bases to bfloat16

@@ -118,3 +118,24 @@ def _layers(policy: PeftModel) -> dict[str, Linear]:
                 raise ModelError(f"{here} is no linear layer", "peft.target_modules", "leave it out")
             layers[here] = module
     return layers
+
+
+@torch.no_grad()
+def unrounded_magnitudes(policy: PeftModel) -> None:
+    """Gives DoRA on a half-precision base the lengths of W's rows in float32, in which its passes divide by them.
+
+    PEFT rounds them to the base's type, so that the policy would start up to 1/256 of every output away from its base.
+
+    Args:
+        policy: With a new adapter; one that does not start at the base is left as it is.
+    """
+    adapter = policy.active_adapter
+    for layer in policy.modules():
+        magnitude = getattr(layer, "lora_magnitude_vector", {})
+        if adapter not in magnitude:
+            continue
+        weight = layer.get_base_layer().weight
+        if weight.dtype in (torch.bfloat16, torch.float16) and not layer.get_delta_weight(adapter).any():
+            dora, nothing = magnitude[adapter], torch.zeros((), device=weight.device)
+            lengths = dora.get_weight_norm(weight.float(), nothing, layer.scaling[adapter])
+            dora.weight.data = lengths.to(dora.weight.dtype)

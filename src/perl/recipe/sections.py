@@ -116,7 +116,7 @@ class RolloutSection(Section):
 
     model_config = ConfigDict(hide_input_in_errors=True)  # an address may hold a password
 
-    temperature: float = Field(1.0, gt=0, description="Softmax temperature.")
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False, description="Softmax temperature.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: smallest set of tokens with this probability.")
     top_k: int = Field(0, ge=0, description="Sample among this many tokens; 0: all.")
     min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens below this share of the best one.")
@@ -195,7 +195,7 @@ class EvalSection(Section):
     )
     k: int = Field(4, ge=1, description="Completions a problem; the score is their mean (avg@k).")
     limit: int | None = Field(256, ge=1, description="Score the first held-out problems only; null: all.")
-    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0: greedy.")
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False, description="Softmax temperature; 0: greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
     max_completion_length: int | None = Field(None, ge=1, description="None: as in rollout.")
     batch_size: int = Field(256, ge=1, description="Completions generated at a time.")
@@ -235,7 +235,7 @@ class EngineSection(Section):
     """What the run computes on."""
 
     device: Literal["auto", "cpu"] = Field("auto", description="auto: an accelerator if there is one.")
-    threads: int | None = Field(None, ge=1, description="CPU threads; None: PyTorch's, or fewer for a small model.")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; None: as fit the model.")
 
 
 class RewardSetting(Section):

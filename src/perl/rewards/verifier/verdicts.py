@@ -69,7 +69,7 @@ def check(gold: str, completion: str) -> Verdict:
 
 
 def check_all(
-    golds: Sequence[str | None],
+    golds: Sequence[str | float | None],
     completions: Sequence[str],
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
@@ -78,7 +78,7 @@ def check_all(
     """The verdicts on many completions, as :func:`check` gives them; identical pairs are compared once.
 
     Args:
-        golds: Gold answers; without one the verdict is ``unparsable_gold``.
+        golds: Gold answers, as text or numbers; without one the verdict is ``unparsable_gold``.
         completions: All that the model wrote, one a gold answer.
         timeout_seconds: Wall time that one comparison may take.
         workers: Processes that compare.
@@ -88,7 +88,8 @@ def check_all(
         RewardError: The worker processes cannot be started.
     """
     _check_numbers(timeout_seconds, workers)
-    return _verifier(workers).verdicts(list(zip(golds, completions, strict=True)), timeout_seconds)
+    texts = [gold if gold is None else str(gold) for gold in golds]
+    return _verifier(workers).verdicts(list(zip(texts, completions, strict=True)), timeout_seconds)
 
 
 def unreadable(golds: Iterable[str | None], workers: int = WORKERS) -> list[int]:
