@@ -299,7 +299,9 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
         name_in_base(name): module for name, module in model.named_modules()
     }  # a wrapper comes before what it wraps
     shared = {name: held[name] for name, fresh in clean.named_modules() if name in held and _differs(held[name], fresh)}
-    parameters = {name: p for name, p in base_parameters(model) if _layer(name) not in shared}
+    fresh = dict(clean.named_parameters())
+    # Those of the shared layers too, but for packed ones: others may be tied to them.
+    parameters = {name: p for name, p in base_parameters(model) if name in fresh and p.shape == fresh[name].shape}
     clean.load_state_dict(parameters, strict=False, assign=True)
     clean.tie_weights()
     own = {name_in_base(name): buffer for name, buffer in model.named_buffers()}
