@@ -214,10 +214,11 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
         Largest difference of any token's log-probability, in nats; infinity if either is not a number.
     """
     mask_BT = torch.ones_like(input_ids_BT)
-    with evaluating(policy), in_float32(policy):
-        expected = token_log_probs(policy, input_ids_BT, mask_BT)
-    with without_harmless_warnings():
-        reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
-    with in_float32(reloaded):
-        difference = (token_log_probs(reloaded, input_ids_BT, mask_BT) - expected).abs().max().item()
+    with evaluating(policy):  # the clean base has some of its modules
+        with in_float32(policy):
+            expected = token_log_probs(policy, input_ids_BT, mask_BT)
+        with without_harmless_warnings():
+            reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
+        with in_float32(reloaded):
+            difference = (token_log_probs(reloaded, input_ids_BT, mask_BT) - expected).abs().max().item()
     return math.inf if math.isnan(difference) else difference

@@ -301,7 +301,11 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     shared = {name: held[name] for name, fresh in clean.named_modules() if name in held and _differs(held[name], fresh)}
     fresh = dict(clean.named_parameters())
     # Those of the shared layers too, but for packed ones: others may be tied to them.
-    parameters = {name: p for name, p in base_parameters(model) if name in fresh and p.shape == fresh[name].shape}
+    parameters = {
+        name: p
+        for name, p in base_parameters(model)
+        if name in fresh and not is_packed(p) and p.shape == fresh[name].shape
+    }
     clean.load_state_dict(parameters, strict=False, assign=True)
     clean.tie_weights()
     own = {name_in_base(name): buffer for name, buffer in model.named_buffers()}
