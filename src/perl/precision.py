@@ -38,7 +38,7 @@ def compute_dtype(model: nn.Module) -> torch.dtype:
         model: Without the wrappers of distributed training; accelerate may have put autocast into its forward.
     """
     device = next(model.parameters()).device.type
-    if torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     if "_original_forward" in vars(model):
         found = _AUTOCAST.get(AcceleratorState().mixed_precision)

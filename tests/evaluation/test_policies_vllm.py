@@ -16,7 +16,6 @@ from statistics import fmean, stdev
 import httpx2
 import pytest
 import torch
-from perl.rollouts.lone_server import ServerPool
 
 import perl
 from perl.adapter import attach_adapter
@@ -28,6 +27,7 @@ from perl.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import Update
 from perl.rollouts.update import make_update
+from perl.rollouts.vllm_server import ServerPool
 from tests.rollouts.test_vllm_engine import python_with_vllm
 from tests.servers import LORA, VllmProcess, absent, free_port
 

@@ -282,6 +282,8 @@ class Versions:
 
     async def _take_over(self, member: Member, version: Version) -> None:
         """Puts merged weights on a server whose weights are the base's or ours, or which the caller knows of."""
+        if member.facts is not None and not member.facts.takes_weights:
+            raise PerlError(f"{member.url} cannot take weights", hint=DEV_MODE)
         held = owner_of(await member.server.weight_version())
         ours = held is None or finished(held) in self._names
         if held != version.name:
