@@ -26,8 +26,9 @@ def command(*, name: str | None, model: str | None, all_types: bool, as_json: bo
     if name is not None and name not in METHODS:
         raise RecipeError(f"no method {name!r}", hint=did_you_mean(name, METHODS))
     rows = [_row(method) for method in METHODS.values() if name in (None, method.name)]
-    if model is not None:
+    if model is not None or all_types:
         set_up_output(quiet=True)
+    if model is not None:
         _count(rows, model)
     if all_types:
         rows += _other_types()
