@@ -4,9 +4,10 @@ One of the six modules that know TRL's and transformers' private methods. Each o
 and why; everything else is TRL's.
 """
 
+import contextlib
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
@@ -114,13 +115,8 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         for note in what_to_say(model, args, self.adaptation, named=named):
             logger.warning("%s", note)
         trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
-        beta, args.beta = args.beta, 0.0  # so that TRL neither adds an adapter nor loads a model for the reference
-        use_vllm, args.use_vllm = args.use_vllm, False  # TRL's engine is sent the whole model, merged in place
-        asked_weights, args.reward_weights = args.reward_weights, weights
-        init_kwargs = args.model_init_kwargs
-        if loads and not isinstance(model, str):  # they were used; TRL would say that they are not
-            args.model_init_kwargs = None
-        try:
+        beta = args.beta
+        with _as_trl_may_read(args, weights, loaded=loads and not isinstance(model, str)):
             super().__init__(
                 model=model,
                 reward_funcs=reward_funcs,
@@ -136,9 +132,6 @@ class PeftGRPOTrainer(StepGRPOTrainer):
                 rollout_func=rollout_func,
                 environment_factory=environment_factory,
             )
-        finally:
-            args.beta, args.reward_weights, args.use_vllm = beta, asked_weights, use_vllm
-            args.model_init_kwargs = init_kwargs
         self.beta = beta
         for parameter, data in trained.items():
             parameter.data = data.to(parameter.device)  # TRL rounds adapters on quantised bases to bfloat16
@@ -461,6 +454,32 @@ class PeftGRPOTrainer(StepGRPOTrainer):
     def _without_dropout(self, log_probs: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         with evaluating(self.policy), in_float32(self.policy):
             return log_probs(self.policy, input_ids.to(self.args.device), attention_mask.to(self.args.device))
+
+
+@contextlib.contextmanager
+def _as_trl_may_read(args: GRPOConfig, weights: list[float] | None, *, loaded: bool) -> Iterator[None]:
+    """The arguments without what TRL's constructor would act upon; see "Facts worth knowing" in docs/architecture.md.
+
+    Args:
+        args: Of the trainer.
+        weights: Of the rewards, the process reward's among them.
+        loaded: Whether the model that is passed on was loaded here, as the arguments say.
+    """
+    shown: dict[str, Any] = {
+        "beta": 0.0,  # TRL would add an adapter or load a model for the reference
+        "use_vllm": False,  # TRL's engine is sent the whole model, merged in place
+        "reward_weights": weights,
+    }
+    if loaded:
+        shown["model_init_kwargs"] = None  # they were used, and TRL would say that they are not
+    kept = {name: getattr(args, name) for name in shown}
+    try:
+        for name, value in shown.items():
+            setattr(args, name, value)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(args, name, value)
 
 
 def _readable(value: Any) -> Any:  # noqa: ANN401 (a setting of any config)
