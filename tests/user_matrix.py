@@ -254,9 +254,9 @@ def recipe_parts(cell: Cell, folder: Path) -> Iterator[tuple[str, Any]]:
 
 def train(recipe: dict[str, Any], folder: Path) -> perl.Run:
     """The run, once the process that writes is done with it."""
-    run = perl.train(recipe, output_dir=str(folder))
+    perl.train(recipe, output_dir=str(folder))
     wait()
-    return run
+    return perl.Run.read(folder)
 
 
 def weights_of(adapter: Path) -> list[bytes]:
