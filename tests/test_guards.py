@@ -128,7 +128,7 @@ def test_half_precision_hides_no_difference_and_makes_none(method, dtype, autoca
 
 def test_a_policy_that_recomputes_activations_is_compared_like_any_other(policy):
     policy.enable_input_require_grads()  # a hook on the embeddings, to which the head is tied
-    policy.gradient_checkpointing_enable()
+    policy.activation_checkpointing_enable()
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
     assert check_saved_adapter(policy, Path("adapter"), PROBE) <= RELOAD_TOLERANCE
 

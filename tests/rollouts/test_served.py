@@ -176,7 +176,8 @@ def test_rollouts_ahead_are_of_the_same_prompts_and_at_most_so_far_behind(tmp_pa
     for prefetch in (0, ahead):
         seen[prefetch] = Seen()
         # Four steps are an epoch of eight problems; the last of them know no next ones.
-        changes = {"rollout_prefetch": prefetch, "max_steps": 6, "rows": 8}
+        # At a larger rate some step moves the policy by more than a nat, and its rollouts are made again.
+        changes = {"rollout_prefetch": prefetch, "max_steps": 6, "rows": 8, "learning_rate": 1e-3}
         trained = trainer(tmp_path / str(prefetch), [vllm_server], seen[prefetch], **changes)
         trained.train()
         assert trained.state.global_step == 6
