@@ -47,6 +47,14 @@ def test_an_adapter_of_another_program_has_no_fingerprint():
     assert find_adapter(str(saved(fingerprint=False))).base_fingerprint is None
 
 
+def test_a_run_is_named_where_its_adapter_is_meant():
+    saved().rename("run")
+    Path("whole").mkdir()
+    Path("run").rename("whole/adapter")
+    Path("whole/run.json").write_text("{}")
+    assert find_adapter("whole").folder == Path("whole/adapter")
+
+
 def test_a_home_folder_is_understood(monkeypatch):
     saved()
     monkeypatch.setenv("HOME", str(Path.cwd()))

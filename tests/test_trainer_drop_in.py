@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.config import training_arguments
-from perl.errors import ModelError, RecipeError
+from perl.errors import DataError, ModelError, RecipeError
 from perl.hub.script_push import write_log
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
@@ -52,6 +52,21 @@ def test_a_script_without_a_peft_config_is_told_in_one_line_what_is_trained(tmp_
     assert f"{count:,} parameters" in line
     assert "lora of rank 16" in line
     assert 'peft_method="full"' in line
+
+
+def test_fields_that_a_peft_config_overrules_are_named(tmp_path, caplog):
+    lora = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
+    made(arguments(tmp_path, peft_method="dora", peft_rank=32), peft_config=lora)
+    (line,) = [line for line in lines(caplog) if "do nothing" in line]
+    assert line.startswith("peft_method, peft_rank do nothing: the adapter is that of the peft_config")
+
+
+@pytest.mark.parametrize("prompts", [0, 1])
+def test_a_data_set_that_holds_no_step_is_refused_and_not_trained_on_in_silence(tmp_path, prompts):
+    trainer = made(arguments(tmp_path, prompts_per_step=2, **SHORT))
+    trainer.train_dataset = problems(8).select(range(prompts))
+    with pytest.raises(DataError, match="fewer prompts than one step takes, which are 2"):
+        trainer.train()
 
 
 def test_what_was_asked_for_is_not_told(tmp_path, caplog):

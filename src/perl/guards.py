@@ -6,7 +6,7 @@ Knows nothing of recipes, folders or progress.
 """
 
 import logging
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set, Sized
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
+from trl import GRPOConfig
 
 from perl.adapter_files import reload_difference
-from perl.errors import BrokenPromiseError
+from perl.errors import BrokenPromiseError, DataError
 from perl.logprobs import token_log_probs
 from perl.model import base_fingerprint, evaluating
 from perl.precision import in_float32
@@ -48,6 +49,23 @@ def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
     if missing:
         raise BrokenPromiseError(
             f"{len(missing)} trainable parameters are not in the optimizer and would not move: {', '.join(missing[:3])}"
+        )
+
+
+def check_enough_prompts(args: GRPOConfig, batches: Iterable[Any] | None) -> None:
+    """A data set must hold a step, or transformers ends the training before the first without a word.
+
+    Args:
+        args: The trainer's.
+        batches: Its data loader; one without a length is not looked at.
+
+    Raises:
+        DataError: It holds none.
+    """
+    if isinstance(batches, Sized) and not len(batches):
+        prompts = args.generation_batch_size // args.num_generations
+        raise DataError(
+            f"holds fewer prompts than one step takes, which are {prompts}", "train_dataset", "more, or a smaller batch"
         )
 
 

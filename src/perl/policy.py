@@ -22,6 +22,7 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
 from perl.model import base_identity, trainable_parameters
 from perl.quantised import keep_packing
+from perl.recipe.sections import PeftSection
 from perl.saved_adapter import SavedAdapter, find_adapter
 
 
@@ -85,6 +86,20 @@ def what_to_say(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) -
     asked = named or not isinstance(args, PeftRLConfig) or args.of_a_recipe
     if not asked and how.config is not None and args.process_index == 0:
         yield what_is_trained(model, args, how)
+    unused = peft_fields_set(args) if named and isinstance(args, PeftRLConfig) else []
+    if unused and args.process_index == 0:
+        do = "does" if len(unused) == 1 else "do"
+        yield f"{', '.join(unused)} {do} nothing: the adapter is that of the peft_config; leave one of them out"
+
+
+def peft_fields_set(args: PeftRLConfig) -> list[str]:
+    """Names of the ``peft_*`` fields that are not as they are by default."""
+    untouched = PeftSection()
+    return [
+        f"peft_{name}"
+        for name in PeftSection.model_fields
+        if name != "adapter" and getattr(args.peft, name) != getattr(untouched, name)
+    ]
 
 
 def what_is_trained(model: Any, args: PeftRLConfig, how: Adaptation) -> str:  # noqa: ANN401 (a policy)

@@ -100,7 +100,8 @@ def _folder(name: str) -> tuple[Path, bool]:
             return zoo_adapter(name), False
         local = Path(name).expanduser()
         if local.is_dir():
-            return local, True
+            of_a_run = (local / "run.json").is_file()  # a run is named where its adapter is meant
+            return local / "adapter" if of_a_run else local, True
         if name.startswith((".", "/", "~")) or name.count("/") != 1:
             raise ModelError(f"{name}: no such folder, and not a name on the Hub (user/name)")
         repository, _, revision = name.partition("@")

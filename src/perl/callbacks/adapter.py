@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import torch
 from peft import PeftModel
 from transformers import TrainerCallback, TrainerState
+from trl import GRPOConfig
 
-from perl.guards import Movement, check_base_unchanged, check_start
+from perl.guards import Movement, check_base_unchanged, check_enough_prompts, check_start
 from perl.methods import adalora
 from perl.model import base_fingerprint, source_fingerprint
 from perl.quantised import was_quantised
@@ -40,8 +41,16 @@ class AdapterCallback(TrainerCallback):
         self.weights: str | None = None  # fingerprint of what is in memory; quantised, it is no checkpoint's
         self._started = False
 
-    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
+    def on_train_begin(
+        self,
+        args: GRPOConfig,
+        state: TrainerState,
+        *_: Any,  # noqa: ANN401 (transformers')
+        train_dataloader: Any = None,  # noqa: ANN401
+        **__: Any,  # noqa: ANN401
+    ) -> None:
         """Fits AdaLoRA's schedule to the number of steps; proves that the policy starts where it should."""
+        check_enough_prompts(args, train_dataloader)
         policy = self.trainer.policy
         if adalora.allocates(policy):
             adalora.set_schedule(policy, state.max_steps)

@@ -39,7 +39,7 @@ class PeftSection(Section):
     adapter: str | None = Field(
         None,
         min_length=1,
-        description="Continue training this adapter: a folder, or a Hub id with an optional @revision.",
+        description="Continue training this adapter: a run, a folder, or a Hub id with an optional @revision.",
     )
     rank: int | None = Field(None, ge=1, description="Rank of the update; None: the method's default.")
     alpha: float | None = Field(None, gt=0, description="Scale of the update; None: the method's default.")
