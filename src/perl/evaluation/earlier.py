@@ -44,7 +44,7 @@ def set_aside(new: Results, folder: Path) -> None:
     elif old.subject.get("policy") != new.subject.get("policy"):
         reason, suffix = "those of another policy", ""
     elif old.verifier != new.verifier:
-        reason, suffix = f"verdicts of the verifier {old.verifier}, now it is {new.verifier}", _protocol(old)
+        reason, suffix = f"by the verifier {old.verifier}; verdicts were given again by {new.verifier}", _protocol(old)
     else:
         reason, suffix = "drawn under another protocol or by another engine", _protocol(old)
     place = _place(folder / EARLIER, old, suffix)

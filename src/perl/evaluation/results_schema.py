@@ -140,12 +140,12 @@ def _check_fit(name: str, task: Mapping[str, Any]) -> None:
     problems = task["problems"].values()
     for who in ("base", "adapter"):
         score, rows = task[who], [row[who] for row in problems if who in row]
-        if len(rows) != (0 if score is None else score.n) or (rows and len(rows) != len(problems)):
+        if len(rows) != (0 if score is None else score.n) or len(rows) not in (0, len(problems)):
             raise ValueError(f"{name}: the score of the {who} is not of {len(rows)} problems")
         if score is not None and any(len(row) != score.k for row in rows):
             raise ValueError(f"{name}: a problem of the {who} has not {score.k} completions")
-        if score is not None and (score.k < 1 or not set(pass_numbers(score.k)) <= score.pass_at.keys()):
-            raise ValueError(f"{name}: the score of the {who} lacks pass@{score.k} or one below it")
+        if score is not None and (min(score.k, score.n) < 1 or not set(pass_numbers(score.k)) <= score.pass_at.keys()):
+            raise ValueError(f"{name}: the score of the {who} is of no problem, or lacks pass@{score.k}")
     if task["difference"] is not None and None in (task["base"], task["adapter"]):
         raise ValueError(f"{name}: there is a difference, though one policy only was scored")
 
