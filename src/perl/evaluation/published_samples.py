@@ -132,7 +132,7 @@ def _names(answers: Sequence[str]) -> Mapping[str, str]:
     by_text: dict[str, list[str]] = {}
     for answer in answers:
         by_text.setdefault(" ".join(answer.split()), []).append(answer)
-    for texts in answer_classes(list(by_text), same_meaning):
+    for texts in answer_classes(list(by_text), same_meaning([list(by_text)])):
         members = [answer for text in texts for answer in by_text[text]]
         one_name = _short(min(texts, key=len)) if any(len(a) > LONGEST_ANSWER for a in members) else None
         names |= {answer: one_name or answer for answer in members}
