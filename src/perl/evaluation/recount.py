@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 from perl.errors import Problem
 from perl.evaluation.metrics import paired_difference
 from perl.evaluation.protocol import Protocol
@@ -40,7 +38,6 @@ _SHA_DIGITS = 64
 # Wall time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
 _PATIENCE_SECONDS = 30.0
 _UNDECIDED = frozenset({"timeout", "error"})
-_PROTOCOL = TypeAdapter(Protocol)
 _AGAIN = "perl eval writes it anew"
 
 
@@ -121,7 +118,10 @@ def recount(results: Results, samples: KeptSamples | None = None, golds: Golds |
         samples: Of the policies that it names; None: there are none, and each problem's rights and wrongs must do.
         golds: By which completions are judged again, where samples have their texts.
     """
-    found, basis, reported, problems = [], {}, [], list(_protocol_problems(results.protocol))
+    found: list[TaskResult] = []
+    basis: dict[str, Basis] = {}
+    reported: list[str] = []
+    problems: list[Problem] = []
     kept = _Kept(samples) if samples is not None else None
     for task in results.tasks:
         try:
@@ -229,14 +229,6 @@ def _facts_problems(task: TaskResult, protocol: Protocol) -> tuple[list[Problem]
         message = f"its protocol_hash is {_shown(task.protocol_hash)}, protocol, task and data give {expected!r}"
         problems.append(_problem(task, message, "perl eval scores it with the task as it is now"))
     return problems, []
-
-
-def _protocol_problems(protocol: Protocol) -> Iterator[Problem]:
-    try:
-        _PROTOCOL.validate_json(json.dumps(vars(protocol)), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        yield Problem(f"its protocol's {'.'.join(map(str, first['loc']))}: {first['msg']}", RESULTS)
 
 
 def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Problem]:

@@ -11,8 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from perl.assets import card_templates_folder
 from perl.evaluation.results import RESULTS, Results, read_results
+from perl.evaluation.subject import model_digests
 from perl.hub import snippets
-from perl.hub.candidate import Candidate, find_candidate
+from perl.hub.candidate import Candidate, base_of_run, find_candidate, owns
 from perl.hub.citations import linked, loss_name, references
 from perl.hub.facts import CURVES, PROBLEMS, PUBLIC_RECIPE, CardFacts, card_facts
 from perl.hub.front_matter import front_matter
@@ -63,12 +64,12 @@ def write_card(run: Run, repo_id: str | None = None) -> None:
 
 def _whole_model(run: Run) -> Candidate:
     """What a run without an adapter trained; it is shown, though no adapter that may be published."""
-    digest, folder = str(run.facts["fingerprint"]["adapter"]), run.path / "eval"
+    digests, folder = model_digests(run.adapter), run.path / "eval"
     results: Results | None = read_results(folder) if (folder / RESULTS).is_file() else None
-    if results is not None and results.subject.get("adapter_sha256") != digest:
+    if results is not None and not owns(results, *digests, base_of_run(run)):
         results = None
     steps = int(run.facts.get("steps", 0))
-    return Candidate(run, "final", run.adapter, steps, digest, folder if results else None, results)
+    return Candidate(run, "final", run.adapter, steps, digests[0], folder if results else None, results, digests[1])
 
 
 @functools.cache
