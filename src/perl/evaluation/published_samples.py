@@ -103,7 +103,10 @@ def read_published(content: bytes, where: str) -> KeptSamples:
 
 def _lines(policy: str, samples: Sequence[Sample]) -> list[str]:
     """The lines of one problem."""
-    names = {None: None, **_names([s.extracted for s in samples if s.extracted is not None and not s.right])}
+    names: dict[str | None, str | None] = {
+        None: None,
+        **_names([s.extracted for s in samples if s.extracted is not None and not s.right]),
+    }
     return [
         json.dumps(
             {

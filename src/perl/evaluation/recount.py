@@ -138,17 +138,18 @@ def recount(results: Results, samples: KeptSamples | None = None, golds: Golds |
     return Recount(replace(results, tasks=tuple(found)), basis, tuple(reported), tuple(problems))
 
 
-def layout_problems(written: Mapping[str, Any], results: Results) -> list[Problem]:
-    """Where a results file does not hold what its own part under ``perl`` says, as its part for lighteval's readers.
+def layout_problems(written: Mapping[str, Any], counted: Results) -> list[Problem]:
+    """Where the part of a results file that lighteval's readers find is not what was counted.
 
     Args:
         written: The file.
-        results: As they were read from it.
+        counted: Its results, counted again.
     """
-    own = json.loads(json.dumps(results.as_dict()))
+    own = json.loads(json.dumps(counted.as_dict()))
+    parts = [{key: value for key, value in part.items() if key != "perl"} for part in (own, written)]
     return [
-        Problem(f"{_path(place)} is {_shown(there)}, by its part under perl it is {_shown(right)}", RESULTS, _AGAIN)
-        for place, right, there in _unequal(own, written)
+        Problem(f"{_path(place)} is {_shown(there)} in the file, counted is {_shown(right)}", RESULTS, _AGAIN)
+        for place, right, there in _unequal(*parts)
     ]
 
 
@@ -332,11 +333,13 @@ def _from_rights(task: TaskResult, protocol: Protocol) -> TaskResult:
             for name, row in rows
         ]
     counted = with_figures(task, groups, _pass_at(task))
-    return replace(counted, **{who: _as_reported(getattr(counted, who), getattr(task, who)) for who in groups})
+    return replace(
+        counted, base=_as_reported(counted.base, task.base), adapter=_as_reported(counted.adapter, task.adapter)
+    )
 
 
-def _as_reported(counted: Score, said: Score) -> Score:
-    return replace(counted, **{name: getattr(said, name) for name in NOT_FROM_RIGHTS})
+def _as_reported(counted: Score | None, said: Score | None) -> Score | None:
+    return None if counted is None else replace(counted, **{name: getattr(said, name) for name in NOT_FROM_RIGHTS})
 
 
 def _pass_at(task: TaskResult) -> list[int]:

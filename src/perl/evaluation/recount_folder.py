@@ -45,7 +45,9 @@ def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     results = read_results(file)
     folder = file.parent
     found = recount(results, kept_samples(folder), find_golds(results, recipe or _recipe_above(folder)))
-    return replace(found, problems=(*layout_problems(parse_mapping(file.read_bytes()), results), *found.problems))
+    whole = len(found.results.tasks) == len(results.tasks)
+    layout = layout_problems(parse_mapping(file.read_bytes()), found.results if whole else results)
+    return replace(found, problems=(*found.problems, *layout))
 
 
 def recount_published(results: bytes, samples: bytes | None, where: str) -> Recount:
