@@ -1,5 +1,6 @@
 """``perl card``: write the model card of a run, or look whether a card is true."""
 
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import click
@@ -41,16 +42,24 @@ def command(*, source: str, check: bool, repo: str | None, output: str | None) -
 def _check(source: str) -> None:
     from perl.hub.card_check import check_card
     from perl.hub.found_card import find_card
+    from perl.hub.recounted import recount_source
 
     found = find_card(source)
-    raise_all(PerlError, check_card(found.text, found.results, found.files, found.weights_sha256))
+    problems = check_card(found.text, found.results, found.files, found.weights_sha256)
+    recounted = None
+    with suppress(PerlError) if problems else nullcontext():  # what cannot be read has been said
+        recounted = recount_source(source)
+    raise_all(PerlError, [*problems, *(recounted.said_of(found.place) if recounted else [])])
     click.echo(f"{found.place}: nothing is wrong with it")
+    if recounted is not None and recounted.reported:
+        click.echo(recounted.said_to_be_reported)
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
     from perl.hub.card import run_card, write_card
     from perl.hub.facts import is_hub_name
     from perl.hub.found_card import run_folder
+    from perl.hub.recounted import run_problems
     from perl.run import Run, write_text
 
     folder = run_folder(source)
@@ -59,6 +68,7 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     if repo is not None and not is_hub_name(repo):
         raise PerlError(f"{repo!r} is not a name on the Hub", "--repo", "user/name")
     run = Run.read(folder)
+    raise_all(PerlError, run_problems(run))
     if output is None:
         write_card(run, repo)
         return str(run.card)

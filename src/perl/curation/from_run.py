@@ -16,6 +16,7 @@ from perl.hub.candidate import Candidate, find_candidate
 from perl.hub.facts import card_facts
 from perl.hub.outbox import read_push
 from perl.hub.package import package_candidate
+from perl.hub.recounted import recount_candidate
 from perl.recipe import Recipe
 from perl.run import Run
 from perl.saved_adapter import CONFIG, WEIGHTS
@@ -38,9 +39,8 @@ def _of_candidate(candidate: Candidate) -> Material:
         other = (run.path / "eval" / RESULTS).is_file()
         message = "its results are those of another policy" if other else "its adapter was not evaluated"
         raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
-    scores = checked_scores(
-        candidate.results, candidate.sha256, (candidate.folder / CONFIG).read_bytes(), str(run.path)
-    )
+    config = (candidate.folder / CONFIG).read_bytes()
+    scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.content(name) for name in (CONFIG, WEIGHTS)}
     rows = [row for row in steps_of(run.metrics.read_text(encoding="utf-8")) if row["step"] <= candidate.step]

@@ -83,7 +83,7 @@ class SampleFile:
         Raises:
             PerlError: The file cannot be read.
         """
-        return {sample.place: sample for key, sample in self._lines() if key == policy}
+        return {sample.place: sample for key, sample in self.lines() if key == policy}
 
     def append(self, policy: str, samples: Iterable[Sample]) -> None:
         """Adds samples; a kill right after loses none of them."""
@@ -94,13 +94,13 @@ class SampleFile:
     def put_first(self, policies: Sequence[str], order: Sequence[Place]) -> None:
         """Puts the samples that a result stands on first, in their order; all others stay, after them."""
         ranks = {(key, place): rank for rank, (key, place) in enumerate((k, p) for k in policies for p in order)}
-        known = {(key, sample.place): sample for key, sample in self._lines()}
+        known = {(key, sample.place): sample for key, sample in self.lines()}
         rows = sorted(known.items(), key=lambda item: ranks.get(item[0], len(ranks)))
         write_text(self.path, "".join(_line(key, sample) for (key, _), sample in rows))
 
     def correct(self, policy: str, samples: Mapping[Place, Sample], dropped: Collection[Place]) -> None:
         """Writes samples of a policy anew, and takes others away."""
-        known = {(key, sample.place): sample for key, sample in self._lines()}
+        known = {(key, sample.place): sample for key, sample in self.lines()}
         gone = {(policy, place) for place in dropped}
         known |= {(policy, place): sample for place, sample in samples.items()}
         write_text(
@@ -116,7 +116,12 @@ class SampleFile:
             file.seek(-1, 2)
             return file.read(1) == b"\n"
 
-    def _lines(self) -> Iterator[tuple[str, Sample]]:
+    def lines(self) -> Iterator[tuple[str, Sample]]:
+        """What names the policy, and the sample, a line each; a line that is none of ours is left out.
+
+        Raises:
+            PerlError: The file cannot be read.
+        """
         return (line for line in self._read() if line is not None)
 
     def _read(self, *, whole: bool = False) -> Iterator[tuple[str, Sample] | None]:

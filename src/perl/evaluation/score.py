@@ -8,12 +8,12 @@ Knows nothing of models, files or of a second policy.
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
-from perl.rewards.verifier import check, check_all
+from perl.rewards.verifier import check_all
 from perl.types import Verdict
 
 logger = logging.getLogger("perl")
@@ -23,6 +23,10 @@ G_PASS_K = 16
 G_PASS_THRESHOLDS = (0.25, 0.5, 0.75, 1.0)
 UNJUDGED = ("timeout", "error", "unparsable_gold")
 """Verdicts that say nothing of the answer; such completions count as not right."""
+NOT_FROM_RIGHTS = ("majority", "mean_tokens", "tokens", "truncated", "no_answer", "unjudged")
+"""Fields of a score that take more than which completions are right."""
+HASHED = "sha256:"
+"""Begins what stands for an answer that is too long to be published; only the same letters are the same answer."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
     every = [sample for samples in problems for sample in samples]
     k, error = len(right[0]), metrics.standard_error(right)
     accuracy = metrics.average_at_k(right)
+    answers = [[sample.extracted for sample in samples] for samples in problems]
+    wrong = [[" ".join(s.extracted.split()) for s in samples if s.extracted and not s.right] for samples in problems]
     known = not math.isnan(error)
     low, high = metrics.interval(accuracy, error, len(right)) if known else (None, None)
     return Score(
@@ -88,7 +94,7 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
         low=low,
         high=high,
         pass_at={j: metrics.pass_at_k(right, j) for j in sorted({*pass_numbers(k), *pass_at})},
-        majority=metrics.majority_at_k([[s.extracted for s in samples] for samples in problems], right, _same),
+        majority=metrics.majority_at_k(answers, right, same_meaning(wrong)),
         g_pass=_g_pass(right) if k >= G_PASS_K else {},
         mean_tokens=statistics.fmean(sample.tokens for sample in every),
         tokens=sum(sample.tokens for sample in every),
@@ -130,6 +136,23 @@ def _g_pass(right: Sequence[Sequence[bool]]) -> dict[str, float]:
     return {**found, "mean": metrics.mean_g_pass_at_k(right, G_PASS_K)}
 
 
-def _same(one: str, other: str) -> bool:
-    r"""Whether two answers mean the same, by the verifier's word."""
-    return check(one, f"\\boxed{{{other}}}").right
+def same_meaning(problems: Iterable[Sequence[str]]) -> Callable[[str, str], bool]:
+    r"""Whether two different answers to a problem mean the same, by the verifier's word.
+
+    Args:
+        problems: The answers to each problem, in the order in which they will be compared: a later one with an earlier.
+
+    Returns:
+        What knows it of these pairs; they are compared here, many at a time.
+    """
+    pairs = dict.fromkeys(
+        (later, earlier)
+        for answers in problems
+        for i, later in enumerate(dict.fromkeys(answers))
+        for earlier in list(dict.fromkeys(answers))[:i]
+        if not (later.startswith(HASHED) or earlier.startswith(HASHED))
+    )
+    golds, answers = [later for later, _ in pairs], [f"\\boxed{{{earlier}}}" for _, earlier in pairs]
+    verdicts = check_all(golds, answers) if pairs else []
+    same = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.right}
+    return lambda later, earlier: (later, earlier) in same
