@@ -8,6 +8,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import ProblemResult, Results, TaskResult
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
+from perl.policy_name import policy_name
 
 SHA = "0123456789abcdef" * 4
 
@@ -60,7 +61,12 @@ def results(*tasks: TaskResult, protocol: Protocol | None = None, **subject: str
         "base_revision": "r1",
         "base_sha256": "b" * 64,
         "adapter_sha256": SHA,
+        "adapter_config_sha256": "c" * 64,
+        **subject,
     }
+    if "policy" not in subject:
+        own = (known["adapter_sha256"], known["adapter_config_sha256"]) if known["adapter_sha256"] else ()
+        known["policy"] = policy_name(known["base_sha256"], *own)
     protocol = protocol or Protocol(preset="perl", temperature=0.6, top_p=0.95, max_new_tokens=512, k=4)
     engine = {"backend": "vllm", "version": "1.2", "dtype": "bfloat16", "device": "cpu", "logp_diff": 0.00123}
-    return Results({**known, **subject}, protocol, engine, {"torch": "2.13.0"}, 12.0, tasks)
+    return Results(known, protocol, engine, {"torch": "2.13.0"}, 12.0, tasks, verifier="1 (by hand)")

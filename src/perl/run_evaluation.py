@@ -23,7 +23,7 @@ from perl.evaluation.request import EvalSettings, Evaluation
 from perl.evaluation.results import SAMPLES, Results, TaskResult
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
-from perl.evaluation.subject import Subject
+from perl.evaluation.subject import Subject, adapter_digests, model_digests
 from perl.model import clean_base
 from perl.plan import Plan
 from perl.precision import without_autocast
@@ -31,7 +31,7 @@ from perl.processes import others_told, told_by_first
 from perl.progress import progress
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.rollouts.engine import Engine
-from perl.run import Run, sha256_of
+from perl.run import Run
 from perl.saved_adapter import find_adapter
 from perl.trainer import PeftGRPOTrainer
 
@@ -44,7 +44,7 @@ def score_base(plan: Plan, base: PreTrainedModel, run: Run) -> None:
     heldout = tuple(task for task in plan.tasks if task.request.task not in plan.recipe.eval.tasks)
     if not heldout or plan.recipe.rollout.backend not in ("auto", "transformers"):
         return
-    alone = Subject(plan.recipe.name, plan.recipe.model, None, None, None, run.path / "eval")
+    alone = Subject(plan.recipe.name, plan.recipe.model, None, None, None, None, run.path / "eval")
     device = next(base.parameters()).device
     evaluation = _evaluation(plan, run, alone, plan.recipe.rollout, device)
     policies = Policies(base, None, plan.tokenizer, run.facts["fingerprint"]["base"])
@@ -65,13 +65,16 @@ def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: 
     """
     if not plan.tasks:
         return None
-    trained, digest = isinstance(trainer.policy, PeftModel), run.facts["fingerprint"]["adapter"]
+    trained = isinstance(trainer.policy, PeftModel)
+    saved = find_adapter(str(run.adapter)) if trained else None
+    weights, config = adapter_digests(saved) if saved is not None else model_digests(run.adapter)
     subject = Subject(
         name=plan.recipe.hub.repo_id or plan.recipe.name,
         base=plan.recipe.model,
-        adapter=find_adapter(str(run.adapter)) if trained else None,
+        adapter=saved,
         model=None if trained else ModelSection(name=str(run.adapter)),
-        adapter_sha256=digest,
+        adapter_sha256=weights,
+        config_sha256=config,
         folder=run.path / "eval",
     )
     evaluation = _evaluation(plan, run, subject, trainer.rollout, trainer.args.device)
@@ -96,11 +99,11 @@ def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None
     """
     folder = run.path / "best"
     saved = find_adapter(str(folder / "adapter"))
-    digest = sha256_of(saved.weights)
-    if digest == run.facts["fingerprint"]["adapter"]:
+    digests = adapter_digests(saved)
+    if digests[0] == run.facts["fingerprint"]["adapter"]:
         return None
     name = plan.recipe.hub.repo_id or plan.recipe.name
-    subject = Subject(name, plan.recipe.model, saved, None, digest, folder / "eval")
+    subject = Subject(name, plan.recipe.model, saved, None, *digests, folder / "eval")
     evaluation = replace(_evaluation(plan, run, subject, trainer.rollout, trainer.args.device), folder=subject.folder)
     subject.folder.mkdir(parents=True, exist_ok=True)
     if not (subject.folder / SAMPLES).exists():  # the base's are there already

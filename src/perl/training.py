@@ -31,6 +31,7 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import method_problems
 from perl.model import base_fingerprint, base_identity, load_base, processor_name
 from perl.plan import Plan, make_plan
+from perl.policy_name import weights_digest
 from perl.probe import write_probe
 from perl.processes import others_told, told_by_first
 from perl.prompts import render_prompts
@@ -279,13 +280,13 @@ def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
         probe = _probe(plan, trainer.args.device)
         difference = check_saved_adapter(trainer.policy, run.adapter, probe)
         write_probe(run.path, probe, trainer.policy_log_probs(probe, torch.ones_like(probe)))
-        weights = run.adapter / WEIGHTS
+        digest = sha256_of(run.adapter / WEIGHTS)
     else:
         check_saved_model(trainer.policy, run.adapter)
-        weights = next(iter(sorted(run.adapter.glob("*.safetensors"))))
+        digest = weights_digest(run.adapter)
     run.record(
         steps=trainer.state.global_step,
-        fingerprint={**fingerprint, "adapter": sha256_of(weights)},
+        fingerprint={**fingerprint, "adapter": digest},
         reload_difference=difference,
     )
 

@@ -31,6 +31,7 @@ from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import rights, score_samples
 from perl.model import base_dtype, base_identity, public_name
 from perl.progress import duration, progress
+from perl.rewards.verifier import verifier_version
 from perl.rollouts.open_engine import EngineSettings
 from perl.run import installed_versions, write_text
 from perl.threads import threads_kept, use_threads
@@ -223,6 +224,8 @@ def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float)
             "base_revision": revision,
             "base_sha256": policies.base_sha256,
             "adapter_sha256": plan.subject.adapter_sha256,
+            "adapter_config_sha256": plan.subject.config_sha256,
+            "policy": plan.subject.policy(policies.base_sha256),
             "chat_template": plan.template,
         },
         protocol=plan.protocol,
@@ -235,6 +238,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float)
         versions=installed_versions(_PACKAGES),
         seconds=seconds,
         tasks=tuple(_task_result(plan, task, drawn, own) for task in plan.tasks),
+        verifier=verifier_version(),
     )
 
 

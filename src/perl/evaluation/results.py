@@ -19,7 +19,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.score import Score
 from perl.run import write_text
 
-VERSION = 1
+VERSION = 2
 """Of the part under ``perl``."""
 HELD_OUT = " (held out)"
 """With which the titles of tasks end that are a run's own held-out problems."""
@@ -100,12 +100,14 @@ class Results:
     """An evaluation.
 
     Attributes:
-        subject: What was evaluated: its name, base, base_revision, base_sha256, adapter_sha256.
+        subject: What was evaluated: its name, base, base_revision, base_sha256, adapter_sha256 (of its weights),
+            adapter_config_sha256, policy (see :mod:`perl.policy_name`) and chat_template.
         protocol: How.
         engine: What drew the completions: backend, version, dtype, device, logp_diff.
         versions: Of packages.
         seconds: Wall time, earlier starts not counted.
         tasks: In the order asked for.
+        verifier: Which verifier gave the verdicts.
     """
 
     subject: Mapping[str, str | None]
@@ -114,6 +116,7 @@ class Results:
     versions: Mapping[str, str]
     seconds: float
     tasks: tuple[TaskResult, ...]
+    verifier: str
 
     def task(self, name: str) -> TaskResult:
         """The result of a task.
@@ -151,6 +154,7 @@ class Results:
                 "protocol": asdict(self.protocol),
                 "engine": dict(self.engine),
                 "versions": dict(self.versions),
+                "verifier": self.verifier,
                 "seconds": self.seconds,
                 "tasks": {task.name: _plain(task) for task in self.tasks},
             },
@@ -196,7 +200,8 @@ def read_results(path: str | Path) -> Results:
             raise ValueError(f"its version is {found['version']}, known is {VERSION}")
         tasks = tuple(_task(name, facts) for name, facts in found["tasks"].items())
         protocol, seconds = Protocol(**found["protocol"]), float(found["seconds"])
-        return Results(found["subject"], protocol, found["engine"], found["versions"], seconds, tasks)
+        verifier = found["verifier"]
+        return Results(found["subject"], protocol, found["engine"], found["versions"], seconds, tasks, verifier)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{error} is absent" if isinstance(error, KeyError) else str(error)
         raise PerlError(f"holds no results of perl eval: {reason}", str(file)) from None

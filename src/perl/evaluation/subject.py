@@ -13,6 +13,7 @@ from huggingface_hub import HfApi, constants
 from perl.checkpoint import latest_checkpoint
 from perl.errors import ModelError, PerlError, RunFolderError
 from perl.hub_lookup import TIMEOUT_SECONDS
+from perl.policy_name import adapter_config_digest, model_config_digest, policy_name, weights_digest
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
 from perl.run import Run, sha256_of
@@ -31,7 +32,8 @@ class Subject:
         base: The base, with its revision.
         adapter: What is put on the base; None: nothing.
         model: A model that was itself trained on the base; None: there is none.
-        adapter_sha256: Of the adapter's weights, the file that will be pushed.
+        adapter_sha256: Of the adapter's weights, the file that will be pushed; or of the model's.
+        config_sha256: Of what the adapter's config, or the model's, says of the policy.
         folder: Where results go if nobody says: a run's beside its adapter, others below ``evals/``.
         threads: CPU threads that the run's recipe asks for.
     """
@@ -41,8 +43,13 @@ class Subject:
     adapter: SavedAdapter | None
     model: ModelSection | None
     adapter_sha256: str | None
+    config_sha256: str | None
     folder: Path
     threads: int | None = None
+
+    def policy(self, base_sha256: str) -> str:
+        """The policy's one name, on a base of these weights."""
+        return policy_name(base_sha256, self.adapter_sha256, self.config_sha256)
 
     @property
     def trained(self) -> bool:
@@ -67,7 +74,7 @@ def find_subject(adapter: str | None, base: str | None = None, dtype: str = "aut
         if given is None:
             raise PerlError("nothing to evaluate is named", "--adapter", "or --base for a base alone")
         name = given.name if is_sandbox(given.name) else _short(given.name)
-        return Subject(name, given, None, None, None, Path("evals") / name.replace(":", "-"))
+        return Subject(name, given, None, None, None, None, Path("evals") / name.replace(":", "-"))
     path = Path(adapter).expanduser()
     if (path / "run.json").is_file():
         return _of_run(path, given, dtype)
@@ -80,7 +87,31 @@ def find_subject(adapter: str | None, base: str | None = None, dtype: str = "aut
     name = _short(adapter)
     folder = Path("evals") / name.replace(":", "-")
     threads = recipe.engine.threads if recipe is not None else None
-    return Subject(name, section, saved, None, sha256_of(saved.weights), folder, threads)
+    return Subject(name, section, saved, None, *adapter_digests(saved), folder, threads)
+
+
+def adapter_digests(saved: SavedAdapter) -> tuple[str, str]:
+    """Of an adapter's weights, and of what its config says of the policy.
+
+    Raises:
+        ModelError: They cannot be read.
+    """
+    try:
+        return sha256_of(saved.weights), adapter_config_digest((saved.folder / CONFIG).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{saved.name} cannot be read: {error}", "--adapter") from None
+
+
+def model_digests(folder: Path) -> tuple[str, str]:
+    """As :func:`adapter_digests`, of a whole model's folder.
+
+    Raises:
+        ModelError: They cannot be read.
+    """
+    try:
+        return weights_digest(folder), model_config_digest((folder / _WHOLE_MODEL).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder} cannot be read: {error}", "--adapter") from None
 
 
 def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
@@ -93,11 +124,10 @@ def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
         raise RunFolderError(f"has no trained adapter yet, it is {run.status}", str(path), hint)
     name = path.resolve().name
     if run.facts.get("method") == "full":
-        weights = sorted(run.adapter.glob("*.safetensors"))
-        model, digest = ModelSection(name=str(run.adapter)), sha256_of(weights[0])
-        return Subject(name, section, None, model, digest, path / "evals", threads)
+        model = ModelSection(name=str(run.adapter))
+        return Subject(name, section, None, model, *model_digests(run.adapter), path / "evals", threads)
     saved = find_adapter(str(run.adapter))
-    return Subject(name, section, saved, None, sha256_of(saved.weights), path / "evals", threads)
+    return Subject(name, section, saved, None, *adapter_digests(saved), path / "evals", threads)
 
 
 def _with_dtype(section: ModelSection, dtype: str) -> ModelSection:

@@ -7,3 +7,4 @@ from perl.rewards.verifier.verdicts import check as check
 from perl.rewards.verifier.verdicts import check_all as check_all
 from perl.rewards.verifier.verdicts import start_workers as start_workers
 from perl.rewards.verifier.verdicts import unreadable as unreadable
+from perl.rewards.verifier.version import verifier_version as verifier_version
