@@ -21,12 +21,12 @@ from perl.evaluation import table
 from perl.evaluation.draw import draw
 from perl.evaluation.figure import draw_problems
 from perl.evaluation.lighteval_score import LightevalError, lighteval_installed, score_with_lighteval
-from perl.evaluation.metrics import paired_difference
 from perl.evaluation.policies import Policies, Ready, Who, in_turn, load_policies
 from perl.evaluation.protocol import short_hash
 from perl.evaluation.questions import Prepared
+from perl.evaluation.recount import with_figures
 from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation, said_of_options
-from perl.evaluation.results import SAMPLES, TABLE, OtherScore, ProblemResult, Results, TaskResult
+from perl.evaluation.results import SAMPLES, TABLE, OtherScore, Results, TaskResult
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import rights, score_samples
 from perl.model import base_dtype, base_identity, public_name
@@ -249,27 +249,16 @@ def _task_result(
     own: Mapping[Who, Mapping[str, OtherScore]],
 ) -> TaskResult:
     name = task.request.task
-    found = {who: groups[name] for who, groups in drawn.groups.items()}
-    rows = {who: rights(group) for who, group in found.items()}
-    scores = {who: score_samples(group, plan.settings.pass_at) for who, group in found.items()}
-    paired = "base" in rows and "adapter" in rows and len(task.request.asked) > 1
-    problems = tuple(
-        ProblemResult(asked.problem, *(tuple(rows[who][i]) if who in rows else None for who in ("base", "adapter")))
-        for i, asked in enumerate(task.request.asked)
-    )
-    return TaskResult(
+    facts = TaskResult(
         name=name,
         title=task.data.task.title,
         protocol_hash=task.protocol_hash,
         max_new_tokens=task.request.max_new_tokens,
         data={"source": task.data.source, "revision": task.data.revision, "sha256": task.data.sha256},
-        base=scores.get("base"),
-        adapter=scores.get("adapter"),
-        difference=paired_difference(rows["base"], rows["adapter"]) if paired else None,
-        problems=problems,
         lighteval={who: scored[name] for who, scored in own.items() if name in scored},
         samples={who: keys[name] for who, keys in drawn.keys.items()},
     )
+    return with_figures(facts, {who: groups[name] for who, groups in drawn.groups.items()}, plan.settings.pass_at)
 
 
 def _by_lighteval(plan: Evaluation, groups: Mapping[str, Groups]) -> dict[str, OtherScore]:

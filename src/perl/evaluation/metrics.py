@@ -245,14 +245,14 @@ def _majority(answers: Sequence[str | None], right: Sequence[bool], same: Callab
     votes = [(answer, is_right) for answer, is_right in zip(answers, right, strict=True) if answer is not None]
     votes_right = sum(is_right for _, is_right in votes)
     votes_by_text = Counter(" ".join(answer.split()) for answer, is_right in votes if not is_right)
-    votes_wrong = [sum(votes_by_text[text] for text in texts) for texts in _classes(list(votes_by_text), same)]
+    votes_wrong = [sum(votes_by_text[text] for text in texts) for texts in answer_classes(list(votes_by_text), same)]
     most = max([votes_right, *votes_wrong])
     if votes_right < most or most == 0:
         return 0.0
     return 1 / (1 + votes_wrong.count(most))
 
 
-def _classes(texts: Sequence[str], same: Callable[[str, str], bool] | None) -> list[list[str]]:
+def answer_classes(texts: Sequence[str], same: Callable[[str, str], bool] | None) -> list[list[str]]:
     """Different texts, those that are the same answer together, whatever the order of the texts."""
     if same is None:
         return [[text] for text in texts]

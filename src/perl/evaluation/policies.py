@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from peft import PeftModel
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.adapter import base_only, continue_adapter
 from perl.errors import BrokenPromiseError
+from perl.evaluation.results import Who as Who
 from perl.evaluation.subject import Subject
 from perl.model import base_fingerprint, load_base, load_tokenizer
 from perl.recipe.sections import RolloutSection
@@ -29,7 +29,6 @@ from perl.rollouts.update import SyncPlan, base_update, choose_form, make_update
 
 logger = logging.getLogger("perl")
 
-Who = Literal["base", "adapter"]
 _ORDER: tuple[Who, ...] = ("base", "adapter")
 _AS_SERVED = (
     "it must serve the same base in the same type, with --logprobs-mode processed_logprobs; `perl eval "

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from perl.errors import PerlError
 from perl.evaluation.metrics import Difference
@@ -19,6 +19,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.score import Score
 from perl.run import write_text
 
+Who = Literal["base", "adapter"]
 VERSION = 2
 """Of the part under ``perl``."""
 HELD_OUT = " (held out)"
@@ -74,10 +75,10 @@ class TaskResult:
     protocol_hash: str
     max_new_tokens: int
     data: Mapping[str, str | None]
-    base: Score | None
-    adapter: Score | None
-    difference: Difference | None
-    problems: tuple[ProblemResult, ...]
+    base: Score | None = None
+    adapter: Score | None = None
+    difference: Difference | None = None
+    problems: tuple[ProblemResult, ...] = ()
     lighteval: Mapping[str, OtherScore] = field(default_factory=dict)
     samples: Mapping[str, str] = field(default_factory=dict)
 
@@ -183,17 +184,27 @@ class Results:
         return path
 
 
-def read_results(path: str | Path) -> Results:
-    """Results from a file, or from the folder that it is in.
+def results_file(path: str | Path) -> Path:
+    """The results file that is named, or that lies in a folder or in its ``eval``.
 
     Raises:
-        PerlError: There is none, or it is not one of ours.
+        PerlError: There is none.
     """
     path = Path(path).expanduser()
     places = [path, path / RESULTS, path / "eval" / RESULTS]
     file = next((place for place in places if place.is_file()), None)
     if file is None:
         raise PerlError(f"no results: there is no {RESULTS}", str(path), "perl eval writes them")
+    return file
+
+
+def read_results(path: str | Path) -> Results:
+    """Results from a file, or from the folder that it is in.
+
+    Raises:
+        PerlError: There is none, or it is not one of ours.
+    """
+    file = results_file(path)
     try:
         found = json.loads(file.read_text(encoding="utf-8"))["perl"]
         if found["version"] != VERSION:

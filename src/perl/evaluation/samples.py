@@ -68,7 +68,7 @@ class SampleFile:
         Args:
             policy: What names the policy and how it was asked.
         """
-        return {sample.place: sample for key, sample in self._lines() if key == policy}
+        return {sample.place: sample for key, sample in self.lines() if key == policy}
 
     def append(self, policy: str, samples: Iterable[Sample]) -> None:
         """Adds samples; a kill right after loses none of them."""
@@ -79,7 +79,7 @@ class SampleFile:
     def put_first(self, policies: Sequence[str], order: Sequence[Place]) -> None:
         """Puts the samples that a result stands on first, in their order; all others stay, after them."""
         ranks = {(key, place): rank for rank, (key, place) in enumerate((k, p) for k in policies for p in order)}
-        known = {(key, sample.place): sample for key, sample in self._lines()}
+        known = {(key, sample.place): sample for key, sample in self.lines()}
         rows = sorted(known.items(), key=lambda item: ranks.get(item[0], len(ranks)))
         write_text(self.path, "".join(_line(key, sample) for (key, _), sample in rows))
 
@@ -88,7 +88,8 @@ class SampleFile:
             file.seek(-1, 2)
             return file.read(1) == b"\n"
 
-    def _lines(self) -> Iterable[tuple[str, Sample]]:
+    def lines(self) -> Iterable[tuple[str, Sample]]:
+        """What names the policy, and the sample, a line each; a line that is none of ours is left out."""
         if not self.path.is_file():
             return
         with self.path.open(encoding="utf-8", errors="replace") as file:

@@ -23,6 +23,10 @@ G_PASS_K = 16
 G_PASS_THRESHOLDS = (0.25, 0.5, 0.75, 1.0)
 UNJUDGED = ("timeout", "error", "unparsable_gold")
 """Verdicts that say nothing of the answer; such completions count as not right."""
+NOT_FROM_RIGHTS = ("majority", "mean_tokens", "tokens", "truncated", "no_answer", "unjudged")
+"""Fields of a score that take more than which completions are right."""
+HASHED = "sha256:"
+"""Begins what stands for an answer that is too long to be published; only the same letters are the same answer."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
         low=low,
         high=high,
         pass_at={j: metrics.pass_at_k(right, j) for j in sorted({*_powers_of_two(k), k, *pass_at})},
-        majority=metrics.majority_at_k([[s.extracted for s in samples] for samples in problems], right, _same),
+        majority=metrics.majority_at_k([[s.extracted for s in samples] for samples in problems], right, same_meaning),
         g_pass=_g_pass(right) if k >= G_PASS_K else {},
         mean_tokens=statistics.fmean(sample.tokens for sample in every),
         tokens=sum(sample.tokens for sample in every),
@@ -129,6 +133,8 @@ def _g_pass(right: Sequence[Sequence[bool]]) -> dict[str, float]:
     return {**found, "mean": metrics.mean_g_pass_at_k(right, G_PASS_K)}
 
 
-def _same(one: str, other: str) -> bool:
-    r"""Whether two answers mean the same, by the verifier's word."""
+def same_meaning(one: str, other: str) -> bool:
+    r"""Whether two answers that differ mean the same, by the verifier's word."""
+    if one.startswith(HASHED) or other.startswith(HASHED):
+        return False
     return check(one, f"\\boxed{{{other}}}").right

@@ -1,0 +1,410 @@
+"""Every figure of an evaluation, counted from its samples, and whether a file of figures says the same.
+
+samples -> TaskResult with every figure; Results, samples -> Recount
+
+``perl eval`` counts by :func:`with_figures`, and whoever is to believe a file counts again by the same function. Where
+samples are missing, what follows from each problem's rights and wrongs is counted from those, and the rest is only
+reported. Knows nothing of models, cards or the Hub.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from perl.errors import Problem
+from perl.evaluation.metrics import paired_difference
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
+from perl.evaluation.samples import Sample
+from perl.evaluation.score import NOT_FROM_RIGHTS, Score, rights, score_samples
+from perl.evaluation.task import all_tasks
+from perl.rewards.answers import gold_answer
+from perl.rewards.verifier import check_all
+from perl.rewards.verifier.verdicts import told_at_once
+
+Groups = Sequence[Sequence[Sample]]
+Golds = Mapping[str, Mapping[str, str]]
+"""Task -> problem -> its gold answer."""
+Basis = Literal["texts", "verdicts", "rights"]
+"""What figures were counted from: completions that were judged again, verdicts as they stand beside the lengths and
+answers of completions, or each problem's rights and wrongs alone."""
+
+WHO: tuple[Who, ...] = ("base", "adapter")
+_TOLERANCE = 1e-9
+_SHA_DIGITS = 64
+# Wall time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
+_PATIENCE_SECONDS = 30.0
+_UNDECIDED = frozenset({"timeout", "error"})
+_PROTOCOL = TypeAdapter(Protocol)
+_AGAIN = "perl eval writes it anew"
+
+
+@dataclass(frozen=True)
+class KeptSamples:
+    """Samples as a file holds them.
+
+    Attributes:
+        lines: What names the policy, and the sample; a line each, those that stand twice included.
+        texts: They have the completions' texts, which published ones lack.
+        exact: The file holds the samples that its results stand on, and no others.
+    """
+
+    lines: Sequence[tuple[str, Sample]]
+    texts: bool = True
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Recount:
+    """Results, counted again.
+
+    Attributes:
+        results: With every figure that could be counted, as it was counted; the others as the file says them.
+        basis: Task -> what its figures were counted from.
+        reported: Figures that could not be counted, in words.
+        problems: Where the file says something else, or samples are not what they should be; a line each.
+    """
+
+    results: Results
+    basis: Mapping[str, Basis]
+    reported: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def with_figures(task: TaskResult, groups: Mapping[Who, Groups], pass_at: Sequence[int] = ()) -> TaskResult:
+    """A task's result with every figure counted from samples.
+
+    Args:
+        task: Says what was asked; its figures, and which completions are right, do not count.
+        groups: Who -> the samples of each problem, problems in the same order.
+        pass_at: Further numbers for pass@k, beside the powers of two up to k.
+
+    Raises:
+        ValueError: There is no problem, or fewer completions than pass@k needs.
+    """
+    names = [samples[0].problem for samples in next(iter(groups.values()))]
+    rows = {who: rights(group) for who, group in groups.items()}
+    scores = {who: score_samples(group, pass_at) for who, group in groups.items()}
+    paired = "base" in rows and "adapter" in rows and len(names) > 1
+    problems = tuple(
+        ProblemResult(name, *(tuple(rows[who][i]) if who in rows else None for who in WHO))
+        for i, name in enumerate(names)
+    )
+    return replace(
+        task,
+        base=scores.get("base"),
+        adapter=scores.get("adapter"),
+        difference=paired_difference(rows["base"], rows["adapter"]) if paired else None,
+        problems=problems,
+    )
+
+
+def recount(results: Results, samples: KeptSamples | None = None, golds: Golds | None = None) -> Recount:
+    """Counts every figure again that can be counted, and compares.
+
+    Args:
+        results: Read from a file, which may hold anything.
+        samples: Of the policies that it names; None: there are none, and each problem's rights and wrongs must do.
+        golds: By which completions are judged again, where samples have their texts.
+    """
+    found, basis, reported, problems = [], {}, [], list(_protocol_problems(results.protocol))
+    kept = _Kept(samples) if samples is not None else None
+    for task in results.tasks:
+        try:
+            one = _recount_task(task, results.protocol, kept, (golds or {}).get(task.name))
+        except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
+            problems.append(_problem(task, f"its figures cannot be counted: {str(error)[:100]}"))
+            continue
+        found.append(one.task)
+        basis[task.name] = one.basis
+        reported += [what for what in one.reported if what not in reported]
+        problems += one.problems
+    if kept is not None and kept.exact:
+        problems += kept.unused()
+    return Recount(replace(results, tasks=tuple(found)), basis, tuple(reported), tuple(problems))
+
+
+def layout_problems(written: Mapping[str, Any], results: Results) -> list[Problem]:
+    """Where a results file does not hold what its own part under ``perl`` says, as its part for lighteval's readers.
+
+    Args:
+        written: The file.
+        results: As they were read from it.
+    """
+    own = json.loads(json.dumps(results.as_dict()))
+    return [
+        Problem(f"{_path(place)} is {_shown(there)}, by its part under perl it is {_shown(right)}", RESULTS, _AGAIN)
+        for place, right, there in _unequal(own, written)
+    ]
+
+
+@dataclass(frozen=True)
+class _Counted:
+    task: TaskResult
+    basis: Basis
+    reported: Sequence[str]
+    problems: Sequence[Problem]
+
+
+class _Kept:
+    """Samples by policy and task, and which of them were asked for."""
+
+    def __init__(self, samples: KeptSamples) -> None:
+        self.texts, self.exact = samples.texts, samples.exact
+        self._by_task: dict[tuple[str, str], dict[tuple[str, int], list[Sample]]] = defaultdict(dict)
+        self._asked: set[tuple[str, str]] = set()
+        for policy, sample in samples.lines:
+            self._by_task[policy, sample.task].setdefault((sample.problem, sample.index), []).append(sample)
+
+    def of(self, policy: str, task: str) -> dict[tuple[str, int], list[Sample]]:
+        self._asked.add((policy, task))
+        return self._by_task.get((policy, task), {})
+
+    def unused(self) -> list[Problem]:
+        others = {key: len(found) for key, found in self._by_task.items() if key not in self._asked}
+        return [
+            Problem(f"has {count} samples of policy {policy!r} on {task!r}, which the results do not name", SAMPLES)
+            for (policy, task), count in others.items()
+        ]
+
+
+def _recount_task(
+    task: TaskResult, protocol: Protocol, kept: _Kept | None, golds: Mapping[str, str] | None
+) -> _Counted:
+    problems, reported = _facts_problems(task, protocol)
+    if task.lighteval:
+        reported.append("lighteval's own scores")
+    problems += _gold_problems(task, golds)
+    groups: dict[Who, Groups] = {}
+    if kept is not None:
+        groups, wrong = _groups(task, protocol, kept)
+        problems += wrong
+    basis: Basis = "rights"
+    if groups and kept is not None:
+        basis = "verdicts"
+        if kept.texts and golds is not None and not _gold_problems(task, golds):
+            groups, wrong = _judged_again(task, groups, golds)
+            basis = "texts"
+            problems += wrong
+        counted = with_figures(task, groups, _pass_at(task))
+    else:
+        counted = _from_rights(task, protocol)
+        reported += ["maj@k", "lengths", "the shares of completions that were cut off, unanswered or not judged"]
+    if basis != "texts":
+        reported.append("which completions are right")
+    return _Counted(counted, basis, reported, [*problems, *_differences(task, counted)])
+
+
+def _facts_problems(task: TaskResult, protocol: Protocol) -> tuple[list[Problem], list[str]]:
+    """What is wrong with a task's title, protocol hash and the numbers of its problems, and what cannot be told."""
+    problems: list[Problem] = []
+    sha256 = task.data["sha256"]
+    if not isinstance(sha256, str) or len(sha256) != _SHA_DIGITS:
+        problems.append(_problem(task, "its data has no SHA-256"))
+    known = all_tasks().get(task.name)
+    titles = {task.name + HELD_OUT, *([known.title] if known else [])}
+    held_out = task.title == task.name + HELD_OUT
+    if known is None and not held_out:
+        return problems, [f"the title and the protocol of {task.name}, which is no task of perl eval"]
+    if task.title not in titles:
+        problems.append(_problem(task, f"its title is {_shown(task.title)}, the task's is {_shown(min(titles))}"))
+    version, prompt = (known.version, known.prompt) if known and not held_out else (1, "{problem}")
+    facts = {"task": task.name, "task_version": version, "prompt": prompt, "data": sha256}
+    expected = protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})
+    if task.protocol_hash != expected:
+        message = f"its protocol_hash is {_shown(task.protocol_hash)}, protocol, task and data give {expected!r}"
+        problems.append(_problem(task, message, "perl eval scores it with the task as it is now"))
+    return problems, []
+
+
+def _protocol_problems(protocol: Protocol) -> Iterator[Problem]:
+    try:
+        _PROTOCOL.validate_json(json.dumps(vars(protocol)), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        yield Problem(f"its protocol's {'.'.join(map(str, first['loc']))}: {first['msg']}", RESULTS)
+
+
+def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Problem]:
+    """Whether the problems are those of the data that the results name, all and in order."""
+    if golds is None:
+        return []
+    there, named = [problem.id for problem in task.problems], list(golds)
+    if there == named:
+        return []
+    absent = [name for name in named if name not in there]
+    which = f"lacks {len(absent)} of them, the first is {absent[0]!r}" if absent else "holds others"
+    return [_problem(task, f"the data has {len(named)} problems, the file {which}")]
+
+
+def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who, Groups], list[Problem]]:
+    """The samples of each problem, and what is wrong with them; no groups where some are missing."""
+    problems: list[Problem] = []
+    groups: dict[Who, Groups] = {}
+    for who in WHO:
+        if getattr(task, who) is None:
+            continue
+        found = kept.of(task.samples.get(who, ""), task.name)
+        wanted = [[(problem.id, index) for index in range(protocol.k)] for problem in task.problems]
+        missing = [place for row in wanted for place in row if place not in found]
+        if missing:
+            problems.append(_of_samples(task, who, missing, f"{len(missing)} samples are missing"))
+            continue
+        groups[who] = [[found[place][0] for place in row] for row in wanted]
+        problems += _sample_problems(task, who, protocol, found)
+        needed = {place for row in wanted for place in row}
+        further = [place for place in found if place not in needed] if kept.exact else []
+        if further:
+            message = f"{len(further)} samples are none that the results stand on"
+            problems.append(_of_samples(task, who, further, message))
+    complete = all(who in groups for who in WHO if getattr(task, who) is not None)
+    return (groups if complete else {}), problems
+
+
+def _sample_problems(
+    task: TaskResult, who: Who, protocol: Protocol, found: Mapping[tuple[str, int], Sequence[Sample]]
+) -> Iterator[Problem]:
+    """Samples that cannot be what they say, a line for each kind."""
+    longest = task.max_new_tokens
+    kinds: dict[str, Callable[[Sequence[Sample]], bool]] = {
+        "stand there more than once": lambda same: len(same) > 1,
+        "were not drawn with their own seed": lambda same: (
+            same[0].seed != protocol.seed_of(task.name, same[0].problem, same[0].index)
+        ),
+        f"have another length than 0 to {longest} tokens": lambda same: not 0 <= same[0].tokens <= longest,
+        f"were cut off before {longest} tokens": lambda same: same[0].truncated and 0 < same[0].tokens < longest,
+    }
+    for kind, holds in kinds.items():
+        places = [place for place, same in found.items() if holds(same)]
+        if places:
+            yield _of_samples(task, who, places, f"{len(places)} samples {kind}")
+
+
+def _judged_again(
+    task: TaskResult, groups: Mapping[Who, Groups], golds: Mapping[str, str]
+) -> tuple[dict[Who, Groups], list[Problem]]:
+    """The samples with the verdicts that their texts get now.
+
+    Where algebra is needed and took too long, then or now, the verdict stays.
+    """
+    again: dict[Who, Groups] = {}
+    problems: list[Problem] = []
+    for who, rows in groups.items():
+        every = [sample for row in rows for sample in row]
+        judged_golds, texts = [golds[sample.problem] for sample in every], [sample.text for sample in every]
+        verdicts = check_all(judged_golds, texts, timeout_seconds=_PATIENCE_SECONDS)
+        found, other = [], []
+        for sample, verdict in zip(every, verdicts, strict=True):
+            gold = gold_answer(golds[sample.problem])
+            algebra = told_at_once(gold, verdict.extracted) is None
+            undecided = _UNDECIDED & {verdict.status, sample.status}
+            status = sample.status if algebra and undecided else verdict.status
+            found.append(replace(sample, status=status, extracted=verdict.extracted))
+            if (status, verdict.extracted) != (sample.status, sample.extracted):
+                other.append((sample, found[-1]))
+        if other:
+            then, now = other[0]
+            first = f"{then.status} ({_shown(then.extracted)}) in the file, {now.status} ({_shown(now.extracted)}) now"
+            message = f"{len(other)} verdicts are not those of the texts: {first}"
+            problems.append(_of_samples(task, who, [(then.problem, then.index)], message))
+        one_by_one = iter(found)
+        again[who] = [[next(one_by_one) for _ in row] for row in rows]
+    return again, problems
+
+
+def _from_rights(task: TaskResult, protocol: Protocol) -> TaskResult:
+    """Figures that follow from each problem's rights and wrongs; the others as they are."""
+    groups: dict[Who, Groups] = {}
+    for who in WHO:
+        if getattr(task, who) is None:
+            continue
+        rows = [(problem.id, getattr(problem, who)) for problem in task.problems]
+        if any(row is None or len(row) != protocol.k for _, row in rows):
+            raise ValueError(f"the {who} has not {protocol.k} completions of each problem")
+        groups[who] = [
+            [Sample(task.name, name, i, 0, "", 0, False, "right" if r else "wrong", None) for i, r in enumerate(row)]
+            for name, row in rows
+        ]
+    counted = with_figures(task, groups, _pass_at(task))
+    return replace(counted, **{who: _as_reported(getattr(counted, who), getattr(task, who)) for who in groups})
+
+
+def _as_reported(counted: Score, said: Score) -> Score:
+    return replace(counted, **{name: getattr(said, name) for name in NOT_FROM_RIGHTS})
+
+
+def _pass_at(task: TaskResult) -> list[int]:
+    return sorted({k for score in (task.base, task.adapter) if score is not None for k in score.pass_at})
+
+
+def _differences(said: TaskResult, counted: TaskResult) -> list[Problem]:
+    """Every figure that is not what was counted; of the problems a line a policy."""
+    found = []
+    for who in WHO:
+        rows = [(one.id, getattr(one, who), getattr(two, who)) for one, two in _side_by_side(said, counted)]
+        other = [(name, there, right) for name, there, right in rows if there != right]
+        if other:
+            name, there, right = other[0]
+            first = f"of problem {name!r} it says {_marks(there)}, counted are {_marks(right)}"
+            found.append(_problem(said, f"the {who}'s rights differ on {len(other)} problems: {first}"))
+    figures = [{k: v for k, v in asdict(task).items() if k != "problems"} for task in (said, counted)]
+    return found + [
+        _problem(said, f"{_path(place)} is {_shown(there)} in the file, counted is {_shown(right)}")
+        for place, right, there in _unequal(figures[1], figures[0])
+    ]
+
+
+def _side_by_side(said: TaskResult, counted: TaskResult) -> list[tuple[ProblemResult, ProblemResult]]:
+    return list(zip(said.problems, counted.problems, strict=True))
+
+
+_ABSENT = object()
+_Unequal = tuple[tuple[str, ...], Any, Any]
+
+
+def _unequal(
+    expected: object, found: object, place: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Leaves that are not equal: where, what is expected, what is there."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key in [*expected, *(key for key in found if key not in expected)]:
+            yield from _unequal(expected.get(key, _ABSENT), found.get(key, _ABSENT), (*place, str(key)))
+    elif not _same(expected, found):
+        yield place, expected, found
+
+
+def _same(one: object, other: object) -> bool:
+    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)]
+    if not all(numbers):
+        return type(one) is type(other) and one == other
+    if math.isnan(float(one)) or math.isnan(float(other)):  # type: ignore[arg-type]
+        return math.isnan(float(one)) and math.isnan(float(other))  # type: ignore[arg-type]
+    return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)  # type: ignore[arg-type]
+
+
+def _problem(task: TaskResult, message: str, hint: str = _AGAIN) -> Problem:
+    return Problem(message, f"{RESULTS}: {task.name}", hint)
+
+
+def _of_samples(task: TaskResult, who: Who, places: Sequence[tuple[str, int]], message: str) -> Problem:
+    problem, index = places[0]
+    return Problem(f"{message}; the first is number {index} of problem {problem!r}", f"{SAMPLES}: {task.name}, {who}")
+
+
+def _path(place: Sequence[str]) -> str:
+    return ".".join(place)[:100]
+
+
+def _shown(value: object) -> str:
+    if value is _ABSENT:
+        return "absent"
+    return f"{value:.10g}" if isinstance(value, float) else repr(value)[:80]
+
+
+def _marks(row: Sequence[bool] | None) -> str:
+    return "none" if row is None else "".join("1" if right else "0" for right in row)[:64]

@@ -1,0 +1,134 @@
+"""Results counted again from what lies beside them: their samples, and their problems where they can be had.
+
+folder -> Results, samples, gold answers -> Recount
+
+Problems count only if their hash is the one that the results name. No network is asked. Knows nothing of models, cards
+or repositories.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from huggingface_hub import constants
+from huggingface_hub.file_download import repo_folder_name
+
+from perl.data import load_problem_set, prompt_text
+from perl.errors import PerlError, Problem
+from perl.evaluation.published_samples import LARGEST, read_published
+from perl.evaluation.recount import Golds, KeptSamples, Recount, layout_problems, recount
+from perl.evaluation.results import SAMPLES, Results, TaskResult, read_results, results_file
+from perl.evaluation.samples import SampleFile
+from perl.evaluation.task import Question, all_tasks, questions_hash
+from perl.evaluation.task_data import load_task_data
+from perl.recipe import Recipe
+from perl.recipe.sections import DATA_FILE_SUFFIXES
+from perl.sandbox import is_sandbox
+
+_RECIPE, _RUN_FACTS = "recipe.yaml", "run.json"
+
+
+def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
+    """Counts the results of a folder again: an evaluation's, a run's, or one that was published.
+
+    Args:
+        path: The folder, as :func:`perl.evaluation.results.read_results` takes it.
+        recipe: Of the run that it belongs to; None: the one that lies above it, if one does.
+
+    Raises:
+        PerlError: There are no results of ours, or the samples beside them cannot be read.
+    """
+    file = results_file(path)
+    results = read_results(file)
+    folder = file.parent
+    found = recount(results, kept_samples(folder), find_golds(results, recipe or _recipe_above(folder)))
+    return replace(found, problems=(*layout_problems(json.loads(file.read_text("utf-8")), results), *found.problems))
+
+
+def not_adding_up(found: Recount, where: str) -> list[Problem]:
+    """The problems of a recount, a line each, said of a folder or repository."""
+    return [replace(problem, where=f"{where}: {problem.where}") for problem in found.problems]
+
+
+def kept_samples(folder: Path) -> KeptSamples | None:
+    """The samples beside results, as an evaluation keeps them or as they were published; None: there are none.
+
+    Raises:
+        PerlError: They were published and cannot be read.
+    """
+    file = folder / SAMPLES
+    if not file.is_file() or file.stat().st_size == 0:
+        return None
+    with file.open("rb") as opened:
+        published = b'"text"' not in opened.readline()
+    if not published:
+        return KeptSamples(list(SampleFile(file).lines()))
+    if file.stat().st_size > LARGEST:
+        raise PerlError(f"has {file.stat().st_size:,} bytes, read are {LARGEST:,} at most", str(file))
+    return read_published(file.read_bytes(), str(file))
+
+
+def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
+    """The gold answers of every task whose problems are here.
+
+    Args:
+        results: Of an evaluation.
+        recipe: Of the run that it belongs to: says what was held out, and where a task's data lies.
+
+    Returns:
+        Of a sandbox task always, so that results of other problems under its name show.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for task in results.tasks:
+        for questions in _candidates(task, recipe):
+            if questions_hash(questions) == task.data.get("sha256"):
+                found[task.name] = {question.id: question.gold for question in questions}
+                break
+        else:
+            if is_sandbox(task.name) and task.name in all_tasks():
+                found[task.name] = {}
+    return found
+
+
+def _candidates(task: TaskResult, recipe: Recipe | None) -> Iterator[tuple[Question, ...]]:
+    """What a task's problems may be; what is absent is left out."""
+    count = len(task.problems)
+    known = all_tasks().get(task.name)
+    if known is not None and count:
+        folder = Path(recipe.eval.data).expanduser() if recipe is not None and recipe.eval.data else None
+        for place in (folder, None):
+            if place is not None or _is_here(known.repository):
+                with contextlib.suppress(PerlError):
+                    pinned = replace(known, revision=task.data.get("revision") or known.revision)
+                    yield load_task_data(pinned, place, count).questions
+    source = None if recipe is None else recipe.data.eval or recipe.data.train
+    if recipe is not None and source is not None and _is_here(source.name):
+        for chat in (True, False):
+            with contextlib.suppress(PerlError):
+                yield _held_out(recipe, count, chat=chat)
+
+
+def _held_out(recipe: Recipe, count: int, *, chat: bool) -> tuple[Question, ...]:
+    """A run's held-out problems, named and hashed as :func:`perl.evaluation.heldout.heldout_task` does."""
+    rows = load_problem_set(recipe.data, chat=chat).heldout
+    if rows is None or "solution" not in rows.column_names:
+        return ()
+    some = rows.select(range(min(count, len(rows))))
+    return tuple(Question(str(i), prompt_text(row["prompt"]), row["solution"], {}) for i, row in enumerate(some))
+
+
+def _is_here(name: str) -> bool:
+    """Whether a data set can be read without a download."""
+    if is_sandbox(name) or Path(name).suffix in DATA_FILE_SUFFIXES:
+        return True
+    return (Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")).is_dir()
+
+
+def _recipe_above(folder: Path) -> Recipe | None:
+    """The recipe of the run that results lie in, as ``RUN/eval``, ``RUN/evals/PRESET`` or ``RUN/best/eval``."""
+    for run in folder.resolve().parents[:2]:
+        if (run / _RECIPE).is_file() and (run / _RUN_FACTS).is_file():
+            return Recipe.load(run / _RECIPE)
+    return None
