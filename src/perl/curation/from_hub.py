@@ -19,9 +19,8 @@ from perl.curation.material import Material, of_base, of_log, steps_of
 from perl.curation.scores import checked_scores
 from perl.errors import PerlError, Problem
 from perl.evaluation.results import Results, read_results
-from perl.hub.card_check import CARD, SCORES
-from perl.hub.facts import PUBLIC_RECIPE
-from perl.hub.package import METRICS
+from perl.hub.card_form import CARD
+from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES
 from perl.hub_lookup import TIMEOUT_SECONDS, look_up
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags

@@ -16,9 +16,6 @@ from perl.hub.facts import CURVES, PROBLEMS, PUBLIC_RECIPE, SCORES, CardFacts
 from perl.hub.front_matter import front_matter
 from perl.hub.scores_text import contamination, headline, reservations, results_lines
 
-NOTES = "## Notes"
-"""Heading below which an author's own words may stand."""
-
 
 def render_card(facts: CardFacts) -> str:
     """The card as Markdown with YAML front matter."""
@@ -40,17 +37,6 @@ def render_card(facts: CardFacts) -> str:
         )
     )
     return _tidy(card)
-
-
-def own_notes(card: str) -> str:
-    """What an author added to a card: everything from ``## Notes`` on, which no card of ours has."""
-    fenced = False
-    lines = card.splitlines()
-    for number, line in enumerate(lines):
-        fenced ^= line.startswith("```")
-        if line.strip() == NOTES and not fenced:
-            return "\n" + "\n".join(lines[number:]).rstrip() + "\n"
-    return ""
 
 
 @functools.cache

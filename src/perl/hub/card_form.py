@@ -57,7 +57,7 @@ def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Problem]]:
     match = FRONT_MATTER.match(card)
     if match is None:
         return None, [Problem("has no YAML between --- and --- at its beginning", CARD, AGAIN)]
-    if len(match[1]) > LARGESTFRONT_MATTER:
+    if len(match[1]) > LARGEST_FRONT_MATTER:
         return None, [Problem(f"its front matter has {len(match[1]):,} characters, more than any needs", CARD)]
     try:
         refuse_tags(match[1], CARD)

@@ -8,6 +8,7 @@ cards or scores.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 from peft import PeftConfig
@@ -111,24 +112,26 @@ def _resolved(recipe: Recipe) -> dict[str, Any]:
         return {}
 
 
-def _of_log(run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]) -> Iterator[Problem] | list[Problem]:
+def _of_log(
+    run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]
+) -> Iterator[Problem] | list[Problem]:
     """A log ends where the training ended, but for the steps that its interval leaves out."""
     steps = [int(row["step"]) for row in rows if "step" in row]
     found = []
     if steps and run.step is not None:
         every = max(1.0, float(recipe.train.get("logging_steps", 1))) if recipe else float(run.step)
-        thin = max((b - a for a, b in zip(steps, steps[1:], strict=False)), default=1)
+        thin = max((b - a for a, b in pairwise(steps)), default=1)
         if run.step - steps[-1] >= max(every, thin):
             message = f"says {run.step}, {METRICS} ends at step {steps[-1]}"
             found.append(Problem(message, f"{RUN_FACTS}: step", _AGAIN))
-    if any(later < earlier for earlier, later in zip(steps, steps[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(steps)):
         found.append(Problem("its steps are not in order", METRICS, _AGAIN))
     most = recipe.train.get("max_steps") if recipe else None
     if most and run.step is not None and run.step > most:
         message = f"says {run.step}, {PUBLIC_RECIPE} says train.max_steps {most}"
         found.append(Problem(message, f"{RUN_FACTS}: step", _AGAIN))
     tokens = [row["num_tokens"] for row in rows if row.get("num_tokens") is not None]
-    if any(later < earlier for earlier, later in zip(tokens, tokens[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(tokens)):
         found.append(Problem("its num_tokens, which only grow, shrink", METRICS, _AGAIN))
     return found
 

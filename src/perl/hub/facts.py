@@ -6,7 +6,6 @@ Whoever has the files has the facts, hence the card: it is rendered from them wh
 checked. Nothing of a machine is in it. A fact that is unknown is None or empty.
 """
 
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ CURVES, PROBLEMS, PUBLIC_RECIPE = "plots/curves.png", f"eval/{FIGURE}", "perl_re
 METRICS, SCORES = "metrics.jsonl", f"eval/{RESULTS}"
 """Likewise."""
 _COMMIT_LENGTH = 40
+_INFINITE = float("inf")
 
 Files = Mapping[str, bytes | Path | None]
 """Name in the repository -> its content, or the file that holds it; None: it is there and was not read."""
@@ -288,13 +288,9 @@ def log_in(files: Files, step: int | None = None) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, 1):
         for name in ("step", "reward", "num_tokens"):
             value = row.get(name)
-            if not (value is None or (isinstance(value, int | float) and not isinstance(value, bool) and _finite(value))):
+            if value is not None and not (type(value) in (int, float) and abs(value) < _INFINITE):
                 raise PerlError(f"{name} is {str(value)[:40]!r}, no number", f"{METRICS}:{number}")
     return [row for row in rows if step is None or row.get("step", 0) <= step]
-
-
-def _finite(value: float) -> bool:
-    return abs(value) < float("inf")
 
 
 def serving_of(config: PeftConfig, method: Method | None = None) -> Serving:

@@ -17,12 +17,13 @@ from perl.assets import evaluation_tasks
 from perl.errors import Problem
 from perl.evaluation.results import RESULTS
 from perl.hub.candidate import Candidate
-from perl.hub.card import own_notes, render_card
+from perl.hub.card import render_card
 from perl.hub.card_check import check_card
 from perl.hub.card_form import CARD, card_problems
 from perl.hub.eval_results import eval_result_files
 from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES, CardFacts, facts_from_files
 from perl.hub.leaks import find_leaks, this_machine
+from perl.hub.notes import split_notes
 from perl.hub.public_recipe import public_recipe, without_paths
 from perl.hub.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
 from perl.model import public_name
@@ -126,8 +127,9 @@ def package_candidate(
         files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
     if not of_a_step:
         files |= {f"plots/{path.name}": path for path in sorted(run.plots.glob("*.png"))}
-    own = own_notes(run.card.read_text(encoding="utf-8")) if run.card.is_file() else ""
-    files[CARD] = (render_card(facts_from_files(files)) + own).encode()
+    card = render_card(facts_from_files(files))
+    notes = split_notes(run.card.read_text(encoding="utf-8"))[1] if run.card.is_file() else ""
+    files[CARD] = (f"{card}\n{notes}" if notes else card).encode()
     return Package(dict(sorted(files.items())))
 
 

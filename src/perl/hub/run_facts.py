@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from huggingface_hub import HfApi, constants
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from perl.errors import PerlError
+from perl.errors import PerlError, RecipeError
 from perl.hub.candidate import Candidate
 from perl.hub.names import has_hub_form, is_hub_name, label
 from perl.hub.public_recipe import without_paths
@@ -164,12 +164,12 @@ def read_run_facts(content: bytes) -> RunFacts:
     try:
         return RunFacts.model_validate_json(content)
     except ValidationError as error:
-        first, *others = [
-            (error_["msg"].removeprefix("Value error, "), ".".join(map(str, error_["loc"]))) for error_ in error.errors()
-        ]
+        first, *others = [(one["msg"], ".".join(map(str, one["loc"]))) for one in error.errors()]
         more = f", and {len(others)} more" if others else ""
         where = f"{RUN_FACTS}: {first[1][:80]}" if first[1] else RUN_FACTS
-        raise PerlError(f"{first[0][:200]}{more}", where, "perl push writes it anew") from None
+        raise PerlError(
+            f"{first[0].removeprefix('Value error, ')[:200]}{more}", where, "perl push writes it anew"
+        ) from None
 
 
 def perl_version() -> str:
@@ -240,8 +240,6 @@ def recipe_of(run: Run) -> Recipe | None:
     Raises:
         RecipeError: It cannot be read.
     """
-    from perl.errors import RecipeError
-
     file = run.path / "recipe.yaml"
     if not file.is_file():
         return None
