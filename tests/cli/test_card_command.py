@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from perl.cli import commands
-from perl.hub.card import write_card
+from perl.hub.run_card import write_card
 from perl.hub.facts import PUBLIC_RECIPE
 from perl.run import Run
 from tests.hub.card_runs import make_run

@@ -14,7 +14,8 @@ from peft import PeftModel
 
 from perl.adapter import without_harmless_warnings
 from perl.hub.candidate import find_candidate
-from perl.hub.card import render_card, write_card
+from perl.hub.card import render_card
+from perl.hub.run_card import write_card
 from perl.hub.card_check import check_card
 from perl.hub.facts import CardFacts, card_facts
 from perl.hub.found_card import find_card
