@@ -64,9 +64,10 @@ def results(*tasks: TaskResult, protocol: Protocol | None = None, **subject: str
         "adapter_config_sha256": "c" * 64,
         **subject,
     }
+    if known["adapter_sha256"] is None:
+        known["adapter_config_sha256"] = None
     if "policy" not in subject:
-        own = (known["adapter_sha256"], known["adapter_config_sha256"]) if known["adapter_sha256"] else ()
-        known["policy"] = policy_name(known["base_sha256"], *own)
+        known["policy"] = policy_name(*(known[f"{of}_sha256"] for of in ("base", "adapter", "adapter_config")))
     protocol = protocol or Protocol(preset="perl", temperature=0.6, top_p=0.95, max_new_tokens=512, k=4)
     engine = {"backend": "vllm", "version": "1.2", "dtype": "bfloat16", "device": "cpu", "logp_diff": 0.00123}
     return Results(known, protocol, engine, {"torch": "2.13.0"}, 12.0, tasks, verifier="1 (by hand)")

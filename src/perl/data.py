@@ -6,6 +6,7 @@ Knows nothing of tokenizers beyond whether prompts are chat messages, nothing of
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,13 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
         return ProblemSet(train, None, None, train_version, renamed=renamed)
     heldout, version, renamed_too = _load(source, "eval", section, chat)
     train = _without_overlap(train, heldout, drop=section.drop_overlap)
-    name = source.name if is_sandbox(source.name) else Path(source.name).stem
+    name = source.name if is_sandbox(source.name) else _simple(Path(source.name).stem)
     return ProblemSet(train, heldout, name, train_version, version, (*renamed, *renamed_too))
+
+
+def _simple(name: str) -> str:
+    """A file's name as a task may be called."""
+    return re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9_.:-]+", "-", name))
 
 
 def _load(

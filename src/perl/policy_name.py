@@ -35,6 +35,9 @@ NOT_OF_THE_MODEL: Mapping[str, str] = MappingProxyType(
         "output_attentions": "what a pass returns beside its answer",
         "output_hidden_states": "likewise",
         "return_dict": "the form of what a pass returns",
+        "bos_token_id": "prompts are tokens already",
+        "eos_token_id": "which tokens end a completion is part of how it is asked",
+        "pad_token_id": "what fills a batch is masked",
     }
 )
 

@@ -132,10 +132,10 @@ def test_a_task_that_was_not_evaluated_is_not_there():
         ('"text"', "holds no results"),
         ("{", "holds no results"),
         ("", "holds no results"),
-        ('{"perl": {"version": 99}}', "its version is 99, known is 1"),
-        ('{"perl": {"version": 1, "tasks": []}}', "holds no results"),
-        ('{"perl": {"version": 1, "tasks": {}}}', "'protocol' is absent"),
-        ('{"perl": {"version": 1, "tasks": {"a": {}}}}', "is absent"),
+        ('{"perl": {"version": 99}}', "its version is 99, known is 2"),
+        ('{"perl": {"version": 2, "tasks": []}}', "holds no results"),
+        ('{"perl": {"version": 2, "tasks": {}}}', "is absent"),
+        ('{"perl": {"version": 2, "tasks": {"a": {}}}}', "is absent"),
     ],
 )
 def test_another_file_is_refused_in_one_line(tmp_path, content, reason):

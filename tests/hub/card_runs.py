@@ -15,11 +15,12 @@ from perl.evaluation.results import Results
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.model import base_fingerprint, load_base
+from perl.policy_name import adapter_config_digest
 from perl.recipe import load_recipe
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.run import Run, sha256_of
 from perl.sandbox import BASE_NAME
-from perl.saved_adapter import WEIGHTS
+from perl.saved_adapter import CONFIG, WEIGHTS, find_adapter
 from tests.evaluations import results, task_result
 
 ADAPTERS = [name for name, method in METHODS.items() if method.config]
@@ -47,11 +48,17 @@ def policy_of(method: str = "lora", size: float = 0.05) -> PeftModel:
     return policy.eval()
 
 
-def scores(digest: str, *tasks, **protocol) -> Results:
-    """Of that adapter on the sandbox's base."""
+def scores(adapter: Path | str, *tasks, **protocol) -> Results:
+    """Of that adapter's folder, or of weights of that digest, on the sandbox's base."""
     chosen = {"preset": "recipe", "temperature": 1.0, "max_new_tokens": 16, "k": 4, **protocol}
     found = tasks or (heldout(),)
-    known = {"base": BASE_NAME, "base_revision": None, "adapter_sha256": digest, "name": "a-run"}
+    known = {"base": BASE_NAME, "base_revision": None, "name": "a-run"}
+    if isinstance(adapter, Path):
+        config = adapter_config_digest((adapter / CONFIG).read_text())
+        known |= {"adapter_sha256": sha256_of(adapter / WEIGHTS), "adapter_config_sha256": config}
+        known["base_sha256"] = find_adapter(str(adapter)).base_fingerprint
+    else:
+        known["adapter_sha256"] = adapter
     made = results(*found, protocol=Protocol(**chosen), **known)
     made.engine.update(dtype="float32", backend="transformers", device="cpu")
     return made
@@ -95,5 +102,5 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
     (run.plots / "curves.png").write_bytes(PICTURE)
     (folder / "eval").mkdir()
     (folder / "eval" / "problems.png").write_bytes(PICTURE)
-    scores(digest).write(folder / "eval")
+    scores(run.adapter).write(folder / "eval")
     return run

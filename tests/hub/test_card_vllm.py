@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(absent() is not None, reason=str(absent()))
 def greedy_run(folder: Path, method: str) -> Run:
     """A run whose scores were drawn without chance, so that its snippets always answer the same."""
     run = make_run(folder, method)
-    scores(run.facts["fingerprint"]["adapter"], temperature=0.0).write(run.path / "eval")
+    scores(run.adapter, temperature=0.0).write(run.path / "eval")
     write_card(run)
     return run
 

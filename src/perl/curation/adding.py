@@ -180,7 +180,8 @@ def _seed(first: Material, other: Material) -> SeedScores:
         if score.task not in found or found[score.task].protocol_hash != score.protocol_hash:
             raise PerlError(f"was not scored on {score.task} under the protocol of {first.where}", other.where)
     wanted = {score.task: found[score.task].adapter for score in first.scores}
-    return SeedScores(seed=int(other.known["seed"]), adapter_sha256=other.sha256[WEIGHTS], scores=wanted)
+    digest, policy = other.sha256[WEIGHTS], other.known.get("policy")
+    return SeedScores(seed=int(other.known["seed"]), adapter_sha256=digest, policy=policy, scores=wanted)
 
 
 def _different(one: dict[str, Any], two: dict[str, Any], above: str = "") -> list[str]:

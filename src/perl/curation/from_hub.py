@@ -15,7 +15,7 @@ from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoSibling
 
-from perl.curation.material import Material, of_base, of_log, steps_of
+from perl.curation.material import Material, of_log, of_policy, steps_of
 from perl.curation.scores import checked_scores
 from perl.errors import PerlError, Problem
 from perl.evaluation.results import Results, read_results
@@ -52,7 +52,7 @@ def of_hub(source: str) -> Material:
     files = {name: _fetched(repo, commit, listed[name], source) for name in _LARGEST if name in listed}
     results = _read_stranger(files[SCORES], source)
     weights, digest = _weights_of(repo, commit, listed[WEIGHTS], source)
-    scores = checked_scores(results, digest, source)
+    scores = checked_scores(results, digest, files[CONFIG].read_bytes(), source)
     recipe = _stranger_recipe(files[PUBLIC_RECIPE], source) if PUBLIC_RECIPE in files else None
     rows = steps_of(_text(files[METRICS], source)) if METRICS in files else []
     return Material(
@@ -73,7 +73,7 @@ def of_hub(source: str) -> Material:
             "versions": {k: v for k, v in results.versions.items() if isinstance(k, str) and isinstance(v, str)},
             **_of_recipe(recipe),
             **of_log(rows),
-            **of_base(results),
+            **of_policy(results),
         },
     )
 
@@ -120,8 +120,6 @@ def _read_stranger(path: Path, source: str) -> Results:
         return read_results(path)
     except PerlError as error:
         raise PerlError(error.problems[0].message, f"{source}: {SCORES}") from None
-    except RecursionError:
-        raise PerlError("is nested too deeply", f"{source}: {SCORES}") from None
 
 
 def _stranger_recipe(path: Path, source: str) -> Recipe:

@@ -8,7 +8,7 @@ Knows nothing of zoos or of the Hub.
 import hashlib
 from pathlib import Path
 
-from perl.curation.material import Material, of_base, of_log, steps_of
+from perl.curation.material import Material, of_log, of_policy, steps_of
 from perl.curation.scores import checked_scores
 from perl.errors import PerlError
 from perl.evaluation.results import RESULTS
@@ -35,9 +35,11 @@ def _of_candidate(candidate: Candidate) -> Material:
     run, facts = candidate.run, candidate.run.facts
     if candidate.results is None:
         other = (run.path / "eval" / RESULTS).is_file()
-        message = "its results are those of another adapter" if other else "its adapter was not evaluated"
+        message = "its results are those of another policy" if other else "its adapter was not evaluated"
         raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
-    scores = checked_scores(candidate.results, candidate.sha256, str(run.path))
+    scores = checked_scores(
+        candidate.results, candidate.sha256, (candidate.folder / CONFIG).read_bytes(), str(run.path)
+    )
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.content(name) for name in (CONFIG, WEIGHTS)}
     rows = [row for row in steps_of(run.metrics.read_text(encoding="utf-8")) if row["step"] <= candidate.step]
@@ -57,7 +59,7 @@ def _of_candidate(candidate: Candidate) -> Material:
         "versions": facts.get("versions") or {},
         "created": str(facts.get("created", ""))[:10] or None,
         **of_log(rows),
-        **of_base(candidate.results),
+        **of_policy(candidate.results),
         "licence": licence.identifier if licence else None,
     }
     return Material(

@@ -71,11 +71,12 @@ def thinned(points: list[tuple[int, float]], most: int) -> list[tuple[int, float
     return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
 
 
-def of_base(results: Results) -> dict[str, Any]:
-    """Which base it was evaluated on."""
+def of_policy(results: Results) -> dict[str, Any]:
+    """The name of what was evaluated, and on which base."""
     subject = results.subject
     base, revision = public_name(str(subject.get("base")), subject.get("base_revision"))
-    return {"base": base, "base_revision": revision, "base_sha256": subject.get("base_sha256")}
+    known = {"base_sha256": subject.get("base_sha256"), "policy": subject.get("policy")}
+    return {"base": base, "base_revision": revision, **known}
 
 
 def _is_number(value: object) -> bool:

@@ -19,6 +19,8 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
 from perl.evaluation.task import all_tasks
+from perl.policy_name import adapter_policy_name
+from perl.saved_adapter import CONFIG
 from perl.zoo.entry import TaskScore
 
 _ROUNDING = 1e-9
@@ -26,12 +28,13 @@ _SHA_DIGITS = 64
 _PROTOCOL = TypeAdapter(Protocol)
 
 
-def checked_scores(results: Results, adapter_sha256: str, where: str) -> list[TaskScore]:
+def checked_scores(results: Results, adapter_sha256: str, config: str | bytes, where: str) -> list[TaskScore]:
     """The scores of a results file, as an entry has them.
 
     Args:
         results: Read from a file, which may hold anything.
         adapter_sha256: Of the weights that they must belong to.
+        config: The text of the ``adapter_config.json`` beside them.
         where: Names them in an error.
 
     Raises:
@@ -41,6 +44,13 @@ def checked_scores(results: Results, adapter_sha256: str, where: str) -> list[Ta
     if named != adapter_sha256:
         whose = "a base alone" if named is None else f"the adapter {str(named)[:12]}, not {adapter_sha256[:12]}"
         raise PerlError(f"its results belong to {whose}", where, f"perl eval --adapter {where}")
+    try:
+        policy = adapter_policy_name(config, adapter_sha256, str(results.subject.get("base_sha256")))
+    except ValueError as error:
+        raise PerlError(f"its {CONFIG} cannot be read: {error}", where) from None
+    if results.subject.get("policy") != policy:
+        message = f"its results belong to the same weights with another {CONFIG}: the two give another policy"
+        raise PerlError(message, where, f"perl eval --adapter {where}")
     if not results.tasks:
         raise PerlError("its results have no task", where, f"perl eval --adapter {where}")
     try:

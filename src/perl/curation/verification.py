@@ -22,8 +22,9 @@ from perl.evaluation.protocol import PRESETS, Protocol
 from perl.evaluation.request import Backend, EvalSettings, Evaluation, plan_evaluation
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.task import all_tasks
+from perl.policy_name import adapter_config_digest
 from perl.run import sha256_of
-from perl.saved_adapter import WEIGHTS
+from perl.saved_adapter import CONFIG, WEIGHTS
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
 
@@ -159,9 +160,10 @@ def reproduced(entry: Entry, folder: Path) -> Entry:
     return entry.model_copy(
         update={
             "provenance": "reproduced",
-            "scores": checked_scores(results, place.sha256[WEIGHTS], entry.name),
+            "scores": checked_scores(results, place.sha256[WEIGHTS], (adapter / CONFIG).read_bytes(), entry.name),
             "protocol": protocol_facts(results),
             "base_sha256": results.subject.get("base_sha256"),
+            "policy": results.subject.get("policy"),
             "notes": [f"Evaluated here; its author reports {reported}.", *entry.notes[1:]],
         }
     )
@@ -238,7 +240,8 @@ def _evaluate(
         results = carry_out(plan, policies)
     if results is None:
         raise ValueError("there are no scores to measure")
-    if results.subject.get("adapter_sha256") != sha256_of(adapter / WEIGHTS):
+    now = (sha256_of(adapter / WEIGHTS), adapter_config_digest((adapter / CONFIG).read_bytes()))
+    if tuple(results.subject.get(f"{of}_sha256") for of in ("adapter", "adapter_config")) != now:
         raise PerlError("changed while it was evaluated", str(adapter))
     return results
 

@@ -5,6 +5,8 @@ adapter, tasks, settings -> Results, and a folder: results.json, samples.jsonl, 
 Whatever is wrong with the request is found before weights are loaded; an evaluation that was stopped goes on.
 """
 
+import hashlib
+import json
 import logging
 import secrets
 import time
@@ -15,10 +17,12 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
+from peft import PeftModel
 
 from perl.errors import MissingExtraError, RunFolderError
 from perl.evaluation import table
 from perl.evaluation.draw import draw
+from perl.evaluation.earlier import set_aside
 from perl.evaluation.figure import draw_problems
 from perl.evaluation.lighteval_score import LightevalError, lighteval_installed, score_with_lighteval
 from perl.evaluation.policies import Policies, Ready, Who, in_turn, load_policies
@@ -29,7 +33,9 @@ from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation, s
 from perl.evaluation.results import SAMPLES, TABLE, OtherScore, Results, TaskResult
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import rights, score_samples
+from perl.evaluation.stored import Stored, stored_samples
 from perl.model import base_dtype, base_identity, public_name
+from perl.policy_name import model_config_digest, policy_name
 from perl.progress import duration, progress
 from perl.rewards.verifier import verifier_version
 from perl.rollouts.open_engine import EngineSettings
@@ -114,13 +120,19 @@ def carry_out(plan: Evaluation, policies: Policies | None = None) -> Results:
         if policies is None:
             with said_of_options():
                 policies = load_policies(plan.subject, plan.device)
+        samples = SampleFile(plan.folder / SAMPLES)
+        broken = samples.unreadable()
+        if broken:
+            logger.warning("%s: %d lines are no samples and count as never written", samples.path, broken)
         drawn = draw_samples(plan, policies)
-        results = _results(plan, policies, drawn, time.monotonic() - started).with_earlier(plan.folder)
+        results = _results(plan, policies, drawn, time.monotonic() - started)
+        set_aside(results, plan.folder)
+        results = results.with_earlier(plan.folder)
         results.write(plan.folder)
         write_text(plan.folder / TABLE, table.markdown(results))
         places = [place for task in plan.tasks for place in task.request.places(plan.protocol.k)]
         keys = [key for who in drawn.keys.values() for key in who.values()]
-        SampleFile(plan.folder / SAMPLES).put_first(keys, places)
+        samples.put_first(keys, places)
         try:
             draw_problems(results, plan.folder)
         except MissingExtraError as error:
@@ -176,8 +188,12 @@ def _draw_task(
     plan: Evaluation, policies: Policies, ready: Ready, task: Prepared, key: str, file: SampleFile
 ) -> Groups:
     k, name = plan.protocol.k, task.request.task
-    wanted = set(task.request.places(k))
-    done = {place: sample for place, sample in file.read(key).items() if place in wanted}
+    wanted = task.request.places(k)
+    stored = stored_samples(file.read(key), task.request, plan.protocol, plan.judging)
+    if stored.dropped or stored.judged_otherwise:
+        file.correct(key, stored.samples, stored.dropped)
+        _say_corrected(f"{ready.who} on {name}", stored)
+    done = stored.samples
     said_before = plan.within_run and len(done) == len(wanted)
     if done and not said_before:
         logger.info("%s on %s: %d of %d completions are there already", ready.who, name, len(done), len(wanted))
@@ -198,20 +214,45 @@ def _draw_task(
     return groups
 
 
+def _say_corrected(what: str, stored: Stored) -> None:
+    if stored.dropped:
+        logger.warning(
+            "%s: %d stored completions were not drawn by this evaluation (another seed, a length that cannot be, an "
+            "unknown problem); they are dropped",
+            what,
+            len(stored.dropped),
+        )
+    if stored.judged_otherwise:
+        logger.warning("%s: %d stored verdicts are others now", what, stored.judged_otherwise)
+
+
 def _key(plan: Evaluation, policies: Policies, who: Who, task: Prepared) -> str:
     """Names a policy and the way it was asked: whatever a completion depends on, and no path."""
+    request = task.request
+    prompts = json.dumps([(asked.problem, asked.prompt_ids) for asked in request.asked])
     facts = {
-        "base": policies.base_sha256,
-        "adapter": plan.subject.adapter_sha256 if who == "adapter" else None,
+        "policy": plan.subject.policy(policies.base_sha256) if who == "adapter" else policy_name(policies.base_sha256),
+        "architecture": model_config_digest(policies.base.config.to_json_string(use_diff=False)),
         "drawn": plan.protocol.drawn(),
         "seed": plan.protocol.seed,
-        "max_new_tokens": task.request.max_new_tokens,
+        "max_new_tokens": request.max_new_tokens,
+        "task": request.task,
         "data": task.data.sha256,
-        "stop": list(task.request.stop),
+        "prompts": hashlib.sha256(prompts.encode()).hexdigest(),  # tokenizer and template, with its arguments
+        "stop": list(request.stop),
+        "ends": list(request.end_token_ids),
         "template": plan.template,
         "engine": plan.engine.backend,
+        "dtype": _dtype(policies, who),
     }
     return short_hash(facts)
+
+
+def _dtype(policies: Policies, who: Who) -> str:
+    """Of the policy's weights; of an adapter those of its base."""
+    trained = policies.trained
+    alone = who == "base" or trained is None or isinstance(trained, PeftModel)
+    return base_dtype(policies.base if alone or trained is None else trained)
 
 
 def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float) -> Results:

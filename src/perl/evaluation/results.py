@@ -16,14 +16,17 @@ from typing import Any, Literal
 from perl.errors import PerlError
 from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
+from perl.evaluation.results_schema import checked
 from perl.evaluation.score import Score
 from perl.run import write_text
+from perl.strict_json import parse_mapping
 
 Who = Literal["base", "adapter"]
 VERSION = 2
 """Of the part under ``perl``."""
 HELD_OUT = " (held out)"
 """With which the titles of tasks end that are a run's own held-out problems."""
+_LARGEST_FILE = 50_000_000
 RESULTS, SAMPLES, TABLE, FIGURE = "results.json", "samples.jsonl", "table.md", "problems.png"
 
 
@@ -167,15 +170,15 @@ class Results:
             earlier = read_results(folder / RESULTS)
         except PerlError:
             return self
-        if earlier._of_what() != self._of_what():
+        if earlier.of_what() != self.of_what():
             return self
         names = {task.name for task in self.tasks}
         return replace(self, tasks=(*self.tasks, *(task for task in earlier.tasks if task.name not in names)))
 
-    def _of_what(self) -> tuple[Any, ...]:
+    def of_what(self) -> tuple[Any, ...]:
         """What two sets of tasks must share to be one result."""
         engine = {name: fact for name, fact in self.engine.items() if name != "logp_diff"}
-        return dict(self.subject), self.protocol, engine
+        return dict(self.subject), self.protocol, engine, self.verifier
 
     def write(self, folder: Path) -> Path:
         """Writes ``results.json`` into a folder, whole or not at all."""
@@ -206,14 +209,10 @@ def read_results(path: str | Path) -> Results:
     """
     file = results_file(path)
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["perl"]
-        if found["version"] != VERSION:
-            raise ValueError(f"its version is {found['version']}, known is {VERSION}")
-        tasks = tuple(_task(name, facts) for name, facts in found["tasks"].items())
-        protocol, seconds = Protocol(**found["protocol"]), float(found["seconds"])
-        verifier = found["verifier"]
-        return Results(found["subject"], protocol, found["engine"], found["versions"], seconds, tasks, verifier)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if file.stat().st_size > _LARGEST_FILE:
+            raise ValueError(f"it has {file.stat().st_size:,} bytes, at most {_LARGEST_FILE:,} are read")
+        return _results(parse_mapping(file.read_bytes())["perl"])
+    except (OSError, ValueError, KeyError) as error:
         reason = f"{error} is absent" if isinstance(error, KeyError) else str(error)
         raise PerlError(f"holds no results of perl eval: {reason}", str(file)) from None
 
@@ -243,25 +242,18 @@ def _plain(task: TaskResult) -> dict[str, Any]:
     return facts
 
 
+def _results(found: Any) -> Results:  # noqa: ANN401 (JSON)
+    version = found.get("version") if isinstance(found, dict) else None
+    if version != VERSION:
+        raise ValueError(f"its version is {version}, known is {VERSION}")
+    facts = checked(found)
+    names = ("subject", "protocol", "engine", "versions", "seconds", "verifier")
+    tasks = tuple(_task(name, task) for name, task in facts["tasks"].items())
+    return Results(**{name: facts[name] for name in names}, tasks=tasks)
+
+
 def _task(name: str, facts: dict[str, Any]) -> TaskResult:
     rows = {id: {who: tuple(c == "1" for c in row) for who, row in f.items()} for id, f in facts["problems"].items()}
-    difference = {k: math.nan if v is None else v for k, v in (facts["difference"] or {}).items()}
-    return TaskResult(
-        name=name,
-        title=facts["title"],
-        protocol_hash=facts["protocol_hash"],
-        max_new_tokens=facts["max_new_tokens"],
-        data=facts["data"],
-        base=_score(facts["base"]),
-        adapter=_score(facts["adapter"]),
-        difference=Difference(**difference) if difference else None,
-        problems=tuple(ProblemResult(id, row.get("base"), row.get("adapter")) for id, row in rows.items()),
-        lighteval={who: OtherScore(**score) for who, score in facts["lighteval"].items()},
-        samples=facts["samples"],
-    )
-
-
-def _score(facts: dict[str, Any] | None) -> Score | None:
-    if facts is None:
-        return None
-    return Score(**{**facts, "pass_at": {int(k): value for k, value in facts["pass_at"].items()}})
+    problems = tuple(ProblemResult(id, row.get("base"), row.get("adapter")) for id, row in rows.items())
+    lighteval = {who: OtherScore(**score) for who, score in facts["lighteval"].items()}
+    return TaskResult(name=name, **{**facts, "problems": problems, "lighteval": lighteval})

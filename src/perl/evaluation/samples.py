@@ -2,16 +2,19 @@
 
 Sample -> samples.jsonl, a line each
 
-A line names the policy by the hash of its weights and the way it was asked, never by a path: an adapter that was
-trained again is another one. Knows nothing of models or metrics.
+A line names the policy by a hash of its name and of the way it was asked, never by a path: an adapter that was
+trained again, or whose config was changed, is another one. Knows nothing of models or metrics.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args, get_type_hints
 
+from perl.errors import PerlError
 from perl.run import write_text
+from perl.strict_json import parse_mapping
 from perl.types import VerdictStatus
 
 Place = tuple[str, str, int]
@@ -55,6 +58,15 @@ class Sample:
         return self.task, self.problem, self.index
 
 
+# Exactly, so that True is no number.
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    name: get_args(kind) or (kind,) for name, kind in get_type_hints(Sample).items() if name != "status"
+} | {"status": (str,)}
+_STATUSES = get_args(VerdictStatus)
+# Bytes; the longest completion that a model of today writes has a few hundred thousand.
+_LONGEST_LINE = 16_000_000
+
+
 class SampleFile:
     """``samples.jsonl`` of an evaluation."""
 
@@ -63,10 +75,13 @@ class SampleFile:
         self.path = path
 
     def read(self, policy: str) -> dict[Place, Sample]:
-        """The samples of a policy, by place; a line that a kill cut short counts as never written.
+        """The samples of a policy, by place; a line that is none, as one that a kill cut short, was never written.
 
         Args:
             policy: What names the policy and how it was asked.
+
+        Raises:
+            PerlError: The file cannot be read.
         """
         return {sample.place: sample for key, sample in self.lines() if key == policy}
 
@@ -83,23 +98,59 @@ class SampleFile:
         rows = sorted(known.items(), key=lambda item: ranks.get(item[0], len(ranks)))
         write_text(self.path, "".join(_line(key, sample) for (key, _), sample in rows))
 
+    def correct(self, policy: str, samples: Mapping[Place, Sample], dropped: Collection[Place]) -> None:
+        """Writes samples of a policy anew, and takes others away."""
+        known = {(key, sample.place): sample for key, sample in self.lines()}
+        gone = {(policy, place) for place in dropped}
+        known |= {(policy, place): sample for place, sample in samples.items()}
+        write_text(
+            self.path, "".join(_line(key, one) for (key, place), one in known.items() if (key, place) not in gone)
+        )
+
+    def unreadable(self) -> int:
+        """How many lines are no samples, the last one not counted where a kill cut it short."""
+        return sum(line is None for line in self._read(whole=True))
+
     def _ends_a_line(self) -> bool:
         with self.path.open("rb") as file:
             file.seek(-1, 2)
             return file.read(1) == b"\n"
 
-    def lines(self) -> Iterable[tuple[str, Sample]]:
+    def lines(self) -> Iterator[tuple[str, Sample]]:
         """What names the policy, and the sample, a line each; a line that is none of ours is left out."""
-        if not self.path.is_file():
-            return
-        with self.path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    fields = json.loads(line)
-                    yield fields.pop("policy"), Sample(**fields)
-                except (json.JSONDecodeError, TypeError, KeyError, AttributeError):
-                    continue
+        return (line for line in self._read() if line is not None)
+
+    def _read(self, *, whole: bool = False) -> Iterator[tuple[str, Sample] | None]:
+        """Every line: a policy with a sample, or None; of whole lines only on demand."""
+        try:
+            if not self.path.exists():
+                return
+            with self.path.open("rb") as file:
+                while line := file.readline(_LONGEST_LINE):
+                    ended = line.endswith(b"\n")
+                    if not ended and len(line) == _LONGEST_LINE:  # no line of ours
+                        while (rest := file.readline(_LONGEST_LINE)) and not rest.endswith(b"\n"):
+                            pass
+                        yield None
+                    elif line.strip() and (ended or not whole):
+                        yield _parsed(line)
+        except OSError as error:
+            raise PerlError(f"cannot be read: {error.strerror or error}", str(self.path)) from None
 
 
 def _line(policy: str, sample: Sample) -> str:
     return json.dumps({"policy": policy, **asdict(sample)}) + "\n"
+
+
+def _parsed(line: bytes) -> tuple[str, Sample] | None:
+    """A line's policy and sample; None: it holds none."""
+    try:
+        fields = parse_mapping(line)
+    except ValueError:
+        return None
+    policy = fields.pop("policy", None)
+    if not isinstance(policy, str) or fields.keys() != _TYPES.keys():
+        return None
+    if any(type(value) not in _TYPES[name] for name, value in fields.items()) or fields["status"] not in _STATUSES:
+        return None
+    return policy, Sample(**fields)

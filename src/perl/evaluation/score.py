@@ -91,7 +91,7 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
         stderr=error if known else None,
         low=low,
         high=high,
-        pass_at={j: metrics.pass_at_k(right, j) for j in sorted({*_powers_of_two(k), k, *pass_at})},
+        pass_at={j: metrics.pass_at_k(right, j) for j in sorted({*pass_numbers(k), *pass_at})},
         majority=metrics.majority_at_k([[s.extracted for s in samples] for samples in problems], right, same_meaning),
         g_pass=_g_pass(right) if k >= G_PASS_K else {},
         mean_tokens=statistics.fmean(sample.tokens for sample in every),
@@ -124,8 +124,9 @@ def rights(problems: Sequence[Sequence[Sample]]) -> list[list[bool]]:
     return [[sample.right for sample in samples] for samples in problems]
 
 
-def _powers_of_two(k: int) -> list[int]:
-    return [2**power for power in range(k.bit_length()) if 2**power <= k]
+def pass_numbers(k: int) -> list[int]:
+    """For which pass@k' is always reported: the powers of two up to k, and k."""
+    return sorted({*(2**power for power in range(k.bit_length()) if 2**power <= k), k})
 
 
 def _g_pass(right: Sequence[Sequence[bool]]) -> dict[str, float]:

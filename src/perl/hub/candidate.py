@@ -2,10 +2,11 @@
 
 run folder, final | best | step -> Candidate
 
-Results belong to an adapter if they name the SHA-256 of its weights; no others are ever shown beside it.
+Results belong to an adapter if they name its policy: its config, its weights and the run's base. No others are ever
+shown beside it.
 """
 
-import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,8 +14,12 @@ from typing import Literal
 from perl.checkpoint import is_complete, step_of
 from perl.errors import PerlError, RunFolderError
 from perl.evaluation.results import RESULTS, Results, read_results
+from perl.policy_name import adapter_config_digest, policy_name
 from perl.run import Run, sha256_of
 from perl.saved_adapter import CONFIG, WEIGHTS
+from perl.strict_json import parse_mapping
+
+logger = logging.getLogger("perl")
 
 Which = Literal["final", "best"] | int
 """Which adapter of a run: the final one, the one that scored best, or that of a checkpoint's step."""
@@ -30,6 +35,7 @@ class Candidate:
         folder: With the adapter's config and weights.
         step: Optimizer steps after which it was saved.
         sha256: Of its weights.
+        config_sha256: Of what its config says of the policy.
         results_folder: With the results of exactly this adapter; None: it was not evaluated.
         results: These results.
     """
@@ -41,6 +47,20 @@ class Candidate:
     sha256: str
     results_folder: Path | None
     results: Results | None
+    config_sha256: str = ""
+
+
+def owns(results: Results, weights_sha256: str, config_sha256: str, base_sha256: str | None = None) -> bool:
+    """Whether results are those of a policy.
+
+    Args:
+        results: Of any policy.
+        weights_sha256: Of what was trained: an adapter's weights or a model's.
+        config_sha256: Of what its config says of the policy.
+        base_sha256: Of its base; None: unknown, so that the one which the results name counts.
+    """
+    base = base_sha256 or str(results.subject.get("base_sha256"))
+    return results.subject.get("policy") == policy_name(base, weights_sha256, config_sha256)
 
 
 def find_candidate(run: Run, which: Which = "final") -> Candidate:
@@ -63,13 +83,37 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
         raise RunFolderError(f"has no {_called(which)} adapter, it is {run.status}", str(run.path), "perl train")
     if isinstance(which, int) and not is_complete(folder):
         raise RunFolderError(f"has no complete checkpoint of step {which}", str(run.path))
-    digest = sha256_of(folder / WEIGHTS)
+    digest, config = sha256_of(folder / WEIGHTS), _config_digest(folder)
+    base = base_of_run(run)
     places += sorted(path.parent for path in (run.path / "evals").glob(f"*/{RESULTS}"))
+    others = []
     for place in places:
         results = _results_in(place)
+        if results is not None and owns(results, digest, config, base):
+            return Candidate(run, which, folder, step, digest, place, results, config)
         if results is not None and results.subject.get("adapter_sha256") == digest:
-            return Candidate(run, which, folder, step, digest, place, results)
-    return Candidate(run, which, folder, step, digest, None, None)
+            others.append(place)
+    if others:
+        logger.warning(
+            "%s: results of the same weights with another %s or on another base are not those of this adapter",
+            others[0],
+            CONFIG,
+        )
+    return Candidate(run, which, folder, step, digest, None, None, config)
+
+
+def base_of_run(run: Run) -> str | None:
+    """The fingerprint of the base that a run trained on; None: it does not say."""
+    known = run.facts.get("fingerprint")
+    base = known.get("base") if isinstance(known, dict) else None
+    return base if isinstance(base, str) else None
+
+
+def _config_digest(folder: Path) -> str:
+    try:
+        return adapter_config_digest((folder / CONFIG).read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot be read: {error}", str(folder / CONFIG)) from None
 
 
 def checkpoint_steps(run: Run) -> list[int]:
@@ -82,14 +126,16 @@ def _called(which: Which) -> str:
 
 
 def _best_step(run: Run) -> int:
+    file, hint = run.path / "best" / "best.json", "eval.every in the recipe does"
     try:
-        return int(json.loads((run.path / "best" / "best.json").read_text(encoding="utf-8"))["step"])
+        step = parse_mapping(file.read_bytes()).get("step")
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise ValueError(f"{file.name} names no step")
     except FileNotFoundError:
-        raise RunFolderError("keeps no best adapter", str(run.path), "eval.every in the recipe does") from None
-    except (OSError, ValueError, KeyError) as error:
-        raise RunFolderError(
-            f"keeps no best adapter: {error}", str(run.path), "eval.every in the recipe does"
-        ) from None
+        raise RunFolderError("keeps no best adapter", str(run.path), hint) from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"keeps no best adapter: {error}", str(run.path), hint) from None
+    return step
 
 
 def _results_in(folder: Path) -> Results | None:

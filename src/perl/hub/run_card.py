@@ -6,7 +6,8 @@ Both lie beside what the run trained, so that the card can be rendered again fro
 """
 
 from perl.evaluation.results import RESULTS, Results, read_results
-from perl.hub.candidate import Candidate, find_candidate
+from perl.evaluation.subject import model_digests
+from perl.hub.candidate import Candidate, base_of_run, find_candidate, owns
 from perl.hub.card_form import CARD
 from perl.hub.package import Package, package_candidate
 from perl.hub.run_facts import RUN_FACTS
@@ -45,9 +46,9 @@ def shown_candidate(run: Run) -> Candidate:
 
 def _whole_model(run: Run) -> Candidate:
     """What a run without an adapter trained; it is shown, though no adapter that may be published."""
-    digest, folder = str(run.facts["fingerprint"]["adapter"]), run.path / "eval"
+    digests, folder = model_digests(run.adapter), run.path / "eval"
     results: Results | None = read_results(folder) if (folder / RESULTS).is_file() else None
-    if results is not None and results.subject.get("adapter_sha256") != digest:
+    if results is not None and not owns(results, *digests, base_of_run(run)):
         results = None
     steps = int(run.facts.get("steps", 0))
-    return Candidate(run, "final", run.adapter, steps, digest, folder if results else None, results)
+    return Candidate(run, "final", run.adapter, steps, digests[0], folder if results else None, results, digests[1])

@@ -16,6 +16,7 @@ from perl.errors import PerlError
 Provenance = Literal["trained-here", "reproduced", "reported"]
 
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
+POLICY = r"^[0-9a-f]{64}$"
 _LARGEST_FILE = 1_000_000
 
 
@@ -58,6 +59,7 @@ class SeedScores(_Record):
 
     seed: int
     adapter_sha256: str
+    policy: str | None = Field(None, pattern=POLICY)
     scores: dict[str, float] = Field(description="Task -> score.")
 
 
@@ -72,6 +74,7 @@ class Entry(_Record):
         base: Hub id or sandbox name.
         base_revision: Commit.
         base_sha256: Fingerprint of the base's weights.
+        policy: The one name of base, weights and config (see :mod:`perl.policy_name`).
         method: As in ``peft.method``, or what its authors call it.
         settings: Of the adapter and the training, name -> value, for people.
         algorithm: The loss, as ``dapo``.
@@ -96,6 +99,7 @@ class Entry(_Record):
     base: str
     base_revision: str | None = None
     base_sha256: str | None = None
+    policy: str | None = Field(None, pattern=POLICY)
     method: str
     settings: dict[str, Any] = {}
     algorithm: str | None = None

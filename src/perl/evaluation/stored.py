@@ -1,0 +1,72 @@
+"""Stored samples that may be taken for new ones: drawn with the seeds of this evaluation, judged as of now.
+
+samples of a file, problems, protocol -> samples that are kept, and how many are not
+
+A file may have been edited, and a verdict may be an older verifier's: nothing is taken from it that can be computed
+again. Knows nothing of files, models or engines.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from perl.evaluation.draw import TaskRequest
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.samples import Place, Sample
+from perl.rewards.verifier import Judging, check_all
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file holds of a task.
+
+    Attributes:
+        samples: That are wanted, with verdicts of now.
+        judged_otherwise: How many of these had another verdict or another answer in the file.
+        dropped: Places of samples that this evaluation cannot have drawn.
+    """
+
+    samples: Mapping[Place, Sample]
+    judged_otherwise: int
+    dropped: Collection[Place]
+
+
+def stored_samples(
+    found: Mapping[Place, Sample], wanted: TaskRequest, protocol: Protocol, judging: Judging | None = None
+) -> Stored:
+    """Judges stored samples again, and drops what was not drawn like this.
+
+    Args:
+        found: All that a file holds under the key of this task.
+        wanted: The task.
+        protocol: How its completions are drawn, and how many.
+        judging: The limits of a comparison; None: the usual ones.
+    """
+    golds = {asked.problem: asked.gold for asked in wanted.asked}
+    dropped = [place for place, sample in found.items() if not _may_be_drawn(sample, golds, wanted, protocol)]
+    kept = [sample for place, sample in found.items() if place not in set(dropped) and sample.index < protocol.k]
+    judging = judging or Judging()
+    verdicts = check_all(
+        [golds[sample.problem] for sample in kept],
+        [sample.text for sample in kept],
+        timeout_seconds=judging.timeout_seconds,
+        workers=judging.workers,
+    )
+    samples = [
+        replace(sample, status=verdict.status, extracted=verdict.extracted)
+        for sample, verdict in zip(kept, verdicts, strict=True)
+    ]
+    otherwise = sum(old != new for old, new in zip(kept, samples, strict=True))
+    return Stored({sample.place: sample for sample in samples}, otherwise, dropped)
+
+
+def _may_be_drawn(sample: Sample, golds: Mapping[str, str], wanted: TaskRequest, protocol: Protocol) -> bool:
+    """Whether a sample is of this task, has its own seed and a length that a completion can have."""
+    if sample.task != wanted.task or sample.problem not in golds:
+        return False
+    if sample.seed != protocol.seed_of(*sample.place):
+        return False
+    longest = wanted.max_new_tokens
+    if not 0 <= sample.tokens <= longest or (sample.text and not sample.tokens):
+        return False
+    # Without an end token a completion is cut off at the limit and nowhere else; nothing at all has no end token.
+    return sample.tokens == longest if sample.truncated else sample.tokens > 0
