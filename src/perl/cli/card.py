@@ -54,6 +54,7 @@ def _check(source: str) -> None:
 def _write(source: str, repo: str | None, output: str | None) -> str:
     from perl.hub.found_card import run_folder
     from perl.hub.names import is_hub_name
+    from perl.hub.recounted import run_problems
     from perl.hub.run_card import run_card, write_card
     from perl.run import Run, write_text
 
@@ -63,6 +64,7 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     if repo is not None and not is_hub_name(repo):
         raise PerlError(f"{repo!r} is not a name on the Hub", "--repo", "user/name")
     run = Run.read(folder)
+    raise_all(PerlError, run_problems(run))
     if output is None:
         write_card(run, repo)
         return str(run.card)

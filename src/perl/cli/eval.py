@@ -1,13 +1,14 @@
 """``perl eval``: score an adapter beside its base, list the tasks, compare results."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from perl.cli.output import set_up_output
-from perl.errors import InterruptedRunError, PerlError
+from perl.errors import InterruptedRunError, PerlError, raise_all
 
 if TYPE_CHECKING:
     from perl.evaluation.results import Results
@@ -172,15 +173,21 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
 def compare_results(results: tuple[str, ...], *, force: bool, markdown: bool, as_json: bool) -> None:
     """Put the results in several folders side by side, the first one compared with each of the others.
 
-    Results of different protocols are refused.
+    Results of different protocols are refused, and results that are not those of the samples beside them.
     """
     set_up_output(quiet=True)
     from perl.evaluation.compare import as_dict, as_markdown, as_plain, compare
-    from perl.evaluation.results import read_results
+    from perl.evaluation.recount_folder import recount_folder
 
     if len(results) < 2:
         raise PerlError("there is nothing to compare it with", results[0], "name two folders or more")
-    found = compare([read_results(folder) for folder in results], force=force)
+    counted = [recount_folder(folder) for folder in results]
+    raise_all(PerlError, [line for folder, one in zip(results, counted, strict=True) for line in one.said_of(folder)])
+    notes = [
+        f"Of {folder} {one.said_to_be_reported}." for folder, one in zip(results, counted, strict=True) if one.reported
+    ]
+    found = compare([one.results for one in counted], force=force)
+    found = replace(found, notes=(*found.notes, *notes))
     click.echo(json.dumps(as_dict(found), indent=2) if as_json else as_markdown(found) if markdown else as_plain(found))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perl.cli.output import set_up_output
-from perl.errors import EXIT_DONE
+from perl.errors import EXIT_DONE, PerlError, raise_all
 
 if TYPE_CHECKING:
     from perl.run import Run
@@ -61,10 +61,14 @@ def _leave() -> None:
 
 def _summary(run: "Run") -> list[str]:
     """Scores of base and adapter, and where the files are."""
-    from perl.evaluation.results import read_results
+    from perl.evaluation.recount_folder import recount_folder
     from perl.evaluation.table import plain
 
-    lines = [plain(read_results(run.path / "eval"))] if run.facts.get("eval") else []
+    lines = []
+    if run.facts.get("eval"):
+        counted = recount_folder(run.path / "eval")
+        raise_all(PerlError, counted.said_of(str(run.path / "eval")))
+        lines.append(plain(counted.results))
     lines.append(f"{run.facts['steps']} steps, {run.facts['seconds']:.0f} s, reward {_reward(run)}")
     lines.append(f"adapter  {run.adapter}")
     lines.append(f"card     {run.card}")

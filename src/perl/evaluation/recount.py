@@ -75,6 +75,15 @@ class Recount:
     reported: tuple[str, ...]
     problems: tuple[Problem, ...]
 
+    def said_of(self, where: str) -> list[Problem]:
+        """The problems, each said of a folder or repository."""
+        return [replace(problem, where=f"{where}: {problem.where}") for problem in self.problems]
+
+    @property
+    def said_to_be_reported(self) -> str:
+        """What could not be counted again, as a sentence; empty where everything was."""
+        return f"reported, not counted again: {'; '.join(self.reported)}" if self.reported else ""
+
 
 def with_figures(task: TaskResult, groups: Mapping[Who, Groups], pass_at: Sequence[int] = ()) -> TaskResult:
     """A task's result with every figure counted from samples.

@@ -8,6 +8,7 @@ or repositories.
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,10 @@ from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 
 from perl.data import load_problem_set, prompt_text
-from perl.errors import PerlError, Problem
+from perl.errors import PerlError, raise_all
 from perl.evaluation.published_samples import LARGEST, read_published
 from perl.evaluation.recount import Golds, KeptSamples, Recount, layout_problems, recount
-from perl.evaluation.results import SAMPLES, Results, TaskResult, read_results, results_file
+from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, read_results, results_file
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.task import Question, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
@@ -47,9 +48,28 @@ def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     return replace(found, problems=(*layout_problems(json.loads(file.read_text("utf-8")), results), *found.problems))
 
 
-def not_adding_up(found: Recount, where: str) -> list[Problem]:
-    """The problems of a recount, a line each, said of a folder or repository."""
-    return [replace(problem, where=f"{where}: {problem.where}") for problem in found.problems]
+def recount_published(results: bytes, samples: bytes | None, where: str) -> Recount:
+    """Counts published results again.
+
+    Args:
+        results: ``eval/results.json``, which may hold anything.
+        samples: ``eval/samples.jsonl``; None: there is none.
+        where: Names them in an error.
+
+    Raises:
+        PerlError: A file cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / RESULTS).write_bytes(results)
+        if samples is not None:
+            (folder / SAMPLES).write_bytes(samples)
+        try:
+            return recount_folder(folder)
+        except PerlError as error:
+            problems = [replace(one, where=one.where.replace(name, where)) for one in error.problems]
+            raise_all(PerlError, problems)
+            raise
 
 
 def kept_samples(folder: Path) -> KeptSamples | None:

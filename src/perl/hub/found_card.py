@@ -21,7 +21,7 @@ from perl.hub.card_form import CARD, LARGEST_CARD
 from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
 from perl.hub.package import package_candidate
 from perl.hub.run_card import shown_candidate
-from perl.hub.run_facts import LARGEST_RUN_FACTS, RUN_FACTS, read_run_facts
+from perl.hub.run_facts import LARGEST_RUN_FACTS, RUN_FACTS, read_run_facts, recipe_of
 from perl.hub_lookup import TIMEOUT_SECONDS, look_up
 from perl.run import Run, sha256_of
 from perl.saved_adapter import CONFIG, WEIGHTS
@@ -106,7 +106,8 @@ def _of_run(run: Run) -> FoundCard:
         what = ", ".join(f"{key} {getattr(beside, key)!r}, not {getattr(again, key)!r}" for key in differ)
         raise PerlError(f"says {what[:200]} as run.json does", str(facts), f"perl card {run.path}")
     files[RUN_FACTS] = facts
-    counted = recount_folder(candidate.results_folder) if candidate.results_folder is not None else None
+    place = candidate.results_folder
+    counted = recount_folder(place, recipe_of(run)) if place is not None else None
     return FoundCard(str(run.card), files, candidate.sha256, counted)
 
 

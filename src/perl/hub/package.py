@@ -15,7 +15,8 @@ from typing import Any
 
 from perl.assets import evaluation_tasks
 from perl.errors import Problem
-from perl.evaluation.results import RESULTS
+from perl.evaluation.published_samples import PUBLISHED, published_samples
+from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.candidate import Candidate
 from perl.hub.card import render_card
 from perl.hub.card_check import check_card
@@ -34,7 +35,8 @@ MOST_ROWS = 1000
 """Of ``metrics.jsonl``."""
 # A file of one of these names is ours: where we no longer have it, a push takes it away.
 _OURS = re.compile(
-    r"(?:adapter_model\.safetensors|adapter_config\.json|README\.md|perl_recipe\.yaml|perl_run\.json|metrics\.jsonl|eval/results\.json|"
+    r"(?:adapter_model\.safetensors|adapter_config\.json|README\.md|perl_recipe\.yaml|perl_run\.json|metrics\.jsonl|"
+    r"eval/results\.json|eval/samples\.jsonl|"
     r"eval/[^/]+\.png|plots/[^/]+\.png)"
 )
 
@@ -123,6 +125,8 @@ def package_candidate(
         files[METRICS] = thinned(rows, last_step=candidate.step if of_a_step else None)
     if candidate.results is not None and candidate.results_folder is not None:
         files[SCORES] = _without_paths(candidate.results_folder / RESULTS)
+        samples = published_samples(candidate.results, candidate.results_folder / SAMPLES)
+        files |= {PUBLISHED: samples} if samples is not None else {}
         files |= {f"eval/{path.name}": path for path in sorted(candidate.results_folder.glob("*.png"))}
         files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
     if not of_a_step:

@@ -29,6 +29,7 @@ from perl.hub.outbox import (
     write_push,
 )
 from perl.hub.package import Package, package_candidate, package_problems
+from perl.hub.recounted import candidate_problems
 from perl.hub.retries import HubOutageError, Sleep
 from perl.hub.round_trip import check_files, check_round_trip
 from perl.recipe import Recipe
@@ -112,8 +113,10 @@ def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -
     """The package of an adapter, looked through; arguments as of :func:`perl.hub.package.package_candidate`.
 
     Raises:
-        PerlError: It holds what must not leave this machine, or its card is wrong; every such line.
+        PerlError: Its scores are not those of its samples, it holds what must not leave this machine, or its card is
+            wrong; every such line.
     """
+    raise_all(PerlError, candidate_problems(candidate))
     package = package_candidate(candidate, repo_id, steps)
     token = get_token()
     raise_all(PerlError, package_problems(package, candidate.run.path, [token] if token else []))

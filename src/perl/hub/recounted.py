@@ -1,0 +1,102 @@
+"""Scores that are published or shown, counted again from the samples they claim to stand on.
+
+Candidate, or what a user named -> Recount
+
+Of the Hub two small files are read, and no weights. Knows nothing of cards.
+"""
+
+from pathlib import Path
+
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from perl.errors import PerlError, Problem
+from perl.evaluation.published_samples import LARGEST, PUBLISHED
+from perl.evaluation.recount import Recount
+from perl.evaluation.recount_folder import kept_samples, recount_folder, recount_published
+from perl.evaluation.results import RESULTS, SAMPLES
+from perl.hub.candidate import Candidate, find_candidate
+from perl.hub.found_card import run_folder
+from perl.hub_lookup import TIMEOUT_SECONDS
+from perl.recipe import Recipe
+from perl.run import Run
+
+SCORES = f"eval/{RESULTS}"
+
+
+def recount_source(name: str) -> Recount | None:
+    """The results beside a card, counted again.
+
+    Args:
+        name: A run, a folder, or a repository with an optional ``@revision``, as ``perl card`` takes it.
+
+    Returns:
+        None where there are no results.
+
+    Raises:
+        PerlError: Results or samples cannot be read.
+    """
+    found = run_folder(name)
+    if found is not None:
+        run = Run.read(found)
+        place = _place(run)
+        return None if place is None else recount_folder(place, Recipe.load(run.path / "recipe.yaml"))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return recount_folder(folder / "eval") if (folder / SCORES).is_file() else None
+    repository, _, revision = name.partition("@")
+    return recount_repository(repository, revision or None)
+
+
+def run_problems(run: Run) -> list[Problem]:
+    """Why the scores of what a run trained may not be shown; see :func:`candidate_problems`."""
+    place = _place(run)
+    return [] if place is None else _problems(run, place)
+
+
+def candidate_problems(candidate: Candidate) -> list[Problem]:
+    """Why an adapter's scores may not be shown or sent: they are not those of its samples, or there are no samples.
+
+    Args:
+        candidate: An adapter of a run; without results nothing is wrong with them.
+
+    Raises:
+        PerlError: The results or samples cannot be read.
+    """
+    place = candidate.results_folder
+    return [] if place is None else _problems(candidate.run, place)
+
+
+def _place(run: Run) -> Path | None:
+    """The folder with the results of what a run trained."""
+    if run.facts.get("method") != "full":
+        return find_candidate(run).results_folder
+    return run.path / "eval" if (run.path / SCORES).is_file() else None
+
+
+def _problems(run: Run, place: Path) -> list[Problem]:
+    if kept_samples(place) is None:
+        hint = f"perl eval --adapter {run.path} draws them"
+        return [Problem(f"no score of it can be counted again, there is no {SAMPLES}", str(place), hint)]
+    return recount_folder(place, Recipe.load(run.path / "recipe.yaml")).said_of(str(place))
+
+
+def recount_repository(repository: str, commit: str | None) -> Recount | None:
+    """The results of a repository, counted again from what it holds; None: it holds none.
+
+    Raises:
+        PerlError: A file cannot be read.
+    """
+    try:
+        found = HfApi().model_info(repository, revision=commit, files_metadata=True, timeout=TIMEOUT_SECONDS)
+        sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
+        files: dict[str, bytes] = {}
+        for name in (SCORES, PUBLISHED):
+            if sizes.get(name, 0) > LARGEST:
+                raise PerlError(f"has {sizes[name]:,} bytes, read are {LARGEST:,} at most", f"{repository}: {name}")
+            if name in sizes:
+                files[name] = Path(hf_hub_download(repository, name, revision=found.sha)).read_bytes()
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise PerlError(f"cannot be had from the Hub: {reason}", repository) from None
+    return recount_published(files[SCORES], files.get(PUBLISHED), repository) if SCORES in files else None
