@@ -96,6 +96,10 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
         card = content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
         return _wrong(Problem("is not UTF-8", CARD))
+    try:
+        results_in(files)
+    except PerlError as error:
+        return _wrong(*error.problems)
     form = card_problems(card, files)
     if len(card) > LARGEST_CARD or read_front_matter(card)[0] is None:
         return _wrong(*form)
