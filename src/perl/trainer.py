@@ -26,9 +26,10 @@ from perl.callbacks.plots import draw_curves
 from perl.config import PeftRLConfig, rollout_section
 from perl.errors import ModelError, PerlError
 from perl.guards import check_optimizer, check_saved_adapter
-from perl.hub.card import render_card
-from perl.hub.card_check import CARD
-from perl.hub.facts import CardFacts, label, serving_of
+from perl.hub.card_form import CARD
+from perl.hub.folder_card import write_folder_card
+from perl.hub.names import has_hub_form, label
+from perl.hub.run_facts import RUN_FACTS, made_facts, perl_version
 from perl.hub.script_push import full_repo_id, pack_folder, push_script, write_log
 from perl.logprobs import token_log_probs
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
@@ -43,7 +44,7 @@ from perl.rewards.answers import completion_text
 from perl.rewards.named import JUDGES
 from perl.rewards.process import with_process_reward
 from perl.rewards.verifier import Judging, start_workers
-from perl.run import installed_versions, write_text
+from perl.run import installed_versions
 from perl.sharding import check_push, check_reference, whole_adapter
 from perl.step import StepGRPOTrainer
 
@@ -306,13 +307,14 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             tags = kwargs.get("tags") or ()
             tags = (tags,) if isinstance(tags, str) else tuple(tags)
             name, dataset = kwargs.get("model_name") or repo_id, kwargs.get("dataset_name")
-            self.write_card(folder, name, dataset, tags)
-            if is_replaced(self, "create_model_card"):
-                self.create_model_card(model_name=name, dataset_name=dataset, tags=list(tags))
-                copyfile(Path(self.args.output_dir) / CARD, folder / CARD)
             log = write_log(folder, self.state.log_history)
             if log is not None and importlib.util.find_spec("matplotlib"):
                 draw_curves(log, folder / "plots", title=repo_id)
+            self.write_card(folder, name, dataset, tags)  # last: it is rendered from what else is there
+            if is_replaced(self, "create_model_card"):
+                self.create_model_card(model_name=name, dataset_name=dataset, tags=list(tags))
+                copyfile(Path(self.args.output_dir) / CARD, folder / CARD)
+                (folder / RUN_FACTS).unlink()  # from which that card was not rendered
             package = pack_folder(folder)
         return push_script(
             package,
@@ -337,30 +339,30 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         args, config = self.args, self.adaptation.config
         base, revision = public_name(*base_identity(self.policy))
         asked = ("r", "lora_alpha", "target_modules")
-        facts = CardFacts(
-            base=label(base),
-            revision=revision,
-            name=name,
-            repo_id=args.hub_model_id,
-            method=self.adaptation.method.name,
-            dataset=label(dataset) if dataset else None,
-            trainable_parameters=trainable_parameters(self.policy),
-            steps=self.state.global_step,
-            seed=args.seed,
-            algorithm=args.loss_type,
-            ratio_level=args.importance_sampling_level,
-            settings={
+        facts = {
+            "perl": perl_version(),
+            "name": name,
+            "repo_id": args.hub_model_id if has_hub_form(args.hub_model_id or "") else None,
+            "base": label(base),
+            "revision": revision,
+            "method": self.adaptation.method.name,
+            "dataset": label(dataset) if dataset else None,
+            "trainable_parameters": trainable_parameters(self.policy),
+            "step": self.state.global_step,
+            "seed": args.seed,
+            "loss": args.loss_type,
+            "ratio_level": args.importance_sampling_level,
+            "settings": {
                 **{key: _readable(getattr(config, key)) for key in asked if getattr(config, key, None) is not None},
                 "learning rate": f"{args.learning_rate:g}",
                 "KL coefficient (beta)": args.beta,
                 "completions a prompt": self.num_generations,
             },
-            rewards=dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
-            serving=serving_of(config, self.adaptation.method) if config is not None else None,
-            tags=tags,
-            versions=installed_versions(),
-        )
-        write_text(folder / CARD, render_card(facts))
+            "rewards": dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
+            "tags": list(tags),
+            "versions": installed_versions(),
+        }
+        write_folder_card(folder, made_facts(facts, CARD))
 
     def _send_telemetry(self) -> None:
         """Replaces TRL's usage statistics: nothing is sent."""

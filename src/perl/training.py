@@ -24,9 +24,9 @@ from perl.callbacks.stopping import OrderlyStop, sigterm_as_interrupt
 from perl.checkpoint import discard_incomplete, latest_checkpoint, step_of
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
 from perl.guards import check_saved_adapter, check_saved_model
-from perl.hub.card import write_card
 from perl.hub.login import check_login, publishing_problems
 from perl.hub.push import publish
+from perl.hub.run_card import write_card
 from perl.methods.registry import METHODS
 from perl.methods.settings import method_problems
 from perl.model import base_fingerprint, base_identity, load_base, processor_name

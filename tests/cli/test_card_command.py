@@ -8,8 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from perl.cli import commands
-from perl.hub.card import write_card
-from perl.hub.facts import PUBLIC_RECIPE
+from perl.hub.run_card import run_package
 from perl.run import Run
 from tests.hub.card_runs import make_run
 
@@ -44,12 +43,9 @@ def perl(capsys) -> Callable[..., Said]:
     return run
 
 
-def repository(run: Run) -> dict[str, bytes]:
+def repository(run: Run, repo_id: str) -> dict[str, bytes]:
     """The files that would be published."""
-    files = {path.name: path.read_bytes() for path in run.adapter.iterdir()}
-    folders = (run.plots, run.path / "eval")
-    files |= {f"{folder.name}/{path.name}": path.read_bytes() for folder in folders for path in folder.iterdir()}
-    return files | {PUBLIC_RECIPE: (run.path / "recipe.yaml").read_bytes()}
+    return dict(run_package(run, repo_id).contents())
 
 
 def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
@@ -60,7 +56,11 @@ def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
     assert "# me/mine\n" in run.card.read_text()
     checked = perl("card", "a-run", "--check")
     assert (checked.returncode, checked.stderr) == (0, "")
-    assert checked.stdout == "a-run/adapter/README.md: nothing is wrong with it\n"
+    first, compared, reported = checked.stdout.splitlines()
+    assert first == "a-run/adapter/README.md: nothing is wrong with it"
+    assert compared.startswith("checked: ")
+    assert "2 scores recounted from 160 completions that were judged again" in compared
+    assert reported == ("reported only: hardware, wall time, versions, licence, numbers of parameters, round trip")
     run.card.write_text(run.card.read_text().replace("81.2", "91.2").replace("# me/mine", "# me/mine TODO"))
     wrong = perl_command("card", "a-run/adapter", "--check")
     assert (wrong.returncode, wrong.stdout) == (2, "")
@@ -97,13 +97,13 @@ def test_a_mistake_is_one_line(perl, arguments, message):
 
 
 def test_a_card_on_the_hub_is_looked_at_without_its_weights(perl, run, hub):
-    write_card(run, "user/good")
-    files = repository(run)
+    files = repository(run, "user/good")
     hub.create("user/good", files)
     before = len(hub.log)
     done = perl("card", "user/good", "--check")
     assert (done.returncode, done.stderr) == (0, "")
     assert not any("safetensors" in request.path for request in hub.log[before:])
+    assert "2 scores recounted from 160 samples" in done.stdout
     other = json.loads(files["eval/results.json"])
     other["perl"]["subject"]["adapter_sha256"] = "0" * 64
     hub.commit("user/good", {"eval/results.json": json.dumps(other).encode()})
@@ -128,5 +128,5 @@ def test_what_is_on_the_hub_may_be_hostile(perl, hub):
     assert "not plain YAML: an alias" in said["bomb"].stderr
     assert "is not UTF-8" in said["bytes"].stderr
     assert "has no README.md" in said["none"].stderr
-    assert "results.json is no JSON" in said["deep"].stderr
+    assert "results.json: " in said["deep"].stderr
     assert "the Hub has none or it is private" in said["absent"].stderr

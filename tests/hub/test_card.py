@@ -12,6 +12,7 @@ import yaml
 from perl.hub.card import render_card
 from perl.hub.citations import references
 from perl.hub.facts import Asking, CardFacts, Licence, Serving, public_results
+from perl.hub.names import label
 from perl.sandbox import BASE_NAME
 from tests.evaluations import results, task_result
 
@@ -222,10 +223,15 @@ def test_only_papers_of_what_was_done_are_cited():
     ]
 
 
-def test_a_folder_that_looks_like_a_hub_name_is_no_base_model(tmp_path):
+def test_a_folder_that_looks_like_a_hub_name_is_no_base_model(tmp_path, monkeypatch):
     (tmp_path / "models" / "tiny").mkdir(parents=True)
-    card = render_card(replace(FULL, base="models/tiny", revision=None))
+    monkeypatch.chdir(tmp_path)
+    assert label("models/tiny") == "tiny"
+    card = render_card(replace(FULL, base=label("models/tiny"), revision=None))
     assert "base_model" not in front_matter_of(card)
+    # What is published was labelled where it was written; where it is read another folder may have that name.
+    monkeypatch.chdir(tmp_path / "models")
+    assert label("models/tiny") == "models/tiny"
 
 
 @pytest.mark.parametrize("dataset", ["train.jsonl", "data/train.parquet", "sandbox:chain"])

@@ -14,10 +14,11 @@ from peft import PeftModel
 
 from perl.adapter import without_harmless_warnings
 from perl.hub.candidate import find_candidate
-from perl.hub.card import render_card, write_card
+from perl.hub.card import render_card
 from perl.hub.card_check import check_card
 from perl.hub.facts import CardFacts, card_facts
 from perl.hub.found_card import find_card
+from perl.hub.run_card import write_card
 from tests.hub.card_runs import ADAPTERS, make_run, policy_of
 
 # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.

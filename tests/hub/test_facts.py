@@ -9,7 +9,9 @@ from huggingface_hub import parse_eval_result_entries
 from perl.errors import RecipeError
 from perl.hub.candidate import Candidate, find_candidate
 from perl.hub.eval_results import BENCHMARKS, eval_result_files
-from perl.hub.facts import Licence, Serving, base_licence, card_facts, serving_of
+from perl.hub.facts import Licence, Serving, serving_of
+from perl.hub.package import card_facts
+from perl.hub.run_facts import base_licence
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.recipe import load_recipe

@@ -1,6 +1,5 @@
 """``perl card``: write the model card of a run, or look whether a card is true."""
 
-from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import click
@@ -17,7 +16,7 @@ Examples:
 """
 
 
-@click.command("card", epilog=EPILOG, short_help="Write a run's model card, or check a card against its results.")
+@click.command("card", epilog=EPILOG, short_help="Write a run's model card, or render one again and compare.")
 @click.argument("source", metavar="RUN|FOLDER|HUB-ID")
 @click.option("--check", is_flag=True, help="Write nothing; say what is wrong with the card that is there.")
 @click.option("--repo", metavar="USER/NAME", help="Where the adapter will lie on the Hub [default: the recipe's].")
@@ -27,8 +26,9 @@ Examples:
 def command(*, source: str, check: bool, repo: str | None, output: str | None) -> None:
     """Write the card of a run, all of it from the run folder, or check one.
 
-    With --check a card of a run, of a folder or on the Hub is compared with its eval/results.json and its files; each
-    problem is a line, and the exit code 2.
+    With --check a card of a run, of a folder or on the Hub is rendered again from the files that it lies among, its
+    scores are counted again, and the files are held against each other; each problem is a line, and the exit code 2.
+    The last lines say what was compared, and what is only reported.
     """
     set_up_output(quiet=True)
     if check:
@@ -42,24 +42,20 @@ def command(*, source: str, check: bool, repo: str | None, output: str | None) -
 def _check(source: str) -> None:
     from perl.hub.card_check import check_card
     from perl.hub.found_card import find_card
-    from perl.hub.recounted import recount_source
 
     found = find_card(source)
-    problems = check_card(found.text, found.results, found.files, found.weights_sha256)
-    recounted = None
-    with suppress(PerlError) if problems else nullcontext():  # what cannot be read has been said
-        recounted = recount_source(source)
-    raise_all(PerlError, [*problems, *(recounted.said_of(found.place) if recounted else [])])
+    checked = check_card(found.files, found.weights_sha256, found.counted)
+    raise_all(PerlError, checked.problems)
     click.echo(f"{found.place}: nothing is wrong with it")
-    if recounted is not None and recounted.reported:
-        click.echo(recounted.said_to_be_reported)
+    for line in checked.lines():
+        click.echo(line)
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
-    from perl.hub.card import run_card, write_card
-    from perl.hub.facts import is_hub_name
     from perl.hub.found_card import run_folder
+    from perl.hub.names import is_hub_name
     from perl.hub.recounted import run_problems
+    from perl.hub.run_card import run_card, write_card
     from perl.run import Run, write_text
 
     folder = run_folder(source)

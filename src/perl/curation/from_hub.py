@@ -22,9 +22,8 @@ from perl.evaluation.published_samples import LARGEST, PUBLISHED
 from perl.evaluation.recount import Recount
 from perl.evaluation.recount_folder import recount_published
 from perl.evaluation.results import Results, read_results
-from perl.hub.card_check import CARD, SCORES
-from perl.hub.facts import PUBLIC_RECIPE
-from perl.hub.package import METRICS
+from perl.hub.card_form import CARD
+from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES
 from perl.hub_lookup import TIMEOUT_SECONDS, look_up
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags

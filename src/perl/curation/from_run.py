@@ -13,9 +13,8 @@ from perl.curation.scores import checked_scores
 from perl.errors import PerlError
 from perl.evaluation.results import RESULTS
 from perl.hub.candidate import Candidate, find_candidate
-from perl.hub.facts import card_facts
 from perl.hub.outbox import read_push
-from perl.hub.package import package_candidate
+from perl.hub.package import card_facts, package_candidate
 from perl.hub.recounted import recount_candidate
 from perl.recipe import Recipe
 from perl.run import Run

@@ -1,321 +1,303 @@
-"""Is a card true, whole and fit for the Hub?
+"""Is a card true? It is rendered again from the files that it lies among, and these are held against each other.
 
-card, results, names of files -> problems, a line each
+files of a repository -> what is wrong, what was compared, what is only reported
 
-A card is text from anywhere: its YAML is read as plain values, and no more of it than a card may have. Knows nothing
-of runs or of the network.
+Nothing of a card is taken for granted but an author's own notes, which are named as such. Knows nothing of runs or of
+the network.
 """
 
 import json
-import math
-import posixpath
-import re
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from perl.errors import PerlError, Problem
-from perl.evaluation.metrics import average_at_k, pass_at_k
-from perl.evaluation.results import RESULTS, Results, read_results
-from perl.evaluation.score import Score
-from perl.hub.eval_results import model_index
-from perl.hub.facts import is_hub_name, public_results
-from perl.hub.front_matter import OURS, SANDBOX, adapter_tag
-from perl.hub.leaks import ROOTS
-from perl.hub.scores_text import headline, reservations, results_lines
-from perl.recipe.plain_yaml import plain_value, refuse_tags
+from perl.evaluation.published_samples import PUBLISHED, read_published
+from perl.evaluation.recount import Recount, layout_problems, recount
+from perl.evaluation.results import Results
+from perl.evaluation.task import all_tasks
+from perl.hub.card import render_card
+from perl.hub.card_form import CARD, LARGEST_CARD, card_problems, read_front_matter, shown
+from perl.hub.card_lines import differences
+from perl.hub.eval_results import eval_result_files
+from perl.hub.fact_check import contradictions
+from perl.hub.facts import (
+    METRICS,
+    PUBLIC_RECIPE,
+    SCORES,
+    CardFacts,
+    Files,
+    config_in,
+    content_of,
+    facts_from_files,
+    log_in,
+    public_recipe_in,
+    results_in,
+)
+from perl.hub.names import shown as public
+from perl.hub.notes import notes_problems, numbers_of_notes, split_notes
+from perl.hub.run_facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
+from perl.hub.scores_text import headline
+from perl.policy_name import adapter_config_digest, adapter_policy_name
+from perl.saved_adapter import CONFIG, WEIGHTS
 
-LARGEST_CARD = 1_000_000
-LARGEST_FRONT_MATTER = 200_000
-CARD = "README.md"
-SCORES = f"eval/{RESULTS}"
-_AGAIN = "perl card RUN writes it anew"
-_FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---\r?(?:\n|\Z)", re.DOTALL)
-_FENCES = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-# What templates leave where nobody knew better.
-_PLACEHOLDER = re.compile(r"\[More Information Needed\]|\{\{|\{%|\bTODO\b|\bNone\b|\b[Nn]a[Nn]\b|\bUndefined\b")
-_ALWAYS_PLACEHOLDER = re.compile(r"\[More Information Needed\]")
-_LOCAL_PATH = re.compile(rf"(?<![\w.:/~-])(?:/(?:{ROOTS})/[^\s`\"')]*|~/[^\s`\"')]+|[A-Z]:\\[^\s`\"')]+|file://\S+)")
-_LINK = re.compile(r"(!?)\[[^\]\n]*\]\(\s*<?([^)>\s]+)")
-_IMAGE_TAG = re.compile(r"<img\b[^>]*\bsrc\s*=\s*[\"']?([^\"'\s>]+)", re.IGNORECASE)
-_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*:|//|#", re.IGNORECASE)
-_SUBJECT = re.compile(r"adapter: .*?, sha256")
-_SCORE = re.compile(r"\d ± \d|\d %")
-_REQUIRED = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": f"[{OURS}, ...]"}
+_LEADERBOARDS = ".eval_results/"
+_REPORTED = {
+    "hardware": "hardware",
+    "seconds": "wall time",
+    "versions": "versions",
+    "licence": "licence",
+    "data_version": "version of the data",
+    "trainable_parameters": "numbers of parameters",
+    "reload_difference": "round trip",
+    "tags": "tags",
+}
 
 
-def check_card(
-    card: str, results: dict[str, Any] | None, files: Collection[str], weights_sha256: str | None = None
-) -> list[Problem]:
-    """What is wrong with a card.
+@dataclass(frozen=True)
+class Checked:
+    """What came of a check.
+
+    Attributes:
+        problems: What is wrong; empty for a card that says what its files say.
+        compared: What was held against what, for people.
+        reported: What the card says and nothing here can confirm.
+        unchecked: What was not looked at, a line each.
+    """
+
+    problems: tuple[Problem, ...]
+    compared: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """What a card's reader should know of a check that found nothing wrong."""
+        lines = [f"checked: {', '.join(self.compared)}"] if self.compared else []
+        lines += [f"reported only: {', '.join(self.reported)}"] if self.reported else []
+        return lines + [f"not checked: {line}" for line in self.unchecked]
+
+
+def check_card(files: Files, weights_sha256: str | None = None, counted: Recount | None = None) -> Checked:
+    """Renders a card again and compares it, and its files with each other.
 
     Args:
-        card: ``README.md``.
-        results: ``eval/results.json`` beside it; None: there is none.
-        files: Paths of all files beside it.
-        weights_sha256: Of the adapter beside it; None: it is not known.
-
-    Returns:
-        Nothing for a card that is as it should be.
+        files: All that lies in the repository, the card among it.
+        weights_sha256: Of the adapter; None: it is not known, which is said.
+        counted: The scores, counted again from more than the files hold; None: they are counted here.
     """
-    if len(card) > LARGEST_CARD:
-        return [Problem(f"has {len(card):,} characters, a card has at most {LARGEST_CARD:,}", CARD)]
-    metadata, problems = read_front_matter(card)
-    if metadata is None:
-        return problems
-    problems = [*_metadata_problems(metadata), *_text_problems(card), *_link_problems(card, files)]
-    if results is None:
-        return problems + _unfounded(card, metadata)
-    found = _read(results)
-    if isinstance(found, Problem):
-        return [*problems, found]
-    problems += _contradictions(found, results, weights_sha256)
-    public = public_results(found, "")
-    return [*problems, *_score_problems(card, public), *_index_problems(metadata, public)]
-
-
-def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Problem]]:
-    """A card's metadata; None, and why, if it has none that is plain YAML."""
-    match = _FRONT_MATTER.match(card)
-    if match is None:
-        return None, [Problem("has no YAML between --- and --- at its beginning", CARD, _AGAIN)]
-    if len(match[1]) > LARGEST_FRONT_MATTER:
-        return None, [Problem(f"its front matter has {len(match[1]):,} characters, more than any needs", CARD)]
+    content = content_of(files, CARD)
+    if content is None:
+        return _wrong(Problem(f"there is no {CARD}"))
+    if len(content) > 4 * LARGEST_CARD:
+        return _wrong(Problem(f"has {len(content):,} bytes, a card has at most {LARGEST_CARD:,} characters", CARD))
     try:
-        refuse_tags(match[1], CARD)
-        metadata = plain_value(match[1])
-    except PerlError as error:
-        return None, [Problem(problem.message, problem.where) for problem in error.problems]
-    except yaml.YAMLError as error:
-        reason = getattr(error, "problem", None) or str(error)
-        return None, [Problem(f"its front matter is no YAML: {reason}", CARD)]
-    except (RecursionError, ValueError) as error:  # ValueError: a number of more digits than Python reads
-        return None, [Problem(f"its front matter cannot be read: {type(error).__name__}", CARD)]
-    if not isinstance(metadata, dict):
-        return None, [Problem("its front matter is no mapping", CARD, _AGAIN)]
-    return metadata, []
-
-
-def _metadata_problems(metadata: Mapping[str, Any]) -> list[Problem]:
-    whole = metadata.get("library_name") == "transformers" and metadata.get("base_model_relation") == "finetune"
-    tags = metadata.get("tags")
-    tags = tags if isinstance(tags, list) else []
-    found = [_about(key, "is absent", value) for key, value in _REQUIRED.items() if not metadata.get(key)]
-    if metadata.get("library_name") not in ("peft", None) and not whole:
-        found.append(_about("library_name", f"is {metadata['library_name']!r}, which does not load adapters", "peft"))
-    if metadata.get("pipeline_tag") not in ("text-generation", None):
-        found.append(_about("pipeline_tag", f"is {metadata['pipeline_tag']!r}", "text-generation"))
-    if tags and OURS not in tags:
-        found.append(_about("tags", f"lack {OURS}", "by which others find it"))
-    if metadata.get("license") == "other" and not (metadata.get("license_name") and metadata.get("license_link")):
-        found.append(_about("license", "other needs license_name and license_link"))
-    data = metadata.get("datasets", [])
-    found += [
-        _about("datasets", f"{name!r} is not a name on the Hub", "user/name")
-        for name in (data if isinstance(data, list) else [data])
-        if not (isinstance(name, str) and is_hub_name(name))
-    ]
-    return found + _base_problems(metadata.get("base_model"), metadata.get("base_model_relation"), tags, whole=whole)
-
-
-def _base_problems(base: object, relation: object, tags: list[Any], *, whole: bool) -> list[Problem]:
-    if base is None and SANDBOX in tags:
-        return []
-    if base is None:
-        return [_about("base_model", "is absent", "the Hub id of the base; push the base first if it has none")]
-    if not (isinstance(base, str) and is_hub_name(base)):
-        return [_about("base_model", f"{base!r} is not a name on the Hub", "user/name")]
-    if whole:
-        return []
-    found = [_about("base_model_relation", f"is {relation!r}", "adapter")] if relation != "adapter" else []
-    if adapter_tag(base) not in tags:
-        found.append(_about("tags", f"lack {adapter_tag(base)}", "by which the Hub finds a base's adapters"))
-    return found
-
-
-def _about(key: str, message: str, hint: str = "") -> Problem:
-    return Problem(message, f"{CARD}: {key}", hint)
-
-
-def _text_problems(card: str) -> list[Problem]:
-    """Placeholders and paths. In code ``None`` is a word of the language, and braces are somebody's template."""
-    bare = _FENCES.sub(lambda match: "\n" * match[0].count("\n"), card)
-    left = [(number, match[0]) for number, match in _matches(_PLACEHOLDER, bare)]
-    left += [
-        (number, match[0]) for number, match in _matches(_ALWAYS_PLACEHOLDER, card) if (number, match[0]) not in left
-    ]
-    found = [
-        Problem(f"a placeholder is left: {text}", f"{CARD}:{number}", "leave out what is unknown")
-        for number, text in left
-    ]
-    found += [
-        Problem(f"a path of somebody's machine: {match[0][:80]}", f"{CARD}:{number}", "name it without the path")
-        for number, match in _matches(_LOCAL_PATH, card)
-    ]
-    return found
-
-
-def _link_problems(card: str, files: Collection[str]) -> list[Problem]:
-    """Pictures and files that are linked and are not there."""
-    bare = _FENCES.sub(lambda match: "\n" * match[0].count("\n"), card)
-    links = [(number, "picture" if match[1] else "file", match[2]) for number, match in _matches(_LINK, bare)]
-    links += [(number, "picture", match[1]) for number, match in _matches(_IMAGE_TAG, bare)]
-    return [
-        Problem(f"there is no {what} {target[:80]}", f"{CARD}:{number}")
-        for number, what, target in links
-        if not _REMOTE.match(target) and posixpath.normpath(target.partition("#")[0]) not in files
-    ]
-
-
-def _matches(pattern: re.Pattern[str], text: str) -> list[tuple[int, re.Match[str]]]:
-    """Number of a line from 1, and match."""
-    return [(number, m) for number, line in enumerate(text.splitlines(), 1) for m in pattern.finditer(line)]
-
-
-def _unfounded(card: str, metadata: Mapping[str, Any]) -> list[Problem]:
-    """Scores that nothing stands behind."""
-    shown = [name for name, there in (("model-index", "model-index" in metadata), ("a table", _section(card))) if there]
-    return [Problem(f"shows scores in {' and '.join(shown)}, but there is no {SCORES}", CARD)] if shown else []
-
-
-def _read(results: dict[str, Any]) -> Results | Problem:
+        card = content.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        return _wrong(Problem("is not UTF-8", CARD))
     try:
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / RESULTS
-            path.write_text(json.dumps(results), encoding="utf-8")
-            found = read_results(path)
-        results_lines(found)  # reads every number that a card shows
-        model_index(found)
+        results_in(files)
     except PerlError as error:
-        return Problem(error.problems[0].message, SCORES)
+        return _wrong(*error.problems)
+    form = card_problems(card, files)
+    if len(card) > LARGEST_CARD or read_front_matter(card)[0] is None:
+        return _wrong(*form)
+    if RUN_FACTS not in files:
+        hint = "perl push writes both; or it was written by hand, and nobody can tell what it comes from"
+        return _wrong(*form, Problem(f"is absent, from which the card is rendered again: {CARD} was not checked",
+                                     RUN_FACTS, hint))  # fmt: skip
+    try:
+        run = read_run_facts(content_of(files, RUN_FACTS) or b"")
+        facts = facts_from_files(files)
+        expected = render_card(facts)
+    except PerlError as error:
+        return _wrong(*form, *error.problems)
     except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, RecursionError) as error:
-        return Problem(f"holds no results of perl eval: {type(error).__name__}: {str(error)[:80]}", SCORES)
-    return found
+        reason = f"holds no results of perl eval: {type(error).__name__}: {shown(str(error))}"
+        return _wrong(*form, Problem(reason, SCORES))
+    scores = _Scores(files, facts, weights_sha256, counted)
+    own, notes, first = split_notes(card)
+    problems = [*form, *_compared(own, expected, run, facts), *notes_problems(notes, first)]
+    problems += [*_of_files(files, run), *scores.problems]
+    unchecked = [*scores.unchecked, *numbers_of_notes(notes, first)]
+    return Checked(
+        tuple(dict.fromkeys(problems)),
+        (*scores.compared, *_what_was_compared(files)),
+        (*scores.reported, *(name for fact, name in _REPORTED.items() if getattr(run, fact))),
+        tuple(unchecked),
+    )
 
 
-def _contradictions(found: Results, written: Mapping[str, Any], weights_sha256: str | None) -> list[Problem]:
-    """Where results do not agree with themselves or with the adapter."""
-    problems = []
-    sha = found.subject.get("adapter_sha256")
+def _wrong(*problems: Problem) -> Checked:
+    return Checked(problems)
+
+
+def _compared(card: str, expected: str, run: RunFacts, facts: CardFacts) -> list[Problem]:
+    """Where the card differs from the one that its files give; of another version's one line says so."""
+    if run.perl != perl_version():
+        message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards are others"
+        hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
+        return [Problem(message, CARD, hint)]
+    return differences(card, expected, headline(facts.results) if facts.results else "")
+
+
+def _of_files(files: Files, run: RunFacts) -> Iterator[Problem]:
+    """What the files say of each other, and of the scores on leaderboards."""
+    config, recipe = config_in(files), public_recipe_in(files)
+    yield from contradictions(run, config, recipe, log_in(files, run.step))
+    if WEIGHTS in files and config is None:
+        yield Problem("is absent, without which nobody can load the adapter", CONFIG)
+    if recipe is not None and METRICS not in files and run.step:
+        yield Problem("is absent, though there is a recipe", METRICS, "perl push sends it")
+
+
+def _what_was_compared(files: Files) -> list[str]:
+    there = [name for name in (CONFIG, PUBLIC_RECIPE, METRICS, SCORES) if name in files]
+    return [f"the whole card with the one that {', '.join([*there, RUN_FACTS])} give"]
+
+
+class _Scores:
+    """What was found of the scores."""
+
+    def __init__(self, files: Files, facts: CardFacts, weights_sha256: str | None, counted: Recount | None) -> None:
+        self.problems: list[Problem] = []
+        self.compared: list[str] = []
+        self.reported: list[str] = []
+        self.unchecked: list[str] = []
+        results = results_in(files)
+        if weights_sha256 is None and WEIGHTS in files:
+            self.unchecked.append(f"{WEIGHTS}: nobody says its SHA-256, and it was not read")
+        self.problems += _leaderboard_problems(files, results)
+        self.unchecked += _of_others(files, results)
+        if results is None:
+            return
+        self.problems += _identity_problems(files, facts, results, weights_sha256)
+        if weights_sha256 is not None and CONFIG in files:
+            self.compared.append("the policy's name with config and weights")
+        self._recount(files, results, counted)
+
+    def _recount(self, files: Files, results: Results, counted: Recount | None) -> None:
+        written: dict[str, Any] = json.loads(content_of(files, SCORES) or b"{}")
+        self.problems += [_of_the_package(p) for p in layout_problems(written, results)]
+        if counted is None:
+            samples = content_of(files, PUBLISHED)
+            try:
+                counted = recount(results, read_published(samples, PUBLISHED) if samples is not None else None)
+            except PerlError as error:
+                self.problems += error.problems
+                return
+        self.problems += [_of_the_package(p) for p in counted.problems]
+        count = sum(task.score.n * task.score.k * (bool(task.base) + bool(task.adapter)) for task in results.tasks)
+        figures = sum(bool(task.base) + bool(task.adapter) for task in results.tasks)
+        basis = set(counted.basis.values())
+        of_what = (
+            f"{count:,} completions that were judged again" if basis == {"texts"}
+            else f"{count:,} samples" if "rights" not in basis
+            else f"{count:,} rights and wrongs"
+        )  # fmt: skip
+        self.compared.append(f"{figures} scores recounted from {of_what}")
+        self.reported += counted.reported
+
+
+def _of_the_package(problem: Problem) -> Problem:
+    """A problem of the results' folder, named as in a repository."""
+    where = problem.where
+    for name in (SCORES, PUBLISHED):
+        file = name.partition("/")[2]
+        where = name + where.removeprefix(file) if where.startswith(file) else where
+    return Problem(problem.message, where, problem.hint)
+
+
+def _identity_problems(
+    files: Files, facts: CardFacts, results: Results, weights_sha256: str | None
+) -> Iterator[Problem]:
+    """Whether the results are of this adapter on this base."""
+    subject, config = results.subject, content_of(files, CONFIG)
+    hint = "perl eval scores the one that is there"
+    sha = subject.get("adapter_sha256")
     if weights_sha256 is not None and sha != weights_sha256:
         message = f"is of another adapter: sha256 {str(sha)[:12]}, the weights beside it have {weights_sha256[:12]}"
-        problems.append(Problem(message, SCORES, "perl eval scores the one that is there"))
-    if written.get("results") != json.loads(json.dumps(found.as_dict()["results"])):
-        problems.append(Problem("its two parts hold different scores", SCORES, "perl eval writes it anew"))
-    for task in found.tasks:
-        for who, score in (("base", task.base), ("adapter", task.adapter)):
-            rows = [row for row in (getattr(problem, who) for problem in task.problems) if row]
-            if score is not None and rows and not _follows(score, rows):
-                message = f"the score of the {who} on {task.title} does not follow from its problems"
-                problems.append(Problem(message, SCORES, "perl eval writes it anew"))
-    return problems
-
-
-def _follows(score: Score, rows: Sequence[Sequence[bool]]) -> bool:
-    """Whether a score is that of these rights and wrongs."""
-    if (score.n, score.k) != (len(rows), len(rows[0])):
-        return False
+        yield Problem(message, SCORES, hint)
+    if public(str(subject.get("base"))) != facts.base:
+        message = f"is of another base: {shown(str(subject.get('base')))}, {CONFIG} says {shown(facts.base)}"
+        yield Problem(message, SCORES, hint)
+    elif facts.revision is not None and subject.get("base_revision") not in (None, facts.revision):
+        message = f"is of another revision of the base: {subject['base_revision']}, {CONFIG} says {facts.revision}"
+        yield Problem(message, SCORES, hint)
+    if config is None or sha is None:
+        return
     try:
-        expected = {0: average_at_k(rows), **{k: pass_at_k(rows, k) for k in score.pass_at}}
-        return all(math.isclose(expected[k], value) for k, value in {0: score.accuracy, **score.pass_at}.items())
-    except (ValueError, TypeError):  # more completions than there are, or no number
-        return False
+        digest = adapter_config_digest(config)
+        name = adapter_policy_name(config, str(weights_sha256 or sha), str(subject.get("base_sha256")))
+    except ValueError as error:
+        yield Problem(f"cannot be named: {shown(str(error))}", CONFIG)
+        return
+    if subject.get("adapter_config_sha256") != digest:
+        said = shown(str(subject.get("adapter_config_sha256")), 12)
+        yield Problem(f"is of another {CONFIG}: sha256 {said}, the one beside it has {digest[:12]}", SCORES, hint)
+    elif subject.get("policy") != name and weights_sha256 in (None, sha):
+        said = shown(str(subject.get("policy")), 12)
+        yield Problem(f"names the policy {said}, weights, config and base give {name[:12]}", SCORES, hint)
 
 
-def _score_problems(card: str, results: Results) -> list[Problem]:
-    """Numbers of the text that are not those of the results."""
-    section = _section(card)
-    if not section:
-        return [Problem("says nothing of its scores", CARD, _AGAIN)]
-    lines = [(number, _plain(line)) for number, line in enumerate(card.splitlines(), 1)]
-    said = {line for _, line in lines}
-    table = [line for line in results_lines(results) if line.startswith("|")]
-    prose = [_plain(line) for line in results_lines(results) if line and not line.startswith("|")]
-    prose += [headline(results), *(f"- {line}" for line in reservations(results))]
-    problems = _table_problems(section, table)
-    problems += [Problem(f"lacks the line: {line[:100]}", CARD, _AGAIN) for line in prose if line and line not in said]
-    expected = {*prose, *table}
-    body = _FRONT_MATTER.sub("", card)
-    first = len(card.splitlines()) - len(body.splitlines())
-    begin, end = section[0][0], section[-1][0]
-    for number, line in lines[first:]:
-        in_results = begin <= number <= end and line.startswith("-")
-        if (in_results or _SCORE.search(line)) and not line.startswith("|") and line not in expected:
-            problems.append(Problem(f"the results do not say: {line[:100]}", f"{CARD}:{number}", _AGAIN))
-    return problems
-
-
-def _table_problems(section: list[tuple[int, str]], expected: list[str]) -> list[Problem]:
-    """Cell by cell, the rows found by their first cells."""
-    found = {_cells(line)[0]: (number, _cells(line)) for number, line in section if line.startswith("|")}
-    headings, _, *rows = [_cells(line) for line in expected]
-    if headings[0] not in found:
-        return [Problem("has no table of the scores", CARD, _AGAIN)]
-    problems = []
-    for row in [headings, *rows]:
-        number, there = found.pop(row[0], (0, []))
-        if len(there) != len(row):
-            problems.append(Problem(f"the table lacks a row for {row[0]}, or cells of it", CARD, _AGAIN))
+def _leaderboard_problems(files: Files, results: Results | None) -> Iterator[Problem]:
+    """Scores for the Hub's leaderboards that are not those of the results."""
+    expected = eval_result_files(results) if results is not None else {}
+    for name, text in expected.items():
+        if name not in files:
+            yield Problem(f"is absent, {SCORES} gives it", name, "perl push writes it")
             continue
-        for heading, cell, right in zip(headings, there, row, strict=True):
-            if cell != right:
-                message = f"{heading} of {row[0]} is {cell!r} on the card and {right!r} in the results"
-                problems.append(Problem(message, f"{CARD}:{number}", _AGAIN))
-    further = [name for name in found if name.strip("-: ")]
-    return problems + [Problem(f"the results have no {name[:80]!r}", f"{CARD}:{found[name][0]}") for name in further]
+        there = _yaml_of(files, name)
+        right = yaml.safe_load(text)
+        for key, said, value in _unequal(there, right):
+            yield Problem(
+                f"says {key}{shown(str(said))}, {SCORES} says {shown(str(value))}", name, "perl push writes it"
+            )
+    for name in _leaderboard_files(files):
+        if name not in expected and _is_ours(name, files, results):
+            yield Problem(f"shows scores that {SCORES} does not give", name, "perl push takes it away")
 
 
-def _section(card: str) -> list[tuple[int, str]]:
-    """The lines below ``## Results``, with their numbers."""
-    lines = list(enumerate(card.splitlines(), 1))
-    start = next((number for number, line in lines if line.strip() == "## Results"), len(lines))
-    end = next((number for number, line in lines[start:] if line.startswith("## ")), len(lines) + 1)
-    return [(number, _plain(line)) for number, line in lines[start : end - 1]]
+def _of_others(files: Files, results: Results | None) -> list[str]:
+    expected = eval_result_files(results) if results is not None else {}
+    return [
+        f"{shown(name)}: scores of others"
+        for name in _leaderboard_files(files)
+        if name not in expected and not _is_ours(name, files, results)
+    ]
 
 
-def _plain(line: str) -> str:
-    """A line without what the adapter is called, which differs from place to place."""
-    return _SUBJECT.sub("adapter: it, sha256", line.strip())
+def _leaderboard_files(files: Files) -> list[str]:
+    return sorted(name for name in files if name.startswith(_LEADERBOARDS))
 
 
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+def _is_ours(name: str, files: Files, results: Results | None) -> bool:
+    """Whether it claims to be of perl: by its name, by what it says, or because it is of a task of the results."""
+    content = content_of(files, name)
+    if name.removeprefix(_LEADERBOARDS).removesuffix(".yaml") in all_tasks() or content is None:
+        return True
+    text = content.decode("utf-8", errors="replace")
+    sources = {str(task.data["source"]) for task in results.tasks} if results is not None else set()
+    return "perl eval" in text or any(source in text for source in sources)
 
 
-def _index_problems(metadata: Mapping[str, Any], results: Results) -> list[Problem]:
-    """Scores in the metadata that are not those of the results."""
-    entries = model_index(results)
-    expected = _flat(eval_results_to_model_index("it", entries)) if entries else {}
+def _yaml_of(files: Files, name: str) -> object:
     try:
-        found = _flat(metadata.get("model-index") or [])
-    except (TypeError, KeyError, AttributeError):
-        return [Problem("is not one", f"{CARD}: model-index", _AGAIN)]
-    problems = []
-    for key in [*expected, *(key for key in found if key not in expected)]:
-        there, right = found.get(key), expected.get(key)
-        if there != right:
-            shown = [
-                "nothing" if entry is None else ", ".join(f"{n} {v}" for n, v in entry.items())
-                for entry in (there, right)
-            ]
-            message = f"{key[2]} of {key[1]}: the card says {shown[0]}, the results {shown[1]}"
-            problems.append(Problem(message[:300], f"{CARD}: model-index", _AGAIN))
-    return problems
+        return yaml.safe_load(content_of(files, name) or b"")
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
 
 
-def _flat(index: list[Any]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """(data set, its name, metric) -> all else that is said of it."""
-    return {
-        (str(result["dataset"]["type"]), str(result["dataset"]["name"]), str(metric.get("name"))): {
-            "value": metric["value"],
-            **(metric.get("args") or {}),
-            **{name: v for name, v in result["dataset"].items() if name not in ("type", "name")},
-        }
-        for model in index
-        for result in model["results"]
-        for metric in result["metrics"]
-    }
+def _unequal(there: object, right: object) -> Iterator[tuple[str, object, object]]:
+    """Where two entries of a leaderboard differ: key, what is there, what should be."""
+    if not (isinstance(there, list) and isinstance(right, list) and len(there) == len(right) == 1):
+        yield from [] if there == right else [("", there, right)]
+        return
+    one, other = there[0], right[0]
+    if not isinstance(one, dict):
+        yield "", one, other
+        return
+    for key in dict.fromkeys([*other, *one]):
+        if one.get(key) != other.get(key):
+            yield f"{shown(str(key))} ", one.get(key), other.get(key)

@@ -1,54 +1,42 @@
-"""What is known of an adapter that will be shown to others, gathered from the run it comes from.
+"""What is known of an adapter that is shown to others, gathered from the files that are published of it.
 
-Candidate -> CardFacts
+name in the repository -> bytes; -> CardFacts
 
-Nothing of this machine is in it: of paths only the last part. A fact that is unknown is None or empty.
+Whoever has the files has the facts, hence the card: it is rendered from them when it is written and again when it is
+checked. Nothing of a machine is in it. A fact that is unknown is None or empty.
 """
 
-import json
-import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import HfApi, constants
+import yaml
 from peft import PeftConfig
 
-from perl.errors import RecipeError
-from perl.evaluation.results import FIGURE, Results
-from perl.hub.candidate import Candidate
+from perl.errors import PerlError, RecipeError
+from perl.evaluation.results import FIGURE, RESULTS, Results, read_results
+from perl.hub.names import has_hub_form, shown
+from perl.hub.run_facts import RUN_FACTS, Licence, RunFacts, read_run_facts
 from perl.methods.registry import Method, served_rank
 from perl.methods.settings import method_of
-from perl.model import public_name
 from perl.recipe import Recipe
-from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSource
-from perl.run import Run, log_rows
+from perl.recipe.plain_yaml import plain_value, refuse_tags
+from perl.recipe.sections import DataSource
+from perl.run import log_rows
 from perl.sandbox import is_sandbox, load_problems
 from perl.saved_adapter import CONFIG
 
 CURVES, PROBLEMS, PUBLIC_RECIPE = "plots/curves.png", f"eval/{FIGURE}", "perl_recipe.yaml"
 """What other files of a published adapter are called."""
-LICENCE_SECONDS = 5.0
-"""A card is not worth waiting longer for the Hub."""
-_SANDBOX_LICENCE = "apache-2.0"
-_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+METRICS, SCORES = "metrics.jsonl", f"eval/{RESULTS}"
+"""Likewise."""
 _COMMIT_LENGTH = 40
+_INFINITE = float("inf")
 
-
-@dataclass(frozen=True)
-class Licence:
-    """A licence.
-
-    Attributes:
-        identifier: As the Hub calls it: ``apache-2.0``, or ``other``.
-        name: What an ``other`` one is called.
-        link: Where it can be read.
-    """
-
-    identifier: str
-    name: str | None = None
-    link: str | None = None
+Files = Mapping[str, bytes | Path | None]
+"""Name in the repository -> its content, or the file that holds it; None: it is there and was not read."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +141,7 @@ class CardFacts:
     @property
     def base_on_hub(self) -> bool:
         """Whether the base's name is one that the Hub can resolve."""
-        return is_hub_name(self.base)
+        return has_hub_form(self.base)
 
     @property
     def whole(self) -> bool:
@@ -161,69 +149,62 @@ class CardFacts:
         return self.method == "full"
 
 
-def is_hub_name(name: str) -> bool:
-    """Whether a name is ``user/name`` and no folder or file here, which is what libraries look for first."""
-    return (
-        _HUB_NAME.fullmatch(name) is not None
-        and PurePath(name).suffix not in DATA_FILE_SUFFIXES
-        and not Path(name).exists()
-    )
+def content_of(files: Files, name: str) -> bytes | None:
+    """A file's bytes; None: it is not there, or was not read."""
+    held = files.get(name)
+    return held.read_bytes() if isinstance(held, Path) else held
 
 
-def label(name: str) -> str:
-    """A model's or data set's name as others may see it: of a path only the last part."""
-    return name if is_hub_name(name) or is_sandbox(name) else PurePath(name).name
-
-
-def card_facts(candidate: Candidate, repo_id: str | None = None, licence: str | None = None) -> CardFacts:
-    """What a run tells of one of its adapters.
+def facts_from_files(files: Files) -> CardFacts:
+    """What the files of a published adapter tell of it.
 
     Args:
-        candidate: The adapter.
-        repo_id: Where it will lie on the Hub; None: where the run's recipe says.
-        licence: Of the base; None: the Hub is asked, unless it is offline.
+        files: All of them; ``perl_run.json`` must be among them.
 
     Raises:
-        RecipeError: The run's recipe cannot be read.
+        PerlError: One of them cannot be read.
     """
-    run, known = candidate.run, candidate.run.facts
-    recipe = _recipe(run)
-    base, revision = public_name(str(known["base"]), known.get("revision"))
-    repo_id = repo_id or (recipe.hub.repo_id if recipe else known.get("repo_id"))
-    name = repo_id or (recipe.name if recipe else run.path.resolve().name)
-    rows, whole_run = _logged(run, candidate.step), candidate.which == "final"
+    found = content_of(files, RUN_FACTS)
+    if found is None:
+        raise PerlError("is absent", RUN_FACTS)
+    run = read_run_facts(found)
+    recipe, config, results = public_recipe_in(files), config_in(files), results_in(files)
+    rows = log_in(files, run.step)
     rewards = [row["reward"] for row in rows if row.get("reward") is not None]
     tokens = [row["num_tokens"] for row in rows if row.get("num_tokens")]
     data = recipe.data.train if recipe else None
+    base = shown(str((config.base_model_name_or_path if config else None) or run.base))
     return CardFacts(
-        base=label(base),
-        revision=revision,
-        name=name,
-        repo_id=repo_id,
-        method=known.get("method"),
-        licence=Licence(licence) if licence else base_licence(base, revision),
-        dataset=label(data.name) if data else None,
-        dataset_version=_version(data, (known.get("data") or {}).get("train")) if data else None,
-        trainable_parameters=known.get("trainable_parameters"),
-        total_parameters=known.get("total_parameters"),
-        steps=candidate.step,
-        seed=known.get("seed"),
-        algorithm=known.get("loss"),
-        ratio_level=known.get("ratio_level"),
-        settings=known.get("settings") or {},
-        rewards=known.get("rewards") or {},
+        base=base,
+        revision=config.revision if config else run.revision,
+        name=run.name,
+        repo_id=run.repo_id,
+        method=run.method,
+        licence=run.licence,
+        dataset=shown(data.name) if data else run.dataset,
+        dataset_version=_version(data, run.data_version) if data else None,
+        trainable_parameters=run.trainable_parameters,
+        total_parameters=run.total_parameters,
+        steps=run.step,
+        seed=run.seed,
+        algorithm=run.loss,
+        ratio_level=run.ratio_level,
+        settings=run.settings,
+        rewards=run.rewards,
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
-        seconds=(known.get("seconds") if run.status == "done" else run.elapsed()) if whole_run else None,
+        seconds=run.seconds,
         tokens=int(tokens[-1]) if tokens else None,
-        hardware=_hardware(known.get("hardware") or {}),
-        reload_difference=known.get("reload_difference") if whole_run else None,
-        results=public_results(candidate.results, name) if candidate.results else None,
-        pictures=_pictures(candidate),
-        asking=_asking(run, recipe, candidate.results) if recipe else None,
-        serving=serving_of(PeftConfig.from_pretrained(str(candidate.folder))) if _is_adapter(candidate) else None,
+        hardware=run.hardware,
+        reload_difference=run.reload_difference,
+        results=public_results(results, run.name or run.repo_id or base) if results else None,
+        pictures=tuple(name for name in (CURVES, PROBLEMS) if name in files),
+        asking=_asking(run, recipe, results) if recipe else None,
+        serving=serving_of(config) if config else None,
         recipe=recipe is not None,
-        versions=known.get("versions") or {},
+        checkpoints=tuple(run.checkpoints),
+        tags=tuple(run.tags),
+        versions=run.versions,
     )
 
 
@@ -234,23 +215,82 @@ def public_results(results: Results, name: str) -> Results:
         results: The adapter's.
         name: What it is called.
     """
-    return replace(results, subject={**results.subject, "name": name, "base": label(str(results.subject["base"]))})
+    return replace(results, subject={**results.subject, "name": name, "base": shown(str(results.subject["base"]))})
 
 
-def base_licence(name: str, revision: str | None) -> Licence | None:
-    """The licence of a base, as its own card on the Hub has it; None where that is not known within a moment."""
-    if is_sandbox(name):
-        return Licence(_SANDBOX_LICENCE)
-    if constants.HF_HUB_OFFLINE or not is_hub_name(name):
+def config_in(files: Files) -> PeftConfig | None:
+    """The adapter's config; None: there is none.
+
+    Raises:
+        PerlError: It is none of PEFT's.
+    """
+    content = content_of(files, CONFIG)
+    if content is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / CONFIG).write_bytes(content)
+        try:
+            return PeftConfig.from_pretrained(folder)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise PerlError(f"is no config of PEFT: {_first_line(error)}", CONFIG) from None
+
+
+def public_recipe_in(files: Files) -> Recipe | None:
+    """The recipe; None: there is none.
+
+    Raises:
+        PerlError: It is none that stands alone.
+    """
+    content = content_of(files, PUBLIC_RECIPE)
+    if content is None:
         return None
     try:
-        card = HfApi().model_info(name, revision=revision, timeout=LICENCE_SECONDS).card_data
-    except Exception:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
+        text = content.decode("utf-8")
+        refuse_tags(text, PUBLIC_RECIPE)
+        values = plain_value(text)
+        if not isinstance(values, dict) or "extends" in values or not all(isinstance(key, str) for key in values):
+            raise PerlError("is no recipe that stands alone", PUBLIC_RECIPE, "perl push writes one")
+        return Recipe.load(values)
+    except RecipeError as error:
+        problem = error.problems[0]
+        raise PerlError(f"{problem.where}: {problem.message}", PUBLIC_RECIPE, problem.hint) from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise PerlError(f"is not plain YAML: {_first_line(error)}", PUBLIC_RECIPE) from None
+
+
+def results_in(files: Files) -> Results | None:
+    """The scores; None: there are none.
+
+    Raises:
+        PerlError: They are none of ``perl eval``.
+    """
+    content = content_of(files, SCORES)
+    if content is None:
         return None
-    found = card.get("license") if card else None
-    if card is None or not isinstance(found, str):
-        return None
-    return Licence(found, card.get("license_name"), card.get("license_link"))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / RESULTS).write_bytes(content)
+        try:
+            return read_results(folder)
+        except PerlError as error:
+            raise PerlError(error.problems[0].message, SCORES) from None
+        except RecursionError:
+            raise PerlError("is nested too deeply", SCORES) from None
+
+
+def log_in(files: Files, step: int | None = None) -> list[dict[str, Any]]:
+    """What was logged, up to a step.
+
+    Raises:
+        PerlError: It is no log.
+    """
+    text = (content_of(files, METRICS) or b"").decode("utf-8", errors="replace")
+    rows = log_rows(text)
+    for number, row in enumerate(rows, 1):
+        for name in ("step", "reward", "num_tokens"):
+            value = row.get(name)
+            if value is not None and not (type(value) in (int, float) and abs(value) < _INFINITE):
+                raise PerlError(f"{name} is {str(value)[:40]!r}, no number", f"{METRICS}:{number}")
+    return [row for row in rows if step is None or row.get("step", 0) <= step]
 
 
 def serving_of(config: PeftConfig, method: Method | None = None) -> Serving:
@@ -271,27 +311,6 @@ def serving_of(config: PeftConfig, method: Method | None = None) -> Serving:
     return Serving("adapter" if method.delta == "lora" else "lora", rank)
 
 
-def _is_adapter(candidate: Candidate) -> bool:
-    return (candidate.folder / CONFIG).is_file()
-
-
-def _recipe(run: Run) -> Recipe | None:
-    file = run.path / "recipe.yaml"
-    if not file.is_file():
-        return None
-    try:
-        recipe = Recipe.load(file)
-    except RecipeError as error:
-        raise RecipeError("the run's recipe cannot be read", str(file), str(error)) from None
-    return replace(recipe, name=run.path.resolve().name)  # its file is called recipe.yaml in every run
-
-
-def _logged(run: Run, step: int) -> list[dict[str, Any]]:
-    """What was logged up to a step."""
-    rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
-    return [row for row in rows if row.get("step", 0) <= step]
-
-
 def _version(data: DataSource, found: str | None) -> str | None:
     parts = [f"subset {data.subset}"] if data.subset else []
     parts += [f"split {data.split}"] if data.split else []
@@ -301,26 +320,14 @@ def _version(data: DataSource, found: str | None) -> str | None:
     return ", ".join(parts) or None
 
 
-def _hardware(found: Mapping[str, Any]) -> str | None:
-    return f"{found.get('count', 1)} x {found['device']}" if found.get("device") else None
-
-
-def _pictures(candidate: Candidate) -> tuple[str, ...]:
-    of_a_step = isinstance(candidate.which, int)  # whose curves end before those of the picture
-    places = {} if of_a_step else {CURVES: candidate.run.plots / Path(CURVES).name}
-    if candidate.results_folder is not None:
-        places[PROBLEMS] = candidate.results_folder / FIGURE
-    return tuple(name for name, path in places.items() if path.is_file())
-
-
-def _asking(run: Run, recipe: Recipe, results: Results | None) -> Asking:
+def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> Asking:
     """How training asked; what is drawn is what the scores were drawn with, where there are any."""
     drawn: Any = results.protocol if results else recipe.rollout
     longest = results.tasks[0].max_new_tokens if results and results.tasks else recipe.rollout.max_completion_length
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     sampling = {name: getattr(drawn, name) for name in names if getattr(drawn, name) is not None}
     return Asking(
-        chat=_is_chat(run, recipe),
+        chat=run.chat if recipe.data.chat is None else recipe.data.chat,
         system_prompt=recipe.data.system_prompt,
         prompt_template=recipe.data.prompt_template,
         template_arguments=recipe.train.get("chat_template_kwargs") or {},
@@ -334,15 +341,5 @@ def _example(data: str) -> dict[str, str]:
     return {"example": load_problems(data, "heldout")[0].question} if is_sandbox(data) else {}
 
 
-def _is_chat(run: Run, recipe: Recipe) -> bool | None:
-    """Whether questions were chat messages: what was logged knows, where a recipe leaves it to the tokenizer."""
-    if recipe.data.chat is not None:
-        return recipe.data.chat
-    first: Sequence[str] = ()
-    if run.samples.is_file():
-        with run.samples.open(encoding="utf-8") as file:
-            first = [file.readline()]
-    try:
-        return isinstance(json.loads(first[0])["prompt"], list) if first else None
-    except (ValueError, KeyError):  # a line that a kill cut short
-        return None
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:100]}"

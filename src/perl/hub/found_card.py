@@ -2,28 +2,44 @@
 
 run, folder, or Hub id -> FoundCard
 
-Of the Hub only small files are downloaded, and no weights. Knows nothing of what makes a card right.
+Of the Hub only small files are downloaded, and of weights only those whose SHA-256 the Hub does not say. Knows nothing
+of what makes a card right.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import PerlError, Problem
-from perl.hub.candidate import find_candidate
-from perl.hub.card_check import CARD, LARGEST_CARD, SCORES
-from perl.hub.facts import PUBLIC_RECIPE
+from perl.evaluation.published_samples import LARGEST, PUBLISHED
+from perl.evaluation.recount import Recount
+from perl.evaluation.recount_folder import recount_folder
+from perl.hub.card_form import CARD, LARGEST_CARD
+from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
+from perl.hub.package import package_candidate
+from perl.hub.run_card import shown_candidate
+from perl.hub.run_facts import LARGEST_RUN_FACTS, RUN_FACTS, read_run_facts, recipe_of
 from perl.hub_lookup import TIMEOUT_SECONDS, look_up
 from perl.run import Run, sha256_of
-from perl.saved_adapter import WEIGHTS
+from perl.saved_adapter import CONFIG, WEIGHTS
 
-_LARGEST_RESULTS = 50_000_000
-_RUN_FACTS = "run.json"
+# Bytes of each file that are read.
+_LARGEST = {
+    CARD: 4 * LARGEST_CARD,
+    RUN_FACTS: LARGEST_RUN_FACTS,
+    CONFIG: 1_000_000,
+    PUBLIC_RECIPE: 200_000,
+    METRICS: 20_000_000,
+    SCORES: 50_000_000,
+    PUBLISHED: LARGEST,
+}
+_LARGEST_LEADERBOARD = 100_000
+# Weights that are not kept as a large file have no SHA-256 until they are here.
+_LARGEST_WEIGHTS = 50_000_000
+_RUN = "run.json"
 
 
 @dataclass(frozen=True)
@@ -32,26 +48,24 @@ class FoundCard:
 
     Attributes:
         place: Where it was found.
-        text: The card.
-        results: ``eval/results.json`` beside it; None: there is none.
-        files: Paths of everything beside it, as in a repository.
-        weights_sha256: Of the adapter beside it; None: there is none.
+        files: Everything beside it, and itself, as in a repository.
+        weights_sha256: Of the adapter beside it; None: there is none, or nobody says it.
+        counted: Its scores, counted again from samples that are not published; None: there are none.
     """
 
     place: str
-    text: str
-    results: dict[str, Any] | None
-    files: frozenset[str]
+    files: Files
     weights_sha256: str | None
+    counted: Recount | None = None
 
 
 def run_folder(name: str) -> Path | None:
     """The run that a name means, a run folder or the adapter in it; None: it means none."""
     path = Path(name).expanduser()
-    if (path / _RUN_FACTS).is_file():
+    if (path / _RUN).is_file():
         return path
     above = path.resolve().parent
-    return above if path.name in ("adapter", "model") and (above / _RUN_FACTS).is_file() else None
+    return above if path.name in ("adapter", "model") and (above / _RUN).is_file() else None
 
 
 def find_card(name: str) -> FoundCard:
@@ -72,35 +86,42 @@ def find_card(name: str) -> FoundCard:
 
 
 def _of_run(run: Run) -> FoundCard:
-    """As it would be published: pictures, scores and recipe lie elsewhere in a run."""
-    if not run.card.is_file():
-        raise PerlError("has no card yet", str(run.path), f"perl card {run.path}")
-    files = {path.name for path in run.adapter.iterdir()}
-    files |= {f"plots/{path.name}" for path in run.plots.glob("*.png")}
-    files |= {PUBLIC_RECIPE} if (run.path / "recipe.yaml").is_file() else set()
-    files |= {run.metrics.name} if run.metrics.is_file() else set()
-    if run.facts.get("method") == "full":
-        scored = run.path / "eval"
-        place: Path | None = scored if (run.path / SCORES).is_file() else None
-        digest = str(run.facts.get("fingerprint", {}).get("adapter"))
-    else:
-        candidate = find_candidate(run)
-        place, digest = candidate.results_folder, candidate.sha256
-    results = None
-    if place is not None:
-        results = _results((place / Path(SCORES).name).read_bytes(), str(place))
-        files |= {SCORES, *(f"eval/{path.name}" for path in place.glob("*.png"))}
-    return FoundCard(str(run.card), _text(run.card.read_bytes(), str(run.card)), results, frozenset(files), digest)
+    """As it would be published: pictures, scores and recipe lie elsewhere in a run.
+
+    Of the facts beside the card those count that the run does not know: where it will lie, and what the Hub said.
+    """
+    facts = run.adapter / RUN_FACTS
+    for file in (run.card, facts):
+        if not file.is_file():
+            message = "has no card yet" if file == run.card else f"its card lies there without its {RUN_FACTS}"
+            raise PerlError(message, str(run.path), f"perl card {run.path}")
+    beside, candidate = read_run_facts(facts.read_bytes()), shown_candidate(run)
+    package = package_candidate(candidate, beside.repo_id, beside.checkpoints, beside.licence)
+    files: dict[str, bytes | Path | None] = {**package.files, CARD: run.card}
+    again = read_run_facts(package.content(RUN_FACTS))
+    # The wall time goes on for a moment after a training has written its card.
+    known = {"perl": beside.perl, "name": beside.name, "licence": beside.licence, "seconds": beside.seconds}
+    if again.model_copy(update=known) != beside:
+        differ = [key for key, value in beside if value != getattr(again, key) and key not in known]
+        what = ", ".join(f"{key} {getattr(beside, key)!r}, not {getattr(again, key)!r}" for key in differ)
+        raise PerlError(f"says {what[:200]} as run.json does", str(facts), f"perl card {run.path}")
+    files[RUN_FACTS] = facts
+    place = candidate.results_folder
+    counted = recount_folder(place, recipe_of(run)) if place is not None else None
+    return FoundCard(str(run.card), files, candidate.sha256, counted)
 
 
 def _of_folder(folder: Path) -> FoundCard:
-    card, scores, weights = folder / CARD, folder / SCORES, folder / WEIGHTS
-    if not card.is_file():
+    if not (folder / CARD).is_file():
         raise PerlError(f"has no {CARD}", str(folder))
-    files = frozenset(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    results = _results(scores.read_bytes(), str(scores)) if scores.is_file() else None
-    digest = sha256_of(weights) if weights.is_file() else None
-    return FoundCard(str(card), _text(card.read_bytes(), str(card)), results, files, digest)
+    files: dict[str, bytes | Path | None] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            files[name] = path if path.stat().st_size <= _most(name) else None
+            _refuse_cut(name, path.stat().st_size, str(folder))
+    weights = folder / WEIGHTS
+    return FoundCard(str(folder / CARD), files, sha256_of(weights) if weights.is_file() else None)
 
 
 def _of_hub(name: str) -> FoundCard:
@@ -115,35 +136,41 @@ def _of_hub(name: str) -> FoundCard:
         siblings = {file.rfilename: file for file in found.siblings or ()}
         if CARD not in siblings:
             raise PerlError(f"has no {CARD}", name)
-        text = _text(_download(repository, commit, siblings[CARD], LARGEST_CARD), name)
-        scores = siblings.get(SCORES)
-        results = _results(_download(repository, commit, scores, _LARGEST_RESULTS), name) if scores else None
+        files: dict[str, bytes | Path | None] = {}
+        for file in siblings.values():
+            _refuse_cut(file.rfilename, file.size or 0, name)
+            read = file.size is not None and _most(file.rfilename) > 0 and file.size <= _most(file.rfilename)
+            files[file.rfilename] = _download(repository, commit, file.rfilename) if read else None
+        digest = _weights_digest(repository, commit, siblings.get(WEIGHTS))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise PerlError(f"cannot be had from the Hub: {reason}", name) from None
-    weights = siblings.get(WEIGHTS)
-    digest = weights.lfs.sha256 if weights is not None and weights.lfs is not None else None
-    return FoundCard(f"{repository}@{found.sha}", text, results, frozenset(siblings), digest)
+    return FoundCard(f"{repository}@{found.sha}", files, digest)
 
 
-def _download(repository: str, commit: str | None, file: RepoSibling, most: int) -> bytes:
-    if file.size is None or file.size > most:
-        raise PerlError(f"has {file.size or 0:,} bytes, read are {most:,} at most", f"{repository}: {file.rfilename}")
-    return Path(hf_hub_download(repository, file.rfilename, revision=commit)).read_bytes()
+def _most(name: str) -> int:
+    """Bytes of a file that are read at most; 0: it is not read."""
+    if name.startswith(".eval_results/"):
+        return _LARGEST_LEADERBOARD
+    return _LARGEST.get(name, 0)
 
 
-def _text(content: bytes, where: str) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise PerlError(f"its {CARD} is not UTF-8", where) from None
+def _refuse_cut(name: str, size: int, where: str) -> None:
+    """A file that the card is rendered from is read whole or the card is not checked."""
+    if 0 < _most(name) < size:
+        raise PerlError(f"has {size:,} bytes, read are {_most(name):,} at most", f"{where}: {name}")
 
 
-def _results(content: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise PerlError(f"its {SCORES} is no JSON: {str(error)[:100]}", where) from None
-    if not isinstance(found, dict):
-        raise PerlError(f"its {SCORES} is no mapping", where)
-    return found
+def _weights_digest(repository: str, commit: str | None, file: RepoSibling | None) -> str | None:
+    """The weights' SHA-256, as the Hub says it of large files; of small ones that it keeps as text it is computed."""
+    if file is None:
+        return None
+    if file.lfs is not None:
+        return file.lfs.sha256
+    if file.size is None or file.size > _LARGEST_WEIGHTS:
+        return None
+    return sha256_of(_download(repository, commit, file.rfilename))
+
+
+def _download(repository: str, commit: str | None, name: str) -> Path:
+    return Path(hf_hub_download(repository, name, revision=commit))

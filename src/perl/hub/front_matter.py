@@ -10,7 +10,8 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from perl.hub.eval_results import model_index
-from perl.hub.facts import CardFacts, is_hub_name
+from perl.hub.facts import CardFacts
+from perl.hub.names import has_hub_form
 from perl.recipe.plain_yaml import dump
 from perl.sandbox import is_sandbox
 
@@ -44,7 +45,7 @@ def _metadata(facts: CardFacts) -> dict[str, Any]:
             "license_name": facts.licence.name,
             "license_link": facts.licence.link,
         }
-    if facts.dataset and is_hub_name(facts.dataset):
+    if facts.dataset and has_hub_form(facts.dataset):
         metadata["datasets"] = [facts.dataset]
     metadata["tags"] = _tags(facts)
     if facts.results is not None and facts.results.tasks:

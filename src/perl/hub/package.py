@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,24 @@ from perl.evaluation.published_samples import PUBLISHED, published_samples
 from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.candidate import Candidate
 from perl.hub.card import render_card
-from perl.hub.card_check import CARD, SCORES, check_card
+from perl.hub.card_check import check_card
+from perl.hub.card_form import CARD, card_problems
 from perl.hub.eval_results import eval_result_files
-from perl.hub.facts import PUBLIC_RECIPE, card_facts
+from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES, CardFacts, facts_from_files
 from perl.hub.leaks import find_leaks, this_machine
+from perl.hub.notes import split_notes
 from perl.hub.public_recipe import public_recipe, without_paths
+from perl.hub.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
 from perl.model import public_name
-from perl.recipe import Recipe
 from perl.run import log_rows
 from perl.saved_adapter import CONFIG, WEIGHTS
 
-METRICS = "metrics.jsonl"
 MOST_ROWS = 1000
 """Of ``metrics.jsonl``."""
 # A file of one of these names is ours: where we no longer have it, a push takes it away.
 _OURS = re.compile(
-    r"(?:adapter_model\.safetensors|adapter_config\.json|README\.md|perl_recipe\.yaml|metrics\.jsonl|eval/results\.json|eval/samples\.jsonl|"
+    r"(?:adapter_model\.safetensors|adapter_config\.json|README\.md|perl_recipe\.yaml|perl_run\.json|metrics\.jsonl|"
+    r"eval/results\.json|eval/samples\.jsonl|"
     r"eval/[^/]+\.png|plots/[^/]+\.png)"
 )
 
@@ -90,25 +92,32 @@ def is_ours(name: str) -> bool:
     return of_a_task or _OURS.fullmatch(name) is not None
 
 
-def package_candidate(candidate: Candidate, repo_id: str | None = None, steps: Sequence[int] = ()) -> Package:
+def package_candidate(
+    candidate: Candidate, repo_id: str | None = None, steps: Sequence[int] = (), licence: Licence | None = None
+) -> Package:
     """Everything that is published of an adapter.
 
+    The card comes last: it is rendered from the other files, so that whoever has them can do it again.
+
     Args:
-        candidate: Which.
+        candidate: Which; of a model that was itself trained there is all but the weights.
         repo_id: Under which name; for the card.
         steps: Of the run's checkpoints that are published too; for the card.
+        licence: Of the base; None: the Hub is asked.
 
     Raises:
         PerlError: The run folder lacks what a card must say.
     """
     run, folder = candidate.run, candidate.folder
-    facts = replace(card_facts(candidate, repo_id), checkpoints=tuple(steps))
-    files: dict[str, bytes | Path] = {
-        WEIGHTS: folder / WEIGHTS,
-        CONFIG: _public_config((folder / CONFIG).read_text(encoding="utf-8")),
-        CARD: render_card(facts).encode(),
-        PUBLIC_RECIPE: public_recipe(Recipe.load(run.path / "recipe.yaml")).encode(),
-    }
+    files: dict[str, bytes | Path] = {RUN_FACTS: run_facts(candidate, repo_id, list(steps), licence).to_json()}
+    if (folder / CONFIG).is_file():
+        files |= {
+            WEIGHTS: folder / WEIGHTS,
+            CONFIG: _public_config((folder / CONFIG).read_text(encoding="utf-8")),
+        }
+    recipe = recipe_of(run)
+    if recipe is not None:
+        files[PUBLIC_RECIPE] = public_recipe(recipe).encode()
     # The curves of a checkpoint's revision end where it does; a picture would show more.
     of_a_step = isinstance(candidate.which, int)
     if run.metrics.is_file():
@@ -122,7 +131,19 @@ def package_candidate(candidate: Candidate, repo_id: str | None = None, steps: S
         files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
     if not of_a_step:
         files |= {f"plots/{path.name}": path for path in sorted(run.plots.glob("*.png"))}
+    card = render_card(facts_from_files(files))
+    notes = split_notes(run.card.read_text(encoding="utf-8"))[1] if run.card.is_file() else ""
+    files[CARD] = (f"{card}\n{notes}" if notes else card).encode()
     return Package(dict(sorted(files.items())))
+
+
+def card_facts(candidate: Candidate, repo_id: str | None = None) -> CardFacts:
+    """What a run tells of one of its adapters; arguments as of :func:`package_candidate`.
+
+    Raises:
+        PerlError: The run's recipe cannot be read, or it lacks what a card must say.
+    """
+    return facts_from_files(package_candidate(candidate, repo_id).files)
 
 
 def package_problems(package: Package, folder: Path, tokens: Collection[str] = ()) -> list[Problem]:
@@ -134,10 +155,11 @@ def package_problems(package: Package, folder: Path, tokens: Collection[str] = (
         tokens: That must not be in it.
     """
     contents = package.contents()
-    results = json.loads(contents[SCORES]) if SCORES in contents else None
     leaks = find_leaks(contents, this_machine(folder, tokens=tokens))
+    if RUN_FACTS not in contents:  # a script's own card, of which nobody says what it comes from
+        return [*leaks, *card_problems(contents[CARD].decode("utf-8"), contents)]
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
-    return [*leaks, *check_card(contents[CARD].decode("utf-8"), results, list(contents), digest)]
+    return [*leaks, *check_card(contents, digest).problems]
 
 
 def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, most: int = MOST_ROWS) -> bytes:

@@ -15,7 +15,8 @@ from huggingface_hub import CommitInfo, HfApi, get_token
 
 from perl.errors import PerlError, raise_all
 from perl.hub.commit import MAIN, push_package
-from perl.hub.package import METRICS, Package, package_problems, read_package, thinned
+from perl.hub.facts import METRICS
+from perl.hub.package import Package, package_problems, read_package, thinned
 from perl.hub.retries import Sleep, persist
 
 

@@ -1,0 +1,141 @@
+"""Do the published files of an adapter say the same?
+
+perl_run.json, adapter_config.json, perl_recipe.yaml, metrics.jsonl -> contradictions, a line each
+
+What a run reports of itself is held against what it was asked for, what was saved and what was logged. Knows nothing of
+cards or scores.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+from peft import PeftConfig
+
+from perl.config import PeftRLConfig
+from perl.errors import PerlError, Problem
+from perl.hub.card_form import shown as cut
+from perl.hub.facts import METRICS, PUBLIC_RECIPE
+from perl.hub.names import shown
+from perl.hub.run_facts import RUN_FACTS, RunFacts
+from perl.methods.registry import METHODS
+from perl.methods.settings import resolved_settings
+from perl.recipe import Recipe
+from perl.saved_adapter import CONFIG
+
+_AGAIN = "perl push writes both anew"
+# Settings of the recipe that every method's config has under one of these names as they are.
+_IN_CONFIG = {"rank": ("r",), "alpha": ("lora_alpha", "alpha"), "dropout": ("lora_dropout",)}
+
+
+def contradictions(
+    run: RunFacts, config: PeftConfig | None, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]
+) -> list[Problem]:
+    """Where ``perl_run.json`` says something else than another file.
+
+    Args:
+        run: From ``perl_run.json``.
+        config: The adapter's; None: there is none.
+        recipe: The run's; None: there is none.
+        rows: Of the log, up to the adapter's step.
+    """
+    found: list[tuple[str, object, str, object]] = []
+    if config is not None:
+        found += _of_config(run, config)
+    if recipe is not None:
+        found += _of_recipe(run, recipe)
+    problems = [
+        Problem(f"says {cut(str(said))}, {file} says {cut(str(right))}", f"{RUN_FACTS}: {key}", _AGAIN)
+        for key, said, file, right in found
+        if said != right
+    ]
+    return problems + _of_log(run, recipe, rows)
+
+
+def _of_config(run: RunFacts, config: PeftConfig) -> Iterator[tuple[str, object, str, object]]:
+    yield "base", run.base, CONFIG, shown(str(config.base_model_name_or_path or run.base))
+    yield "revision", run.revision, CONFIG, config.revision
+    method = METHODS.get(run.method or "")
+    if method is None:
+        return
+    yield "method", method.config, CONFIG, type(config).__name__
+    if method.starts:  # whose first half of the rank is the base's, moved into the adapter when it was saved
+        return
+    for setting, names in _IN_CONFIG.items():
+        name = next((name for name in names if hasattr(config, name)), None)
+        if name is not None and setting in run.settings and setting in method.settings:
+            yield f"settings.{setting}", run.settings[setting], CONFIG, getattr(config, name)
+
+
+def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str, object]]:
+    train, peft = recipe.train, recipe.peft
+    asked = {"seed": "seed", "loss": "loss_type", "ratio_level": "importance_sampling_level"}
+    for fact, name in asked.items():
+        said = getattr(run, fact)
+        if said is not None:
+            yield fact, said, PUBLIC_RECIPE, train.get(name, _default(name))
+    yield "base", run.base, PUBLIC_RECIPE, shown(recipe.model.name)
+    if peft.type is None and peft.adapter is None:
+        if run.method is not None:
+            yield "method", run.method, PUBLIC_RECIPE, peft.method
+        yield from _of_settings(run, _resolved(recipe))
+    if "KL coefficient (beta)" in run.settings:
+        beta = train.get("beta", _default("beta"))
+        yield "settings.KL coefficient (beta)", run.settings["KL coefficient (beta)"], PUBLIC_RECIPE, beta
+    rate = train.get("learning_rate") or (METHODS[run.method].learning_rate if run.method in METHODS else None)
+    if rate is not None and "learning rate" in run.settings and peft.type is None:
+        yield "settings.learning rate", run.settings["learning rate"], PUBLIC_RECIPE, f"{rate:g}"
+    if "optim" in train and "optimizer" in run.settings:
+        yield "settings.optimizer", run.settings["optimizer"], PUBLIC_RECIPE, train["optim"]
+    if "sampling" in run.settings:
+        temperature = train.get("temperature", recipe.rollout.temperature)
+        most = recipe.rollout.max_completion_length
+        right = f"temperature {temperature:g}, at most {most} tokens"
+        yield "settings.sampling", run.settings["sampling"], PUBLIC_RECIPE, right
+    weights = {name.rpartition(":")[2]: setting.weight for name, setting in recipe.rewards.items()}
+    if run.rewards:
+        said = {name.rpartition(":")[2]: weight for name, weight in run.rewards.items()}
+        yield "rewards", said, PUBLIC_RECIPE, weights
+
+
+def _of_settings(run: RunFacts, resolved: Mapping[str, Any]) -> Iterator[tuple[str, object, str, object]]:
+    for name, value in resolved.items():
+        if name in run.settings:
+            yield f"settings.{name}", run.settings[name], PUBLIC_RECIPE, value
+
+
+def _resolved(recipe: Recipe) -> dict[str, Any]:
+    try:
+        return resolved_settings(recipe.peft)
+    except PerlError:  # a method of another version
+        return {}
+
+
+def _of_log(
+    run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]
+) -> Iterator[Problem] | list[Problem]:
+    """A log ends where the training ended, but for the steps that its interval leaves out."""
+    steps = [int(row["step"]) for row in rows if "step" in row]
+    found = []
+    if steps and run.step is not None:
+        every = max(1.0, float(recipe.train.get("logging_steps", 1))) if recipe else float(run.step)
+        thin = max((b - a for a, b in pairwise(steps)), default=1)
+        if run.step - steps[-1] >= max(every, thin):
+            message = f"says {run.step}, {METRICS} ends at step {steps[-1]}"
+            found.append(Problem(message, f"{RUN_FACTS}: step", _AGAIN))
+    if any(later < earlier for earlier, later in pairwise(steps)):
+        found.append(Problem("its steps are not in order", METRICS, _AGAIN))
+    most = recipe.train.get("max_steps") if recipe else None
+    if most and run.step is not None and run.step > most:
+        message = f"says {run.step}, {PUBLIC_RECIPE} says train.max_steps {most}"
+        found.append(Problem(message, f"{RUN_FACTS}: step", _AGAIN))
+    tokens = [row["num_tokens"] for row in rows if row.get("num_tokens") is not None]
+    if any(later < earlier for earlier, later in pairwise(tokens)):
+        found.append(Problem("its num_tokens, which only grow, shrink", METRICS, _AGAIN))
+    return found
+
+
+def _default(name: str) -> Any:  # noqa: ANN401 (of any argument)
+    """What the trainer takes where a recipe is silent."""
+    return {field.name: field.default for field in fields(PeftRLConfig)}[name]

@@ -1,0 +1,29 @@
+"""The card of an adapter that lies in a folder of its own, without a run: a script's, a checkpoint's.
+
+what the trainer reports -> FOLDER/README.md, FOLDER/perl_run.json
+
+Knows nothing of trainers.
+"""
+
+from pathlib import Path
+
+from perl.hub.card import render_card
+from perl.hub.card_form import CARD
+from perl.hub.facts import CURVES, METRICS, facts_from_files
+from perl.hub.run_facts import RUN_FACTS, RunFacts
+from perl.run import write_text
+from perl.saved_adapter import CONFIG
+
+
+def write_folder_card(folder: Path, facts: RunFacts) -> None:
+    """Writes a card and the facts that only the trainer knows, from which and the other files it is rendered again.
+
+    Args:
+        folder: With the adapter, its log and its curves, as far as there are any.
+        facts: What the trainer reports.
+    """
+    written = facts.to_json()
+    files = {name: folder / name for name in (CONFIG, METRICS, CURVES) if (folder / name).is_file()}
+    card = render_card(facts_from_files({**files, RUN_FACTS: written}))
+    write_text(folder / RUN_FACTS, written.decode())
+    write_text(folder / CARD, card)

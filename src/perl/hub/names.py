@@ -1,0 +1,34 @@
+"""What a model or a data set is called where others read it.
+
+name, path -> name without a path
+
+Knows nothing of runs or of the Hub.
+"""
+
+import re
+from pathlib import Path, PurePath
+
+from perl.recipe.sections import DATA_FILE_SUFFIXES
+from perl.sandbox import is_sandbox
+
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+
+
+def has_hub_form(name: str) -> bool:
+    """Whether a name is ``user/name``: what a published file says of the Hub does not depend on who reads it where."""
+    return _HUB_NAME.fullmatch(name) is not None and PurePath(name).suffix not in DATA_FILE_SUFFIXES
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name is ``user/name`` and no folder or file here, which is what libraries look for first."""
+    return has_hub_form(name) and not Path(name).exists()
+
+
+def label(name: str) -> str:
+    """A model's or data set's name as others may see it: of a path only the last part."""
+    return name if is_hub_name(name) or is_sandbox(name) else PurePath(name).name
+
+
+def shown(name: str) -> str:
+    """The same of a name in a published file, whatever lies where it is read."""
+    return name if has_hub_form(name) or is_sandbox(name) else PurePath(name).name

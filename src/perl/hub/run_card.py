@@ -1,0 +1,54 @@
+"""The card of a run folder, as it would be published.
+
+Run -> adapter/README.md, and beside it the facts that only the run knows
+
+Both lie beside what the run trained, so that the card can be rendered again from the folder.
+"""
+
+from perl.evaluation.results import RESULTS, Results, read_results
+from perl.evaluation.subject import model_digests
+from perl.hub.candidate import Candidate, base_of_run, find_candidate, owns
+from perl.hub.card_form import CARD
+from perl.hub.package import Package, package_candidate
+from perl.hub.run_facts import RUN_FACTS
+from perl.run import Run, write_text
+
+
+def run_package(run: Run, repo_id: str | None = None) -> Package:
+    """What would be published of a run's final adapter, or of the model that it trained.
+
+    Args:
+        run: The run.
+        repo_id: Where it will lie on the Hub; None: where the run's recipe says.
+
+    Raises:
+        PerlError: The run has no adapter, or its recipe cannot be read.
+    """
+    return package_candidate(shown_candidate(run), repo_id)
+
+
+def run_card(run: Run, repo_id: str | None = None) -> str:
+    """The card in :func:`run_package`, with its arguments and errors."""
+    return run_package(run, repo_id).content(CARD).decode()
+
+
+def write_card(run: Run, repo_id: str | None = None) -> None:
+    """Writes :func:`run_card` beside what the run trained."""
+    package = run_package(run, repo_id)
+    for name in (RUN_FACTS, CARD):
+        write_text(run.adapter / name, package.content(name).decode())
+
+
+def shown_candidate(run: Run) -> Candidate:
+    """What a run's card is of: its final adapter, or the model that it trained."""
+    return _whole_model(run) if run.facts.get("method") == "full" else find_candidate(run)
+
+
+def _whole_model(run: Run) -> Candidate:
+    """What a run without an adapter trained; it is shown, though no adapter that may be published."""
+    digests, folder = model_digests(run.adapter), run.path / "eval"
+    results: Results | None = read_results(folder) if (folder / RESULTS).is_file() else None
+    if results is not None and not owns(results, *digests, base_of_run(run)):
+        results = None
+    steps = int(run.facts.get("steps", 0))
+    return Candidate(run, "final", run.adapter, steps, digests[0], folder if results else None, results, digests[1])
