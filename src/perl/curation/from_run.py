@@ -40,7 +40,7 @@ def _of_candidate(candidate: Candidate) -> Material:
         raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
     scores = checked_scores(candidate.results, candidate.sha256, str(run.path))
     package = package_candidate(candidate)  # its config names no folder of this machine
-    files = {name: package.content(name) for name in (CONFIG, WEIGHTS)}
+    files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
     rows = [row for row in steps_of(run.metrics.read_text(encoding="utf-8")) if row["step"] <= candidate.step]
     hardware = facts.get("hardware") or {}
     recipe = Recipe.load(run.path / "recipe.yaml")

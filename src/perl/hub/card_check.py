@@ -25,7 +25,7 @@ from perl.evaluation.score import Score
 from perl.hub.eval_results import model_index
 from perl.hub.facts import is_hub_name, public_results
 from perl.hub.front_matter import OURS, SANDBOX, adapter_tag
-from perl.hub.leaks import ROOTS
+from perl.hub.paths import ROOTS
 from perl.hub.scores_text import headline, reservations, results_lines
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
