@@ -9,7 +9,6 @@ import importlib.util
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -27,9 +26,10 @@ from perl.config import PeftRLConfig, rollout_section
 from perl.errors import ModelError, PerlError
 from perl.guards import check_optimizer, check_saved_adapter
 from perl.hub.card import render_card
-from perl.hub.card_check import CARD
+from perl.hub.card_check import CARD, LARGEST_CARD
 from perl.hub.facts import CardFacts, label, serving_of
 from perl.hub.script_push import full_repo_id, pack_folder, push_script, write_log
+from perl.hub.snapshot import take
 from perl.logprobs import token_log_probs
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
@@ -309,7 +309,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             self.write_card(folder, name, dataset, tags)
             if is_replaced(self, "create_model_card"):
                 self.create_model_card(model_name=name, dataset_name=dataset, tags=list(tags))
-                copyfile(Path(self.args.output_dir) / CARD, folder / CARD)
+                (folder / CARD).write_bytes(take(Path(self.args.output_dir), CARD, LARGEST_CARD))
             log = write_log(folder, self.state.log_history)
             if log is not None and importlib.util.find_spec("matplotlib"):
                 draw_curves(log, folder / "plots", title=repo_id)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 from perl.errors import PerlError, raise_all
 
 EPILOG = """\b
@@ -35,7 +35,7 @@ def command(*, source: str, check: bool, repo: str | None, output: str | None) -
             raise PerlError("--check writes nothing", "--repo" if repo else "--output", "leave it out")
         _check(source)
     else:
-        click.echo(_write(source, repo, output))
+        say(_write(source, repo, output))
 
 
 def _check(source: str) -> None:
@@ -44,7 +44,7 @@ def _check(source: str) -> None:
 
     found = find_card(source)
     raise_all(PerlError, check_card(found.text, found.results, found.files, found.weights_sha256))
-    click.echo(f"{found.place}: nothing is wrong with it")
+    say(f"{found.place}: nothing is wrong with it")
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 
 if TYPE_CHECKING:
     from perl.hub.commit import Pushed
@@ -52,16 +52,16 @@ def command(
     wanted = wanted_push(run, repo, which, checkpoints=checkpoints, private=private, message=message, overwrite=replace)
     if dry_run:
         package = pack(find_candidate(run, wanted.which), wanted.repo_id)
-        click.echo("\n".join(_preview(package, wanted)))
+        say("\n".join(_preview(package, wanted)))
         return
     try:
         done, difference = push_run(run, wanted)
     except HubOutageError:
-        click.echo(f"the push is kept in {run.path}: `perl push {folder}` finishes it", err=True)
+        say(f"the push is kept in {run.path}: `perl push {folder}` finishes it", err=True)
         raise
     pushed = read_push(run)
     steps = pushed.steps if wanted.checkpoints and pushed is not None else None
-    click.echo("\n".join(_summary(done, difference, steps)))
+    say("\n".join(_summary(done, difference, steps)))
 
 
 def _preview(package: "Package", wanted: "Push") -> list[str]:
