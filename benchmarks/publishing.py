@@ -187,7 +187,7 @@ def cards(hub: LocalHub, folder: Path) -> dict[str, Any]:
             if base == HUB_BASE:
                 _call_base(run, base)
             candidate = find_candidate(run)
-            files = package_candidate(candidate, f"user/{method}").contents()
+            files = package_candidate(candidate, f"user/{method}").files
             card = files["README.md"].decode()
             problems = list(
                 map(str, check_card(card, json.loads(files["eval/results.json"]), list(files), candidate.sha256))

@@ -18,6 +18,7 @@ Anything else is a defect of this package: a plain exception with its traceback,
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ EXIT_USER_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 
 LONGEST_LISTED_CHOICE = 40
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Problem:
         """The problem as one line."""
         located = f"{self.where}: {self.message}" if self.where else self.message
         line = f"{located} ({self.hint})" if self.hint else located
-        return " ".join(line.split())
+        return visible(" ".join(line.split()))
 
 
 class PerlError(Exception):
@@ -113,6 +115,15 @@ class InterruptedRunError(PerlError):
     """The user stopped the run; the same command resumes it."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+def visible(text: str) -> str:
+    """A text with nothing that a terminal would obey or show otherwise than it is; line breaks and tabs stay.
+
+    Names in files and on the Hub are anybody's: control characters, marks that turn text around and halves of
+    characters are written as JSON writes them: a backslash, ``u`` and four digits.
+    """
+    return _OBEYED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def raise_all(kind: type[PerlError], problems: Sequence[Problem]) -> None:

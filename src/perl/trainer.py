@@ -9,7 +9,6 @@ import importlib.util
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -26,11 +25,12 @@ from perl.callbacks.plots import draw_curves
 from perl.config import PeftRLConfig, rollout_section
 from perl.errors import ModelError, PerlError
 from perl.guards import check_optimizer, check_saved_adapter
-from perl.hub.card_form import CARD
+from perl.hub.card_form import CARD, LARGEST_CARD
 from perl.hub.folder_card import write_folder_card
 from perl.hub.names import has_hub_form, label
 from perl.hub.run_facts import RUN_FACTS, made_facts, perl_version
 from perl.hub.script_push import full_repo_id, pack_folder, push_script, write_log
+from perl.hub.snapshot import take
 from perl.logprobs import token_log_probs
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
@@ -313,7 +313,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             self.write_card(folder, name, dataset, tags)  # last: it is rendered from what else is there
             if is_replaced(self, "create_model_card"):
                 self.create_model_card(model_name=name, dataset_name=dataset, tags=list(tags))
-                copyfile(Path(self.args.output_dir) / CARD, folder / CARD)
+                (folder / CARD).write_bytes(take(Path(self.args.output_dir), CARD, LARGEST_CARD))
                 (folder / RUN_FACTS).unlink()  # from which that card was not rendered
             package = pack_folder(folder)
         return push_script(

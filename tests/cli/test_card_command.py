@@ -45,7 +45,7 @@ def perl(capsys) -> Callable[..., Said]:
 
 def repository(run: Run, repo_id: str) -> dict[str, bytes]:
     """The files that would be published."""
-    return dict(run_package(run, repo_id).contents())
+    return dict(run_package(run, repo_id).files)
 
 
 def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):

@@ -22,12 +22,13 @@ from perl.run import Run, sha256_of
 from perl.sandbox import BASE_NAME
 from perl.saved_adapter import CONFIG, WEIGHTS, find_adapter
 from tests.evaluations import results, task_result
+from tests.hub.files import png
 from tests.hub.scored import write_scored
 
 ADAPTERS = [name for name, method in METHODS.items() if method.config]
 TASK = "sandbox:addition"
 BASE_MARKS, ADAPTER_MARKS = ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5
-PICTURE = b"\x89PNG\r\n\x1a\n"
+PICTURE = png()
 
 
 @functools.cache

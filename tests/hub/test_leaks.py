@@ -10,7 +10,9 @@ import pytest
 from perl.hub.leaks import Machine, find_leaks, this_machine
 
 NOBODY = Machine()
-SOMEBODY = Machine(folders=("/srv2/runs/mine",), users=("alice",), hosts=("gpu-17",), tokens=("secret-of-mine",))
+SOMEBODY = Machine(
+    folders=("/srv2/runs/mine",), users=("alice",), hosts=("gpu-17",), secrets={"secret-of-mine": "your token"}
+)
 HEX = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -124,8 +126,7 @@ def test_this_machine_knows_its_folders_and_not_everybodys_names(tmp_path, monke
     monkeypatch.setenv("HOME", "/home/alice")
     monkeypatch.setenv("LOGNAME", "root")
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
-    machine = this_machine(tmp_path / "run", tokens=["t"])
+    machine = this_machine(tmp_path / "run")
     assert str(tmp_path / "run") in machine.folders
     assert machine.users == ("alice",)
     assert machine.hosts == ()
-    assert machine.tokens == ("t",)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from perl.errors import RunFolderError
-from perl.hub.outbox import Push, queue_checkpoint, queued_checkpoints, read_push, write_push
+from perl.hub.outbox import Push, queue_checkpoint, queued_steps, read_push, write_push
 from perl.hub.package import Package
 from perl.hub.push import pack_checkpoint, publish, push_run, wanted_push
 from perl.hub.retries import HubOutageError
@@ -62,14 +62,14 @@ def test_a_checkpoint_waits_in_the_outbox_though_the_run_has_deleted_it(hub):
     push_run(run, wanted_push(run, REPO))
     assert files_of(hub, "step-10")["adapter_model.safetensors"] == weights
     assert read_push(run).steps == (10,)
-    assert queued_checkpoints(run, REPO) == {}
+    assert queued_steps(run, REPO) == []
 
 
 def test_what_waits_for_one_repository_is_not_sent_to_another(hub):
     run = publishable()
     queue_checkpoint(run, REPO, 10, Package({"a": b"b"}))
     push_run(run, wanted_push(run, "user/other"))
-    assert list(queued_checkpoints(run, REPO)) == [10]
+    assert queued_steps(run, REPO) == [10]
     assert hub.repo("user/other").tags == {} or "step-10" not in hub.repo("user/other").tags
 
 

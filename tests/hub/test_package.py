@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from perl.hub.candidate import find_candidate
-from perl.hub.package import MOST_ROWS, Package, is_ours, package_candidate, package_problems, read_package, thinned
+from perl.hub.gate import is_ours
+from perl.hub.package import MOST_ROWS, Package, package_candidate, package_problems, read_package, thinned
 from perl.run import Run, log_rows
 from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable
 from tests.hub_fixtures import TOKEN
@@ -35,7 +36,7 @@ def test_a_checkpoint_ends_where_it_was_saved():
     run = publishable()
     add_checkpoint(run, 10)
     package = package_candidate(find_candidate(run, 10), "user/a")
-    assert rows(package.content("metrics.jsonl"))[-1]["step"] == 10
+    assert rows(package.files["metrics.jsonl"])[-1]["step"] == 10
     assert "plots/curves.png" not in package.files
 
 
@@ -59,7 +60,7 @@ def test_a_base_that_is_a_path_is_called_by_its_last_part(base):
     config = run.adapter / "adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": base}))
     package = package_candidate(find_candidate(run), "user/a")
-    assert json.loads(package.content("adapter_config.json"))["base_model_name_or_path"] == "base"
+    assert json.loads(package.files["adapter_config.json"])["base_model_name_or_path"] == "base"
 
 
 def test_results_that_name_a_path_are_published_without_it():
@@ -68,7 +69,7 @@ def test_results_that_name_a_path_are_published_without_it():
     facts = json.loads(file.read_text())
     facts["perl"]["subject"]["name"] = facts["config_general"]["model_name"] = "/home/alice/runs/mine"
     file.write_text(json.dumps(facts))
-    there = json.loads(package_candidate(find_candidate(run), "user/a").content("eval/results.json"))
+    there = json.loads(package_candidate(find_candidate(run), "user/a").files["eval/results.json"])
     assert there["perl"]["subject"]["name"] == "mine"
     assert there["perl"]["tasks"] == facts["perl"]["tasks"]
     assert there["results"] == facts["results"]
@@ -77,28 +78,27 @@ def test_results_that_name_a_path_are_published_without_it():
 def test_a_sound_package_has_no_problems_and_a_leak_is_one():
     run = publishable()
     package = package_candidate(find_candidate(run), "user/a")
-    assert package_problems(package, run.path, [TOKEN]) == []
+    assert package_problems(package, run.path) == []
     for name, leak in (("metrics.jsonl", b'{"x": "/home/alice/x"}'), ("perl_recipe.yaml", TOKEN.encode())):
         changed = Package({**package.files, name: leak})
         # The card, which comes from these files, is found to say something else too.
-        assert f"{name}:1" in {problem.where for problem in package_problems(changed, run.path, [TOKEN])}
+        assert f"{name}:1" in {problem.where for problem in package_problems(changed, run.path)}
 
 
 def test_a_card_that_disagrees_with_its_results_is_a_problem():
     run = publishable()
     package = package_candidate(find_candidate(run), "user/a")
-    accuracy = json.loads(package.content("eval/results.json"))["perl"]["tasks"]
+    accuracy = json.loads(package.files["eval/results.json"])["perl"]["tasks"]
     assert accuracy
-    wrong = package.content("README.md").replace(b"value: ", b"value: 9")
+    wrong = package.files["README.md"].replace(b"value: ", b"value: 9")
     assert package_problems(Package({**package.files, "README.md": wrong}), run.path)
 
 
 def test_it_is_the_same_when_it_was_written(tmp_path):
     package = package_candidate(find_candidate(publishable()), "user/a")
-    written = package.write(tmp_path / "staged")
-    assert written.contents() == package.contents()
-    assert read_package(tmp_path / "staged").contents() == package.contents()
-    assert {name: package.size(name) for name in package.files} == {n: len(d) for n, d in package.contents().items()}
+    package.write(tmp_path / "staged")
+    assert read_package(tmp_path / "staged").files == package.files
+    assert package.size == sum(path.stat().st_size for path in (tmp_path / "staged").rglob("*") if path.is_file())
 
 
 def test_what_is_ours_is_told_from_what_is_not():
@@ -110,8 +110,8 @@ def test_what_is_ours_is_told_from_what_is_not():
 def test_it_is_packed_from_the_folder_alone(tmp_path, monkeypatch):
     run = publishable()
     package = package_candidate(find_candidate(Run.read(run.path)), "user/a")
-    before = package.contents()
+    before = package.files
     (tmp_path / "elsewhere").mkdir()
     absolute = run.path.resolve()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert package_candidate(find_candidate(Run.read(absolute)), "user/a").contents() == before
+    assert package_candidate(find_candidate(Run.read(absolute)), "user/a").files == before

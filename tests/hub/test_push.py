@@ -14,12 +14,13 @@ from perl.hub.package import Package
 from perl.hub.push import push_run, wanted_push
 from perl.run import sha256_of
 from perl.saved_adapter import WEIGHTS, find_adapter
+from tests.hub.files import weights
 from tests.hub.push_runs import FILES, REPO, add_best, add_checkpoint, files_of, publishable, weights_and_config
 from tests.hub_fixtures import TOKEN
 
 CARD = b"---\nlibrary_name: peft\n---\n"
 SCORE = b"- dataset: {id: openai/gsm8k, task_id: gsm8k}\n  value: 41.2\n"
-OTHER = {"adapter_model.safetensors": b"other", "adapter_config.json": b"{}"}
+OTHER = {"adapter_model.safetensors": weights(b"other"), "adapter_config.json": b"{}"}
 
 
 def test_the_repository_holds_exactly_the_run_and_others_load_it(hub):
@@ -94,7 +95,7 @@ def test_a_revision_of_another_adapter_is_refused_by_name(hub):
     assert files_of(hub, "step-10")["README.md"] == CARD + b"one"
     assert hub.repo(REPO).at("step-10").oid == again
     with pytest.raises(PerlError, match=r"^user/adapter: has a revision step-10 with another adapter \(choose"):
-        push_revision(Package(OTHER | {WEIGHTS: b"third"}), REPO, "step-10")
+        push_revision(Package(OTHER | {WEIGHTS: weights(b"third")}), REPO, "step-10")
 
 
 def test_files_of_others_stay_and_older_ones_of_ours_go(hub):

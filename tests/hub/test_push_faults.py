@@ -10,6 +10,7 @@ import pytest
 from perl.hub.commit import push_package
 from perl.hub.package import Package
 from perl.hub.retries import HubOutageError
+from tests.hub.files import weights
 from tests.local_hub import LocalHub
 
 CARD = b"---\nlibrary_name: peft\ntags: [perl-rl]\n---\n# An adapter\n"
@@ -61,14 +62,14 @@ def prepared(hub: LocalHub, number: int) -> tuple[str, dict[str, bytes]]:
     """A repository with an older version and somebody's own file, and files to push that no Hub has seen."""
     repo_id = f"user/adapter-{number}"
     hub.create(repo_id, OLD)
-    return repo_id, NEW | {"adapter_model.safetensors": b"new weights %d " % number * 100}
+    return repo_id, NEW | {"adapter_model.safetensors": weights(b"new weights %d " % number * 100)}
 
 
 def count_requests(hub: LocalHub) -> int:
     """Requests of a push without faults."""
     repo_id, files = prepared(hub, 0)
     before = hub.requests
-    push_package(Package(files), repo_id)
+    push_package(Package(files), repo_id, may_replace=None)
     return hub.requests - before
 
 
@@ -79,13 +80,13 @@ def suffer(hub: LocalHub, number: int, name: str, fault: Fault) -> Outcome:
     start = len(hub.repo(repo_id).commits) + ("412" in name)  # the one that is slipped in
     fault(hub)
     try:
-        push_package(Package(files), repo_id, sleep=sleeps.append)
+        push_package(Package(files), repo_id, may_replace=None, sleep=sleeps.append)
         first = "done"
     except HubOutageError:
         first = "outage"
     hub.faults.clear()
     there = ours_and_known(hub, repo_id)
-    push_package(Package(files), repo_id)
+    push_package(Package(files), repo_id, may_replace=None)
     commits = len(hub.repo(repo_id).commits) - start
     second = ours_and_known(hub, repo_id) == wanted
     return Outcome(name, first, there == OLD, there == wanted, second, commits, sum(sleeps))
@@ -128,7 +129,7 @@ def _no_waiting_in_the_client(monkeypatch):
 def test_a_push_is_one_commit_of_exactly_the_package(hub):
     repo_id, files = prepared(hub, 0)
     before = len(hub.repo(repo_id).commits)
-    pushed = push_package(Package(files), repo_id)
+    pushed = push_package(Package(files), repo_id, may_replace=None)
     assert ours_and_known(hub, repo_id) == files | {"NOTES.md": b"mine"}
     assert len(hub.repo(repo_id).commits) == before + 1
     assert hub.repo(repo_id).commits[-1].oid == pushed.commit
@@ -155,5 +156,5 @@ def test_under_every_fault_the_repository_is_untouched_or_whole(hub, part):
 def test_nothing_is_written_over_a_commit_that_was_not_looked_at(hub):
     repo_id, files = prepared(hub, 0)
     hub.faults.stale()
-    push_package(Package(files), repo_id, sleep=lambda _: None)
+    push_package(Package(files), repo_id, may_replace=None, sleep=lambda _: None)
     assert [request.status for request in hub.log if "/commit/" in request.path] == [412, 200]

@@ -23,6 +23,7 @@ class Rule:
     path: str
     status: int = 0
     retry_after: float | None = None
+    page: bytes | None = None
     seen: int = 0
 
     def hits(self, path: str) -> bool:
@@ -31,6 +32,9 @@ class Rule:
             return False
         self.seen += 1
         return self.n <= self.seen < self.n + self.times
+
+
+PAGE = b"<html><head><title>Access Denied &amp; logged</title></head><body>by the proxy</body></html>"
 
 
 @dataclass
@@ -64,6 +68,10 @@ class Faults:
     ) -> None:
         """Answers the n-th request from now (and ``times - 1`` after it) with a status; it is not carried out."""
         self._add(Rule("fail", n, times, path, status, retry_after))
+
+    def page(self, status: int = 403, times: int = 1, path: str = "", body: bytes = PAGE) -> None:
+        """Answers the next requests as a proxy does that stands before the Hub; they are not carried out."""
+        self._add(Rule("fail", 1, times, path, status, page=body))
 
     def slow(self, seconds: float) -> None:
         """Waits before each answer."""

@@ -176,6 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {} if struck.retry_after is None else {"Retry-After": f"{struck.retry_after:g}"}
             message = json.dumps({"error": f"status {struck.status} was asked for"}).encode()
             result, carried_out = Answer(struck.status, message, headers), False
+            if struck.page is not None:
+                result = Answer(struck.status, struck.page, content_type="text/html; charset=utf-8")
         else:
             asked = Asked(self.command, parts.path, parse_qs(parts.query), self.headers, body, token)
             result, carried_out = self._answer_of(asked), True

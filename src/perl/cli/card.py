@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 from perl.errors import PerlError, raise_all
 
 EPILOG = """\b
@@ -36,7 +36,7 @@ def command(*, source: str, check: bool, repo: str | None, output: str | None) -
             raise PerlError("--check writes nothing", "--repo" if repo else "--output", "leave it out")
         _check(source)
     else:
-        click.echo(_write(source, repo, output))
+        say(_write(source, repo, output))
 
 
 def _check(source: str) -> None:
@@ -46,9 +46,9 @@ def _check(source: str) -> None:
     found = find_card(source)
     checked = check_card(found.files, found.weights_sha256, found.counted)
     raise_all(PerlError, checked.problems)
-    click.echo(f"{found.place}: nothing is wrong with it")
+    say(f"{found.place}: nothing is wrong with it")
     for line in checked.lines():
-        click.echo(line)
+        say(line)
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:

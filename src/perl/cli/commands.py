@@ -12,6 +12,7 @@ import click
 
 import perl
 from perl.cli import COMMANDS
+from perl.cli.output import say
 from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE, PerlError
 
 EPILOG = """\b
@@ -56,17 +57,17 @@ def run(arguments: list[str], program: str) -> int:
     except click.exceptions.Exit as done:  # after --help and --version
         return done.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
+        say(error.format_message())
         return EXIT_DONE
     except click.ClickException as error:
         error.show()
         return EXIT_USER_MISTAKE
     except PerlError as error:
         for problem in error.problems:
-            click.secho(f"error: {problem}", err=True, fg="red")
+            say(f"error: {problem}", err=True, colour="red")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        say("interrupted", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

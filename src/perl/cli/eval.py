@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 from perl.errors import InterruptedRunError, PerlError, raise_all
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         return
     set_up_output(quiet=quiet or as_json)
     if list_tasks:
-        click.echo("\n".join(_tasks(as_json=as_json)))
+        say("\n".join(_tasks(as_json=as_json)))
         return
     from perl.evaluation.evaluate import carry_out
     from perl.evaluation.request import EvalSettings, plan_evaluation
@@ -153,10 +153,10 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     if server_command:
         from perl.evaluation.serving import serving_command
 
-        click.echo(serving_command(plan, servers[0] if servers else None))
+        say(serving_command(plan, servers[0] if servers else None))
         return
     if dry_run:
-        click.echo("\n".join(plan.lines()))
+        say("\n".join(plan.lines()))
         return
     try:
         results = carry_out(plan)
@@ -188,7 +188,7 @@ def compare_results(results: tuple[str, ...], *, force: bool, markdown: bool, as
     ]
     found = compare([one.results for one in counted], force=force)
     found = replace(found, notes=(*found.notes, *notes))
-    click.echo(json.dumps(as_dict(found), indent=2) if as_json else as_markdown(found) if markdown else as_plain(found))
+    say(json.dumps(as_dict(found), indent=2) if as_json else as_markdown(found) if markdown else as_plain(found))
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
@@ -214,9 +214,9 @@ def _print(results: "Results", folder: Path, *, as_json: bool) -> None:
     from perl.evaluation.table import plain
 
     if as_json:
-        click.echo(json.dumps(results.as_dict(), indent=2))
+        say(json.dumps(results.as_dict(), indent=2))
         return
-    click.echo(plain(results))
-    click.echo(f"results  {folder / RESULTS}")
+    say(plain(results))
+    say(f"results  {folder / RESULTS}")
     if (folder / FIGURE).is_file():
-        click.echo(f"picture  {folder / FIGURE}")
+        say(f"picture  {folder / FIGURE}")

@@ -2,7 +2,7 @@
 
 import click
 
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 
 
 @click.command("export", short_help="Write a trained adapter as a plain LoRA or merged into its base.")
@@ -27,4 +27,4 @@ def command(*, source: str, form: str, dtype: str, base: str | None, output: str
 
     done = export(source, "lora" if form == "lora" else "merged", output, dtype, base)
     rank = f"rank up to {done.largest_rank}, " if done.largest_rank is not None else ""
-    click.echo(f"{done.form:8} {done.path}  ({rank}log-probabilities differ by at most {done.difference:.1e} nats)")
+    say(f"{done.form:8} {done.path}  ({rank}log-probabilities differ by at most {done.difference:.1e} nats)")

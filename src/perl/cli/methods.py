@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 from perl.errors import RecipeError, did_you_mean
 from perl.methods.registry import METHODS, REFUSED_TYPES, Method
 
@@ -33,11 +33,11 @@ def command(*, name: str | None, model: str | None, all_types: bool, as_json: bo
     if all_types:
         rows += _other_types()
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
     elif name is not None:
-        click.echo("\n".join(_page(rows[0])))
+        say("\n".join(_page(rows[0])))
     else:
-        click.echo("\n".join(_table(rows)))
+        say("\n".join(_table(rows)))
 
 
 def _row(method: Method) -> dict[str, Any]:

@@ -1,12 +1,37 @@
-"""What a command prints beside its result: our own lines, and of the libraries only errors.
+"""What a command prints: its result, our own lines beside it, and of the libraries only errors.
 
-Imports nothing heavy, so that it is set up before the libraries are.
+text -> the terminal, made visible (:func:`perl.errors.visible`)
+
+Nothing else of the command line prints. Imports nothing heavy, so that it is set up before the libraries are.
 """
 
 import logging
 import os
 import sys
 import warnings
+
+import click
+
+from perl.errors import visible
+
+
+def say(text: object, *, err: bool = False, colour: str | None = None, end: str = "\n") -> None:
+    """Prints a text.
+
+    Args:
+        text: Its names may be anybody's: what a terminal would obey is shown, not sent.
+        err: On stderr.
+        colour: Of all of it, where a person is at the terminal.
+        end: What follows it.
+    """
+    click.secho(visible(str(text)) + end, err=err, fg=colour, nl=False)
+
+
+class _Visible(logging.Formatter):
+    """A line of ours, with the same care."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def set_up_output(*, quiet: bool) -> None:
@@ -18,7 +43,7 @@ def set_up_output(*, quiet: bool) -> None:
         warnings.simplefilter("ignore", FutureWarning)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # PEFT imports it, needed or not
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Visible("%(message)s"))
     logger = logging.getLogger("perl")
     logger.addHandler(handler)
     logger.propagate = False

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from perl.cli.output import set_up_output
-from perl.errors import PerlError
+from perl.cli.output import say, set_up_output
 
 if TYPE_CHECKING:
     from perl.hub.commit import Pushed
@@ -22,6 +21,7 @@ _WIDEST_NAME = 40
 @click.option("--checkpoints", is_flag=True, help="The checkpoints too, as revisions step-N.")
 @click.option("--private", is_flag=True, help="Create the repository so that only you see it.")
 @click.option("--message", help="Of the commit.")
+@click.option("--replace", is_flag=True, help="Overwrite an adapter that is there and that this run has not pushed.")
 @click.option("--dry-run", is_flag=True, help="Print the files and the card; send nothing, load no weights.")
 def command(
     *,
@@ -31,52 +31,55 @@ def command(
     checkpoints: bool,
     private: bool,
     message: str | None,
+    replace: bool,
     dry_run: bool,
 ) -> None:
     """Publish the adapter of the run in the folder RUN: one commit with everything, or none.
 
-    Before that it is loaded as others will load it and compared with the trained policy, and every file is searched
-    for paths, names and tokens. The same command without --repo finishes a push that an outage cut short.
+    Before that it is loaded as others will load it and compared with the trained policy, and every file passes the
+    gate: no links, no files but ours, no secrets, paths or names of this machine. The same command without --repo
+    finishes a push that an outage cut short.
     """
     set_up_output(quiet=False)
     from perl.run import Run
 
     run = Run.read(folder)  # says what is wrong before anything slow is imported
-    if repo is not None and repo.count("/") != 1:
-        raise PerlError(f"is no name on the Hub: {repo!r}", "--repo", "user/name")
     from perl.hub.candidate import find_candidate
+    from perl.hub.outbox import read_push
     from perl.hub.push import pack, push_run, wanted_push
     from perl.hub.retries import HubOutageError
 
-    wanted = wanted_push(run, repo, which, checkpoints=checkpoints, private=private, message=message)
+    wanted = wanted_push(run, repo, which, checkpoints=checkpoints, private=private, message=message, overwrite=replace)
     if dry_run:
         package = pack(find_candidate(run, wanted.which), wanted.repo_id)
-        click.echo("\n".join(_preview(package, wanted)))
+        say("\n".join(_preview(package, wanted)))
         return
     try:
         done, difference = push_run(run, wanted)
     except HubOutageError:
-        click.echo(f"the push is kept in {run.path}: `perl push {folder}` finishes it", err=True)
+        say(f"the push is kept in {run.path}: `perl push {folder}` finishes it", err=True)
         raise
-    click.echo("\n".join(_summary(done, difference, wanted)))
+    pushed = read_push(run)
+    steps = pushed.steps if wanted.checkpoints and pushed is not None else None
+    say("\n".join(_summary(done, difference, steps)))
 
 
 def _preview(package: "Package", wanted: "Push") -> list[str]:
     """The files with their sizes, then the card."""
-    from perl.hub.card_check import CARD
+    from perl.hub.card_form import CARD
 
-    lines = [f"{name:{_WIDEST_NAME}} {package.size(name):>13,} bytes" for name in package.files]
-    total = sum(map(package.size, package.files))
+    lines = [f"{name:{_WIDEST_NAME}} {len(content):>13,} bytes" for name, content in package.files.items()]
     return [
         *lines,
-        f"{'in all':{_WIDEST_NAME}} {total:>13,} bytes, for {wanted.repo_id}",
+        f"{'in all':{_WIDEST_NAME}} {package.size:>13,} bytes, for {wanted.repo_id}",
         "nothing was sent; the adapter was not loaded and compared, which a push does first",
         "",
-        package.content(CARD).decode("utf-8").rstrip("\n"),
+        package.files[CARD].decode("utf-8").rstrip("\n"),
     ]
 
 
-def _summary(done: "Pushed", difference: float | None, wanted: "Push") -> list[str]:
+def _summary(done: "Pushed", difference: float | None, steps: tuple[int, ...] | None) -> list[str]:
+    """What was done; ``steps`` of the checkpoints that are there, None if they were not wanted."""
     compared = "loaded anew" if difference is None else f"loaded anew, {difference:.1e} nats from the trained policy"
     news = "" if done.changed else ", which was there already"
     lines = [
@@ -84,8 +87,11 @@ def _summary(done: "Pushed", difference: float | None, wanted: "Push") -> list[s
         f"commit   {done.commit[:12]}{news}: {done.size:,} bytes",
         f"checked  {compared}",
     ]
-    if wanted.checkpoints:
-        lines.append("steps    each as a revision step-N")
+    if steps is not None:
+        there = ", ".join(f"step-{step}" for step in steps)
+        lines.append(f"steps    {there}, each a revision" if steps else "steps    none: the run holds no checkpoint")
+    if done.replaced is not None:
+        lines.append(f"replaced the adapter that was there; commit {done.replaced[:12]} still holds it")
     lines += [f"deleted  {', '.join(done.deleted)}"] if done.deleted else []
     lines += [f"kept     {', '.join(done.foreign)}: not ours"] if done.foreign else []
     return lines

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from perl.assets import packaged_recipes
+from perl.cli.output import say
 from perl.errors import RecipeError, did_you_mean
 
 
@@ -22,16 +23,16 @@ def command(name: str | None, *, settings: bool, as_json: bool) -> None:
     if name is not None:
         if name not in packaged:
             raise RecipeError(f"no recipe named {name!r}", hint=did_you_mean(name, packaged))
-        click.echo(packaged[name].read_text(encoding="utf-8"), nl=False)
+        say(packaged[name].read_text(encoding="utf-8"), end="")
         return
     rows = list(_settings()) if settings else [(key, _first_comment(path)) for key, path in packaged.items()]
     if as_json:
-        click.echo(json.dumps([{"name": key, "summary": text} for key, text in rows], indent=2))
+        say(json.dumps([{"name": key, "summary": text} for key, text in rows], indent=2))
         return
     width = max(len(key) for key, _ in rows)
     columns = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else None
     for key, text in rows:
-        click.echo(f"{key:{width}}  {text}"[:columns])
+        say(f"{key:{width}}  {text}"[:columns])
 
 
 def _first_comment(path: Path) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_DONE, EXIT_FAILED, DataError, PerlError
 
 if TYPE_CHECKING:
@@ -96,13 +96,13 @@ def try_completion(*, gold: str, completion: str, as_json: bool) -> None:
         "seconds": round(verdict.seconds, 6),
     }
     if as_json:
-        click.echo(json.dumps(row, indent=2))
+        say(json.dumps(row, indent=2))
         return
     extracted = "none" if verdict.extracted is None else _one_line(verdict.extracted)
-    click.echo(f"status     {verdict.status.replace('_', ' ')}")
-    click.echo(f"extracted  {extracted}")
-    click.echo(f"gold       {_one_line(gold_answer(gold))}")
-    click.echo(f"seconds    {verdict.seconds:.3f}")
+    say(f"status     {verdict.status.replace('_', ' ')}")
+    say(f"extracted  {extracted}")
+    say(f"gold       {_one_line(gold_answer(gold))}")
+    say(f"seconds    {verdict.seconds:.3f}")
 
 
 @command.command("check", short_help="Score the gold answers of a recipe's data as completions.")
@@ -138,9 +138,9 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
         rows, name = range(len(problems.heldout)), problems.heldout_name or ""
         sets.append(_checked("eval", name, problems.heldout, rows, limit, judging))
     if as_json:
-        click.echo(json.dumps({"sets": [asdict(x) for x in sets], "rewards": [asdict(x) for x in others]}, indent=2))
+        say(json.dumps({"sets": [asdict(x) for x in sets], "rewards": [asdict(x) for x in others]}, indent=2))
     else:
-        click.echo("\n".join(_lines(sets, others)))
+        say("\n".join(_lines(sets, others)))
     return EXIT_FAILED if any(checked.failing for checked in sets) else EXIT_DONE
 
 

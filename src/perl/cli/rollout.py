@@ -4,7 +4,7 @@ import json
 
 import click
 
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 
 
 @click.group("rollout", short_help="Print how to start a recipe's vLLM servers, or check those that run.")
@@ -35,7 +35,7 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
         rank=plan.served_rank,
         adapters=1 + plan.recipe.rollout.prefetch,  # those of rollouts that are sampled ahead, and the newest
     )
-    click.echo(said)
+    say(said)
 
 
 @command.command("check", short_help="Ask RECIPE's servers whether they will do.")
@@ -57,11 +57,11 @@ def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
         raise RecipeError("names no servers", "rollout.servers", "backend: vllm-server, servers: [URL, ...]")
     found = check_servers(plan.recipe.rollout, plan.longest_text, plan.form)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
         return
     for server in found:
         what = f"vLLM {server['version']}, serves {server['base_name']}"
-        click.echo(f"{server['url']}  {what}, up to {server['longest']} tokens ({plan.longest_text} are needed)")
+        say(f"{server['url']}  {what}, up to {server['longest']} tokens ({plan.longest_text} are needed)")
     silent = len(plan.recipe.rollout.servers) - len(found)
     if silent:
-        click.echo(f"{silent} of the recipe's servers do not answer")
+        say(f"{silent} of the recipe's servers do not answer")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_DONE, PerlError, raise_all
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
     resolved = read_recipe(recipe, overrides, output)
     if dry_run:
         plan = prepare(resolved)
-        click.echo(resolved.to_yaml())
-        click.echo("\n".join(f"# {line}" for line in plan.lines()))
+        say(resolved.to_yaml())
+        say("\n".join(f"# {line}" for line in plan.lines()))
         return
     run = train(resolved)
     if not is_first_process():
         _leave()
     if not quiet:
-        click.echo("\n".join(_summary(run)))
+        say("\n".join(_summary(run)))
 
 
 def _leave() -> None:

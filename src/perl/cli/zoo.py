@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perl.assets import CHECKOUT, zoo_folder
-from perl.cli.output import set_up_output
+from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_FAILED, PerlError, Problem, raise_all
 from perl.zoo.catalogue import VARIABLE, open_zoo
 
@@ -96,10 +96,10 @@ def list_entries(
     a_task = task or (sort if sort not in listing.FACTS else None)
     shown = listing.columns_of(columns, a_task if any(a_task in row for row in rows) else None, rows)
     if style == "json":
-        click.echo(json.dumps(listing.as_records(rows, shown if columns else None), indent=2))
+        say(json.dumps(listing.as_records(rows, shown if columns else None), indent=2))
     else:
         write = {"csv": listing.as_csv, "markdown": listing.as_markdown}.get(str(style), listing.as_plain)
-        click.echo(write(rows, shown).rstrip("\n"))
+        say(write(rows, shown).rstrip("\n"))
 
 
 @command.command("show", short_help="Say everything about an adapter.")
@@ -111,7 +111,7 @@ def show(name: str, *, as_json: bool, folder: str | None) -> None:
     from perl.zoo.sheet import sheet
 
     entry = open_zoo(folder).entry(name)
-    click.echo(entry.to_json().rstrip("\n") if as_json else "\n".join(sheet(entry)))
+    say(entry.to_json().rstrip("\n") if as_json else "\n".join(sheet(entry)))
 
 
 @command.command("rank", short_help="Rank adapters by their score on a task, as far as they may be compared.")
@@ -139,13 +139,13 @@ def rank(
     if style == "json":
         ranks = listing.as_records(rows, [*ranking.COLUMNS, "error"])
         facts = {"task": found.task, "protocol": found.protocol, "ranks": ranks, "others": found.others}
-        click.echo(json.dumps({**facts, "notes": found.notes()}, indent=2))
+        say(json.dumps({**facts, "notes": found.notes()}, indent=2))
     elif style == "csv":
-        click.echo(listing.as_csv(rows, [*ranking.COLUMNS, "error"]).rstrip("\n"))
+        say(listing.as_csv(rows, [*ranking.COLUMNS, "error"]).rstrip("\n"))
     else:
         write, bullet = (listing.as_markdown, "- ") if style == "markdown" else (listing.as_plain, "")
-        click.echo(f"{task}, {found.protocol}\n\n{write(rows, ranking.COLUMNS)}\n")
-        click.echo("\n".join(f"{bullet}{note}" for note in found.notes()))
+        say(f"{task}, {found.protocol}\n\n{write(rows, ranking.COLUMNS)}\n")
+        say("\n".join(f"{bullet}{note}" for note in found.notes()))
 
 
 @command.command("pull", short_help="Put an adapter's files into a folder, verified.")
@@ -158,7 +158,7 @@ def pull(name: str, destination: str | None, *, folder: str | None) -> None:
     from perl.adapter_download import pull as pull_files
 
     zoo = open_zoo(folder)
-    click.echo(pull_files(zoo, name, Path(destination or zoo.entry(name).name).expanduser()))
+    say(pull_files(zoo, name, Path(destination or zoo.entry(name).name).expanduser()))
 
 
 @command.command("add", short_help="Make an entry of a run or of an adapter on the Hub.")
@@ -184,8 +184,8 @@ def add(source: str, *, folder: str | None, **options: Any) -> None:  # noqa: AN
     from perl.curation import add as add_entry
 
     entry = add_entry(source, place, **options)
-    click.echo(place / "entries" / f"{entry.name}.json")
-    click.echo("`perl zoo render` brings its tables up to date", err=True)
+    say(place / "entries" / f"{entry.name}.json")
+    say("`perl zoo render` brings its tables up to date", err=True)
 
 
 @command.command("verify", short_help="Evaluate an adapter again and compare.")
@@ -205,7 +205,7 @@ def verify(name: str, *, tasks: tuple[str, ...], as_json: bool, folder: str | No
     from perl.curation import verify as evaluate_again
 
     found = evaluate_again(zoo, name, list(tasks) or None, **options)
-    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(found.lines()))
+    say(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(found.lines()))
     return 0 if found.agrees else EXIT_FAILED
 
 
@@ -218,8 +218,10 @@ def html(*, output: str, folder: str | None) -> None:
     """Write the zoo as one page that needs no network: table, scores beside the base's, learning curves."""
     from perl.zoo.page import html_page
 
-    _write(Path(output).expanduser(), html_page(open_zoo(folder)))
-    click.echo(output)
+    page = html_page(open_zoo(folder))
+    _pass_gate({"zoo.html": page})
+    _write(Path(output).expanduser(), page)
+    say(output)
 
 
 @command.command("render", short_help="Write MODEL_ZOO.md and zoo.csv, or check them.")
@@ -233,9 +235,11 @@ def render(*, check: bool, folder: str | None) -> None:
     if check:
         raise_all(PerlError, [Problem(line, hint="perl zoo render") for line in stale(zoo)])
         return
-    for name, text in rendered(zoo).items():
+    texts = rendered(zoo)
+    _pass_gate(texts)
+    for name, text in texts.items():
         _write(places(zoo)[name], text)
-        click.echo(places(zoo)[name])
+        say(places(zoo)[name])
 
 
 def _passes(entry: "Entry", wanted: "Filter") -> bool:
@@ -295,6 +299,13 @@ def _writable(folder: str | None) -> Path:
     if place == zoo_folder() and not place.is_relative_to(CHECKOUT / "model_cards"):
         raise PerlError("is the installed package's zoo, which is not written to", str(place), "--zoo DIR begins one")
     return place
+
+
+def _pass_gate(texts: "Mapping[str, str]") -> None:
+    """Pages are for others to see, and entries may have been written by hand."""
+    from perl.hub.gate import ZOO, gate_problems
+
+    raise_all(PerlError, gate_problems({name: text.encode() for name, text in texts.items()}, among=ZOO))
 
 
 def _write(path: Path, text: str) -> None:

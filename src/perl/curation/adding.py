@@ -23,7 +23,7 @@ from perl.curation.material import Material
 from perl.curation.scores import protocol_facts
 from perl.curation.verification import reproduced
 from perl.errors import PerlError, raise_all
-from perl.hub.leaks import find_leaks
+from perl.hub.gate import ZOO, gate_problems
 from perl.hub.public_recipe import public_recipe
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value
@@ -86,7 +86,7 @@ def add(  # noqa: PLR0913 (what a user may say of an entry)
     entry = entry.model_copy(update=changes)
     if provenance == "reproduced":
         entry = _evaluated_here(entry)
-    raise_all(PerlError, find_leaks({path.name: entry.to_json().encode()}))
+    raise_all(PerlError, gate_problems({path.name: entry.to_json().encode()}, among=ZOO))
     _refuse_unreadable(entry)
     if ship:
         entry = _ship(entry, material, path.parent.parent)
@@ -223,7 +223,7 @@ def _ship(entry: Entry, material: Material, zoo: Path) -> Entry:
     if WEIGHTS not in files:  # of the Hub
         fetched = fetch_adapter(str(material.repo), material.revision, sha256=material.sha256)
         files = {name: (fetched / name).read_bytes() for name in (CONFIG, WEIGHTS)}
-    raise_all(PerlError, find_leaks({CONFIG: files[CONFIG]}))
+    raise_all(PerlError, gate_problems({name: files[name] for name in (CONFIG, WEIGHTS)}, among=ZOO))
     folder = zoo / "adapters" / entry.name
     staged = folder.with_name(f".{entry.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)

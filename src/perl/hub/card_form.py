@@ -15,8 +15,8 @@ import yaml
 
 from perl.errors import PerlError, Problem
 from perl.hub.front_matter import OURS, SANDBOX, adapter_tag
-from perl.hub.leaks import ROOTS
 from perl.hub.names import has_hub_form
+from perl.hub.paths import ROOTS
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
 LARGEST_CARD = 1_000_000

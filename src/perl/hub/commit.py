@@ -8,17 +8,19 @@ where it holds the package already, there is no second commit. Files of others s
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
-from perl.errors import BrokenPromiseError, PerlError
+from perl.errors import BrokenPromiseError, PerlError, raise_all
+from perl.hub.gate import gate_problems, is_ours
 from perl.hub.leaks import PICKLES
-from perl.hub.package import Package, is_ours
+from perl.hub.package import Package
 from perl.hub.retries import Sleep, persist
+from perl.saved_adapter import WEIGHTS
 
 MAIN, CHECKPOINTS = "main", "checkpoints"
 """Branches: of the adapter, and of its checkpoints, each of which has a tag ``step-N`` too."""
@@ -38,6 +40,7 @@ class Pushed:
         changed: Whether there was anything to commit.
         deleted: Older files of ours that the package no longer has.
         foreign: Files of others, left as they are.
+        replaced: Commit that still holds another adapter, which was replaced; None: there was none.
     """
 
     repo_id: str
@@ -47,6 +50,7 @@ class Pushed:
     changed: bool
     deleted: tuple[str, ...]
     foreign: tuple[str, ...]
+    replaced: str | None = None
 
 
 def push_package(
@@ -56,9 +60,10 @@ def push_package(
     private: bool = False,
     message: str = "Adapter trained with perl-rl",
     branch: str = MAIN,
+    may_replace: Collection[str] | None = (),
     sleep: Sleep = time.sleep,
 ) -> Pushed:
-    """Makes a branch of a repository hold the package.
+    """Makes a branch of a repository hold the package, once every file has passed the gate.
 
     Args:
         package: The files; others of ours on the branch are deleted in the same commit.
@@ -66,13 +71,16 @@ def push_package(
         private: Create it so that only its owner sees it.
         message: Of the commit.
         branch: Created from the newest commit of ``main`` if it does not exist.
+        may_replace: SHA-256 of the weights that may be there and be replaced; None: any.
         sleep: As in :func:`perl.hub.retries.persist`.
 
     Raises:
-        PerlError: No login, no rights; or the repository holds a whole model, or pickles.
+        PerlError: The gate refuses a file; no login, no rights; or the repository holds a whole model, pickles, or
+            another adapter.
         HubOutageError: The Hub cannot be reached.
         BrokenPromiseError: The Hub holds other bytes than were sent.
     """
+    raise_all(PerlError, gate_problems(package.files))
     api = HfApi()
 
     def create() -> None:
@@ -81,13 +89,15 @@ def push_package(
             api.create_branch(repo_id, branch=branch, exist_ok=True)
 
     persist(create, repo_id, sleep)
-    fingerprints = {name: _Fingerprint.of(package.content(name)) for name in package.files}
+    fingerprints = {name: _Fingerprint.of(content) for name, content in package.files.items()}
     before: list[ModelInfo] = []
 
     def commit() -> ModelInfo:
         head = _look(api, repo_id, branch)
         before[:] = before or [head]
         _check_place(head, private=private)
+        if may_replace is not None:
+            _check_adapter(head, fingerprints, may_replace)
         changed = _changed(head, fingerprints)
         stale = _stale(head, package)
         if not changed and not stale:
@@ -112,10 +122,11 @@ def push_package(
         repo_id=repo_id,
         commit=str(after.sha),
         url=f"{api.endpoint}/{repo_id}",
-        size=sum(map(package.size, package.files)),
+        size=package.size,
         changed=after.sha != before[0].sha,
         deleted=tuple(_stale(before[0], package)),
         foreign=tuple(n for n in _names(after) if not is_ours(n) and n not in (*package.files, *_OF_THE_HUB)),
+        replaced=str(before[0].sha) if _other_adapter(before[0], fingerprints) is not None else None,
     )
 
 
@@ -133,13 +144,19 @@ def push_revision(package: Package, repo_id: str, tag: str, *, private: bool = F
     if tag in persist(lambda: _tags(api, repo_id), repo_id, sleep):
         there = persist(lambda: _look(api, repo_id, tag), repo_id, sleep)
         # Not the card, which a newer version may write otherwise: the weights say whether it is the same adapter.
-        wanted = {name: _Fingerprint.of(package.content(name)) for name in package.files if name.startswith("adapter_")}
+        wanted = {name: _Fingerprint.of(data) for name, data in package.files.items() if name.startswith("adapter_")}
         if _changed(there, wanted):
             hint = f"choose another --repo, or `hf repos tag delete {repo_id} {tag}`"
             raise PerlError(f"has a revision {tag} with another adapter", repo_id, hint)
         return str(there.sha)
     pushed = push_package(
-        package, repo_id, private=private, message=f"Checkpoint {tag}", branch=CHECKPOINTS, sleep=sleep
+        package,
+        repo_id,
+        private=private,
+        message=f"Checkpoint {tag}",
+        branch=CHECKPOINTS,
+        may_replace=None,  # each one before has a tag
+        sleep=sleep,
     )
     persist(lambda: api.create_tag(repo_id, tag=tag, revision=pushed.commit, exist_ok=True), repo_id, sleep)
     return pushed.commit
@@ -208,3 +225,26 @@ def _check_place(info: ModelInfo, *, private: bool) -> None:
     if pickles:
         hint = f"hf repos delete-files {where} {' '.join(pickles[:3])}"
         raise PerlError(f"holds pickles, which run code when they are loaded: {', '.join(pickles[:3])}", where, hint)
+
+
+def _other_adapter(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint]) -> RepoSibling | None:
+    """Weights that are there and are not those of the package."""
+    there = {sibling.rfilename: sibling for sibling in info.siblings or ()}.get(WEIGHTS)
+    wanted = fingerprints.get(WEIGHTS)
+    return None if there is None or (wanted is not None and wanted.is_of(there)) else there
+
+
+def _check_adapter(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint], may_replace: Collection[str]) -> None:
+    """Whether the weights that are there may go.
+
+    Raises:
+        PerlError: They are of another adapter.
+    """
+    there = _other_adapter(info, fingerprints)
+    if there is None:
+        return
+    digest = there.lfs.sha256 if there.lfs is not None else None  # it is named of what is kept as LFS
+    if digest not in may_replace:
+        shown = str(digest or there.blob_id)[:12]
+        hint = "--replace overwrites it, or another --repo"
+        raise PerlError(f"holds another adapter ({shown}), which this run has not pushed", str(info.id), hint)

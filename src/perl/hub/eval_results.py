@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, eval_result_entries_to_yaml
 
-from perl.evaluation.results import Results, TaskResult
+from perl.errors import PerlError
+from perl.evaluation.results import RESULTS, Results, TaskResult
 from perl.evaluation.task import Task, all_tasks
+from perl.hub.snapshot import is_simple_name
 from perl.recipe.plain_yaml import PlainDumper
 
 TASK_TYPE, TASK_NAME = "text-generation", "Text Generation"
@@ -61,6 +63,9 @@ def eval_result_files(results: Results) -> dict[str, str]:
 
     Returns:
         Path in the repository -> YAML; empty where no such benchmark was asked in full.
+
+    Raises:
+        PerlError: A task's name is no name of a file.
     """
     files = {}
     for task in results.tasks:
@@ -78,6 +83,8 @@ def eval_result_files(results: Results) -> dict[str, str]:
             dataset_revision=task.data["revision"],
             notes=f"avg@{task.score.k}; {results.protocol}; perl eval, protocol {task.protocol_hash}",
         )
+        if "/" in task.name or not is_simple_name(task.name):  # a results file may come from anywhere
+            raise PerlError(f"{task.name[:80]!r} is no name of a task", RESULTS)
         written = eval_result_entries_to_yaml([entry])
         files[f".eval_results/{task.name}.yaml"] = yaml.dump(written, Dumper=PlainDumper, sort_keys=False)
     return files

@@ -98,7 +98,7 @@ def _of_run(run: Run) -> FoundCard:
     beside, candidate = read_run_facts(facts.read_bytes()), shown_candidate(run)
     package = package_candidate(candidate, beside.repo_id, beside.checkpoints, beside.licence)
     files: dict[str, bytes | Path | None] = {**package.files, CARD: run.card}
-    again = read_run_facts(package.content(RUN_FACTS))
+    again = read_run_facts(package.files[RUN_FACTS])
     # The wall time goes on for a moment after a training has written its card.
     known = {"perl": beside.perl, "name": beside.name, "licence": beside.licence, "seconds": beside.seconds}
     if again.model_copy(update=known) != beside:

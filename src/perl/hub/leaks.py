@@ -1,4 +1,4 @@
-"""What must not leave this machine: paths, names of people and machines, tokens, pickles.
+"""What must not leave this machine: paths, names of people and machines, secrets, pickles.
 
 files by name -> problems, one a line
 
@@ -8,36 +8,23 @@ Of weights only the header is read; their numbers are no text. Knows nothing of 
 import getpass
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 from perl.errors import Problem
+from perl.hub.file_kinds import MalformedFileError, Passage, lines_of, read_passages
+from perl.hub.paths import find_paths
+from perl.hub.tokens import find_secrets, own_secrets
 
-ROOTS = (
-    "home|Users|root|tmp|var|private|mnt|media|data|scratch|work|workspace|opt|srv|usr|etc|content|kaggle|gpfs|lustre|"
-    "fsx|nfs|storage|projects?"
-)
-"""Names of folders at the root with which a path of somebody's machine begins, as a pattern."""
-_PATHS = (
-    rb"(?<![\w./])/(?:" + ROOTS.encode() + rb")/[\w.~-]+[\w./~-]*",
-    rb"(?<![\w.])[A-Za-z]:\\{1,2}(?:Users|Documents and Settings|home|work|data|tmp|Temp)\\{1,2}[^\\\s\"']+",
-    rb"file:///?[^\s\"')]+",
-)
-_TOKENS = {
-    "the Hub": rb"\bhf_[A-Za-z0-9]{20,}",
-    "the Hub (organisation)": rb"\bapi_org_[A-Za-z0-9]{10,}",
-    "an API": rb"\bsk-[A-Za-z0-9_-]{16,}",
-    "GitHub": rb"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
-    "AWS": rb"\bAKIA[0-9A-Z]{16}\b",
-    "Slack": rb"\bxox[abprs]-[A-Za-z0-9-]{10,}",
-    "Weights & Biases": rb"(?:\bwandb_v1_\w{20,}|(?i:api_?key)[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b)",
-    "somebody": rb"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-}
-_URL = re.compile(rb"https?://[^\s\"')\]>]+")
+_URL = re.compile(r"https?://[^\s\"')\]>]+")
 # Accounts that are nobody's name.
 _NOBODY = {"root", "user", "ubuntu", "admin", "runner", "nobody", "jovyan", "home", "build", "docker", "localhost"}
 _SHORTEST_NAME = 3
+_LONGEST_SHOWN = 80
+_SECRET = ""
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz", ".h5", ".msgpack")
 """Endings of files that run code when they are loaded, or may."""
 _PICKLED, _ARCHIVE = re.compile(rb"\x80[\x02-\x05]"), b"PK\x03\x04"
@@ -51,24 +38,24 @@ class Machine:
         folders: Absolute paths: the run's, the current one, the home folder.
         users: Account names.
         hosts: Names of the machine.
-        tokens: That it holds; compared, never shown.
+        secrets: Value -> whose it is; compared, never shown.
     """
 
     folders: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
-def this_machine(*folders: Path, tokens: Collection[str] = ()) -> Machine:
-    """This machine, and further folders on it."""
+def this_machine(*folders: Path) -> Machine:
+    """This machine with the secrets of this process, and further folders on it."""
     home = Path.home()
     try:
         account = getpass.getuser()
     except (OSError, KeyError):  # no such account, as in some containers
         account = ""
     absolute = {str(path.resolve()) for path in (home, Path.cwd(), *folders)}
-    owners = {path.parts[2] for path in map(Path, absolute) if path.parts[1:2] in (("home",), ("Users",))}
+    owners = {path.parts[2] for path in map(Path, absolute) if path.parts[1:2] in (("home",), ("Users",), ("users",))}
     users = {name for name in (home.name, account, *owners) if name.lower() not in _NOBODY}
     host = socket.gethostname()
     # A plain word may be said for other reasons.
@@ -79,7 +66,7 @@ def this_machine(*folders: Path, tokens: Collection[str] = ()) -> Machine:
         folders=tuple(sorted(path for path in absolute if path.count("/") > 1 or "\\" in path)),
         users=tuple(sorted(name for name in users if len(name) >= _SHORTEST_NAME)),
         hosts=tuple(sorted(hosts)),
-        tokens=tuple(sorted(tokens)),
+        secrets=own_secrets(),
     )
 
 
@@ -88,55 +75,50 @@ def find_leaks(files: Mapping[str, bytes], machine: Machine | None = None) -> li
 
     Args:
         files: Name -> content.
-        machine: Whose folders, people and tokens to look for; None: this one.
+        machine: Whose folders, people and secrets to look for; None: this one.
     """
     machine = machine if machine is not None else this_machine()
-    found = []
+    found: list[Problem] = []
     for name, content in files.items():
-        found += list(_pickles(name, content))
-        text = _header(content) if name.endswith(".safetensors") else content
-        searches = list(_searches(machine))
-        for number, line in enumerate([name.encode(), *text.split(b"\n")]):
-            where = f"{name}:{number}" if number else name
-            found += list(_in_line(line, where, searches))
+        found += _pickles(name, content)
+        try:
+            passages = read_passages(name, content)
+        except MalformedFileError:
+            passages = lines_of(content)
+        found += _in_passages(name, [Passage(name), *passages], machine)
     return found
 
 
-@dataclass(frozen=True)
-class _Search:
-    pattern: re.Pattern[bytes]
-    says: str
-    shown: bool
-    in_addresses: bool
-
-
-def _searches(machine: Machine) -> Iterator[_Search]:
-    for who, token in _TOKENS.items():
-        yield _Search(re.compile(token), f"holds what looks like a token of {who}", shown=False, in_addresses=True)
-    for secret in machine.tokens:
-        yield _Search(re.compile(re.escape(secret.encode())), "holds your token", shown=False, in_addresses=True)
-    folders = [re.escape(folder.encode()) for folder in machine.folders]
-    for path in (*folders, *_PATHS):
-        yield _Search(re.compile(path), "names a path of this machine", shown=True, in_addresses=False)
-    for user in machine.users:
-        name = re.escape(user.encode())
-        between = rb"(?<=[/\\])" + name + rb"(?=[/\\])|(?<!\w)" + name + rb"(?=@)|~" + name + rb"\b"
-        yield _Search(re.compile(between), "names a user of this machine", shown=True, in_addresses=False)
-    for host in machine.hosts:
-        whole = rb"(?<![\w.-])" + re.escape(host.encode()) + rb"(?![\w-])"
-        yield _Search(re.compile(whole), "names this machine", shown=True, in_addresses=True)
-
-
-def _in_line(line: bytes, where: str, searches: list[_Search]) -> Iterator[Problem]:
-    plain = _URL.sub(b"", line)
+def _in_passages(name: str, passages: Sequence[Passage], machine: Machine) -> Iterator[Problem]:
+    """All are searched at once, which is quick; then it is looked up where each find lies."""
+    text = "\n".join(passage.text for passage in passages)
+    starts = [0, *accumulate(len(passage.text) + 1 for passage in passages)]
     said = set()
-    for search in searches:
-        match = search.pattern.search(line if search.in_addresses else plain)
-        if match is None or search.says in said:
-            continue
-        said.add(search.says)
-        shown = f": {match.group().decode('utf-8', 'replace')[:80]}" if search.shown else ""
-        yield Problem(f"{search.says}{shown}", where)
+    for start, kind, shown in sorted(_in_text(text, machine)):
+        line = passages[bisect_right(starts, start) - 1].line
+        where = f"{name}:{line}" if line else name
+        if (where, kind) not in said:
+            said.add((where, kind))
+            yield Problem(shown if kind == _SECRET else f"{kind}: {shown[:_LONGEST_SHOWN]}", where)
+
+
+def _in_text(text: str, machine: Machine) -> Iterator[tuple[int, str, str]]:
+    """Where something begins, what kind it is of, and what is shown of it."""
+    for secret in find_secrets(text, machine.secrets):
+        yield secret.start, _SECRET, secret.says
+    # An address on the web has a path too, and may have anybody's name.
+    plain = _URL.sub(lambda match: " " * len(match.group()), text)
+    folders = [match for folder in machine.folders for match in re.finditer(re.escape(folder), plain)]
+    paths = [(match.start(), match.group()) for match in folders]
+    paths += [found for found in find_paths(plain) if not any(m.start() <= found[0] < m.end() for m in folders)]
+    for start, path in paths:
+        yield start, "names a path of this machine", path
+    for user in map(re.escape, machine.users):
+        for match in re.finditer(rf"(?<=[/\\]){user}(?=[/\\])|(?<!\w){user}(?=@)|~{user}\b", plain):
+            yield match.start(), "names a user of this machine", match.group()
+    for host in machine.hosts:
+        for match in re.finditer(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", text):
+            yield match.start(), "names this machine", match.group()
 
 
 def _pickles(name: str, content: bytes) -> Iterator[Problem]:
@@ -145,8 +127,3 @@ def _pickles(name: str, content: bytes) -> Iterator[Problem]:
     pickled = not name.endswith((".safetensors", ".png")) and _PICKLED.match(content) is not None
     if PurePosixPath(name).suffix.lower() in PICKLES or an_archive or pickled:
         yield Problem("is a pickle, which runs code when it is loaded", name, "safetensors only")
-
-
-def _header(content: bytes) -> bytes:
-    length = int.from_bytes(content[:8], "little")
-    return content[8 : 8 + min(length, len(content))]

@@ -8,16 +8,21 @@ Knows nothing of the Hub.
 import json
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from perl.errors import RunFolderError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
+
+from perl.errors import PerlError, RunFolderError
 from perl.hub.package import Package, read_package
 from perl.run import Run, write_text
 
 PUSH, OUTBOX = "push.json", "outbox"
-VERSION = 1
+VERSION: Literal[1] = 1
+HUB_NAME = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
+"""``user/name``; it names a folder of the outbox too."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,15 @@ class Push:
         commit: Of the adapter, if it is there.
         sha256: Of the adapter's weights at that commit.
         url: For people.
+        replace: Whether an adapter that is there and is not this run's may be overwritten.
+        sent: Repository -> SHA-256 of the weights that this run has sent there, or begun to.
         error: Why the last try failed.
         tries: Since it was queued.
         updated: When.
     """
 
     status: Literal["queued", "done"]
-    repo_id: str
+    repo_id: Annotated[str, StringConstraints(pattern=HUB_NAME)]
     which: Literal["final", "best"] = "final"
     private: bool = False
     checkpoints: bool = False
@@ -50,10 +57,15 @@ class Push:
     commit: str | None = None
     sha256: str | None = None
     url: str | None = None
+    replace: bool = False
+    sent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     error: str | None = None
     tries: int = 0
     updated: str = ""
-    version: int = field(default=VERSION)
+    version: Literal[1] = VERSION
+
+
+_READER = TypeAdapter(Push)
 
 
 def read_push(run: Run) -> Push | None:
@@ -64,11 +76,14 @@ def read_push(run: Run) -> Push | None:
     """
     path = run.path / PUSH
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return Push(**{**facts, "steps": tuple(facts["steps"])})
+        return _READER.validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise RunFolderError(f"cannot be read: {what}", str(path), "delete it and push again") from None
+    except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot be read: {error}", str(path), "delete it and push again") from None
 
 
@@ -99,10 +114,19 @@ def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> Pat
     return folder
 
 
-def queued_checkpoints(run: Run, repo_id: str) -> dict[int, Package]:
-    """Step -> package of every checkpoint that is still to be sent there, in order."""
-    folders = {int(path.name.removeprefix("step-")): path for path in _outbox(run, repo_id).glob("step-*")}
-    return {step: read_package(folders[step]) for step in sorted(folders)}
+def queued_steps(run: Run, repo_id: str) -> list[int]:
+    """Steps of the checkpoints that are still to be sent there, in order."""
+    names = [path.name.removeprefix("step-") for path in _outbox(run, repo_id).glob("step-*")]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def queued_checkpoint(run: Run, repo_id: str, step: int) -> Package:
+    """The package of a checkpoint that is still to be sent.
+
+    Raises:
+        PerlError: As in :func:`perl.hub.package.read_package`: what lies there is no longer what was put there.
+    """
+    return read_package(_outbox(run, repo_id) / f"step-{step}")
 
 
 def forget_checkpoint(run: Run, repo_id: str, step: int) -> None:
@@ -119,4 +143,13 @@ def tidy_outbox(run: Run) -> None:
 
 
 def _outbox(run: Run, repo_id: str) -> Path:
-    return run.path / OUTBOX / repo_id.replace("/", "--")
+    """Of a repository.
+
+    Raises:
+        PerlError: A folder of that name is a link, so that what it holds lies elsewhere.
+    """
+    folder = run.path / OUTBOX / repo_id.replace("/", "--")
+    for path in (folder.parent, folder):
+        if path.is_symlink():
+            raise PerlError("is a link, and links are not published", str(path), "delete it")
+    return folder

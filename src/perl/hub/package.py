@@ -7,14 +7,12 @@ Nothing of another adapter, nothing of this machine. Knows nothing of the Hub.
 
 import hashlib
 import json
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perl.assets import evaluation_tasks
-from perl.errors import Problem
+from perl.errors import PerlError, Problem, raise_all
 from perl.evaluation.published_samples import PUBLISHED, published_samples
 from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.candidate import Candidate
@@ -23,73 +21,65 @@ from perl.hub.card_check import check_card
 from perl.hub.card_form import CARD, card_problems
 from perl.hub.eval_results import eval_result_files
 from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES, CardFacts, facts_from_files
-from perl.hub.leaks import find_leaks, this_machine
+from perl.hub.gate import gate_problems, largest
+from perl.hub.leaks import this_machine
 from perl.hub.notes import split_notes
 from perl.hub.public_recipe import public_recipe, without_paths
 from perl.hub.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
+from perl.hub.snapshot import is_simple_name, names_in, strange_files, take
 from perl.model import public_name
-from perl.run import log_rows
+from perl.run import Run, log_rows
 from perl.saved_adapter import CONFIG, WEIGHTS
 
 MOST_ROWS = 1000
 """Of ``metrics.jsonl``."""
-# A file of one of these names is ours: where we no longer have it, a push takes it away.
-_OURS = re.compile(
-    r"(?:adapter_model\.safetensors|adapter_config\.json|README\.md|perl_recipe\.yaml|perl_run\.json|metrics\.jsonl|"
-    r"eval/results\.json|eval/samples\.jsonl|"
-    r"eval/[^/]+\.png|plots/[^/]+\.png)"
-)
+LARGEST_RECIPE = 1_000_000
+"""Bytes."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """Files of a repository.
+    """Files of a repository, as they are sent: what was looked at is in memory, not on a disk where it could change.
 
     Attributes:
-        files: Name in the repository -> its content, or the file that holds it.
+        files: Name in the repository -> its content.
     """
 
-    files: Mapping[str, bytes | Path]
+    files: Mapping[str, bytes]
 
-    def content(self, name: str) -> bytes:
-        """A file's bytes."""
-        held = self.files[name]
-        return held if isinstance(held, bytes) else held.read_bytes()
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(map(len, self.files.values()))
 
-    def contents(self) -> dict[str, bytes]:
-        """Every file's bytes."""
-        return {name: self.content(name) for name in self.files}
-
-    def size(self, name: str) -> int:
-        """A file's number of bytes."""
-        held = self.files[name]
-        return len(held) if isinstance(held, bytes) else held.stat().st_size
-
-    def write(self, folder: Path) -> "Package":
+    def write(self, folder: Path) -> None:
         """Writes the files into a folder.
 
-        Returns:
-            The same package, in that folder.
+        Raises:
+            PerlError: A name leads out of it.
         """
-        for name in self.files:
+        for name, content in self.files.items():
+            if not is_simple_name(name):
+                raise PerlError(f"{name[:80]!r} is not the name of a file in it", str(folder))
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.content(name))
-        return read_package(folder)
+            path.write_bytes(content)
 
 
 def read_package(folder: Path) -> Package:
-    """A package that was written into a folder."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return Package({path.relative_to(folder).as_posix(): path for path in files})
+    """All files of a folder, into memory.
 
-
-def is_ours(name: str) -> bool:
-    """Whether a file of a repository is one that we write."""
-    folder, _, file = name.rpartition("/")
-    # Others may have added scores of other benchmarks.
-    of_a_task = folder == ".eval_results" and file.removesuffix(".yaml") in evaluation_tasks()
-    return of_a_task or _OURS.fullmatch(name) is not None
+    Raises:
+        PerlError: A link lies in it, or another thing that is no regular file; or a file that we do not publish.
+    """
+    raise_all(PerlError, strange_files(folder, deep=True))
+    files = {}
+    for name, _ in names_in(folder, deep=True):
+        most = largest(name)
+        if most is None:
+            raise PerlError("is no file that we publish", str(folder / name), "leave it out")
+        files[name] = take(folder, name, most)
+    return Package(files)
 
 
 def package_candidate(
@@ -106,31 +96,31 @@ def package_candidate(
         licence: Of the base; None: the Hub is asked.
 
     Raises:
-        PerlError: The run folder lacks what a card must say.
+        PerlError: The run folder lacks what a card must say, or one of the files is a link or no regular file.
     """
     run, folder = candidate.run, candidate.folder
-    files: dict[str, bytes | Path] = {RUN_FACTS: run_facts(candidate, repo_id, list(steps), licence).to_json()}
+    files: dict[str, bytes] = {RUN_FACTS: run_facts(candidate, repo_id, list(steps), licence).to_json()}
     if (folder / CONFIG).is_file():
-        files |= {
-            WEIGHTS: folder / WEIGHTS,
-            CONFIG: _public_config((folder / CONFIG).read_text(encoding="utf-8")),
-        }
+        files |= _adapter(candidate)
+    if (run.path / "recipe.yaml").is_file():
+        take(run.path, "recipe.yaml", LARGEST_RECIPE)  # no link
     recipe = recipe_of(run)
     if recipe is not None:
         files[PUBLIC_RECIPE] = public_recipe(recipe).encode()
     # The curves of a checkpoint's revision end where it does; a picture would show more.
     of_a_step = isinstance(candidate.which, int)
     if run.metrics.is_file():
-        rows = log_rows(run.metrics.read_text(encoding="utf-8"))
+        rows = log_rows(take(run.path, run.metrics.name).decode("utf-8", "replace"))
         files[METRICS] = thinned(rows, last_step=candidate.step if of_a_step else None)
     if candidate.results is not None and candidate.results_folder is not None:
-        files[SCORES] = _without_paths(candidate.results_folder / RESULTS)
-        samples = published_samples(candidate.results, candidate.results_folder / SAMPLES)
+        place = candidate.results_folder
+        files[SCORES] = _without_paths(_take(run, place, RESULTS, SCORES))
+        samples = published_samples(candidate.results, place / SAMPLES)
         files |= {PUBLISHED: samples} if samples is not None else {}
-        files |= {f"eval/{path.name}": path for path in sorted(candidate.results_folder.glob("*.png"))}
+        files |= _pictures(run, place, "eval")
         files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
     if not of_a_step:
-        files |= {f"plots/{path.name}": path for path in sorted(run.plots.glob("*.png"))}
+        files |= _pictures(run, run.plots, "plots")
     card = render_card(facts_from_files(files))
     notes = split_notes(run.card.read_text(encoding="utf-8"))[1] if run.card.is_file() else ""
     files[CARD] = (f"{card}\n{notes}" if notes else card).encode()
@@ -146,20 +136,22 @@ def card_facts(candidate: Candidate, repo_id: str | None = None) -> CardFacts:
     return facts_from_files(package_candidate(candidate, repo_id).files)
 
 
-def package_problems(package: Package, folder: Path, tokens: Collection[str] = ()) -> list[Problem]:
-    """Why a package may not be published: leaks, and a card that is wrong.
+def package_problems(package: Package, folder: Path) -> list[Problem]:
+    """Why a package may not be published: what the gate refuses, and a card that is wrong.
 
     Args:
         package: What would be.
         folder: The run's, which must not be named.
-        tokens: That must not be in it.
     """
-    contents = package.contents()
-    leaks = find_leaks(contents, this_machine(folder, tokens=tokens))
+    contents = package.files
+    refused = gate_problems(contents, this_machine(folder))
+    unread = [CARD] if CARD not in contents else [problem.where for problem in refused if problem.where in contents]
+    if any(name in unread for name in (CARD, SCORES)) or WEIGHTS not in contents:
+        return [*refused, *(Problem("is absent", name) for name in (CARD, WEIGHTS) if name not in contents)]
     if RUN_FACTS not in contents:  # a script's own card, of which nobody says what it comes from
-        return [*leaks, *card_problems(contents[CARD].decode("utf-8"), contents)]
+        return [*refused, *card_problems(contents[CARD].decode("utf-8"), contents)]
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
-    return [*leaks, *check_card(contents, digest).problems]
+    return [*refused, *check_card(contents, digest).problems]
 
 
 def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, most: int = MOST_ROWS) -> bytes:
@@ -177,23 +169,50 @@ def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, mos
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def _public_config(text: str) -> bytes:
+def _adapter(candidate: Candidate) -> dict[str, bytes]:
+    """Its weights, which are still those that the candidate was found with, and its config."""
+    run, folder = candidate.run, candidate.folder
+    weights = _take(run, folder, WEIGHTS, WEIGHTS)
+    if hashlib.sha256(weights).hexdigest() != candidate.sha256:
+        raise PerlError("was exchanged while it was read", str(folder / WEIGHTS))
+    return {WEIGHTS: weights, CONFIG: _public_config(_take(run, folder, CONFIG, CONFIG))}
+
+
+def _take(run: Run, folder: Path, name: str, published: str) -> bytes:
+    """A file of a run, which is published under another name."""
+    return take(run.path, (folder / name).relative_to(run.path).as_posix(), largest(published) or 0)
+
+
+def _pictures(run: Run, folder: Path, published: str) -> dict[str, bytes]:
+    """Those of a folder; of one with a name that we never give nothing is read, the gate refuses it by its name."""
+    names = [name for name, _ in names_in(folder) if name.endswith(".png")]
+    return {
+        f"{published}/{name}": _take(run, folder, name, f"{published}/{name}")
+        if largest(f"{published}/{name}")
+        else b""
+        for name in names
+    }
+
+
+def _public_config(content: bytes) -> bytes:
     """The adapter's config; a base that is named by a path is named by its last part."""
-    config = json.loads(text)
-    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    try:
+        config = json.loads(content)
+        name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise PerlError(f"is no config of an adapter: {str(error)[:80]}", CONFIG) from None
     if name is None:
-        return text.encode()
+        return content
     known, commit = public_name(name, revision)
     known = without_paths(known)
     if (known, commit) == (name, revision):
-        return text.encode()
+        return content
     changed = config | {"base_model_name_or_path": known, "revision": commit}
     return (json.dumps(changed, indent=2, sort_keys=True) + "\n").encode()
 
 
-def _without_paths(file: Path) -> bytes:
+def _without_paths(content: bytes) -> bytes:
     """Results as they are, unless an adapter or its data were named by a path."""
-    text = file.read_text(encoding="utf-8")
-    results = json.loads(text)
+    results = json.loads(content)
     public = without_paths(results)
-    return text.encode() if public == results else (json.dumps(public, indent=2) + "\n").encode()
+    return content if public == results else (json.dumps(public, indent=2) + "\n").encode()

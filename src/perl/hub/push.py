@@ -5,25 +5,27 @@ Run -> Package, checked -> repository on the Hub; RUN/push.json
 A check that fails sends nothing. What an outage or a kill cut short, the same call finishes.
 """
 
+import dataclasses
 import logging
+import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
-from huggingface_hub import get_token
 
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError, raise_all
 from perl.hub.candidate import Candidate, checkpoint_steps, find_candidate
 from perl.hub.commit import Pushed, push_package, push_revision
 from perl.hub.outbox import (
+    HUB_NAME,
     Push,
     forget_checkpoint,
     queue_checkpoint,
-    queued_checkpoints,
+    queued_checkpoint,
+    queued_steps,
     read_push,
     tidy_outbox,
     write_push,
@@ -47,6 +49,7 @@ def push(
     checkpoints: bool = False,
     private: bool = False,
     message: str | None = None,
+    replace: bool = False,
 ) -> Pushed:
     """Publishes the adapter of a run, or finishes what an outage left: one commit with everything, or none.
 
@@ -57,6 +60,7 @@ def push(
         checkpoints: The checkpoints too, as revisions ``step-N``.
         private: Create the repository so that only its owner sees it.
         message: Of the commit.
+        replace: Overwrite another adapter, which this run has not pushed, if the repository holds one.
 
     Raises:
         PerlError: As :func:`push_run`, or nobody says where to.
@@ -64,7 +68,9 @@ def push(
         BrokenPromiseError: Likewise.
     """
     run = run if isinstance(run, Run) else Run.read(run)
-    wanted = wanted_push(run, repo_id, which, checkpoints=checkpoints, private=private, message=message)
+    wanted = wanted_push(
+        run, repo_id, which, checkpoints=checkpoints, private=private, message=message, overwrite=replace
+    )
     return push_run(run, wanted)[0]
 
 
@@ -84,27 +90,33 @@ def push_run(
         :func:`perl.hub.round_trip.check_round_trip` says.
 
     Raises:
-        PerlError: The run has no such adapter, a check failed, or the Hub refuses; nothing was sent.
+        PerlError: The run has no such adapter, a check failed, the Hub refuses, or the repository holds another
+            adapter; nothing was sent.
         HubOutageError: The Hub cannot be reached; the push stays queued in the run folder.
         BrokenPromiseError: The files are not the trained adapter; nothing was sent.
     """
     candidate = find_candidate(run, wanted.which)
-    push = write_push(run, replace(wanted, status="queued", tries=wanted.tries + 1, error=None))
+    push = write_push(run, dataclasses.replace(wanted, status="queued", tries=wanted.tries + 1, error=None))
     try:
         with tempfile.TemporaryDirectory() as folder:
             if push.checkpoints:
                 _queue_checkpoints(run, push)
-            steps = sorted({*push.steps, *queued_checkpoints(run, push.repo_id)})
-            package = pack(candidate, push.repo_id, steps).write(Path(folder))
+            steps = sorted({*push.steps, *queued_steps(run, push.repo_id)})
+            package = pack(candidate, push.repo_id, steps)
+            package.write(Path(folder))
             difference = check_round_trip(candidate, Path(folder), device or _device())
-            message = {"message": push.message} if push.message else {}
-            done = push_package(package, push.repo_id, private=push.private, sleep=sleep, **message)
-        push = write_push(run, replace(push, commit=done.commit, sha256=candidate.sha256, url=done.url))
+        may_replace = None if push.replace else push.sent.get(push.repo_id, ())
+        push = _remember(run, push, candidate.sha256)  # before it is sent: a kill must not make it a stranger's
+        message = {"message": push.message} if push.message else {}
+        done = push_package(
+            package, push.repo_id, private=push.private, may_replace=may_replace, sleep=sleep, **message
+        )
+        push = write_push(run, dataclasses.replace(push, commit=done.commit, sha256=candidate.sha256, url=done.url))
         push = send_checkpoints(run, push, sleep)
     except PerlError as error:
-        write_push(run, replace(read_push(run) or push, error=str(error).splitlines()[0]))
+        write_push(run, dataclasses.replace(read_push(run) or push, error=str(error).splitlines()[0]))
         raise
-    write_push(run, replace(push, status="done"))
+    write_push(run, dataclasses.replace(push, status="done", replace=False))
     tidy_outbox(run)
     return done, difference
 
@@ -118,8 +130,7 @@ def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -
     """
     raise_all(PerlError, candidate_problems(candidate))
     package = package_candidate(candidate, repo_id, steps)
-    token = get_token()
-    raise_all(PerlError, package_problems(package, candidate.run.path, [token] if token else []))
+    raise_all(PerlError, package_problems(package, candidate.run.path))
     return package
 
 
@@ -127,12 +138,14 @@ def send_checkpoints(run: Run, push: Push, sleep: Sleep = time.sleep) -> Push:
     """Sends what waits in the outbox, a revision each.
 
     Raises:
-        PerlError: The Hub refuses.
-        HubOutageError: It cannot be reached; what was not sent stays.
+        PerlError: The Hub refuses, or what waits is no longer what was put there.
+        HubOutageError: The Hub cannot be reached; what was not sent stays.
     """
-    for step, package in queued_checkpoints(run, push.repo_id).items():
+    for step in queued_steps(run, push.repo_id):
+        package = queued_checkpoint(run, push.repo_id, step)
+        raise_all(PerlError, package_problems(package, run.path))  # it lay on the disk since it was looked at
         push_revision(package, push.repo_id, f"step-{step}", private=push.private, sleep=sleep)
-        push = write_push(run, replace(push, steps=tuple(sorted({*push.steps, step}))))
+        push = write_push(run, dataclasses.replace(push, steps=tuple(sorted({*push.steps, step}))))
         forget_checkpoint(run, push.repo_id, step)
     return push
 
@@ -156,6 +169,7 @@ def wanted_push(
     checkpoints: bool = False,
     private: bool = False,
     message: str | None = None,
+    overwrite: bool = False,
 ) -> Push:
     """What to push: what is asked for; where that says nothing, what is queued, then what the recipe says.
 
@@ -164,6 +178,8 @@ def wanted_push(
     """
     known = read_push(run)
     hub = hub_section(run)
+    if repo_id is not None and re.fullmatch(HUB_NAME, repo_id) is None:
+        raise PerlError(f"is no name on the Hub: {repo_id!r}", "--repo", "user/name")
     queued = known if known is not None and repo_id in (None, known.repo_id) else None
     target = repo_id or (queued.repo_id if queued else None) or hub.repo_id
     if target is None:
@@ -177,6 +193,8 @@ def wanted_push(
         private=private or (waiting.private if waiting else hub.private and target == hub.repo_id),
         checkpoints=checkpoints or (waiting is not None and waiting.checkpoints),
         message=message or (waiting.message if waiting else None),
+        replace=overwrite or (waiting is not None and waiting.replace),
+        sent=known.sent if known else {},
         steps=queued.steps if queued else (),
         tries=waiting.tries if waiting else 0,
     )
@@ -212,6 +230,12 @@ def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
 def hub_section(run: Run) -> HubSection:
     """What the run's recipe says of the Hub."""
     return Recipe.load(run.path / "recipe.yaml").hub
+
+
+def _remember(run: Run, push: Push, sha256: str) -> Push:
+    """That these weights are the run's own, wherever they are found."""
+    sent = dict.fromkeys((*push.sent.get(push.repo_id, ()), sha256))
+    return write_push(run, dataclasses.replace(push, sent={**push.sent, push.repo_id: tuple(sent)}))
 
 
 def _queue_checkpoints(run: Run, push: Push) -> None:

@@ -5,7 +5,9 @@ something that asks the Hub -> its answer, or an error: the user's, or an outage
 The client has no time limits of its own and repeats only some of its requests. Knows nothing of what is asked.
 """
 
+import html
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from json import JSONDecodeError
@@ -34,6 +36,7 @@ _FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0
 # The user's: asked again, the Hub would answer the same.
 _REFUSALS = (400, 401, 403, 404, 413, 422, 451)
 _STALE = 412
+_VERIFY = re.compile(r"/verify$")  # where the client asks whether an upload arrived
 
 
 class HubOutageError(PerlError):
@@ -90,6 +93,9 @@ def _judged(error: Exception, what: str) -> float | None:
         if isinstance(cause, HFValidationError):
             raise PerlError(f"is no name on the Hub: {_told(cause)}", what, "user/name") from error
         if isinstance(cause, HfHubHTTPError):
+            # A proxy may let the next one through, and if not, the push is kept.
+            if _is_page(cause.response) or _is_upload_lost(cause.response):
+                return 0.0
             status = cause.response.status_code
             if status in _REFUSALS:
                 raise _refusal(cause, what) from error
@@ -105,6 +111,26 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__ or cause.__context__
+
+
+def _is_page(response: httpx2.Response) -> bool:
+    """Whether a proxy or a firewall answered in the Hub's place: the Hub's interface answers no web pages."""
+    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/html"
+
+
+def _is_upload_lost(response: httpx2.Response) -> bool:
+    """Whether the Hub does not know a file whose upload somebody has confirmed."""
+    return response.status_code == 404 and _VERIFY.search(response.request.url.path) is not None
+
+
+def _title(response: httpx2.Response) -> str:
+    """What a page calls itself, in one line."""
+    try:
+        text = response.text
+    except (httpx2.StreamError, UnicodeDecodeError, LookupError):  # nobody read it, or in no encoding
+        return ""
+    title = re.search(r"(?is)<(title|h1)[^>]*>(.{1,200}?)</\1", text[:100_000])
+    return f", titled {' '.join(html.unescape(title[2]).split())[:80]!r}" if title else ""
 
 
 def _refusal(error: HfHubHTTPError, what: str) -> PerlError:
@@ -128,8 +154,16 @@ def _asked_to_wait(error: HfHubHTTPError) -> float:
 
 def _told(error: BaseException) -> str:
     """The first line of an error's text that says something."""
+    for cause in _chain(error):
+        response = getattr(cause, "response", None)
+        if isinstance(response, httpx2.Response) and _is_page(response):
+            return f"a proxy answers {response.status_code} in its place, with a web page{_title(response)}"
+        if isinstance(response, httpx2.Response) and _is_upload_lost(response):
+            return "what was uploaded did not arrive; perhaps a proxy answered in its place"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return f"it answers {status}"
+    if any(isinstance(cause, JSONDecodeError) for cause in _chain(error)):
+        return "its answer is no JSON; perhaps a proxy answers in its place, with a web page"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

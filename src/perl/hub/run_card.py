@@ -29,14 +29,14 @@ def run_package(run: Run, repo_id: str | None = None) -> Package:
 
 def run_card(run: Run, repo_id: str | None = None) -> str:
     """The card in :func:`run_package`, with its arguments and errors."""
-    return run_package(run, repo_id).content(CARD).decode()
+    return run_package(run, repo_id).files[CARD].decode()
 
 
 def write_card(run: Run, repo_id: str | None = None) -> None:
     """Writes :func:`run_card` beside what the run trained."""
     package = run_package(run, repo_id)
     for name in (RUN_FACTS, CARD):
-        write_text(run.adapter / name, package.content(name).decode())
+        write_text(run.adapter / name, package.files[name].decode())
 
 
 def shown_candidate(run: Run) -> Candidate:

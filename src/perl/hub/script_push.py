@@ -5,19 +5,22 @@ folder of the adapter and its card, log -> Package, checked -> repository on the
 Knows nothing of trainers.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, HfApi, get_token
+from huggingface_hub import CommitInfo, HfApi
 
 from perl.errors import PerlError, raise_all
 from perl.hub.commit import MAIN, push_package
 from perl.hub.facts import METRICS
 from perl.hub.package import Package, package_problems, read_package, thinned
 from perl.hub.retries import Sleep, persist
+
+logger = logging.getLogger("perl")
 
 
 def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> Path | None:
@@ -36,14 +39,13 @@ def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> Path | None:
 
 
 def pack_folder(folder: Path) -> Package:
-    """What lies in a folder, in memory.
+    """What lies in a folder, in memory and looked through.
 
     Raises:
         PerlError: It holds what must not leave this machine, or the card is wrong.
     """
-    package = Package(read_package(folder).contents())
-    token = get_token()
-    raise_all(PerlError, package_problems(package, folder, [token] if token else []))
+    package = read_package(folder)
+    raise_all(PerlError, package_problems(package, folder))
     return package
 
 
@@ -77,7 +79,11 @@ def push_script(
     """
 
     def push() -> CommitInfo:
-        done = push_package(package, repo_id, private=private, message=message, branch=revision or MAIN)
+        done = push_package(
+            package, repo_id, private=private, message=message, branch=revision or MAIN, may_replace=None
+        )
+        if done.replaced is not None:
+            logger.warning("%s: replaced the adapter that was there; commit %s holds it", repo_id, done.replaced)
         return CommitInfo(f"{done.url}/commit/{done.commit}", message, "", done.commit)
 
     return push() if blocking else HfApi().run_as_future(push)

@@ -1,0 +1,114 @@
+"""Reads a file of a folder once, so that what is looked at is what is sent.
+
+folder, name in it -> bytes
+
+Below the folder no link is followed, neither to a file nor to a folder, and nothing but a regular file is read. The
+folder itself may be a link: the user named it.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from perl.errors import PerlError, Problem
+
+_NAME = re.compile(r"(?!\.{1,2}(?:/|$))[\w.-]+(?:/(?!\.{1,2}(?:/|$))[\w.-]+)*", re.ASCII)
+LARGEST = 50_000_000_000
+"""Bytes of a file, where nothing else is said."""
+# What a system lacks of these does no harm there: links are refused before.
+_OPEN = os.O_RDONLY
+for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+    _OPEN |= getattr(os, _flag, 0)
+_BY_FOLDER = os.open in os.supports_dir_fd  # not on Windows
+
+
+def is_simple_name(name: str) -> bool:
+    """Whether a name in a folder stays in it: letters, digits, ``_``, ``.``, ``-``, and ``/`` between them."""
+    return _NAME.fullmatch(name) is not None
+
+
+def take(folder: Path, name: str, largest: int = LARGEST) -> bytes:
+    """Reads a file.
+
+    Args:
+        folder: Where it must lie.
+        name: In the folder, with ``/``.
+        largest: Bytes that it may have.
+
+    Raises:
+        PerlError: There is none, it is a link or lies behind one, is no regular file, or is too large.
+    """
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts):
+        raise PerlError(f"{name[:80]!r} is not the name of a file in it", str(folder))
+    where = str(folder / name)
+    with ExitStack() as opened:
+        try:
+            file = _open(folder, parts, opened)
+            size = os.fstat(file).st_size
+            if size > largest:
+                raise PerlError(f"has {size:,} bytes, at most {largest:,} are published", where)
+            with os.fdopen(os.dup(file), "rb") as reader:
+                return reader.read(size)  # of a log that grows, what was there
+        except OSError as error:
+            raise PerlError(f"cannot be read: {error.strerror or error}", where) from None
+
+
+def names_in(folder: Path, *, deep: bool = False) -> Iterator[tuple[str, bool]]:
+    """Names of what lies in a folder, in order, and whether it is a regular file; no link is followed.
+
+    Args:
+        folder: If there is none, nothing lies in it.
+        deep: With what lies in its folders, as ``folder/name``.
+    """
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if deep and entry.is_dir(follow_symlinks=False):
+            yield from ((f"{entry.name}/{name}", regular) for name, regular in names_in(Path(entry.path), deep=True))
+        else:
+            yield entry.name, entry.is_file(follow_symlinks=False)
+
+
+def strange_files(folder: Path, *, deep: bool = False) -> list[Problem]:
+    """What lies in a folder and is no regular file: links, pipes, devices, and folders unless they are gone into."""
+    found = names_in(folder, deep=deep)
+    return [Problem("is a link, or no regular file", str(folder / name)) for name, regular in found if not regular]
+
+
+def _open(folder: Path, parts: list[str], opened: ExitStack) -> int:
+    """A descriptor of the file, reached from folder to folder without following a link."""
+    above, path = None, folder
+    if _BY_FOLDER:
+        above = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        opened.callback(os.close, above)
+    for part in parts[:-1]:
+        path = path / part
+        found = os.stat(part if _BY_FOLDER else path, dir_fd=above, follow_symlinks=False)
+        _refuse_strange(found, path, file=False)
+        if _BY_FOLDER:
+            above = os.open(part, _OPEN | os.O_DIRECTORY, dir_fd=above)
+            opened.callback(os.close, above)
+    path = path / parts[-1]
+    place = parts[-1] if _BY_FOLDER else path
+    found = os.stat(place, dir_fd=above, follow_symlinks=False)
+    _refuse_strange(found, path, file=True)  # before it is opened: a pipe would wait for somebody to write
+    file = os.open(place, _OPEN, dir_fd=above)
+    opened.callback(os.close, file)
+    if not os.path.samestat(found, os.fstat(file)):
+        raise PerlError("was exchanged while it was read", str(path))
+    return file
+
+
+def _refuse_strange(found: os.stat_result, path: Path, *, file: bool) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise PerlError("is a link, and links are not published", str(path), "copy what it names there")
+    if file and not stat.S_ISREG(found.st_mode):
+        raise PerlError("is no regular file", str(path))
+    if not file and not stat.S_ISDIR(found.st_mode):
+        raise PerlError("is no folder", str(path))
