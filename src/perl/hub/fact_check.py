@@ -25,8 +25,6 @@ from perl.recipe import Recipe
 from perl.saved_adapter import CONFIG
 
 _AGAIN = "perl push writes both anew"
-# Settings of the recipe that every method's config has under one of these names as they are.
-_IN_CONFIG = {"rank": ("r",), "alpha": ("lora_alpha", "alpha"), "dropout": ("lora_dropout",)}
 
 
 def contradictions(
@@ -62,9 +60,9 @@ def _of_config(run: RunFacts, config: PeftConfig) -> Iterator[tuple[str, object,
     yield "method", method.config, CONFIG, type(config).__name__
     if method.starts:  # whose first half of the rank is the base's, moved into the adapter when it was saved
         return
-    for setting, names in _IN_CONFIG.items():
-        name = next((name for name in names if hasattr(config, name)), None)
-        if name is not None and setting in run.settings and setting in method.settings:
+    for setting in method.settings:
+        name = method.arguments.get(setting, setting)
+        if setting in run.settings and setting != "target_modules" and hasattr(config, name):
             yield f"settings.{setting}", run.settings[setting], CONFIG, getattr(config, name)
 
 
