@@ -162,9 +162,7 @@ def reproduced(entry: Entry, folder: Path) -> Entry:
     return entry.model_copy(
         update={
             "provenance": "reproduced",
-            "scores": checked_scores(
-                recount_folder(folder), place.sha256[WEIGHTS], (adapter / CONFIG).read_bytes(), entry.name
-            ),
+            "scores": checked_scores(recount_folder(folder), place.sha256[WEIGHTS], config, entry.name),
             "protocol": protocol_facts(results),
             "base_sha256": results.subject.get("base_sha256"),
             "policy": results.subject.get("policy"),
