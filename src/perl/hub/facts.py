@@ -15,7 +15,7 @@ from typing import Any, Literal
 from huggingface_hub import HfApi, constants
 from peft import PeftConfig
 
-from perl.errors import RecipeError
+from perl.errors import RecipeError, RunFolderError
 from perl.evaluation.results import FIGURE, Results
 from perl.hub.candidate import Candidate
 from perl.methods.registry import Method, served_rank
@@ -23,7 +23,7 @@ from perl.methods.settings import method_of
 from perl.model import public_name
 from perl.recipe import Recipe
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSource
-from perl.run import Run, log_rows
+from perl.run import Run, read_log
 from perl.sandbox import is_sandbox, load_problems
 from perl.saved_adapter import CONFIG
 
@@ -188,6 +188,8 @@ def card_facts(candidate: Candidate, repo_id: str | None = None, licence: str | 
     """
     run, known = candidate.run, candidate.run.facts
     recipe = _recipe(run)
+    if not isinstance(known.get("base"), str):
+        raise RunFolderError("does not say in its run.json which base it trained on", str(run.path))
     base, revision = public_name(str(known["base"]), known.get("revision"))
     repo_id = repo_id or (recipe.hub.repo_id if recipe else known.get("repo_id"))
     name = repo_id or (recipe.name if recipe else run.path.resolve().name)
@@ -288,8 +290,7 @@ def _recipe(run: Run) -> Recipe | None:
 
 def _logged(run: Run, step: int) -> list[dict[str, Any]]:
     """What was logged up to a step."""
-    rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
-    return [row for row in rows if row.get("step", 0) <= step]
+    return [row for row in read_log(run.metrics) if (row.get("step") or 0) <= step]
 
 
 def _version(data: DataSource, found: str | None) -> str | None:
@@ -344,5 +345,5 @@ def _is_chat(run: Run, recipe: Recipe) -> bool | None:
             first = [file.readline()]
     try:
         return isinstance(json.loads(first[0])["prompt"], list) if first else None
-    except (ValueError, KeyError):  # a line that a kill cut short
+    except (ValueError, KeyError, TypeError, RecursionError):  # a line that a kill cut short
         return None
