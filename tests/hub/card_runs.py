@@ -13,7 +13,7 @@ from perl.adapter_files import write_adapter
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import Results
 from perl.methods.registry import METHODS
-from perl.methods.settings import adaptation
+from perl.methods.settings import adaptation, resolved_settings
 from perl.model import base_fingerprint, load_base
 from perl.policy_name import adapter_config_digest
 from perl.recipe import load_recipe
@@ -22,6 +22,7 @@ from perl.run import Run, sha256_of
 from perl.sandbox import BASE_NAME
 from perl.saved_adapter import CONFIG, WEIGHTS, find_adapter
 from tests.evaluations import results, task_result
+from tests.hub.scored import write_scored
 
 ADAPTERS = [name for name, method in METHODS.items() if method.config]
 TASK = "sandbox:addition"
@@ -34,13 +35,19 @@ def _published():
     return load_base(ModelSection(), torch.device("cpu"))
 
 
+def _few(method: str) -> dict[str, object]:
+    """Settings of few layers and parameters, where the method lets one choose."""
+    row = METHODS[method]
+    chosen: dict[str, object] = {"rank": 4} if "rank" in row.settings else {}
+    return chosen | (
+        {"target_modules": ["q_proj", "down_proj"]} if row.settings["target_modules"] == "all-linear" else {}
+    )
+
+
 def policy_of(method: str = "lora", size: float = 0.05) -> PeftModel:
     """A policy that is no longer the base; of few layers and parameters where the method lets one choose."""
-    row = METHODS[method]
-    chosen = {"rank": 4} if "rank" in row.settings else {}
-    chosen |= {"target_modules": ["q_proj", "down_proj"]} if row.settings["target_modules"] == "all-linear" else {}
     torch.manual_seed(0)
-    policy = attach_adapter(copy.deepcopy(_published()), adaptation(PeftSection(method=method, **chosen)))
+    policy = attach_adapter(copy.deepcopy(_published()), adaptation(PeftSection(method=method, **_few(method))))
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:
@@ -80,7 +87,11 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
         **recipe: Sections of its recipe, or single settings as ``{"data": {...}}``.
     """
     folder.mkdir(parents=True)
-    written = load_recipe({"peft": {"method": method}, "data": {"train": {"name": TASK}}, **recipe})
+    peft = {"method": method, **_few(method)}
+    rewards = {"accuracy": {}, "format": {"weight": 0.2}}
+    train = {"seed": 3, "max_steps": 50, "loss_type": "dapo", "learning_rate": 1e-5}
+    asked = {"peft": peft, "data": {"train": {"name": TASK}}, "rewards": rewards, "train": train}
+    written = load_recipe({**asked, **recipe})
     (folder / "recipe.yaml").write_text(written.to_yaml())
     run = Run(folder)
     policy = policy or policy_of(method)
@@ -90,7 +101,7 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
     run.record(
         status="done", steps=50, base=BASE_NAME, revision=None, repo_id=None, method=method, seed=3,
         trainable_parameters=1234, total_parameters=800_000, fingerprint={"base": fingerprint, "adapter": digest},
-        settings={"rank": 4, "learning rate": "1e-05", "target_modules": r".*\.(q_proj|v_proj)"}, loss="dapo",
+        settings={**resolved_settings(PeftSection(**peft)), "learning rate": "1e-05"}, loss="dapo",
         rewards={"accuracy": 1.0, "format": 0.2}, data={"train": None, "eval": None},
         hardware={"device": "A Processor", "count": 2}, reload_difference=1.5e-6, seconds=36.4,
         versions={"perl-rl": "0.1.0", "torch": "2.13.0"},
@@ -102,5 +113,5 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
     (run.plots / "curves.png").write_bytes(PICTURE)
     (folder / "eval").mkdir()
     (folder / "eval" / "problems.png").write_bytes(PICTURE)
-    scores(run.adapter).write(folder / "eval")
+    write_scored(folder / "eval", scores(run.adapter), BASE_MARKS, ADAPTER_MARKS)
     return run

@@ -25,8 +25,10 @@ FILES = [
     "adapter_model.safetensors",
     "eval/problems.png",
     "eval/results.json",
+    "eval/samples.jsonl",
     "metrics.jsonl",
     "perl_recipe.yaml",
+    "perl_run.json",
     "plots/curves.png",
 ]
 
