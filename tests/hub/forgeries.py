@@ -426,6 +426,11 @@ def a_log_that_ends_earlier(files: Files) -> None:
 
 
 @forgery("training log", LOG, anew=True)
+def a_log_without_its_first_rows(files: Files) -> None:
+    files[LOG] = b"".join(files[LOG].splitlines(keepends=True)[5:])
+
+
+@forgery("training log", LOG, anew=True)
 def tokens_that_shrink(files: Files) -> None:
     log_value(files, -1, "num_tokens", 5.0)
 

@@ -1,5 +1,6 @@
 """The adapters that come with the package are what their entries say, and small."""
 
+import hashlib
 import json
 
 import pytest
@@ -11,8 +12,9 @@ from perl.adapter_download import zoo_adapter
 from perl.curation import verify
 from perl.logprobs import token_log_probs
 from perl.methods.registry import METHODS
+from perl.policy_name import adapter_policy_name
 from perl.sandbox import load_problems
-from perl.saved_adapter import WEIGHTS
+from perl.saved_adapter import CONFIG, WEIGHTS
 from perl.zoo.catalogue import open_zoo
 from tests.saved_adapters import clean_base
 
@@ -41,6 +43,14 @@ def test_all_of_them_are_at_most_three_megabytes():
     assert len(files) == 2 * len(SHIPPED) == 56
     assert sum(path.stat().st_size for path in files) <= 3_000_000
     assert {path.parent.name for path in files} == {entry.name for entry in SHIPPED}
+
+
+def test_each_names_its_policy():
+    for entry in SHIPPED:
+        files = ZOO.folder / "adapters" / entry.name
+        digest = hashlib.sha256((files / WEIGHTS).read_bytes()).hexdigest()
+        assert entry.policy == adapter_policy_name((files / CONFIG).read_text(), digest, entry.base_sha256), entry.name
+    assert len({entry.policy for entry in SHIPPED}) == len(SHIPPED)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,9 @@ from huggingface_hub.hf_api import RepoSibling
 from perl.curation.material import Material, of_log, of_policy, steps_of
 from perl.curation.scores import checked_scores
 from perl.errors import PerlError, Problem
+from perl.evaluation.published_samples import LARGEST, PUBLISHED
+from perl.evaluation.recount import Recount
+from perl.evaluation.recount_folder import recount_published
 from perl.evaluation.results import Results, read_results
 from perl.hub.card_form import CARD
 from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES
@@ -29,6 +32,7 @@ from perl.saved_adapter import CONFIG, WEIGHTS
 
 _LARGEST_YAML = 100_000
 _LARGEST = {CONFIG: 1_000_000, PUBLIC_RECIPE: _LARGEST_YAML, CARD: 1_000_000, METRICS: 20_000_000, SCORES: 20_000_000}
+_LARGEST[PUBLISHED] = LARGEST
 # Of an adapter's weights that are not kept as a large file, hence have no SHA-256 until they are here.
 _LARGEST_PLAIN_WEIGHTS = 50_000_000
 
@@ -52,7 +56,7 @@ def of_hub(source: str) -> Material:
     files = {name: _fetched(repo, commit, listed[name], source) for name in _LARGEST if name in listed}
     results = _read_stranger(files[SCORES], source)
     weights, digest = _weights_of(repo, commit, listed[WEIGHTS], source)
-    scores = checked_scores(results, digest, files[CONFIG].read_bytes(), source)
+    scores = checked_scores(_counted(files, source), digest, files[CONFIG].read_bytes(), source)
     recipe = _stranger_recipe(files[PUBLIC_RECIPE], source) if PUBLIC_RECIPE in files else None
     rows = steps_of(_text(files[METRICS], source)) if METRICS in files else []
     return Material(
@@ -113,6 +117,12 @@ def _weights_of(repo: str, commit: str, file: RepoSibling, source: str) -> tuple
         return {}, file.lfs.sha256
     path = _fetched(repo, commit, file, source, _LARGEST_PLAIN_WEIGHTS)
     return {WEIGHTS: path.read_bytes()}, sha256_of(path)
+
+
+def _counted(files: Mapping[str, Path], source: str) -> Recount:
+    """Their results, counted again from the samples beside them; without samples from rights and wrongs."""
+    samples = files[PUBLISHED].read_bytes() if PUBLISHED in files else None
+    return recount_published(files[SCORES].read_bytes(), samples, source)
 
 
 def _read_stranger(path: Path, source: str) -> Results:

@@ -15,6 +15,7 @@ from perl.evaluation.results import RESULTS
 from perl.hub.candidate import Candidate, find_candidate
 from perl.hub.outbox import read_push
 from perl.hub.package import card_facts, package_candidate
+from perl.hub.recounted import recount_candidate
 from perl.recipe import Recipe
 from perl.run import Run
 from perl.saved_adapter import CONFIG, WEIGHTS
@@ -37,12 +38,12 @@ def _of_candidate(candidate: Candidate) -> Material:
         other = (run.path / "eval" / RESULTS).is_file()
         message = "its results are those of another policy" if other else "its adapter was not evaluated"
         raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
-    scores = checked_scores(
-        candidate.results, candidate.sha256, (candidate.folder / CONFIG).read_bytes(), str(run.path)
-    )
+    config = (candidate.folder / CONFIG).read_bytes()
+    scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.content(name) for name in (CONFIG, WEIGHTS)}
-    rows = [row for row in steps_of(run.metrics.read_text(encoding="utf-8")) if row["step"] <= candidate.step]
+    log = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
+    rows = [row for row in steps_of(log) if row["step"] <= candidate.step]
     hardware = facts.get("hardware") or {}
     recipe = Recipe.load(run.path / "recipe.yaml")
     licence = card_facts(candidate).licence

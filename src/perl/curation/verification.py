@@ -19,6 +19,7 @@ from perl.errors import PerlError, did_you_mean
 from perl.evaluation.evaluate import carry_out
 from perl.evaluation.policies import load_policies
 from perl.evaluation.protocol import PRESETS, Protocol
+from perl.evaluation.recount_folder import recount_folder
 from perl.evaluation.request import Backend, EvalSettings, Evaluation, plan_evaluation
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.task import all_tasks
@@ -157,10 +158,11 @@ def reproduced(entry: Entry, folder: Path) -> Entry:
     results = _evaluate(entry, scores, adapter, None, None, folder, EvalSettings(lighteval=False))
     found = compare(entry, scores, results)
     reported = ", ".join(f"{100 * score.then:.1f} on {score.task}" for score in found.scores)
+    config = (adapter / CONFIG).read_bytes()
     return entry.model_copy(
         update={
             "provenance": "reproduced",
-            "scores": checked_scores(results, place.sha256[WEIGHTS], (adapter / CONFIG).read_bytes(), entry.name),
+            "scores": checked_scores(recount_folder(folder), place.sha256[WEIGHTS], config, entry.name),
             "protocol": protocol_facts(results),
             "base_sha256": results.subject.get("base_sha256"),
             "policy": results.subject.get("policy"),

@@ -18,9 +18,11 @@ from perl.evaluation.metrics import Difference, paired_difference
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
 from perl.evaluation.table import (
+    SMALL_P,
     WIDEST,
     Column,
     difference_cell,
+    error_words,
     is_shown,
     markdown_table,
     p_cell,
@@ -281,11 +283,13 @@ def _tables(comparison: Comparison) -> list[list[Column]]:
 
 def _notes(comparison: Comparison) -> list[str]:
     found = [difference for policy in comparison.policies for difference in policy.differences.values()]
-    notes = ["Scores in percent; ±: standard error, clustered by problem."]
+    scores = [score for policy in comparison.policies for score in policy.scores.values()]
+    notes = [f"{'; '.join(('Scores in percent', *error_words(scores)))}."]
     if found:
         notes.append(f"Differences from {comparison.first} are paired by problem; p: sign flips by problem.")
     if not all(map(is_shown, found)):
-        notes.append(f"{NOT_DIFFERENT}: not different from {comparison.first}, the 95 % interval includes 0.")
+        why = f"the 95 % interval includes 0 or p is above {SMALL_P}"
+        notes.append(f"{NOT_DIFFERENT}: not shown to differ from {comparison.first}, {why}.")
     if any(policy.otherwise for policy in comparison.policies):
         notes.append(f"{OTHERWISE}: another protocol than the task's unmarked scores, not comparable with them.")
     return [*notes, *comparison.notes]

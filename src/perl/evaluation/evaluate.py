@@ -208,9 +208,8 @@ def _draw_task(
     if said_before:
         return groups
     score = score_samples(groups)
-    error = f" ± {100 * score.stderr:.1f}" if score.stderr is not None else ""
     seconds = duration(time.monotonic() - started)
-    logger.info("%s on %s: avg@%d %.1f%s, in %s", ready.who, name, k, 100 * score.accuracy, error, seconds)
+    logger.info("%s on %s: avg@%d %s, in %s", ready.who, name, k, table.score_cell(score), seconds)
     return groups
 
 

@@ -16,6 +16,8 @@ from fractions import Fraction
 
 import numpy
 
+from perl.intervals import interval
+
 # Up to here every way of flipping signs is tried; above, so many are drawn.
 _EXACT_FLIPS_UP_TO = 16
 _DRAWN_FLIPS = 20_000
@@ -30,7 +32,8 @@ class Difference:
     Attributes:
         mean: avg@k of the adapter minus avg@k of the base.
         stderr: Standard error of the mean, clustered by problem; NaN for fewer than two problems.
-        low, high: Ends of the 95 % interval of the mean; NaN for fewer than two problems.
+        low, high: Ends of the 95 % interval of the mean (:func:`perl.intervals.interval`); NaN for fewer than two
+            problems.
         p_value: Chance of a mean at least this far from 0, were base and adapter equally good on every problem.
     """
 
@@ -65,10 +68,12 @@ def standard_error(right: Sequence[Sequence[bool]]) -> float:
     Source: Miller 2024, "Adding error bars to evals", arXiv:2411.00640, section 3.2 (equal clusters: the standard
         error of the problems' means).
     """
-    if len(right) < 2:
-        return math.nan
-    means = [statistics.fmean(row) for row in right]
-    return statistics.stdev(means) / math.sqrt(len(means))
+    return error_of_mean([statistics.fmean(row) for row in right])
+
+
+def error_of_mean(values: Sequence[float]) -> float:
+    """Standard error of the mean of the problems' scores; NaN for fewer than two problems."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def pass_at_k(right: Sequence[Sequence[bool]], k: int) -> float:
@@ -102,7 +107,7 @@ def pass_at_k_error(right: Sequence[Sequence[bool]], k: int) -> float:
     Raises:
         ValueError: k < 1, or a problem has fewer than k completions.
     """
-    return _error_of_mean(pass_at_k_by_problem(right, k))
+    return error_of_mean(pass_at_k_by_problem(right, k))
 
 
 def majority_at_k(
@@ -111,6 +116,21 @@ def majority_at_k(
     same: Callable[[str, str], bool] | None = None,
 ) -> float:
     """Share of problems whose most frequent answer is right (maj@k, self-consistency), k being all completions.
+
+    Args, rules and source: :func:`majority_by_problem`, of which it is the mean.
+
+    Raises:
+        ValueError: The shapes differ, or there is no problem.
+    """
+    return statistics.fmean(majority_by_problem(answers, right, same))
+
+
+def majority_by_problem(
+    answers: Sequence[Sequence[str | None]],
+    right: Sequence[Sequence[bool]],
+    same: Callable[[str, str], bool] | None = None,
+) -> list[float]:
+    """Whether the most frequent answer of each problem is right, as :func:`majority_at_k` averages it.
 
     A completion without an answer does not vote, and a problem without any vote is wrong. Right answers are one class;
     the others are classes by themselves. Where classes tie, the score is what drawing one of them gives on average.
@@ -122,11 +142,11 @@ def majority_at_k(
             space. What it holds together by way of a third answer is one class too. None: only equal texts are.
 
     Raises:
-        ValueError: The shapes differ, or there is no problem.
+        ValueError: The shapes differ.
 
     Source: Wang et al. 2022, arXiv:2203.11171, section 2 (unweighted vote); how ties count is our choice.
     """
-    return statistics.fmean(_majority(a, r, same) for a, r in zip(answers, right, strict=True))
+    return [_majority(a, r, same) for a, r in zip(answers, right, strict=True)]
 
 
 def g_pass_at_k(right: Sequence[Sequence[bool]], k: int, threshold: float | Fraction) -> float:
@@ -167,32 +187,6 @@ def mean_g_pass_at_k(right: Sequence[Sequence[bool]], k: int) -> float:
     return 2 / k * math.fsum(_mean_chance_of_right(right, k, at_least=i) for i in above_half)
 
 
-def interval(
-    mean: float, stderr: float, count: int, level: float = 0.95, *, difference: bool = False
-) -> tuple[float, float]:
-    """The confidence interval of a mean of scores by Student's t, within what scores can be.
-
-    Args:
-        mean: Score, 0..1.
-        stderr: Its standard error, clustered by problem.
-        count: Problems; the distribution has one degree of freedom fewer.
-        level: Share of such intervals that hold the true mean, between 0 and 1.
-        difference: The mean is one of differences of scores, -1..1.
-
-    Returns:
-        Low and high; both NaN for fewer than two problems or a standard error of NaN.
-
-    Raises:
-        ValueError: The level is not between 0 and 1.
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"a level lies between 0 and 1, {level} does not")
-    if count < 2 or math.isnan(stderr):
-        return math.nan, math.nan
-    half_width = _student_t(level, count - 1) * stderr
-    return max(-1.0 if difference else 0.0, mean - half_width), min(1.0, mean + half_width)
-
-
 def paired_difference(base: Sequence[Sequence[bool]], adapter: Sequence[Sequence[bool]]) -> Difference:
     """How much better the adapter is than the base, problem by problem.
 
@@ -212,13 +206,9 @@ def paired_difference(base: Sequence[Sequence[bool]], adapter: Sequence[Sequence
     if len(base) != len(adapter):
         raise ValueError(f"{len(base)} problems of the base cannot be paired with {len(adapter)} of the adapter")
     differences = [statistics.fmean(a) - statistics.fmean(b) for b, a in zip(base, adapter, strict=True)]
-    mean, stderr = statistics.fmean(differences), _error_of_mean(differences)
+    mean, stderr = statistics.fmean(differences), error_of_mean(differences)
     low, high = interval(mean, stderr, len(differences), difference=True)
     return Difference(mean, stderr, low, high, _sign_flip_p_value(differences))
-
-
-def _error_of_mean(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def _check_draws(name: str, right: Sequence[Sequence[bool]], k: int, smallest: int = 1) -> None:
@@ -261,29 +251,6 @@ def answer_classes(texts: Sequence[str], same: Callable[[str, str], bool] | None
         near = [members for members in classes if any(same(text, member) for member in members)]
         classes = [members for members in classes if members not in near] + [[text, *itertools.chain(*near)]]
     return classes
-
-
-@functools.lru_cache(maxsize=100)
-def _student_t(level: float, degrees: int) -> float:
-    """How far from 0 the share ``level`` of Student's t lies, on both sides together."""
-    low, high = 0.0, math.pi / 2
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _share_within(middle, degrees) < level else (low, middle)
-    return math.sqrt(degrees) * math.tan(high)
-
-
-def _share_within(angle: float, degrees: int) -> float:
-    """The share of Student's t within +-sqrt(degrees) * tan(angle).
-
-    Source: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: exact, as the degrees of freedom are whole.
-    """
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for power in range(odd, degrees - 1, 2):
-        total += term
-        term *= (power + 1) / (power + 2) * cosine**2
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
 def _sign_flip_p_value(differences: Sequence[float]) -> float:

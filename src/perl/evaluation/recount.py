@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 from perl.errors import Problem
 from perl.evaluation.metrics import paired_difference
 from perl.evaluation.protocol import Protocol
@@ -40,7 +38,6 @@ _SHA_DIGITS = 64
 # Wall time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
 _PATIENCE_SECONDS = 30.0
 _UNDECIDED = frozenset({"timeout", "error"})
-_PROTOCOL = TypeAdapter(Protocol)
 _AGAIN = "perl eval writes it anew"
 
 
@@ -121,7 +118,10 @@ def recount(results: Results, samples: KeptSamples | None = None, golds: Golds |
         samples: Of the policies that it names; None: there are none, and each problem's rights and wrongs must do.
         golds: By which completions are judged again, where samples have their texts.
     """
-    found, basis, reported, problems = [], {}, [], list(_protocol_problems(results.protocol))
+    found: list[TaskResult] = []
+    basis: dict[str, Basis] = {}
+    reported: list[str] = []
+    problems: list[Problem] = []
     kept = _Kept(samples) if samples is not None else None
     for task in results.tasks:
         try:
@@ -138,17 +138,18 @@ def recount(results: Results, samples: KeptSamples | None = None, golds: Golds |
     return Recount(replace(results, tasks=tuple(found)), basis, tuple(reported), tuple(problems))
 
 
-def layout_problems(written: Mapping[str, Any], results: Results) -> list[Problem]:
-    """Where a results file does not hold what its own part under ``perl`` says, as its part for lighteval's readers.
+def layout_problems(written: Mapping[str, Any], counted: Results) -> list[Problem]:
+    """Where the part of a results file that lighteval's readers find is not what was counted.
 
     Args:
         written: The file.
-        results: As they were read from it.
+        counted: Its results, counted again.
     """
-    own = json.loads(json.dumps(results.as_dict()))
+    own = json.loads(json.dumps(counted.as_dict()))
+    expected, found = ({key: value for key, value in part.items() if key != "perl"} for part in (own, written))
     return [
-        Problem(f"{_path(place)} is {_shown(there)}, by its part under perl it is {_shown(right)}", RESULTS, _AGAIN)
-        for place, right, there in _unequal(own, written)
+        Problem(f"{_path(place)} is {_shown(there)} in the file, counted is {_shown(right)}", RESULTS, _AGAIN)
+        for place, right, there in _unequal(expected, found)
     ]
 
 
@@ -218,6 +219,8 @@ def _facts_problems(task: TaskResult, protocol: Protocol) -> tuple[list[Problem]
     known = all_tasks().get(task.name)
     titles = {task.name + HELD_OUT, *([known.title] if known else [])}
     held_out = task.title == task.name + HELD_OUT
+    if len(set(task.samples.values())) < len(task.samples):
+        problems.append(_problem(task, "base and adapter name the same samples"))
     if known is None and not held_out:
         return problems, [f"the title and the protocol of {task.name}, which is no task of perl eval"]
     if task.title not in titles:
@@ -231,24 +234,14 @@ def _facts_problems(task: TaskResult, protocol: Protocol) -> tuple[list[Problem]
     return problems, []
 
 
-def _protocol_problems(protocol: Protocol) -> Iterator[Problem]:
-    try:
-        _PROTOCOL.validate_json(json.dumps(vars(protocol)), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        yield Problem(f"its protocol's {'.'.join(map(str, first['loc']))}: {first['msg']}", RESULTS)
-
-
 def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Problem]:
-    """Whether the problems are those of the data that the results name, all and in order."""
+    """Whether the problems are those of the data that the results name, all and in order; no golds: there are none."""
     if golds is None:
         return []
-    there, named = [problem.id for problem in task.problems], list(golds)
-    if there == named:
+    if golds and [problem.id for problem in task.problems] == list(golds):
         return []
-    absent = [name for name in named if name not in there]
-    which = f"lacks {len(absent)} of them, the first is {absent[0]!r}" if absent else "holds others"
-    return [_problem(task, f"the data has {len(named)} problems, the file {which}")]
+    message = f"its data is not the task's, whose first {len(task.problems)} problems have another SHA-256"
+    return [_problem(task, message)]
 
 
 def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who, Groups], list[Problem]]:
@@ -340,11 +333,13 @@ def _from_rights(task: TaskResult, protocol: Protocol) -> TaskResult:
             for name, row in rows
         ]
     counted = with_figures(task, groups, _pass_at(task))
-    return replace(counted, **{who: _as_reported(getattr(counted, who), getattr(task, who)) for who in groups})
+    return replace(
+        counted, base=_as_reported(counted.base, task.base), adapter=_as_reported(counted.adapter, task.adapter)
+    )
 
 
-def _as_reported(counted: Score, said: Score) -> Score:
-    return replace(counted, **{name: getattr(said, name) for name in NOT_FROM_RIGHTS})
+def _as_reported(counted: Score | None, said: Score | None) -> Score | None:
+    return None if counted is None else replace(counted, **{name: getattr(said, name) for name in NOT_FROM_RIGHTS})
 
 
 def _pass_at(task: TaskResult) -> list[int]:

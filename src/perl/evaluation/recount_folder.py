@@ -7,7 +7,6 @@ or repositories.
 """
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +26,7 @@ from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
 from perl.recipe.sections import DATA_FILE_SUFFIXES
 from perl.sandbox import is_sandbox
+from perl.strict_json import parse_mapping
 
 _RECIPE, _RUN_FACTS = "recipe.yaml", "run.json"
 
@@ -45,7 +45,9 @@ def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     results = read_results(file)
     folder = file.parent
     found = recount(results, kept_samples(folder), find_golds(results, recipe or _recipe_above(folder)))
-    return replace(found, problems=(*layout_problems(json.loads(file.read_text("utf-8")), results), *found.problems))
+    whole = len(found.results.tasks) == len(results.tasks)
+    layout = layout_problems(parse_mapping(file.read_bytes()), found.results if whole else results)
+    return replace(found, problems=(*found.problems, *layout))
 
 
 def recount_published(results: bytes, samples: bytes | None, where: str) -> Recount:

@@ -221,8 +221,9 @@ def _labels(task: TaskResult) -> dict[str, float | None]:
     """What lighteval's readers find: our metrics, and lighteval's own by the names it gives them."""
     score = task.score
     ours: dict[str, float | None] = {f"avg@{score.k}": score.accuracy, f"avg@{score.k}_stderr": score.stderr}
-    ours |= {f"pass@{k}": value for k, value in score.pass_at.items()}
-    ours[f"maj@{score.k}"] = score.majority
+    for k, value in score.pass_at.items():
+        ours |= {f"pass@{k}": value, f"pass@{k}_stderr": score.pass_at_stderr.get(k)}
+    ours |= {f"maj@{score.k}": score.majority, f"maj@{score.k}_stderr": score.majority_stderr}
     return ours | (dict(task.score_by_lighteval.metrics) if task.score_by_lighteval else {})
 
 

@@ -117,7 +117,11 @@ class SampleFile:
             return file.read(1) == b"\n"
 
     def lines(self) -> Iterator[tuple[str, Sample]]:
-        """What names the policy, and the sample, a line each; a line that is none of ours is left out."""
+        """What names the policy, and the sample, a line each; a line that is none of ours is left out.
+
+        Raises:
+            PerlError: The file cannot be read.
+        """
         return (line for line in self._read() if line is not None)
 
     def _read(self, *, whole: bool = False) -> Iterator[tuple[str, Sample] | None]:

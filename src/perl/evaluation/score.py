@@ -6,14 +6,14 @@ Knows nothing of models, files or of a second policy.
 """
 
 import logging
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
-from perl.rewards.verifier import check, check_all
+from perl.intervals import interval
+from perl.rewards.verifier import check_all
 from perl.types import Verdict
 
 logger = logging.getLogger("perl")
@@ -23,7 +23,17 @@ G_PASS_K = 16
 G_PASS_THRESHOLDS = (0.25, 0.5, 0.75, 1.0)
 UNJUDGED = ("timeout", "error", "unparsable_gold")
 """Verdicts that say nothing of the answer; such completions count as not right."""
-NOT_FROM_RIGHTS = ("majority", "mean_tokens", "tokens", "truncated", "no_answer", "unjudged")
+NOT_FROM_RIGHTS = (
+    "majority",
+    "majority_stderr",
+    "majority_low",
+    "majority_high",
+    "mean_tokens",
+    "tokens",
+    "truncated",
+    "no_answer",
+    "unjudged",
+)
 """Fields of a score that take more than which completions are right."""
 HASHED = "sha256:"
 """Begins what stands for an answer that is too long to be published; only the same letters are the same answer."""
@@ -41,7 +51,13 @@ class Score:
         low: Lower end of its 95 % interval; None likewise.
         high: Upper end.
         pass_at: k' -> pass@k', the unbiased estimate.
+        pass_at_stderr: k' -> its standard error, clustered by problem; empty for a single problem.
+        pass_at_low: k' -> the lower end of its 95 % interval; empty likewise.
+        pass_at_high: k' -> the upper end.
         majority: maj@k.
+        majority_stderr: Its standard error; None for a single problem.
+        majority_low: Lower end of its 95 % interval; None likewise.
+        majority_high: Upper end.
         g_pass: ``0.5`` -> G-Pass@16 at that threshold, ``mean`` -> mG-Pass@16; empty below 16 completions a problem.
         mean_tokens: Mean length of a completion.
         tokens: Of all completions.
@@ -57,7 +73,13 @@ class Score:
     low: float | None
     high: float | None
     pass_at: Mapping[int, float]
+    pass_at_stderr: Mapping[int, float]
+    pass_at_low: Mapping[int, float]
+    pass_at_high: Mapping[int, float]
     majority: float
+    majority_stderr: float | None
+    majority_low: float | None
+    majority_high: float | None
     mean_tokens: float
     tokens: int
     truncated: float
@@ -80,19 +102,26 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
         raise ValueError("no problem, no score")
     right = rights(problems)
     every = [sample for samples in problems for sample in samples]
-    k, error = len(right[0]), metrics.standard_error(right)
-    accuracy = metrics.average_at_k(right)
-    known = not math.isnan(error)
-    low, high = metrics.interval(accuracy, error, len(right)) if known else (None, None)
+    k, average = len(right[0]), _estimate([statistics.fmean(row) for row in right])
+    passes = {j: _estimate(metrics.pass_at_k_by_problem(right, j)) for j in sorted({*pass_numbers(k), *pass_at})}
+    answers = [[sample.extracted for sample in samples] for samples in problems]
+    wrong = [[" ".join(s.extracted.split()) for s in samples if s.extracted and not s.right] for samples in problems]
+    majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong)))
     return Score(
         n=len(right),
         k=k,
-        accuracy=accuracy,
-        stderr=error if known else None,
-        low=low,
-        high=high,
-        pass_at={j: metrics.pass_at_k(right, j) for j in sorted({*pass_numbers(k), *pass_at})},
-        majority=metrics.majority_at_k([[s.extracted for s in samples] for samples in problems], right, same_meaning),
+        accuracy=average.mean,
+        stderr=average.stderr,
+        low=average.low,
+        high=average.high,
+        pass_at={j: found.mean for j, found in passes.items()},
+        pass_at_stderr={j: found.stderr for j, found in passes.items() if found.stderr is not None},
+        pass_at_low={j: found.low for j, found in passes.items() if found.low is not None},
+        pass_at_high={j: found.high for j, found in passes.items() if found.high is not None},
+        majority=majority.mean,
+        majority_stderr=majority.stderr,
+        majority_low=majority.low,
+        majority_high=majority.high,
         g_pass=_g_pass(right) if k >= G_PASS_K else {},
         mean_tokens=statistics.fmean(sample.tokens for sample in every),
         tokens=sum(sample.tokens for sample in every),
@@ -100,6 +129,24 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
         no_answer=statistics.fmean(sample.status == "no_answer" for sample in every),
         unjudged=statistics.fmean(sample.status in UNJUDGED for sample in every),
     )
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """A mean over problems, with error and interval if there is more than one problem."""
+
+    mean: float
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def _estimate(values: Sequence[float]) -> _Estimate:
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return _Estimate(mean)
+    error = metrics.error_of_mean(values)
+    return _Estimate(mean, error, *interval(mean, error, len(values)))
 
 
 def judge_rows(completions: Sequence[Sequence[str]], golds: Sequence[str]) -> list[list[Verdict]]:
@@ -134,8 +181,23 @@ def _g_pass(right: Sequence[Sequence[bool]]) -> dict[str, float]:
     return {**found, "mean": metrics.mean_g_pass_at_k(right, G_PASS_K)}
 
 
-def same_meaning(one: str, other: str) -> bool:
-    r"""Whether two answers that differ mean the same, by the verifier's word."""
-    if one.startswith(HASHED) or other.startswith(HASHED):
-        return False
-    return check(one, f"\\boxed{{{other}}}").right
+def same_meaning(problems: Iterable[Sequence[str]]) -> Callable[[str, str], bool]:
+    r"""Whether two different answers to a problem mean the same, by the verifier's word.
+
+    Args:
+        problems: The answers to each problem, in the order in which they will be compared: a later one with an earlier.
+
+    Returns:
+        What knows it of these pairs; they are compared here, many at a time.
+    """
+    pairs = dict.fromkeys(
+        (later, earlier)
+        for answers in problems
+        for i, later in enumerate(dict.fromkeys(answers))
+        for earlier in list(dict.fromkeys(answers))[:i]
+        if not (later.startswith(HASHED) or earlier.startswith(HASHED))
+    )
+    golds, answers = [later for later, _ in pairs], [f"\\boxed{{{earlier}}}" for _, earlier in pairs]
+    verdicts = check_all(golds, answers) if pairs else []
+    same = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.right}
+    return lambda later, earlier: (later, earlier) in same

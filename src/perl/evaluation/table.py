@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from perl.evaluation.metrics import Difference
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
+from perl.intervals import ALIKE, estimate_text, percent
 
 # Above this share of truncated completions a score says more about the limit than about the policy.
 MUCH_TRUNCATED = 0.1
 # A terminal shows wider tables in two parts.
 WIDEST = 100
+# A difference with a larger p value is not said to be one, whatever its interval.
+SMALL_P = 0.05
 _SHORT_SHA = 12
 
 Column = tuple[str, list[str]]
@@ -54,7 +57,7 @@ def plain(results: Results) -> str:
     scores, further = _score_columns(results.tasks, PLAIN), _further_columns(results.tasks)
     lines = plain_table([*scores, *further])
     if max(map(len, lines)) > WIDEST:
-        lines = [*plain_table(scores), "", *plain_table([scores[0], *further])]
+        lines = [line for part in (scores, *_parts(scores[0], further)) for line in ("", *plain_table(part))][1:]
     notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(results, PLAIN)]
     return "\n".join([*lines, "", *notes]) + "\n"
 
@@ -79,16 +82,16 @@ def plain_table(columns: Sequence[Column]) -> list[str]:
     ]
 
 
-def percent(share: float) -> str:
-    """A share in percent with one decimal."""
-    return f"{100 * share:.1f}"
-
-
 def score_cell(score: Score | None) -> str:
-    """``41.2 ± 1.3``: avg@k and its standard error in percent."""
-    if score is None:
-        return "-"
-    return percent(score.accuracy) if score.stderr is None else f"{percent(score.accuracy)} ± {percent(score.stderr)}"
+    """``41.2 ± 1.3``: avg@k and its standard error in percent; ``100.0 [88.4, 100.0]`` where that error is 0.0."""
+    return "-" if score is None else estimate_text(score.accuracy, score.stderr, score.low, score.high)
+
+
+def error_words(scores: Iterable[Score]) -> list[str]:
+    """What the errors in the cells of these scores are."""
+    cells = [cell for score in scores for cell in (score_cell(score), _pass_cell(score), _majority_cell(score))]
+    words = ["±: standard error, clustered by problem"]
+    return [*words, f"[ ]: {ALIKE}"] if any("[" in cell for cell in cells) else words
 
 
 def difference_cell(difference: Difference | None) -> str:
@@ -108,8 +111,22 @@ def p_cell(difference: Difference | None) -> str:
 
 
 def is_shown(difference: Difference | None) -> bool:
+    """Whether a difference is more than chance: its 95 % interval excludes 0, and its p value is at most 0.05."""
+    return difference is not None and excludes_zero(difference) and difference.p_value <= SMALL_P
+
+
+def excludes_zero(difference: Difference) -> bool:
     """Whether the 95 % interval of a difference excludes 0."""
-    return difference is not None and (difference.low > 0 or difference.high < 0)
+    return difference.low > 0 or difference.high < 0
+
+
+def why_not_shown(difference: Difference) -> str:
+    """What speaks against a difference that is not shown: ``the 95 % interval includes 0``."""
+    if math.isnan(difference.low):
+        return "a single problem has no interval"
+    if excludes_zero(difference):
+        return f"p is above {SMALL_P}"
+    return "the 95 % interval includes 0"
 
 
 def _signed(share: float) -> str:
@@ -137,7 +154,7 @@ def _further_columns(tasks: Sequence[TaskResult]) -> list[Column]:
     columns: list[Column] = []
     if _k(tasks) != "1":  # with one completion a problem they are avg@1 again
         columns.append(_pass_column(tasks))
-        columns.append((f"maj@{_k(tasks)}", [_both(task, lambda s: percent(s.majority)) for task in tasks]))
+        columns.append((f"maj@{_k(tasks)}", [_both(task, _majority_cell) for task in tasks]))
     columns.append(("mean tokens", [_both(task, lambda s: f"{s.mean_tokens:,.0f}") for task in tasks]))
     columns.append(("truncated", [_both(task, lambda s: percent(s.truncated)) for task in tasks]))
     columns.append(("no answer", [_both(task, lambda s: percent(s.no_answer)) for task in tasks]))
@@ -158,7 +175,28 @@ def _marked(task: TaskResult, score: Score | None, sign: int, marks: Marks) -> s
 
 def _pass_column(tasks: Sequence[TaskResult]) -> Column:
     """pass@k for each task's own k."""
-    return f"pass@{_k(tasks)}", [_both(task, lambda s: percent(s.pass_at[s.k])) for task in tasks]
+    return f"pass@{_k(tasks)}", [_both(task, _pass_cell) for task in tasks]
+
+
+def _pass_cell(score: Score) -> str:
+    k = score.k
+    return estimate_text(
+        score.pass_at[k], score.pass_at_stderr.get(k), score.pass_at_low.get(k), score.pass_at_high.get(k)
+    )
+
+
+def _majority_cell(score: Score) -> str:
+    return estimate_text(score.majority, score.majority_stderr, score.majority_low, score.majority_high)
+
+
+def _parts(first: Column, further: Sequence[Column]) -> list[list[Column]]:
+    """The columns in as few tables as a terminal shows, each with the first one."""
+    parts: list[list[Column]] = [[first]]
+    for column in further:
+        if len(parts[-1]) > 1 and max(map(len, plain_table([*parts[-1], column]))) > WIDEST:
+            parts.append([first])
+        parts[-1].append(column)
+    return parts
 
 
 def _both(task: TaskResult, text: Callable[[Score], str]) -> str:
@@ -210,12 +248,12 @@ def _subject(results: Results, marks: Marks) -> str:
 
 
 def _legend(tasks: Sequence[TaskResult], marks: Marks) -> str:
-    parts = ["Scores and shares in percent", "±: standard error, clustered by problem"]
+    parts = ["Scores and shares in percent", *error_words(score for task in tasks for _, score in _policies(task))]
     if any(task.difference for task in tasks):
         parts.append("difference: adapter less base, paired by problem")
         parts.append("p: sign flips by problem" + (", not corrected for the number of tasks" if len(tasks) > 1 else ""))
         if any(is_shown(task.difference) for task in tasks):
-            parts.append(f"{marks.name}: the better one, the interval excludes 0")
+            parts.append(f"{marks.name}: the better one, the interval excludes 0 and p is at most {SMALL_P}")
     if any(task.base and task.adapter for task in tasks):
         parts.append("a → b: base → adapter")
     return "; ".join(parts) + "."
@@ -245,7 +283,7 @@ def _doubts(tasks: Sequence[TaskResult]) -> list[str]:
             )
     differences = [task.difference for task in tasks if task.difference is not None]
     if differences and not any(map(is_shown, differences)):
-        lines.append(f"No difference from the base is shown: {_intervals(differences)}.")
+        lines.append(f"No difference from the base is shown: {_reasons(differences)}.")
     return lines
 
 
@@ -253,7 +291,8 @@ def _policies(task: TaskResult) -> Iterable[tuple[str, Score]]:
     return ((who, score) for who, score in (("base", task.base), ("adapter", task.adapter)) if score is not None)
 
 
-def _intervals(differences: Sequence[Difference]) -> str:
-    if all(math.isnan(difference.low) for difference in differences):
-        return "a single problem has no interval"
-    return "the 95 % interval includes 0" if len(differences) == 1 else "every 95 % interval includes 0"
+def _reasons(differences: Sequence[Difference]) -> str:
+    reasons = list(dict.fromkeys(map(why_not_shown, differences)))
+    if len(differences) > 1 and reasons == ["the 95 % interval includes 0"]:
+        return "every 95 % interval includes 0"
+    return ", or ".join(reasons)

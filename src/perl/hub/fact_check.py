@@ -114,7 +114,7 @@ def _of_log(
     run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[Problem] | list[Problem]:
     """A log ends where the training ended, but for the steps that its interval leaves out."""
-    every = [int(row["step"]) for row in rows if "step" in row]
+    every = [int(row["step"]) for row in rows if row.get("step") is not None]
     steps = [step for step in every if run.step is None or step <= run.step]
     found = []
     if steps and run.step is not None:
@@ -123,6 +123,8 @@ def _of_log(
         if run.step - steps[-1] >= max(between, thinned):
             message = f"says {run.step}, {METRICS} ends at step {steps[-1]}"
             found.append(Problem(message, f"{RUN_FACTS}: step", _AGAIN))
+    if steps and recipe and steps[0] > max(1.0, float(recipe.train.get("logging_steps", 1))):
+        found.append(Problem(f"begins at step {steps[0]}", METRICS, _AGAIN))
     if any(later < earlier for earlier, later in pairwise(every)):
         found.append(Problem("its steps are not in order", METRICS, _AGAIN))
     most = recipe.train.get("max_steps") if recipe else None

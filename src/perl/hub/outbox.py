@@ -6,15 +6,19 @@ Knows nothing of the Hub.
 """
 
 import json
+import re
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from perl.errors import RunFolderError
 from perl.hub.package import Package, read_package
 from perl.run import Run, write_text
+from perl.strict_json import parse_mapping
 
 PUSH, OUTBOX = "push.json", "outbox"
 VERSION = 1
@@ -56,6 +60,10 @@ class Push:
     version: int = field(default=VERSION)
 
 
+_PUSH = TypeAdapter(Push)
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
 def read_push(run: Run) -> Push | None:
     """What became of the run's last push; None: there was none.
 
@@ -64,12 +72,19 @@ def read_push(run: Run) -> Push | None:
     """
     path = run.path / PUSH
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return Push(**{**facts, "steps": tuple(facts["steps"])})
+        parse_mapping(path.read_bytes())
+        push = _PUSH.validate_json(path.read_bytes(), strict=True)
+        if _REPOSITORY.fullmatch(push.repo_id) is None:
+            raise ValueError(f"{push.repo_id!r:.60} is no name on the Hub (user/name)")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise RunFolderError(f"cannot be read: {reason}", str(path), "delete it and push again") from None
+    except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot be read: {error}", str(path), "delete it and push again") from None
+    return push
 
 
 def write_push(run: Run, push: Push) -> Push:
@@ -101,7 +116,8 @@ def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> Pat
 
 def queued_checkpoints(run: Run, repo_id: str) -> dict[int, Package]:
     """Step -> package of every checkpoint that is still to be sent there, in order."""
-    folders = {int(path.name.removeprefix("step-")): path for path in _outbox(run, repo_id).glob("step-*")}
+    found = [path for path in _outbox(run, repo_id).glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    folders = {int(path.name.removeprefix("step-")): path for path in found}
     return {step: read_package(folders[step]) for step in sorted(folders)}
 
 

@@ -28,7 +28,7 @@ from perl.hub.notes import split_notes
 from perl.hub.public_recipe import public_recipe, without_paths
 from perl.hub.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
 from perl.model import public_name
-from perl.run import log_rows
+from perl.run import read_log
 from perl.saved_adapter import CONFIG, WEIGHTS
 
 MOST_ROWS = 1000
@@ -121,7 +121,7 @@ def package_candidate(
     # The curves of a checkpoint's revision end where it does; a picture would show more.
     of_a_step = isinstance(candidate.which, int)
     if run.metrics.is_file():
-        rows = log_rows(run.metrics.read_text(encoding="utf-8"))
+        rows = read_log(run.metrics)
         files[METRICS] = thinned(rows, last_step=candidate.step if of_a_step else None)
     if candidate.results is not None and candidate.results_folder is not None:
         files[SCORES] = _without_paths(candidate.results_folder / RESULTS)
@@ -171,7 +171,7 @@ def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, mos
         most: How many.
     """
     if last_step is not None:
-        rows = [row for row in rows if row.get("step", 0) <= last_step]
+        rows = [row for row in rows if (row.get("step") or 0) <= last_step]
     if len(rows) > most:
         rows = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

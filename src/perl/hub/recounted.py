@@ -51,20 +51,30 @@ def recount_source(name: str) -> Recount | None:
 def run_problems(run: Run) -> list[Problem]:
     """Why the scores of what a run trained may not be shown; see :func:`candidate_problems`."""
     place = _place(run)
-    return [] if place is None else _problems(run, place)
+    return [] if place is None else _recount(run, place).said_of(str(place))
 
 
 def candidate_problems(candidate: Candidate) -> list[Problem]:
-    """Why an adapter's scores may not be shown or sent: they are not those of its samples, or there are no samples.
+    """Why an adapter's scores may not be shown or sent: they are not those of its samples.
 
     Args:
         candidate: An adapter of a run; without results nothing is wrong with them.
 
     Raises:
-        PerlError: The results or samples cannot be read.
+        PerlError: There are no samples, or they or the results cannot be read.
     """
-    place = candidate.results_folder
-    return [] if place is None else _problems(candidate.run, place)
+    return [] if candidate.results_folder is None else recount_candidate(candidate).said_of(str(candidate.run.path))
+
+
+def recount_candidate(candidate: Candidate) -> Recount:
+    """The results of an adapter, counted again from the samples that were drawn of it.
+
+    Raises:
+        PerlError: There are no results or samples, or they cannot be read.
+    """
+    if candidate.results_folder is None:
+        raise PerlError("its adapter was not evaluated", str(candidate.run.path), "perl eval")
+    return _recount(candidate.run, candidate.results_folder)
 
 
 def _place(run: Run) -> Path | None:
@@ -74,11 +84,11 @@ def _place(run: Run) -> Path | None:
     return run.path / "eval" if (run.path / SCORES).is_file() else None
 
 
-def _problems(run: Run, place: Path) -> list[Problem]:
+def _recount(run: Run, place: Path) -> Recount:
     if kept_samples(place) is None:
-        hint = f"perl eval --adapter {run.path} draws them"
-        return [Problem(f"no score of it can be counted again, there is no {SAMPLES}", str(place), hint)]
-    return recount_folder(place, Recipe.load(run.path / "recipe.yaml")).said_of(str(place))
+        message = f"its scores cannot be counted again, there is no {SAMPLES}"
+        raise PerlError(message, str(place), f"perl eval --adapter {run.path} draws them")
+    return recount_folder(place, Recipe.load(run.path / "recipe.yaml"))
 
 
 def recount_repository(repository: str, commit: str | None) -> Recount | None:

@@ -6,7 +6,8 @@ Knows nothing of the rest of the card.
 """
 
 from perl.evaluation.results import HELD_OUT, Results, TaskResult
-from perl.evaluation.table import difference_cell, is_shown, markdown, percent, score_cell
+from perl.evaluation.table import SMALL_P, difference_cell, excludes_zero, is_shown, markdown, score_cell
+from perl.intervals import percent
 
 _MOST_IN_HEADLINE = 3
 
@@ -62,10 +63,11 @@ def _of_difference(task: TaskResult) -> list[str]:
         return [f"On {task.title} it is worse than its base."] if worse else []
     if task.score.n < 2:
         return [f"On {task.title} a single problem was asked: the score says nothing of others."]
-    return [
-        f"On {task.title} it cannot be told from its base: the 95 % interval of the difference, "
-        f"{difference_cell(difference).partition(' ')[2]} points, holds 0."
-    ]
+    cannot = f"On {task.title} it cannot be told from its base"
+    if excludes_zero(difference):
+        return [f"{cannot}: the p value of the difference is above {SMALL_P}."]
+    ends = difference_cell(difference).partition(" ")[2]
+    return [f"{cannot}: the 95 % interval of the difference, {ends} points, holds 0."]
 
 
 def _of_completions(task: TaskResult) -> list[str]:

@@ -18,6 +18,7 @@ from perl.zoo.tables import (
     markdown_table,
     percent,
     plain_table,
+    score_text,
     signed_percent,
     size_text,
 )
@@ -162,8 +163,8 @@ def fact_cell(value: Value) -> Cell:
 def score_cells(score: TaskScore) -> dict[str, Cell]:
     """The columns of a task."""
     return {
-        score.task: Cell(score.adapter, percent(score.adapter, score.stderr)),
-        f"{score.task}.base": Cell(score.base, percent(score.base, score.base_stderr)),
+        score.task: Cell(score.adapter, score_text(score.adapter, score.stderr, score.n)),
+        f"{score.task}.base": Cell(score.base, score_text(score.base, score.base_stderr, score.n)),
         f"{score.task}.gain": Cell(score.gain, signed_percent(score.gain)),
         f"{score.task}.stderr": Cell(score.stderr, percent(score.stderr)),
     }
@@ -240,7 +241,7 @@ def _fits(fact: str, value: str, name: str) -> bool:
 
 def _first_score(scores: Sequence[TaskScore]) -> Cell:
     first, more = scores[0], len(scores) - 1
-    text = f"{first.task} {percent(first.adapter, first.stderr)}" + (f" (+{more})" if more else "")
+    text = f"{first.task} {score_text(first.adapter, first.stderr, first.n)}" + (f" (+{more})" if more else "")
     return Cell(text, text)
 
 

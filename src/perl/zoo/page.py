@@ -19,7 +19,7 @@ from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.listing import tasks_of
 from perl.zoo.ranking import error_of, seed_scores
-from perl.zoo.tables import percent, plain, signed_percent, size_text
+from perl.zoo.tables import plain, score_interval, score_text, signed_percent, size_text
 
 _WIDTH, _HEIGHT = 100, 28
 _LARGE_WIDTH, _LARGE_HEIGHT = 560, 200
@@ -167,11 +167,11 @@ def _score_cell(entry: Entry, score: TaskScore, axis: tuple[float, float]) -> Sc
     error = error_of(entry, score)
     return ScoreCell(
         value=score.adapter,
-        text=percent(score.adapter, error),
-        base=percent(score.base, score.base_stderr),
+        text=score_text(score.adapter, error, score.n),
+        base=score_text(score.base, score.base_stderr, score.n),
         gain=signed_percent(score.gain),
-        adapter_bar=_bar(score.adapter, error, axis),
-        base_bar=None if score.base is None else _bar(score.base, score.base_stderr, axis),
+        adapter_bar=_bar(score.adapter, _ends(score.adapter, error, score.n), axis),
+        base_bar=None if score.base is None else _bar(score.base, _ends(score.base, score.base_stderr, score.n), axis),
         seeds=tuple(_place(value, axis) for value in seed_scores(entry, score)[1:]),
     )
 
@@ -182,14 +182,17 @@ def _axis(entries: Sequence[Entry], task: str) -> tuple[float, float]:
     for entry in entries:
         score = entry.score(task)
         if score is not None:
-            ends += [*_ends(score.adapter, error_of(entry, score)), *seed_scores(entry, score)]
-            ends += [] if score.base is None else _ends(score.base, score.base_stderr)
+            ends += [*_ends(score.adapter, error_of(entry, score), score.n), *seed_scores(entry, score)]
+            ends += [] if score.base is None else _ends(score.base, score.base_stderr, score.n)
     low, high = max(0.0, min(ends)), min(1.0, max(ends))
     return (low, high) if high > low else (max(0.0, low - 0.05), min(1.0, high + 0.05))
 
 
-def _ends(value: float, error: float | None) -> list[float]:
-    return [value - (error or 0), value + (error or 0)]
+def _ends(value: float, error: float | None, problems: int | None) -> tuple[float, float]:
+    """As far as the error goes; as far as the interval where there is no spread to take an error from."""
+    if error:
+        return value - error, value + error
+    return score_interval(value, error, problems) or (value, value)
 
 
 def _place(value: float, axis: tuple[float, float]) -> float:
@@ -197,9 +200,8 @@ def _place(value: float, axis: tuple[float, float]) -> float:
     return round(5 + (_WIDTH - 10) * min(1.0, max(0.0, (value - low) / (high - low))), 1)
 
 
-def _bar(value: float, error: float | None, axis: tuple[float, float]) -> Bar:
-    low, high = _ends(value, error)
-    return Bar(_place(value, axis), _place(low, axis), _place(high, axis))
+def _bar(value: float, ends: tuple[float, float], axis: tuple[float, float]) -> Bar:
+    return Bar(_place(value, axis), _place(ends[0], axis), _place(ends[1], axis))
 
 
 def _hash(text: str) -> str:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 
 from perl.zoo.entry import Entry
-from perl.zoo.tables import percent, plain, plain_table, signed_percent, size_text
+from perl.zoo.tables import percent, plain, plain_table, score_text, signed_percent, size_text
 
 _WIDEST = 100
 
@@ -24,8 +24,8 @@ def sheet(entry: Entry) -> list[str]:
             [
                 score.task,
                 score.metric,
-                percent(score.adapter, score.stderr),
-                percent(score.base, score.base_stderr),
+                score_text(score.adapter, score.stderr, score.n),
+                score_text(score.base, score.base_stderr, score.n),
                 signed_percent(score.gain),
                 "-" if score.n is None else f"{score.n:,}",
                 score.protocol_hash or "-",

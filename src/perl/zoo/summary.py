@@ -12,7 +12,7 @@ from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.listing import tasks_of
 from perl.zoo.ranking import error_of
-from perl.zoo.tables import Value, csv_text, in_markdown, markdown_table, percent, size_text
+from perl.zoo.tables import Value, csv_text, in_markdown, markdown_table, score_text, size_text
 
 MARKDOWN, CSV = "MODEL_ZOO.md", "zoo.csv"
 
@@ -179,7 +179,7 @@ def _task_cell(task: str) -> Callable[[Entry], str]:
         found = entry.score(task)
         if found is None:
             return "-"
-        text = percent(found.adapter, found.stderr)
+        text = score_text(found.adapter, found.stderr, found.n)
         spread = error_of(entry, found)
         return f"{text} (seeds ± {100 * spread:.1f})" if spread is not None and spread != found.stderr else text
 
@@ -201,9 +201,10 @@ def _base_line(entries: Sequence[Entry], tasks: Sequence[str]) -> str:
     names = {entry.base for entry in entries}
     scores = []
     for task in tasks:
-        found = {(s.base, s.base_stderr) for e in entries for s in e.scores if s.task == task and s.base is not None}
+        asked = [score for entry in entries for score in entry.scores if score.task == task]
+        found = {(score.base, score.base_stderr, score.n) for score in asked if score.base is not None}
         if len(found) == 1:
-            scores.append(f"{task} {percent(*found.pop())}")
+            scores.append(f"{task} {score_text(*found.pop())}")
     parts = [*(names if len(names) == 1 else ()), *([", ".join(scores)] if scores else [])]
     return in_markdown(f"Base: {'; '.join(parts)}.") if parts else ""
 

@@ -10,6 +10,8 @@ import io
 import re
 from collections.abc import Sequence
 
+from perl import intervals
+
 Value = str | int | float | None
 
 _MARKDOWN = re.compile(r"([\\|<>\[\]*`&])")
@@ -60,11 +62,23 @@ def csv_text(headings: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:
     return out.getvalue()
 
 
-def percent(share: float | None, error: float | None = None) -> str:
-    """``46.6 ± 1.2``, or a dash."""
+def percent(share: float | None) -> str:
+    """``46.6``, or a dash."""
+    return "-" if share is None else intervals.percent(share)
+
+
+def score_text(share: float | None, error: float | None, problems: int | None) -> str:
+    """``46.6 ± 1.2``, ``100.0 [88.4, 100.0]`` where the error is 0.0, or a dash."""
     if share is None:
         return "-"
-    return f"{100 * share:.1f}" if error is None else f"{100 * share:.1f} ± {100 * error:.1f}"
+    return intervals.estimate_text(share, error, *(score_interval(share, error, problems) or (None, None)))
+
+
+def score_interval(share: float, error: float | None, problems: int | None) -> tuple[float, float] | None:
+    """The 95 % interval of a score; None unless its standard error and the number of problems are known."""
+    if error is None or problems is None or problems < 2:
+        return None
+    return intervals.interval(share, error, problems)
 
 
 def signed_percent(share: float | None) -> str:

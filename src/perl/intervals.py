@@ -1,0 +1,153 @@
+"""How far a mean of scores may lie from the true one, also where few problems were asked or nearly all came out alike.
+
+mean, standard error, number of problems -> ends of a confidence interval
+
+Knows nothing of what the scores are scores of.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy
+from numpy.typing import NDArray
+
+# Dimensions: E evaluations, N nodes of a quadrature.
+Floats = NDArray[numpy.float64]
+Values = Sequence[float] | Floats
+
+_NODES_N, _WEIGHTS_N = numpy.polynomial.legendre.leggauss(64)
+ALIKE = "95 % interval, where problems came out alike and the standard error is 0.0"
+"""What :func:`estimate_text` writes in brackets."""
+# What is left of a density so many nats below where it is cut off is below the rounding of a float.
+_NATS = 40.0
+_STEPS = 60
+
+
+def interval(
+    mean: float, stderr: float, count: int, level: float = 0.95, *, difference: bool = False
+) -> tuple[float, float]:
+    """The confidence interval of a mean of scores.
+
+    For rights and wrongs it is Clopper and Pearson's, which holds the true share at least as often as it says. For
+    means of several completions it is as much narrower as their spread says. It is never a single point: where all
+    problems came out alike, it says how many of those not asked may not.
+
+    Args:
+        mean: Score, 0..1.
+        stderr: Its standard error, clustered by problem.
+        count: Problems.
+        level: Share of such intervals that hold the true mean, between 0 and 1.
+        difference: The mean is one of differences of scores, -1..1.
+
+    Returns:
+        Low and high; both NaN for fewer than two problems or a standard error of NaN.
+
+    Raises:
+        ValueError: The level is not between 0 and 1.
+    """
+    if count < 2 or math.isnan(stderr):
+        _check(level)
+        return math.nan, math.nan
+    low_E, high_E = intervals([mean], [stderr], count, level, difference=difference)
+    return float(low_E[0]), float(high_E[0])
+
+
+def intervals(
+    mean: Values, stderr: Values, count: int, level: float = 0.95, *, difference: bool = False
+) -> tuple[Floats, Floats]:
+    """The same of many evaluations of as many problems each, at least two.
+
+    Each end is a quantile of the beta distribution that has mean and variance of the Bayesian bootstrap (weights drawn
+    from a flat Dirichlet) of the problems' scores and one more that is as bad, or as good, as a score can be. If all
+    are 0 or 1 that is the posterior of Clopper and Pearson's limit, and the quantile is their limit.
+
+    Args:
+        mean: Of each evaluation, shape (E).
+        stderr: Its standard error, shape (E).
+        count: Problems of each.
+        level: As in :func:`interval`.
+        difference: As in :func:`interval`.
+
+    Source: Clopper and Pearson 1934; the bootstrap with one more at the end of the range is Gaffke's bound (2005), in
+        Learned-Miller and Thomas 2019, arXiv:1905.06208; the two moments in place of its quantile are our choice.
+    """
+    _check(level)
+    lowest, width = (-1.0, 2.0) if difference else (0.0, 1.0)
+    share_E = numpy.clip((numpy.asarray(mean, float) - lowest) / width, 0.0, 1.0)
+    # The variance of the problems' scores, which cannot be more than if all were 0 or 1.
+    most_E = share_E * (1 - share_E)
+    variance_E = numpy.minimum((numpy.asarray(stderr, float) / width) ** 2 * (count - 1), most_E)
+    low_E = _gap(share_E, variance_E, count, (1 - level) / 2)
+    high_E = 1 - _gap(1 - share_E, variance_E, count, (1 - level) / 2)
+    return lowest + width * low_E, lowest + width * high_E
+
+
+def estimate_text(mean: float, stderr: float | None, low: float | None, high: float | None) -> str:
+    """``41.2 ± 1.3``: a score and its standard error in percent; ``100.0 [88.4, 100.0]`` where that error is 0.0.
+
+    Problems that all came out alike have no spread to take an error from, which is no certainty.
+
+    Args:
+        mean: Score, 0..1.
+        stderr: None: it is not known.
+        low: Lower end of its 95 % interval; None likewise.
+        high: Upper end.
+    """
+    if stderr is not None and percent(stderr) != percent(0.0):
+        return f"{percent(mean)} ± {percent(stderr)}"
+    return percent(mean) if low is None or high is None else f"{percent(mean)} [{percent(low)}, {percent(high)}]"
+
+
+def percent(share: float) -> str:
+    """A share in percent with one decimal."""
+    return f"{100 * share:.1f}"
+
+
+def _check(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"a level lies between 0 and 1, {level} does not")
+
+
+def _gap(share_E: Floats, variance_E: Floats, count: int, tail: float) -> Floats:
+    """The lower limit of the mean of scores of 0..1; 0 where all are 0."""
+    low_E = numpy.zeros_like(share_E)
+    some = share_E > 0
+    share_E, variance_E = share_E[some], variance_E[some]
+    total = count + 1  # with one more problem, whose score is 0
+    mean_E = count / total * share_E
+    spread_E = (count / total * variance_E + count / total**2 * share_E**2) / (total + 1)
+    size_E = mean_E * (1 - mean_E) / spread_E - 1
+    low_E[some] = _beta_quantile(tail, mean_E * size_E, (1 - mean_E) * size_E)
+    return low_E
+
+
+def _beta_quantile(tail: float, a_E: Floats, b_E: Floats) -> Floats:
+    """Where the share ``tail``, less than a quarter, of a beta distribution lies below.
+
+    Newton's method on the logarithm of that share over z = log(x / (1 - x)), where the density is log-concave, and the
+    share with it: from the left each step stays on the left, from the right the first one leads there.
+    """
+    log_beta_E = _log_gamma(a_E) + _log_gamma(b_E) - _log_gamma(a_E + b_E)
+    z_E = numpy.log(a_E / b_E) - 2 * numpy.sqrt(1 / a_E + 1 / b_E)
+    for _ in range(_STEPS):
+        at_E = _log_density(z_E, a_E, b_E)
+        slope_E = a_E - (a_E + b_E) * (1 + numpy.tanh(z_E / 2)) / 2
+        # A log-concave function falls at least as fast as its tangent says.
+        far_E = _NATS / slope_E
+        away_EN = far_E[:, None] * (_NODES_N + 1) / 2
+        below_EN = _log_density(z_E[:, None] - away_EN, a_E[:, None], b_E[:, None]) - at_E[:, None]
+        mass_E = numpy.exp(below_EN) @ _WEIGHTS_N * far_E / 2
+        step_E = (at_E + numpy.log(mass_E) - log_beta_E - math.log(tail)) * mass_E
+        z_E = z_E - step_E
+        if not step_E.size or numpy.max(abs(step_E)) < 1e-12:
+            break
+    return numpy.exp(-numpy.logaddexp(0.0, -z_E))
+
+
+def _log_density(z: Floats, a: Floats, b: Floats) -> Floats:
+    """Of z, up to a constant."""
+    return -a * numpy.logaddexp(0.0, -z) - b * numpy.logaddexp(0.0, z)
+
+
+def _log_gamma(values_E: Floats) -> Floats:
+    return numpy.array([math.lgamma(value) for value in values_E.tolist()])

@@ -1,0 +1,89 @@
+"""Results of another policy or protocol in a folder are kept, each in a place of its own, and one line says so."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from perl.evaluation.earlier import set_aside
+from perl.evaluation.results import read_results
+from tests.evaluations import results, task_result
+
+SUMS = task_result("sums", ["1100", "0000"], ["1110", "0100"])
+OURS = results(SUMS)
+OTHER = results(SUMS, adapter_config_sha256="d" * 64)
+
+
+def put(new, folder):
+    """As an evaluation does."""
+    set_aside(new, folder)
+    new.with_earlier(folder).write(folder)
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.INFO, logger="perl")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_another_policys_results_with_their_files_are_moved_and_said(tmp_path, said):
+    OURS.write(tmp_path)
+    for name in ("table.md", "problems.png", "samples.jsonl"):
+        (tmp_path / name).write_text(f"ours: {name}")
+    put(OTHER, tmp_path)
+    place = tmp_path / "earlier" / OURS.subject["policy"][:8]
+    assert read_results(place) == OURS
+    assert read_results(tmp_path) == OTHER
+    assert {path.name for path in place.iterdir()} == {"results.json", "table.md", "problems.png"}
+    assert (place / "table.md").read_text() == "ours: table.md"
+    assert (tmp_path / "samples.jsonl").exists()
+    (line,) = said()
+    assert "another policy" in line
+    assert str(place) in line
+
+
+def test_every_one_of_many_results_is_kept(tmp_path, said):
+    hot = replace(OURS, protocol=replace(OURS.protocol, temperature=0.9))
+    newer = replace(OURS, verifier="2 (by hand)")
+    fewer = results(task_result("sums", ["1100"], ["1110"], protocol_hash="f" * 16))
+    faster = replace(OURS, engine={**OURS.engine, "backend": "transformers"})
+    many = [OURS, hot, newer, fewer, faster, OTHER, results(SUMS, base_sha256="a" * 64)]
+    for one in many:
+        put(one, tmp_path)
+    found = [read_results(path) for path in (tmp_path / "earlier").glob("*/results.json")]
+    assert len(found) == len(many) - 1 == len(said())
+    assert read_results(tmp_path) == many[-1]
+    assert all(one in found for one in many[:-1])
+
+
+def test_the_same_again_and_other_tasks_of_it_move_nothing(tmp_path, said):
+    products = results(task_result("products", ["11"], ["10"]))
+    for one in (OURS, OURS, products, OURS):
+        put(one, tmp_path)
+    assert not (tmp_path / "earlier").exists()
+    assert [task.name for task in read_results(tmp_path).tasks] == ["sums", "products"]
+    assert said() == []
+
+
+def test_two_policies_in_turn_leave_one_place_each(tmp_path):
+    for _ in range(3):
+        put(OURS, tmp_path)
+        put(OTHER, tmp_path)
+    assert {path.name for path in (tmp_path / "earlier").iterdir()} == {
+        one.subject["policy"][:8] for one in (OURS, OTHER)
+    }
+
+
+def test_results_that_cannot_be_read_are_kept_as_they_are(tmp_path, said):
+    for number, text in enumerate(("{", '{"perl": {"version": 1}}')):
+        (tmp_path / "results.json").write_text(text)
+        put(OURS, tmp_path)
+        place = tmp_path / "earlier" / ("unreadable" if number == 0 else "unreadable-2")
+        assert (place / "results.json").read_text() == text
+    assert len(said()) == 2
+    assert "version is 1" in said()[1]
+
+
+def test_an_empty_folder_stays_empty(tmp_path):
+    set_aside(OURS, tmp_path)
+    assert list(tmp_path.iterdir()) == []
