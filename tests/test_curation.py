@@ -15,6 +15,7 @@ from perl.run import sha256_of
 from perl.zoo.catalogue import open_zoo
 from perl.zoo.entry import read_entry
 from tests.curation_runs import change, copied, trained
+from tests.evaluation.forgeries import FORGERIES
 
 TASK = "sandbox:addition"
 
@@ -129,37 +130,67 @@ def test_a_run_without_results_is_refused(run, tmp_path):
 
 def test_results_of_another_adapter_are_refused(run, tmp_path):
     change(results_file(run), lambda facts: facts["perl"]["subject"].update(adapter_sha256="0" * 64))
-    with pytest.raises(PerlError, match="those of another adapter"):
+    with pytest.raises(PerlError, match="those of another policy"):
         add(run, tmp_path / "zoo")
 
 
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda f: task_facts(f)["adapter"].update(accuracy=0.99), r"scores 0.99, its problems give 0\.\d+"),
-        (lambda f: task_facts(f)["base"].update(accuracy=0.01), r"base on sandbox:addition scores 0.01"),
-        (lambda f: task_facts(f)["adapter"].update(stderr=0.0001), "its problems give"),
-        (lambda f: task_facts(f)["adapter"].update(stderr=None), "its problems give"),
-        (lambda f: task_facts(f)["problems"].popitem(), "not of 8 problems with 2 completions"),
-        (lambda f: task_facts(f)["problems"]["0"].pop("adapter"), "not of 8 problems with 2 completions"),
-        (lambda f: task_facts(f)["problems"]["0"].update(double("0", f)), "not of 8 problems with 2 completions"),
-        (lambda f: task_facts(f).update(protocol_hash="0" * 16), "protocol of sandbox:addition is not the one"),
-        (lambda f: f["perl"]["protocol"].update(temperature=0.5), "protocol of sandbox:addition is not the one"),
-        (lambda f: task_facts(f).update(max_new_tokens=65), "protocol of sandbox:addition is not the one"),
-        (lambda f: f["perl"]["protocol"].update(temperature="1"), "do not add up: temperature"),
-        (lambda f: f["perl"]["protocol"].update(k=True), "do not add up: k"),
-        (lambda f: task_facts(f)["data"].update(sha256=None), "has no SHA-256"),
-        (lambda f: task_facts(f).update(adapter=None), "no score of the adapter"),
-        (lambda f: task_facts(f)["adapter"].update(accuracy="high"), "do not add up"),
-        (lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")), "problems give"),
-        (lambda f: f["perl"].update(tasks={}), "have no task"),
+        (
+            lambda f: task_facts(f)["adapter"].update(accuracy=0.99),
+            r"adapter.accuracy is 0.99 in the file, counted is 0",
+        ),
+        (lambda f: task_facts(f)["base"].update(accuracy=0.01), r"base.accuracy is 0.01 in the file"),
+        (lambda f: task_facts(f)["adapter"].update(stderr=0.0001), "adapter.stderr is 0.0001 in the file"),
+        (lambda f: task_facts(f)["adapter"].update(stderr=None), "adapter.stderr is None in the file"),
+        (lambda f: task_facts(f)["difference"].update(mean=0.526), "difference.mean is 0.526 in the file"),
+        (lambda f: task_facts(f)["adapter"].update(mean_tokens=1.5), "adapter.mean_tokens is 1.5 in the file"),
+        (lambda f: task_facts(f).update(protocol_hash="0" * 16), "its protocol_hash is '0000000000000000', protocol"),
+        (lambda f: f["perl"]["protocol"].update(temperature=0.5), "its protocol_hash is"),
+        (lambda f: task_facts(f).update(max_new_tokens=65), "its protocol_hash is"),
+        (lambda f: task_facts(f)["data"].update(sha256="x"), "its data has no SHA-256"),
     ],
 )
 def test_a_number_that_does_not_follow_is_refused(run, tmp_path, edit, said):
     change(results_file(run), edit)
     with pytest.raises(PerlError, match=said) as caught:
         add(run, tmp_path / "zoo")
+    assert all(line.startswith(f"{run}: results.json: ") for line in str(caught.value).splitlines())
+    assert not (tmp_path / "zoo").exists()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda f: task_facts(f)["problems"].popitem(),
+        lambda f: task_facts(f)["problems"]["0"].pop("adapter"),
+        lambda f: task_facts(f)["problems"]["0"].update(double("0", f)),
+        lambda f: f["perl"]["protocol"].update(temperature="1"),
+        lambda f: f["perl"]["protocol"].update(k=True),
+        lambda f: task_facts(f)["data"].update(sha256=None),
+        lambda f: task_facts(f).update(adapter=None),
+        lambda f: task_facts(f)["adapter"].update(accuracy="high"),
+        lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")),
+        lambda f: f["perl"].update(tasks={}),
+    ],
+)
+def test_results_that_are_none_are_refused_in_a_line(run, tmp_path, edit):
+    change(results_file(run), edit)
+    with pytest.raises(PerlError) as caught:
+        add(run, tmp_path / "zoo")
     assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_results_that_are_not_those_of_the_runs_samples_are_refused(run, tmp_path):
+    """Every figure follows from bits that are all 1, only the samples say otherwise."""
+    FORGERIES["every bit 1 and every figure that follows"].edit(run / "eval")
+    with pytest.raises(PerlError, match="the adapter's rights differ on"):
+        add(run, tmp_path / "zoo")
+    (run / "eval" / "samples.jsonl").unlink()
+    with pytest.raises(PerlError, match=r"cannot be counted again, there is no samples.jsonl .*perl eval --adapter"):
+        add(run, tmp_path / "zoo")
     assert not (tmp_path / "zoo").exists()
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from perl.adapter import adapter_tensors, load_adapter_tensors
 from perl.methods import adalora
 from perl.run import write_text
+from perl.strict_json import parse_mapping
 
 _MANIFEST = "complete.json"
 _ROLLOUTS = "rollouts-rank{rank}.safetensors"
@@ -42,8 +43,8 @@ def unseal(checkpoint: Path) -> None:
 def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint was sealed and still has all of its files."""
     try:
-        sizes = json.loads((checkpoint / _MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+        sizes = parse_mapping((checkpoint / _MANIFEST).read_bytes())
+    except (OSError, ValueError):
         return False
     return all((checkpoint / name).is_file() and (checkpoint / name).stat().st_size == s for name, s in sizes.items())
 
@@ -55,8 +56,12 @@ def step_of(checkpoint: Path) -> int:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint in a folder, or None."""
-    complete = [path for path in _checkpoints(folder) if is_complete(path)]
-    return max(complete, key=step_of, default=None)
+    return max(complete_checkpoints(folder), key=step_of, default=None)
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, in no order."""
+    return [path for path in _checkpoints(folder) if is_complete(path)]
 
 
 def discard_incomplete(folder: Path) -> None:

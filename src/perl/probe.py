@@ -8,12 +8,16 @@ published, or after it was downloaded.
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from perl.errors import RunFolderError
 from perl.run import write_text
+from perl.strict_json import parse_mapping
 
 PROBE = "probe.json"
 _TYPE = "float32"
@@ -44,11 +48,36 @@ def write_probe(folder: Path, input_ids_BT: torch.Tensor, log_probs_BT: torch.Te
 
 
 def read_probe(folder: Path) -> Probe | None:
-    """The probe in a run folder; None: the run kept none that was computed in float32."""
+    """The probe in a run folder; None: the run kept none that was computed in float32.
+
+    Raises:
+        RunFolderError: The file is not what we write.
+    """
     try:
-        facts = json.loads((folder / PROBE).read_text(encoding="utf-8"))
+        facts = parse_mapping((folder / PROBE).read_bytes(), finite=False)
+        if facts.get("type") != _TYPE:
+            return None
+        found = Probe(_tensor(facts, "input_ids", torch.int64), _tensor(facts, "log_probs", torch.float32))
     except FileNotFoundError:
         return None
-    if facts.get("type") != _TYPE:
-        return None
-    return Probe(torch.tensor(facts["input_ids"]), torch.tensor(facts["log_probs"], dtype=torch.float32))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot be read: {error}", str(folder / PROBE)) from None
+    rows, columns = found.input_ids_BT.shape
+    if found.log_probs_BT.shape != (rows, columns - 1) or rows < 1 or columns < 2:
+        raise RunFolderError("its prompts and log-probabilities do not fit", str(folder / PROBE))
+    return found
+
+
+def _tensor(facts: Mapping[str, Any], name: str, dtype: torch.dtype) -> torch.Tensor:
+    """(B, T) numbers.
+
+    Raises:
+        ValueError: There are none of this name.
+    """
+    try:
+        found = torch.tensor(facts.get(name))
+    except (TypeError, RuntimeError, ValueError, OverflowError):
+        raise ValueError(f"{name} is no table of numbers") from None
+    if found.ndim != 2 or found.is_floating_point() != dtype.is_floating_point or found.dtype is torch.bool:
+        raise ValueError(f"{name} is no table of numbers")
+    return found.to(dtype)

@@ -24,8 +24,10 @@ from filelock import FileLock, Timeout
 
 from perl.errors import InterruptedRunError, RunFolderError
 from perl.recipe import Recipe
+from perl.run_facts import parse_run_facts
 
 _PACKAGES = ("perl-rl", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
+_LARGEST_LOGGED = 2**63
 # Settings that say where things are or go, not what is done: a run may go on with others.
 _PLACES = (
     "hub",
@@ -60,14 +62,12 @@ class Run:
         """
         path = Path(path)
         try:
-            facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
-            if not isinstance(facts, dict):
-                raise ValueError("run.json is no mapping")
+            facts = parse_run_facts((path / "run.json").read_bytes())
         except FileNotFoundError:
             what = "holds no run: it has no run.json" if path.is_dir() else "no such folder"
             raise RunFolderError(what, str(path)) from None
         except (OSError, ValueError) as error:
-            raise RunFolderError(f"holds no run: {error}", str(path)) from None
+            raise RunFolderError(f"holds no run: run.json: {error}", str(path)) from None
         return cls(path, facts, _seconds_before=float(facts.get("seconds", 0.0)))
 
     @property
@@ -120,7 +120,11 @@ class Run:
         """Drops what was logged after a step, so that a resumed run does not log it twice."""
         for log in (self.metrics, self.samples):
             if log.is_file():
-                kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+                kept = [
+                    line
+                    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+                    if _step_of(line) <= step
+                ]
                 write_text(log, "".join(line + "\n" for line in kept))
 
 
@@ -289,6 +293,11 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str 
     return found
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log file; none where there is no file."""
+    return log_rows(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else []
+
+
 def log_rows(text: str) -> list[dict[str, Any]]:
     """The rows of a log; a line that is none is left out, as one that a kill cut short."""
     rows = []
@@ -297,16 +306,23 @@ def log_rows(text: str) -> list[dict[str, Any]]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict):
+        if isinstance(row, dict) and all(_is_number(row.get(name)) for name in ("step", "reward", "num_tokens")):
             rows.append(row)
     return rows
+
+
+def _is_number(value: object) -> bool:
+    """Whether a logged value is a number that can be counted with, or absent; a mean may be none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        return False
+    return value is None or abs(value) < _LARGEST_LOGGED or value != value
 
 
 def _step_of(line: str) -> float:
     """The step of a log line; a line that a kill cut short counts as never logged."""
     try:
         return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return float("inf")
 
 

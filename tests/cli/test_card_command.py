@@ -9,6 +9,7 @@ import pytest
 
 from perl.cli import commands
 from perl.hub.run_card import run_package
+from perl.policy_name import policy_name
 from perl.run import Run
 from tests.hub.card_runs import make_run
 
@@ -105,7 +106,9 @@ def test_a_card_on_the_hub_is_looked_at_without_its_weights(perl, run, hub):
     assert not any("safetensors" in request.path for request in hub.log[before:])
     assert "2 scores recounted from 160 samples" in done.stdout
     other = json.loads(files["eval/results.json"])
-    other["perl"]["subject"]["adapter_sha256"] = "0" * 64
+    subject = other["perl"]["subject"]
+    subject["adapter_sha256"] = "0" * 64
+    subject["policy"] = policy_name(subject["base_sha256"], "0" * 64, subject["adapter_config_sha256"])
     hub.commit("user/good", {"eval/results.json": json.dumps(other).encode()})
     wrong = perl("card", "user/good", "--check")
     assert wrong.returncode == 2

@@ -7,10 +7,12 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from perl.evaluation.protocol import Protocol
+from perl.evaluation.published_samples import published_samples
 from perl.evaluation.recount import with_figures
-from perl.evaluation.results import HELD_OUT, SAMPLES, Results, TaskResult
+from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.task import TaskData, all_tasks
 from perl.evaluation.task_data import load_task_data
@@ -84,3 +86,15 @@ def write_scored(folder: Path, made: Results, base: Sequence[str], adapter: Sequ
     for who, rows in groups.items():
         SampleFile(folder / SAMPLES).append(keys[who], [sample for row in rows for sample in row])
     return found
+
+
+def forge_all_right(files: dict[str, bytes]) -> None:
+    """Published results and samples by which the adapter answers everything right, in agreement with each other."""
+    with TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / RESULTS).write_bytes(files["eval/results.json"])
+        found = read_results(place)
+        base = ["".join("1" if right else "0" for right in problem.base or ()) for problem in found.tasks[0].problems]
+        forged = write_scored(place, found, base, ["1" * found.protocol.k] * len(base))
+        files["eval/results.json"] = (place / RESULTS).read_bytes()
+        files["eval/samples.jsonl"] = published_samples(forged, place / SAMPLES) or b""

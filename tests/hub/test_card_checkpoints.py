@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.hub.card_check import check_card
+from perl.hub.found_card import find_card
 from perl.sandbox import BASE_FOLDER
 
 THEIRS = ("[More Information Needed]", "Model Card for", "This model is a fine-tuned version", "Framework versions")
@@ -49,7 +50,8 @@ def test_every_folder_that_was_saved_has_our_card(trained):
     for card in cards:
         text = card.read_text()
         assert [mark for mark in THEIRS if mark in text] == []
-        assert check_card(text, None, [path.name for path in card.parent.iterdir()]) == []
+        found = find_card(str(card.parent))
+        assert check_card(found.files, found.weights_sha256).problems == ()
         assert str(out) not in text
     assert "| optimizer steps | 1 |" in (out / "checkpoint-1" / "README.md").read_text()
     assert "| optimizer steps | 2 |" in (out / "checkpoint-2" / "README.md").read_text()
@@ -67,5 +69,6 @@ def test_a_script_says_what_its_arguments_say(trained):
         "| loss | dapo |",
     ):
         assert part in text
-    assert check_card(text, None, ()) == []
+    found = find_card(str(trained.args.output_dir))
+    assert check_card(found.files, found.weights_sha256).problems == ()
     assert "--max-lora-rank 8 " in text

@@ -13,10 +13,10 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 
 from perl.adapter import without_harmless_warnings
-from perl.hub.candidate import find_candidate
 from perl.hub.card import render_card
 from perl.hub.card_check import check_card
-from perl.hub.facts import CardFacts, card_facts
+from perl.hub.card_form import card_problems
+from perl.hub.facts import CardFacts, facts_from_files
 from perl.hub.found_card import find_card
 from perl.hub.run_card import write_card
 from tests.hub.card_runs import ADAPTERS, make_run, policy_of
@@ -49,14 +49,16 @@ def test_the_card_of_every_method_is_valid_and_its_snippets_load_the_adapter(met
     run = make_run(tmp_path / "a-run", method, policy)
     write_card(run)
     found = find_card(str(run.path))
-    assert [str(p) for p in check_card(found.text, found.results, found.files, found.weights_sha256)] == []
-    facts = card_facts(find_candidate(run), "user/adapter")
-    results = on_the_hub(facts).results.as_dict()
-    for card, scores in ((render_card(facts), found.results), (render_card(on_the_hub(facts)), results)):
-        assert [str(p) for p in check_card(card, scores, found.files)] == []
-        ModelCard(card).validate(repo_type="model")
-        assert ModelCard(card).data.library_name == "peft"
-    _run_python(found.text, run.adapter, policy, monkeypatch)
+    checked = check_card(found.files, found.weights_sha256, found.counted)
+    assert [str(p) for p in checked.problems] == []
+    facts = facts_from_files(found.files)
+    card = run.card.read_text()
+    assert render_card(facts) == card
+    for text in (card, render_card(on_the_hub(facts))):
+        assert [str(p) for p in card_problems(text, found.files)] == []
+        ModelCard(text).validate(repo_type="model")
+        assert ModelCard(text).data.library_name == "peft"
+    _run_python(card, run.adapter, policy, monkeypatch)
 
 
 def _run_python(card: str, adapter: Path, policy: PeftModel, monkeypatch) -> None:

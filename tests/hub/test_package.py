@@ -19,7 +19,7 @@ def rows(content):
 
 def test_it_holds_these_files_and_no_others():
     run = publishable()
-    for stranger in ("adapter/training_args.bin", "eval/samples.jsonl", "plots/notes.txt", "adapter/.DS_Store"):
+    for stranger in ("adapter/training_args.bin", "eval/table.md", "plots/notes.txt", "adapter/.DS_Store"):
         (run.path / stranger).write_bytes(b"\x80\x04")
     assert list(package_candidate(find_candidate(run), "user/a").files) == FILES
 

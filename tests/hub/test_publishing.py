@@ -1,5 +1,6 @@
 """A training that publishes: its checkpoints while it goes on, its adapter at the end; and a script that does."""
 
+import hashlib
 import json
 import logging
 
@@ -9,6 +10,7 @@ from huggingface_hub import CommitInfo
 import perl
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
+from perl.hub.card_check import check_card
 from perl.hub.outbox import read_push
 from tests.hub.push_runs import REPO, files_of
 from tests.hub_fixtures import TOKEN
@@ -91,8 +93,12 @@ def test_a_script_pushes_the_adapter_card_log_and_curves_in_one_commit(hub, trai
         "adapter_config.json",
         "adapter_model.safetensors",
         "metrics.jsonl",
+        "perl_run.json",
         "plots/curves.png",
     }
+    checked = check_card(there, hashlib.sha256(there["adapter_model.safetensors"]).hexdigest())
+    assert checked.problems == ()
+    assert "## Learning curves" in there["README.md"].decode()
     assert [json.loads(row)["step"] for row in there["metrics.jsonl"].splitlines()] == [1]
     later = trainer.push_to_hub(blocking=False).result(timeout=60)
     assert later.oid == done.oid

@@ -15,11 +15,11 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from perl.run import write_text
+from perl.run_facts import BEST, read_best
 
 logger = logging.getLogger("perl")
 
 Metrics = dict[str, float]
-_RECORD = "best.json"
 
 
 class TaskScores(TrainerCallback):
@@ -67,7 +67,7 @@ class TaskScores(TrainerCallback):
         if value > self._best_so_far(state.global_step):
             self._save(self._folder / "adapter")
             record = {"step": state.global_step, "metric": self._by or "mean avg@k", "value": value, "metrics": metrics}
-            write_text(self._folder / _RECORD, json.dumps(record, indent=2) + "\n")
+            write_text(self._folder / BEST, json.dumps(record, indent=2) + "\n")
 
     def _value(self, metrics: Metrics) -> float:
         if self._by is not None:
@@ -77,7 +77,10 @@ class TaskScores(TrainerCallback):
     def _best_so_far(self, step: int) -> float:
         """Of the steps before this one: a run that goes on from a checkpoint repeats those after it."""
         try:
-            record = json.loads((self._folder / _RECORD).read_text(encoding="utf-8"))
+            record = read_best(self._folder)
         except FileNotFoundError:
+            return float("-inf")
+        except (OSError, ValueError) as error:
+            logger.warning("%s: %s; the best score so far is forgotten", self._folder / BEST, error)
             return float("-inf")
         return float(record["value"]) if record["step"] < step else float("-inf")

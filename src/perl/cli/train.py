@@ -1,6 +1,6 @@
 """``perl train``: parse, train, print where everything is."""
 
-import json
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -63,6 +63,7 @@ def _summary(run: "Run") -> list[str]:
     """Scores of base and adapter, and where the files are."""
     from perl.evaluation.recount_folder import recount_folder
     from perl.evaluation.table import plain
+    from perl.run_facts import read_best
 
     lines = []
     if run.facts.get("eval"):
@@ -72,12 +73,10 @@ def _summary(run: "Run") -> list[str]:
     lines.append(f"{run.facts['steps']} steps, {run.facts['seconds']:.0f} s, reward {_reward(run)}")
     lines.append(f"adapter  {run.adapter}")
     lines.append(f"card     {run.card}")
-    best = run.path / "best" / "best.json"
-    if best.is_file():
-        found = json.loads(best.read_text(encoding="utf-8"))
-        lines.append(
-            f"best     {best.parent / 'adapter'}: {found['metric']} {found['value']:.3f} at step {found['step']}"
-        )
+    best = run.path / "best"
+    with contextlib.suppress(OSError, ValueError):  # none is kept
+        found = read_best(best)
+        lines.append(f"best     {best / 'adapter'}: {found['metric']} {found['value']:.3f} at step {found['step']}")
     curves = run.plots / "curves.png"
     lines.append(f"curves   {curves}" if curves.is_file() else "curves   not drawn: pip install 'perl-rl[plots]'")
     lines += _publishing(run)

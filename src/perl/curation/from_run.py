@@ -42,7 +42,8 @@ def _of_candidate(candidate: Candidate) -> Material:
     scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
-    rows = [row for row in steps_of(run.metrics.read_text(encoding="utf-8")) if row["step"] <= candidate.step]
+    log = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
+    rows = [row for row in steps_of(log) if row["step"] <= candidate.step]
     hardware = facts.get("hardware") or {}
     recipe = Recipe.load(run.path / "recipe.yaml")
     licence = card_facts(candidate).licence

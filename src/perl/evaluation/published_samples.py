@@ -103,10 +103,8 @@ def read_published(content: bytes, where: str) -> KeptSamples:
 
 def _lines(policy: str, samples: Sequence[Sample]) -> list[str]:
     """The lines of one problem."""
-    names: dict[str | None, str | None] = {
-        None: None,
-        **_names([s.extracted for s in samples if s.extracted is not None and not s.right]),
-    }
+    wrong = [sample.extracted for sample in samples if sample.extracted is not None and not sample.right]
+    names = _names(wrong)
     return [
         json.dumps(
             {
@@ -118,7 +116,7 @@ def _lines(policy: str, samples: Sequence[Sample]) -> list[str]:
                 "tokens": sample.tokens,
                 "truncated": sample.truncated,
                 "status": sample.status,
-                "extracted": _short(sample.extracted) if sample.right else names[sample.extracted],
+                "extracted": _public(sample, names),
             },
             ensure_ascii=False,
         )
@@ -142,7 +140,12 @@ def _names(answers: Sequence[str]) -> Mapping[str, str]:
     return names
 
 
-def _short(answer: str | None) -> str | None:
-    if answer is None or len(answer) <= LONGEST_ANSWER:
+def _public(sample: Sample, names: Mapping[str, str]) -> str | None:
+    answer = sample.extracted
+    return answer if answer is None else _short(answer) if sample.right else names[answer]
+
+
+def _short(answer: str) -> str:
+    if len(answer) <= LONGEST_ANSWER:
         return answer
     return HASHED + hashlib.sha256(answer.encode()).hexdigest()

@@ -146,10 +146,10 @@ def layout_problems(written: Mapping[str, Any], counted: Results) -> list[Proble
         counted: Its results, counted again.
     """
     own = json.loads(json.dumps(counted.as_dict()))
-    parts = [{key: value for key, value in part.items() if key != "perl"} for part in (own, written)]
+    expected, found = ({key: value for key, value in part.items() if key != "perl"} for part in (own, written))
     return [
         Problem(f"{_path(place)} is {_shown(there)} in the file, counted is {_shown(right)}", RESULTS, _AGAIN)
-        for place, right, there in _unequal(*parts)
+        for place, right, there in _unequal(expected, found)
     ]
 
 
@@ -219,6 +219,8 @@ def _facts_problems(task: TaskResult, protocol: Protocol) -> tuple[list[Problem]
     known = all_tasks().get(task.name)
     titles = {task.name + HELD_OUT, *([known.title] if known else [])}
     held_out = task.title == task.name + HELD_OUT
+    if len(set(task.samples.values())) < len(task.samples):
+        problems.append(_problem(task, "base and adapter name the same samples"))
     if known is None and not held_out:
         return problems, [f"the title and the protocol of {task.name}, which is no task of perl eval"]
     if task.title not in titles:
@@ -233,15 +235,13 @@ def _facts_problems(task: TaskResult, protocol: Protocol) -> tuple[list[Problem]
 
 
 def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Problem]:
-    """Whether the problems are those of the data that the results name, all and in order."""
+    """Whether the problems are those of the data that the results name, all and in order; no golds: there are none."""
     if golds is None:
         return []
-    there, named = [problem.id for problem in task.problems], list(golds)
-    if there == named:
+    if golds and [problem.id for problem in task.problems] == list(golds):
         return []
-    absent = [name for name in named if name not in there]
-    which = f"lacks {len(absent)} of them, the first is {absent[0]!r}" if absent else "holds others"
-    return [_problem(task, f"the data has {len(named)} problems, the file {which}")]
+    message = f"its data is not the task's, whose first {len(task.problems)} problems have another SHA-256"
+    return [_problem(task, message)]
 
 
 def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who, Groups], list[Problem]]:

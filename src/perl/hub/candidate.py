@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perl.checkpoint import is_complete, step_of
+from perl.checkpoint import complete_checkpoints, is_complete, step_of
 from perl.errors import PerlError, RunFolderError
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.policy_name import adapter_config_digest, policy_name
 from perl.run import Run, sha256_of
+from perl.run_facts import read_best
 from perl.saved_adapter import CONFIG, WEIGHTS
-from perl.strict_json import parse_mapping
 
 logger = logging.getLogger("perl")
 
@@ -118,7 +118,7 @@ def _config_digest(folder: Path) -> str:
 
 def checkpoint_steps(run: Run) -> list[int]:
     """Steps of the run's complete checkpoints, in order."""
-    return sorted(step_of(folder) for folder in run.checkpoints.glob("checkpoint-*") if is_complete(folder))
+    return sorted(step_of(folder) for folder in complete_checkpoints(run.checkpoints))
 
 
 def _called(which: Which) -> str:
@@ -126,16 +126,13 @@ def _called(which: Which) -> str:
 
 
 def _best_step(run: Run) -> int:
-    file, hint = run.path / "best" / "best.json", "eval.every in the recipe does"
+    hint = "eval.every in the recipe does"
     try:
-        step = parse_mapping(file.read_bytes()).get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise ValueError(f"{file.name} names no step")
+        return int(read_best(run.path / "best")["step"])
     except FileNotFoundError:
         raise RunFolderError("keeps no best adapter", str(run.path), hint) from None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"keeps no best adapter: {error}", str(run.path), hint) from None
-    return step
 
 
 def _results_in(folder: Path) -> Results | None:

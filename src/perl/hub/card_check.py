@@ -90,8 +90,6 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
     content = content_of(files, CARD)
     if content is None:
         return _wrong(Problem(f"there is no {CARD}"))
-    if len(content) > 4 * LARGEST_CARD:
-        return _wrong(Problem(f"has {len(content):,} bytes, a card has at most {LARGEST_CARD:,} characters", CARD))
     try:
         card = content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
@@ -145,7 +143,7 @@ def _compared(card: str, expected: str, run: RunFacts, facts: CardFacts) -> list
 def _of_files(files: Files, run: RunFacts) -> Iterator[Problem]:
     """What the files say of each other, and of the scores on leaderboards."""
     config, recipe = config_in(files), public_recipe_in(files)
-    yield from contradictions(run, config, recipe, log_in(files, run.step))
+    yield from contradictions(run, config, recipe, log_in(files))
     if WEIGHTS in files and config is None:
         yield Problem("is absent, without which nobody can load the adapter", CONFIG)
     if recipe is not None and METRICS not in files and run.step:

@@ -23,6 +23,7 @@ from perl.saved_adapter import CONFIG
 MOST_LINES = 30
 """Of differences; a card that has more was not made from these files."""
 _WINDOW = 100
+_ABSENT = object()
 _TEMPLATE = "this version of perl"
 # Which file a part of the card comes from: keys of the front matter, sections, rows of the table of the training.
 _KEYS = {
@@ -66,19 +67,21 @@ def _metadata(card: str, expected: str) -> Iterator[Problem]:
     (there, twice), (right, _) = _leaves(card), _leaves(expected)
     for number, path in twice:
         yield Problem(f"{shown('.'.join(path))} is there twice", f"{CARD}:{number}", AGAIN)
-    for path, (_, value) in right.items():
-        source = next((file for key, file in _KEYS.items() if path[0].startswith(key)), _TEMPLATE)
-        name = ".".join(path)
-        if path not in there:
-            yield Problem(f"lacks {name}, which {source} says is {shown(str(value))}", CARD, AGAIN)
-        elif there[path][1] != value:
-            number, said = there[path]
-            message = f"says {name} is {shown(str(said))}, {source} says {shown(str(value))}"
-            yield Problem(message, f"{CARD}:{number}", AGAIN)
     for path, (number, value) in there.items():
-        if path not in right:
-            message = f"says {shown('.'.join(path))} is {shown(str(value))}, which no file says"
+        name, (_, wanted) = ".".join(path), right.get(path, (0, _ABSENT))
+        if wanted is _ABSENT:
+            message = f"says {shown(name)} is {shown(str(value))}, which no file says"
             yield Problem(message, f"{CARD}:{number}", AGAIN)
+        elif wanted != value:
+            message = f"says {name} is {shown(str(value))}, {_source_of(path)} says {shown(str(wanted))}"
+            yield Problem(message, f"{CARD}:{number}", AGAIN)
+    for path, (_, value) in right.items():
+        if path not in there:
+            yield Problem(f"lacks {'.'.join(path)}, which {_source_of(path)} says is {shown(str(value))}", CARD, AGAIN)
+
+
+def _source_of(path: tuple[str, ...]) -> str:
+    return next((file for key, file in _KEYS.items() if path[0].startswith(key)), _TEMPLATE)
 
 
 def _leaves(card: str) -> tuple[dict[tuple[str, ...], tuple[int, Any]], list[tuple[int, tuple[str, ...]]]]:

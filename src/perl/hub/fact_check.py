@@ -25,8 +25,6 @@ from perl.recipe import Recipe
 from perl.saved_adapter import CONFIG
 
 _AGAIN = "perl push writes both anew"
-# Settings of the recipe that every method's config has under one of these names as they are.
-_IN_CONFIG = {"rank": ("r",), "alpha": ("lora_alpha", "alpha"), "dropout": ("lora_dropout",)}
 
 
 def contradictions(
@@ -38,7 +36,7 @@ def contradictions(
         run: From ``perl_run.json``.
         config: The adapter's; None: there is none.
         recipe: The run's; None: there is none.
-        rows: Of the log, up to the adapter's step.
+        rows: Of the log; those after the adapter's step are of a training that went on.
     """
     found: list[tuple[str, object, str, object]] = []
     if config is not None:
@@ -62,9 +60,9 @@ def _of_config(run: RunFacts, config: PeftConfig) -> Iterator[tuple[str, object,
     yield "method", method.config, CONFIG, type(config).__name__
     if method.starts:  # whose first half of the rank is the base's, moved into the adapter when it was saved
         return
-    for setting, names in _IN_CONFIG.items():
-        name = next((name for name in names if hasattr(config, name)), None)
-        if name is not None and setting in run.settings and setting in method.settings:
+    for setting in method.settings:
+        name = method.arguments.get(setting, setting)
+        if setting in run.settings and setting != "target_modules" and hasattr(config, name):
             yield f"settings.{setting}", run.settings[setting], CONFIG, getattr(config, name)
 
 
@@ -116,20 +114,24 @@ def _of_log(
     run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[Problem] | list[Problem]:
     """A log ends where the training ended, but for the steps that its interval leaves out."""
-    steps = [int(row["step"]) for row in rows if "step" in row]
+    every = [int(row["step"]) for row in rows if row.get("step") is not None]
+    steps = [step for step in every if run.step is None or step <= run.step]
     found = []
     if steps and run.step is not None:
-        every = max(1.0, float(recipe.train.get("logging_steps", 1))) if recipe else float(run.step)
-        thin = max((b - a for a, b in pairwise(steps)), default=1)
-        if run.step - steps[-1] >= max(every, thin):
+        between = max(1.0, float(recipe.train.get("logging_steps", 1))) if recipe else float(run.step)
+        thinned = max((b - a for a, b in pairwise(steps)), default=1)
+        if run.step - steps[-1] >= max(between, thinned):
             message = f"says {run.step}, {METRICS} ends at step {steps[-1]}"
             found.append(Problem(message, f"{RUN_FACTS}: step", _AGAIN))
-    if any(later < earlier for earlier, later in pairwise(steps)):
+    if steps and recipe and steps[0] > max(1.0, float(recipe.train.get("logging_steps", 1))):
+        found.append(Problem(f"begins at step {steps[0]}", METRICS, _AGAIN))
+    if any(later < earlier for earlier, later in pairwise(every)):
         found.append(Problem("its steps are not in order", METRICS, _AGAIN))
     most = recipe.train.get("max_steps") if recipe else None
-    if most and run.step is not None and run.step > most:
-        message = f"says {run.step}, {PUBLIC_RECIPE} says train.max_steps {most}"
-        found.append(Problem(message, f"{RUN_FACTS}: step", _AGAIN))
+    for step, file in ((run.step, f"{RUN_FACTS}: step"), (every[-1] if every else None, METRICS)):
+        if most and step is not None and step > most:
+            message = f"goes to step {step}, {PUBLIC_RECIPE} says train.max_steps {most}"
+            found.append(Problem(message, file, _AGAIN))
     tokens = [row["num_tokens"] for row in rows if row.get("num_tokens") is not None]
     if any(later < earlier for earlier, later in pairwise(tokens)):
         found.append(Problem("its num_tokens, which only grow, shrink", METRICS, _AGAIN))

@@ -28,7 +28,7 @@ from perl.saved_adapter import CONFIG, WEIGHTS
 
 # Bytes of each file that are read.
 _LARGEST = {
-    CARD: 4 * LARGEST_CARD,
+    CARD: LARGEST_CARD,
     RUN_FACTS: LARGEST_RUN_FACTS,
     CONFIG: 1_000_000,
     PUBLIC_RECIPE: 200_000,

@@ -18,6 +18,7 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 from perl.errors import PerlError, RunFolderError
 from perl.hub.package import Package, read_package
 from perl.run import Run, write_text
+from perl.strict_json import parse_mapping
 
 PUSH, OUTBOX = "push.json", "outbox"
 VERSION: Literal[1] = 1
@@ -76,6 +77,7 @@ def read_push(run: Run) -> Push | None:
     """
     path = run.path / PUSH
     try:
+        parse_mapping(path.read_bytes())
         return _READER.validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
         return None

@@ -163,7 +163,7 @@ def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, mos
         most: How many.
     """
     if last_step is not None:
-        rows = [row for row in rows if row.get("step", 0) <= last_step]
+        rows = [row for row in rows if (row.get("step") or 0) <= last_step]
     if len(rows) > most:
         rows = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from huggingface_hub import HfApi, constants
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from perl.errors import PerlError, RecipeError
+from perl.errors import PerlError, RecipeError, RunFolderError
 from perl.hub.candidate import Candidate
 from perl.hub.names import has_hub_form, is_hub_name, label
 from perl.hub.public_recipe import without_paths
@@ -190,6 +190,8 @@ def run_facts(
     """
     run, known, whole_run = candidate.run, candidate.run.facts, candidate.which == "final"
     recipe = recipe_of(run)
+    if not isinstance(known.get("base"), str):
+        raise RunFolderError("does not say in its run.json which base it trained on", str(run.path))
     base, revision = public_name(str(known["base"]), known.get("revision"))
     repo_id = repo_id or (recipe.hub.repo_id if recipe else known.get("repo_id"))
     data = known.get("data") or {}
@@ -206,7 +208,7 @@ def run_facts(
         "seed": known.get("seed"),
         "loss": known.get("loss"),
         "ratio_level": known.get("ratio_level"),
-        "settings": without_paths(known.get("settings") or {}),
+        "settings": known.get("settings") or {},
         "rewards": without_paths(known.get("rewards") or {}),
         "trainable_parameters": known.get("trainable_parameters"),
         "total_parameters": known.get("total_parameters"),
@@ -280,5 +282,5 @@ def _is_chat(run: Run) -> bool | None:
         first = file.readline()
     try:
         return isinstance(json.loads(first)["prompt"], list) if first else None
-    except (ValueError, KeyError, TypeError):  # a line that a kill cut short
+    except (ValueError, KeyError, TypeError, RecursionError):  # a line that a kill cut short
         return None

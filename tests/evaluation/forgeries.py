@@ -1,0 +1,253 @@
+"""Edits to ``results.json`` and ``samples.jsonl`` by which somebody may make a score look better than it is.
+
+name -> edit(folder) -> whether counting again shows it, and by which words
+
+The folder is an evaluation's: the two files of base and adapter on a sandbox task, four completions of a problem.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.recount import KeptSamples, recount
+from perl.evaluation.results import read_results
+from perl.evaluation.samples import SampleFile
+from perl.evaluation.task import all_tasks
+
+TASK = "sandbox:addition"
+
+Edit = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Forgery:
+    """One edit.
+
+    Attributes:
+        edit: Changes the files of a folder.
+        said: What a line says of it, by a regular expression; None: it cannot be shown without drawing again.
+        needs: What counting again needs to show it: ``texts`` of the completions, ``samples`` without texts, or only
+            each problem's ``rights``.
+    """
+
+    edit: Edit
+    said: str | None
+    needs: str = "rights"
+
+
+def _results(edit: Callable[[dict[str, Any]], None]) -> Edit:
+    """An edit of the parsed ``results.json``."""
+
+    def change(folder: Path) -> None:
+        file = folder / "results.json"
+        facts = json.loads(file.read_text())
+        edit(facts)
+        file.write_text(json.dumps(facts))
+
+    return change
+
+
+def _task(edit: Callable[[dict[str, Any]], None]) -> Edit:
+    return _results(lambda facts: edit(facts["perl"]["tasks"][TASK]))
+
+
+def _samples(edit: Callable[[list[dict[str, Any]]], None]) -> Edit:
+    """An edit of the lines of ``samples.jsonl``: the base's first, then the adapter's, problem by problem."""
+
+    def change(folder: Path) -> None:
+        file = folder / "samples.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        edit(lines)
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return change
+
+
+def _last_policy(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The adapter's lines, which stand after the base's."""
+    return [line for line in lines if line["policy"] == lines[-1]["policy"]]
+
+
+def _score(**changes: object) -> Edit:
+    return _task(lambda task: task["adapter"].update(changes))
+
+
+def _difference(**changes: object) -> Edit:
+    return _task(lambda task: task["difference"].update(changes))
+
+
+def _label(name: str, value: float) -> Edit:
+    return _results(lambda facts: facts["results"][f"{TASK}|0"].update({name: value}))
+
+
+def one_bit_flipped(folder: Path) -> None:
+    def edit(task: dict[str, Any]) -> None:
+        row = next(row for row in task["problems"].values() if "0" in row["adapter"])
+        row["adapter"] = row["adapter"].replace("0", "1", 1)
+
+    _task(edit)(folder)
+
+
+def every_bit_right(folder: Path) -> None:
+    def edit(task: dict[str, Any]) -> None:
+        for row in task["problems"].values():
+            row["adapter"] = "1" * len(row["adapter"])
+
+    _task(edit)(folder)
+
+
+def whole_results_forged(folder: Path) -> None:
+    """Every figure follows from bits that are all 1; the samples stay as they are."""
+    every_bit_right(folder)
+    _score(majority=1.0)(folder)
+    recount(read_results(folder)).results.write(folder)
+
+
+def results_and_statuses_forged(folder: Path) -> None:
+    """The verdicts too, with the answers that go with them; the texts stay."""
+
+    def edit(lines: list[dict[str, Any]]) -> None:
+        right = {line["problem"]: line["extracted"] for line in lines if line["status"] == "right"}
+        for line in _last_policy(lines):
+            if line["problem"] in right:
+                line.update(status="right", extracted=right[line["problem"]])
+
+    _samples(edit)(folder)
+    _written_again(folder)
+
+
+def everything_forged(folder: Path) -> None:
+    """Texts, verdicts and results say the same."""
+
+    def edit(lines: list[dict[str, Any]]) -> None:
+        right = {line["problem"]: line for line in lines if line["status"] == "right"}
+        for line in _last_policy(lines):
+            if line["problem"] in right:
+                line.update({k: right[line["problem"]][k] for k in ("text", "status", "extracted", "tokens")})
+
+    _samples(edit)(folder)
+    _written_again(folder)
+
+
+def fewer_tokens_everywhere(folder: Path) -> None:
+    _samples(lambda lines: [line.update(tokens=max(1, line["tokens"] // 2)) for line in _last_policy(lines)])(folder)
+    _written_again(folder)
+
+
+def problems_left_out(folder: Path) -> None:
+    """The adapter's worst problem is taken out of the results, and every figure counted without it."""
+
+    def edit(task: dict[str, Any]) -> None:
+        worst = min(task["problems"], key=lambda name: task["problems"][name]["adapter"].count("1"))
+        del task["problems"][worst]
+        for who in ("base", "adapter"):
+            task[who]["n"] -= 1
+
+    _task(edit)(folder)
+    _written_again(folder)
+
+
+def data_of_another_hash(folder: Path) -> None:
+    """Another SHA-256, and the protocol's hash that goes with it."""
+
+    def edit(facts: dict[str, Any]) -> None:
+        task = facts["perl"]["tasks"][TASK]
+        task["data"]["sha256"] = "0" * 64
+        known = all_tasks()[TASK]
+        asked = {"task": TASK, "task_version": known.version, "prompt": known.prompt, "data": "0" * 64}
+        protocol = Protocol(**facts["perl"]["protocol"])
+        task["protocol_hash"] = protocol.hash({**asked, "max_new_tokens": task["max_new_tokens"]})
+
+    _results(edit)(folder)
+
+
+def _written_again(folder: Path) -> None:
+    """Every figure counted from the lines of the samples, as ``perl eval`` would."""
+    kept = KeptSamples(list(SampleFile(folder / "samples.jsonl").lines()))
+    recount(read_results(folder), kept).results.write(folder)
+
+
+def _flip_status(lines: list[dict[str, Any]]) -> None:
+    next(line for line in _last_policy(lines) if line["status"] == "wrong")["status"] = "right"
+
+
+def _edit_text(lines: list[dict[str, Any]]) -> None:
+    wrong = next(line for line in _last_policy(lines) if line["status"] == "wrong")
+    right = next(line for line in lines if line["problem"] == wrong["problem"] and line["status"] == "right")
+    wrong["text"] = right["text"]
+
+
+def _steal(lines: list[dict[str, Any]]) -> None:
+    """The base's completions stand under the adapter's name, beside the adapter's own."""
+    mine = lines[-1]["policy"]
+    lines += [{**line, "policy": mine} for line in lines if line["policy"] != mine]
+
+
+# The samples give other bits; without samples the bits give other figures.
+_EITHER = "the adapter's rights differ on .* problems|adapter.accuracy is .* in the file, counted is"
+FORGERIES: dict[str, Forgery] = {
+    "one bit": Forgery(one_bit_flipped, _EITHER),
+    "every bit 1, figures unchanged": Forgery(every_bit_right, _EITHER),
+    "every bit 1 and every figure that follows": Forgery(
+        whole_results_forged, "the adapter's rights differ on .* problems", "samples"
+    ),
+    "accuracy": Forgery(_score(accuracy=0.99), "adapter.accuracy is 0.99 in the file"),
+    "standard error": Forgery(_score(stderr=0.0001), "adapter.stderr is 0.0001 in the file"),
+    "interval of the score": Forgery(_score(low=0.98, high=1.0), "adapter.low is 0.98 in the file"),
+    "pass@k": Forgery(_task(lambda task: task["adapter"]["pass_at"].update({"2": 1.0})), r"adapter.pass_at.2 is 1 in"),
+    "maj@k": Forgery(_score(majority=1.0), "adapter.majority is 1 in the file", "samples"),
+    "mean length": Forgery(_score(mean_tokens=3.0), "adapter.mean_tokens is 3 in the file", "samples"),
+    "tokens": Forgery(_score(tokens=3), "adapter.tokens is 3 in the file", "samples"),
+    "share cut off": Forgery(_score(truncated=0.25), "adapter.truncated is 0.25 in the file", "samples"),
+    "share without an answer": Forgery(_score(no_answer=0.25), "adapter.no_answer is 0.25", "samples"),
+    "share not judged": Forgery(_score(unjudged=0.25), "adapter.unjudged is 0.25", "samples"),
+    "difference": Forgery(_difference(mean=0.526), "difference.mean is 0.526 in the file"),
+    "interval of the difference": Forgery(_difference(low=0.525, high=0.527), "difference.low is 0.525 in the file"),
+    "p": Forgery(_difference(p_value=0.0001), "difference.p_value is 0.0001 in the file"),
+    "difference left out": Forgery(_task(lambda task: task.update(difference=None)), "difference is None in the file"),
+    "n": Forgery(_score(n=500), "is not of 8 problems"),
+    "k": Forgery(_score(k=64), "has not 64 completions"),
+    "labels for lighteval's readers": Forgery(_label("avg@4", 0.99), r"results\.sandbox:addition\|0\.avg@4 is 0.99"),
+    "a label more": Forgery(
+        _label("acc", 1.0), r"results\.sandbox:addition\|0\.acc is 1 in the file, counted is absent"
+    ),
+    "max_new_tokens": Forgery(_task(lambda task: task.update(max_new_tokens=32768)), "its protocol_hash is"),
+    "temperature": Forgery(_results(lambda f: f["perl"]["protocol"].update(temperature=0.6)), "its protocol_hash is"),
+    "protocol_hash": Forgery(_task(lambda task: task.update(protocol_hash="0" * 16)), "its protocol_hash is '0{16}'"),
+    "seed": Forgery(
+        _results(lambda f: f["perl"]["protocol"].update(seed=7)), "were not drawn with their own seed", "samples"
+    ),
+    "title": Forgery(_task(lambda task: task.update(title="AIME 2024")), "its title is 'AIME 2024', the task's is"),
+    "SHA-256 of the data": Forgery(
+        _task(lambda task: task["data"].update(sha256="0" * 64)), "its protocol_hash is .* protocol, task and data give"
+    ),
+    "SHA-256 of the data and the hash": Forgery(data_of_another_hash, "its data is not the task's"),
+    "a problem left out everywhere": Forgery(problems_left_out, "its data is not the task's"),
+    "policy": Forgery(
+        _results(lambda f: f["perl"]["subject"].update(policy="0" * 64)), "its policy is not the one that its digests"
+    ),
+    "a verdict": Forgery(_samples(_flip_status), "1 verdicts are not those of the texts", "texts"),
+    "a text": Forgery(_samples(_edit_text), "1 verdicts are not those of the texts", "texts"),
+    "verdicts and results": Forgery(results_and_statuses_forged, "verdicts are not those of the texts", "texts"),
+    "a sample's seed": Forgery(
+        _samples(lambda lines: lines[-1].update(seed=1)), "1 samples were not drawn with their own seed", "samples"
+    ),
+    "a sample's length": Forgery(
+        _samples(lambda lines: lines[-1].update(tokens=10**6)), "have another length than 0 to", "samples"
+    ),
+    "a sample twice": Forgery(
+        _samples(lambda lines: lines.append(lines[-1])), "1 samples stand there more than once", "samples"
+    ),
+    "samples missing": Forgery(_samples(lambda lines: lines.pop()), "1 samples are missing", "samples"),
+    "another policy's samples added": Forgery(_samples(_steal), "samples stand there more than once", "samples"),
+    "the base's samples for the adapter's": Forgery(
+        _task(lambda task: task["samples"].update(adapter=task["samples"]["base"])),
+        "base and adapter name the same samples",
+    ),
+    "lengths, in samples and results": Forgery(fewer_tokens_everywhere, None),
+    "texts, verdicts and results": Forgery(everything_forged, None),
+}
+"""Those without words are shown by ``perl zoo verify`` alone, which draws the completions again."""

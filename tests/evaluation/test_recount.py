@@ -1,0 +1,255 @@
+"""Counting results again: the same figures from samples, from published samples and from bits, and forgers' edits."""
+
+import json
+import re
+import shutil
+from dataclasses import asdict, fields, replace
+
+import pytest
+
+from perl.errors import PerlError
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.published_samples import published_samples, read_published
+from perl.evaluation.recount import KeptSamples, recount, with_figures
+from perl.evaluation.recount_folder import find_golds, recount_folder
+from perl.evaluation.results import SAMPLES, Results, TaskResult, read_results
+from perl.evaluation.samples import Sample, SampleFile
+from perl.evaluation.score import HASHED, NOT_FROM_RIGHTS, Score, score_samples
+from perl.evaluation.task import all_tasks
+from perl.evaluation.task_data import load_task_data
+from perl.policy_name import policy_name
+from perl.rewards.verifier import check_all, verifier_version
+from tests.evaluation.forgeries import FORGERIES, TASK
+
+K, COUNT = 4, 8
+KEYS = {"base": "b" * 16, "adapter": "a" * 16}
+# Whether the completions of each problem are right; the last one of a problem gives no answer where it is "-".
+BASE = ["0000", "100-", "1100", "1111", "0001", "10-0", "0100", "0110"]
+ADAPTER = ["1100", "1110", "1111", "1111", "010-", "1101", "1110", "1111"]
+
+
+def evaluation(folder, base=BASE, adapter=ADAPTER, wrong=lambda gold, index: str(int(gold) + 1 + index)):
+    """A sandbox task's results and samples, judged by the verifier, written into a folder.
+
+    The samples of the second policy stand after the first's.
+    """
+    protocol = Protocol(preset="recipe", max_new_tokens=64, k=K)
+    data = load_task_data(all_tasks()[TASK], None, COUNT)
+    groups = {}
+    for who, marks in (("base", base), ("adapter", adapter)):
+        rows = []
+        for question, row in zip(data.questions, marks, strict=True):
+            answers = [question.gold if mark == "1" else wrong(question.gold, i) for i, mark in enumerate(row)]
+            texts = ["so I think" if m == "-" else f"it is \\boxed{{{a}}}" for m, a in zip(row, answers, strict=True)]
+            verdicts = check_all([question.gold] * K, texts)
+            rows.append(
+                [
+                    Sample(
+                        TASK,
+                        question.id,
+                        i,
+                        protocol.seed_of(TASK, question.id, i),
+                        text,
+                        20 + i,
+                        i == 5,
+                        v.status,
+                        v.extracted,
+                    )
+                    for i, (text, v) in enumerate(zip(texts, verdicts, strict=True))
+                ]
+            )
+        groups[who] = rows
+    facts = {"task": TASK, "task_version": data.task.version, "prompt": data.task.prompt, "data": data.sha256}
+    empty = TaskResult(
+        name=TASK,
+        title=data.task.title,
+        protocol_hash=protocol.hash({**facts, "max_new_tokens": 64}),
+        max_new_tokens=64,
+        data={"source": data.source, "revision": None, "sha256": data.sha256},
+        samples=KEYS,
+    )
+    digests = ("1" * 64, "2" * 64, "3" * 64)
+    subject = {
+        "name": "a-run", "base": "sandbox:base", "base_revision": None, "base_sha256": digests[0],
+        "adapter_sha256": digests[1], "adapter_config_sha256": digests[2], "policy": policy_name(*digests),
+        "chat_template": None,
+    }  # fmt: skip
+    engine = {"backend": "transformers", "dtype": "float32", "device": "cpu", "logp_diff": None}
+    results = Results(subject, protocol, engine, {}, 1.0, (with_figures(empty, groups, (3,)),), verifier_version())
+    folder.mkdir(parents=True, exist_ok=True)
+    results.write(folder)
+    for who, rows in groups.items():
+        SampleFile(folder / SAMPLES).append(KEYS[who], [sample for row in rows for sample in row])
+    return results
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "eval"
+    evaluation(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "eval")
+
+
+def publish(folder):
+    """The folder as it is published: its samples without texts."""
+    (folder / SAMPLES).write_bytes(published_samples(read_results(folder), folder / SAMPLES))
+
+
+def said(folder) -> str:
+    """What counting a folder again says, a line each; of results that cannot be read what is said of those."""
+    try:
+        return "\n".join(map(str, recount_folder(folder).problems))
+    except PerlError as error:
+        return str(error)
+
+
+def test_honest_results_are_the_same_from_texts_from_verdicts_and_from_bits(folder):
+    written = read_results(folder)
+    whole = recount_folder(folder)
+    assert (whole.problems, whole.results, whole.basis, whole.reported) == ((), written, {TASK: "texts"}, ())
+    publish(folder)
+    public = recount_folder(folder)
+    assert (public.problems, public.results, public.basis) == ((), written, {TASK: "verdicts"})
+    assert public.reported == ("which completions are right",)
+    (folder / SAMPLES).unlink()
+    bits = recount_folder(folder)
+    assert (bits.problems, bits.results, bits.basis) == ((), written, {TASK: "rights"})
+    assert "maj@k" in bits.reported
+
+
+def test_the_figures_are_those_of_a_count_by_hand(made):
+    task = recount_folder(made).results.task(TASK)
+    marks = "".join(ADAPTER)
+    assert task.adapter.accuracy == pytest.approx(marks.count("1") / len(marks))
+    assert task.adapter.no_answer == marks.count("-") / len(marks)
+    assert task.adapter.tokens == len(ADAPTER) * (20 + 21 + 22 + 23)
+    gains = [a.count("1") / 4 - b.count("1") / 4 for a, b in zip(ADAPTER, BASE, strict=True)]
+    assert task.difference.mean == pytest.approx(sum(gains) / len(gains))
+    assert 3 in task.adapter.pass_at
+
+
+@pytest.mark.parametrize("name", [name for name, forgery in FORGERIES.items() if forgery.said])
+def test_a_forgery_is_shown_from_the_samples_and_their_texts(folder, name):
+    forgery = FORGERIES[name]
+    forgery.edit(folder)
+    assert re.search(forgery.said, said(folder)), said(folder)
+
+
+@pytest.mark.parametrize("name", [n for n, f in FORGERIES.items() if f.said and f.needs != "texts"])
+def test_a_forgery_is_shown_from_what_was_published(folder, name):
+    forgery = FORGERIES[name]
+    if forgery.needs == "rights":
+        (folder / SAMPLES).unlink()
+        forgery.edit(folder) if name != "another policy's samples added" else None
+    else:
+        publish(folder)
+        forgery.edit(folder)
+    assert re.search(forgery.said, said(folder)), said(folder)
+
+
+@pytest.mark.parametrize("name", [name for name, forgery in FORGERIES.items() if forgery.said is None])
+def test_a_forgery_of_everything_together_is_not_shown(folder, name):
+    FORGERIES[name].edit(folder)
+    assert said(folder) == ""
+
+
+def test_each_problem_is_one_line_that_names_figure_file_and_count(folder):
+    FORGERIES["accuracy"].edit(folder)
+    line = said(folder)
+    right = "".join(ADAPTER).count("1") / (K * COUNT)
+    assert line == (
+        f"results.json: {TASK}: adapter.accuracy is 0.99 in the file, counted is {right:.10g} (perl eval writes it anew)"
+    )
+
+
+def test_fields_that_need_more_than_rights_are_known():
+    """Whoever adds a field of a score must say whether it follows from the rights and wrongs."""
+
+    def score(tokens, status, wrong):
+        row = [
+            Sample("t", "0", i, 0, "", tokens, tokens > 1, "right" if i < 2 else status, "5" if i < 2 else wrong)
+            for i in range(4)
+        ]
+        other = [
+            replace(sample, problem="1", extracted="5" if sample.right else f"{wrong}{i}")
+            for i, sample in enumerate(row)
+        ]
+        return asdict(score_samples([row, other]))
+
+    found = [score(1, "wrong", None), score(2, "no_answer", "7"), score(2, "timeout", "8")]
+    changed = {field.name for field in fields(Score) if any(one[field.name] != found[0][field.name] for one in found)}
+    assert changed == set(NOT_FROM_RIGHTS)
+
+
+def test_published_lines_have_no_texts_and_long_answers_only_as_a_hash(tmp_path):
+    long = "7" * 300
+    results = evaluation(tmp_path / "eval", wrong=lambda gold, index: long if index < 2 else f"{gold}9")
+    assert results.task(TASK).base.majority < 1
+    content = published_samples(results, tmp_path / "eval" / SAMPLES)
+    lines = [json.loads(line) for line in content.decode().splitlines()]
+    assert len(lines) == 2 * COUNT * K
+    assert set(lines[0]) == {
+        "policy", "task", "problem", "index", "seed", "tokens", "truncated", "status", "extracted",
+    }  # fmt: skip
+    assert max(len(line["extracted"] or "") for line in lines) <= 200
+    assert any((line["extracted"] or "").startswith(HASHED) for line in lines)
+    counted = recount(results, read_published(content, "published"))
+    assert (counted.problems, counted.results) == ((), results)
+
+
+def test_answers_that_mean_the_same_as_a_long_one_bear_its_name(tmp_path):
+    """maj@k needs to know that two of three wrong answers are one, though one of them is too long to be published."""
+    forms = {0: "0.5", 1: "0.5" + "0" * 250, 2: "1/3", 3: "7/3"}
+    results = evaluation(tmp_path / "eval", base=["0001"] * COUNT, wrong=lambda _, index: forms[index])
+    assert results.task(TASK).base.majority == 0  # two votes for one half, one for the right answer
+    publish(tmp_path / "eval")
+    assert recount_folder(tmp_path / "eval").problems == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "is no sample"),
+        (b'{"policy": 5}', "policy"),
+        (b"[]", "is no sample"),
+        (b"[" * 100_000, "is no sample"),
+        (b"\xff", "is no sample"),
+    ],
+)
+def test_a_published_line_that_is_none_is_one_line(folder, line, reason):
+    publish(folder)
+    with (folder / SAMPLES).open("ab") as file:
+        file.write(line + b"\n")
+    assert reason in said(folder)
+    assert len(said(folder).splitlines()) == 1
+
+
+def test_published_samples_that_the_results_do_not_name_are_told(folder):
+    publish(folder)
+    lines = (folder / SAMPLES).read_text().splitlines()
+    stranger = json.dumps({**json.loads(lines[0]), "policy": "c" * 16})
+    (folder / SAMPLES).write_text("\n".join([*lines, stranger]) + "\n")
+    assert "has 1 samples of policy 'cccccccccccccccc'" in said(folder)
+
+
+def test_kept_samples_of_other_policies_are_no_problem(folder):
+    """An evaluation keeps what earlier adapters answered in the same file."""
+    lines = (folder / SAMPLES).read_text().splitlines()
+    others = [json.dumps({**json.loads(line), "policy": "c" * 16}) for line in lines]
+    (folder / SAMPLES).write_text("\n".join([*lines, *others]) + "\n")
+    assert said(folder) == ""
+
+
+@pytest.mark.parametrize(("gold", "stands"), [("1", False), (r"\int_0^1 x^2 dx", True)])
+def test_a_verdict_that_took_too_long_stands_only_where_algebra_is_needed(made, gold, stands):
+    results, kept = read_results(made), SampleFile(made / SAMPLES)
+    problem = results.task(TASK).problems[0].id
+    late = [(key, replace(s, status="timeout") if s.problem == problem else s) for key, s in kept.lines()]
+    golds = {TASK: {**find_golds(results)[TASK], problem: gold}}
+    found = recount(results, KeptSamples(late), golds)
+    assert any("verdicts are not those of the texts" in str(one) for one in found.problems) is not stands

@@ -1,0 +1,92 @@
+"""Everything that is published of an adapter which nobody trained: two tasks, a base and data of the Hub.
+
+FULL, FOUND -> FILES, name in the repository -> content
+"""
+
+import json
+from dataclasses import replace
+
+from perl.hub.card import render_card
+from perl.hub.facts import facts_from_files
+from perl.hub.run_facts import RunFacts, perl_version
+from perl.policy_name import adapter_config_digest
+from perl.recipe import load_recipe
+from tests.evaluations import results, task_result
+from tests.hub.test_card import BASE, FULL, LORA
+
+SUMS = task_result("sums", BASE, LORA)
+DOUBTFUL = task_result("products", ["1010", "0101", "1111"], ["1111", "1010", "0101"])
+DOUBTFUL = replace(
+    DOUBTFUL, title="Products", adapter=replace(DOUBTFUL.adapter, truncated=0.25, unjudged=0.125), max_new_tokens=99
+)
+CONFIG = json.dumps(
+    {
+        "base_model_name_or_path": FULL.base,
+        "revision": FULL.revision,
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "use_dora": True,
+        "r": 16,
+        "lora_alpha": 32.0,
+    }
+).encode()
+FOUND = results(
+    SUMS, DOUBTFUL, base=FULL.base, base_revision=FULL.revision, name="a run",
+    adapter_config_sha256=adapter_config_digest(CONFIG),
+)  # fmt: skip
+RUN = RunFacts(
+    perl=perl_version(),
+    name=FULL.name,
+    repo_id=FULL.repo_id,
+    base=FULL.base,
+    revision=FULL.revision,
+    method="dora",
+    licence=FULL.licence,
+    data_version="4" * 40,
+    step=FULL.steps,
+    seed=FULL.seed,
+    loss=FULL.algorithm,
+    ratio_level=FULL.ratio_level,
+    settings={"rank": 16, "learning rate": "1e-05"},
+    rewards=dict(FULL.rewards),
+    trainable_parameters=FULL.trainable_parameters,
+    total_parameters=FULL.total_parameters,
+    seconds=FULL.seconds,
+    hardware=FULL.hardware,
+    reload_difference=FULL.reload_difference,
+    chat=True,
+    checkpoints=list(FULL.checkpoints),
+    versions=dict(FULL.versions),
+)
+RECIPE = load_recipe(
+    {
+        "model": {"name": FULL.base, "revision": FULL.revision},
+        "peft": {"method": "dora", "rank": 16},
+        "data": {"train": {"name": FULL.dataset, "split": "train"}, "eval": {"name": FULL.dataset, "split": "test"}},
+        "rewards": {"accuracy": {}, "format": {"weight": 0.2}},
+        "train": {
+            "seed": FULL.seed, "loss_type": "cispo", "importance_sampling_level": "sequence", "max_steps": FULL.steps,
+            "learning_rate": 1e-5,
+        },
+    }
+)  # fmt: skip
+ROWS = [{"step": step, "reward": step / 200, "num_tokens": 1000.0 * step} for step in range(1, FULL.steps + 1)]
+
+
+def with_card(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The same files with the card that they give."""
+    return {**files, "README.md": render_card(facts_from_files(files)).encode()}
+
+
+FILES = with_card(
+    {
+        "adapter_config.json": CONFIG,
+        "adapter_model.safetensors": b"",
+        "eval/problems.png": b"",
+        "eval/results.json": json.dumps(FOUND.as_dict()).encode(),
+        "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
+        "perl_recipe.yaml": RECIPE.to_yaml().encode(),
+        "perl_run.json": RUN.to_json(),
+        "plots/curves.png": b"",
+    }
+)
