@@ -36,7 +36,11 @@ def _of_candidate(candidate: Candidate) -> Material:
     run, facts = candidate.run, candidate.run.facts
     if candidate.results is None:
         other = (run.path / "eval" / RESULTS).is_file()
-        message = "its results are those of another policy" if other else "its adapter was not evaluated"
+        message = (
+            "its results are those of another adapter, or of this one with another config"
+            if other
+            else "its adapter was not evaluated"
+        )
         raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
     config = (candidate.folder / CONFIG).read_bytes()
     scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))
