@@ -88,7 +88,7 @@ def test_a_run_that_is_reached_by_a_link_is_published(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "device"])
-def test_what_is_no_regular_file_is_not_published_and_nobody_waits_for_it(tmp_path, kind):
+def test_what_is_no_regular_file_is_not_published_and_nobody_waits_for_it(kind):
     run = publishable()
     place = run.path / "plots" / "x.png"
     if kind == "pipe":
