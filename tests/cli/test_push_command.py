@@ -74,7 +74,7 @@ def test_checkpoints_and_what_was_kept_are_said(hub, capsys):
     printed = capsys.readouterr().out
     assert "kept     LICENSE: not ours" in printed
     assert "deleted  eval/old.png" in printed
-    assert "step-N" in printed
+    assert "steps    step-10, each a revision" in printed
     assert "step-10" in hub.repo(REPO).tags
 
 

@@ -21,8 +21,8 @@ _FORMS = tuple(
     for form in (
         rf"(?<![\w./~<)\]}}\\-])/(?:{ROOTS})/{_PART}[\w./~@+=-]*",
         # Whatever its root is called: three parts at least, since `/a/b/` is a regular expression or a ratio too.
-        rf"(?<![\w./~<)\]}}\\$^-])/(?!(?:v\d|api|resolve|tree|blob|docs|think|no_think)/)"
-        rf"[A-Za-z_]{_PART}(?:/[A-Za-z_.]{_PART}){{2,}}",
+        rf"(?<![\w./~<)\]}}\\$^-])/(?!(?:v\d|api|resolve|tree|blob|docs|wiki|think|no_think)/)"
+        rf"[A-Za-z_]{_PART}(?:/[A-Za-z_.][\w.~@+=-]*){{2,}}",
         rf"(?<![\w~/.\\])~[a-z_]?[\w-]*/{_PART}[\w./~@+=-]*",
         r"file://[^\s\"')]+",
         rf"(?<!\w)[A-Z]:/(?!/){_PART}/[\w./~-]+",

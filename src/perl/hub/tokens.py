@@ -57,12 +57,13 @@ _FORMS = {
 # A name that says so, and a value behind it. What `_looks_random` denies is none: `pad_token: "<|end|>"`.
 _NAMED = re.compile(
     r"(?i)(?:passw(?:or)?d|passphrase|pwd|secret|credential|(?:api|access|private|auth|account|secret|client|wandb|app)"
-    r"[_-]?key|token|\bkey)[\"']?[ \t]*(?:[:=]|=>)[ \t]*[\"']?(?P<value>[^\s\"'`,;<>{}()|]{8,})"
+    r"[_-]?key|(?P<plain>token|\bkey))[\"']?[ \t]*(?:[:=]|=>)[ \t]*[\"']?(?P<value>[^\s\"'`,;<>{}()|]{8,})"
 )
 # As those of Weights & Biases, which have the form of a commit.
 _HEX_40 = re.compile(r"(?<![\w/+.-])[0-9a-f]{40}(?![\w/+-])")
 _A_COMMIT = re.compile(r"(?i)(?:revision|commit|oid|sha\d*|hash|tree|blob|resolve|@)[\"'`]?\s*[:=/@]?\s*[\"'`\[(]*$")
 _BASE64_40 = re.compile(r"(?<![\w/+=.-])[A-Za-z0-9/+]{40}(?![\w/+=-])")  # as the secret keys of AWS
+_WORDS = re.compile(r"(?:[A-Za-z]+|\d{1,4})(?:[_.:/-](?:[A-Za-z]+|\d{1,4}))*")
 _PLACEHOLDER = re.compile(r"(?i)^(?:your|my|the|some|example|xxx|\$|%|\*|os\.|env|null|none|true|false)|\.\.\.|\*\*\*")
 _RANDOM_BITS_40, _RANDOM_BITS = 4.2, 2.5  # bits a character: 40 of base64 have 4.4 at least, words about 3.5
 _VARIABLE = re.compile(r"(?i)(?:^|_)(?:[A-Z]*KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:_|$)|TOKEN$")
@@ -156,6 +157,8 @@ def _written(value: str) -> set[str]:
 def _by_name(text: str) -> Iterator[Found]:
     for match in _NAMED.finditer(text):
         value = match["value"]
+        if match["plain"] and _WORDS.fullmatch(value):  # `eos_token: im_end_2`
+            continue
         if _looks_random(value) and not (_HEX_40.fullmatch(value) and _names_a_commit(text, match.start("value"))):
             yield Found(match.start(), _LIKE + "somebody, by its name")
 

@@ -1,0 +1,314 @@
+"""One gate: what is not a regular file of ours, of its kind and size, does not leave the machine."""
+
+import json
+import os
+import socket
+import struct
+import zlib
+from dataclasses import replace
+
+import pytest
+
+from perl.errors import PerlError
+from perl.hub import gate
+from perl.hub.candidate import find_candidate
+from perl.hub.commit import push_package
+from perl.hub.eval_results import eval_result_files
+from perl.hub.gate import gate_problems, is_ours, largest
+from perl.hub.leaks import Machine
+from perl.hub.outbox import queued_checkpoint
+from perl.hub.package import Package, package_candidate, read_package
+from perl.hub.push import pack, pack_checkpoint, push_run, send_checkpoints, wanted_push
+from perl.hub.script_push import pack_folder
+from perl.hub.snapshot import is_simple_name, take
+from perl.saved_adapter import CONFIG, WEIGHTS
+from tests.hub.files import png, weights
+from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable
+
+DIARY = b"my diary: nobody must read this"
+
+
+def refused(name, content):
+    return [str(problem) for problem in gate_problems({name: content}, Machine())]
+
+
+@pytest.fixture
+def diary(tmp_path):
+    """Somebody's file outside of the run."""
+    place = tmp_path / "private"
+    place.mkdir()
+    (place / "diary.txt").write_bytes(DIARY)
+    (place / "picture.png").write_bytes(png())
+    return place
+
+
+def link(path, target):
+    if path.is_dir():
+        path.rename(path.with_name("moved"))
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plots/x.png", "eval/problems.png", "metrics.jsonl", "recipe.yaml", "eval/results.json"),
+        *("adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
+    ],
+)
+def test_a_link_to_a_file_is_not_published(hub, diary, name):
+    run = publishable()
+    target = run.path / name
+    if target.exists():
+        (diary / "same").write_bytes(target.read_bytes())
+    link(target, diary / ("same" if (diary / "same").exists() else "picture.png"))
+    before = hub.requests
+    with pytest.raises(PerlError, match=f"{name}: is a link, and links are not published"):
+        push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
+    assert hub.requests == before
+
+
+@pytest.mark.parametrize("name", ["plots", "eval", "adapter"])
+def test_nothing_behind_a_linked_folder_is_published(hub, diary, name):
+    run = publishable()
+    for file in (run.path / name).iterdir():
+        (diary / file.name).write_bytes(file.read_bytes())
+    link(run.path / name, diary)
+    before = hub.requests
+    with pytest.raises(PerlError, match=f"{name}: is a link"):
+        push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
+    assert hub.requests == before
+
+
+def test_a_run_that_is_reached_by_a_link_is_published(tmp_path):
+    run = publishable()
+    (tmp_path / "elsewhere").symlink_to(run.path.resolve())
+    there = type(run).read(tmp_path / "elsewhere")
+    assert package_candidate(find_candidate(there), REPO).files.keys() == pack(find_candidate(run), REPO).files.keys()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "device"])
+def test_what_is_no_regular_file_is_not_published_and_nobody_waits_for_it(kind):
+    run = publishable()
+    place = run.path / "plots" / "x.png"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind("plots.sock")
+        os.rename("plots.sock", place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        try:
+            os.mknod(place, 0o20666, os.makedev(1, 5))  # /dev/zero, without an end
+        except PermissionError:
+            pytest.skip("devices are for root only")
+    with pytest.raises(PerlError, match=r"plots/x.png: is no regular file$"):
+        package_candidate(find_candidate(run), REPO)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../../x", "/etc/passwd", ".", "..", "a//b", "a/./b", "", "a\\..\\b", "a\0b"]
+)
+def test_no_name_leads_out_of_a_folder(tmp_path, name):
+    assert not is_simple_name(name)
+    (tmp_path / "x").write_bytes(DIARY)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(PerlError):
+        take(tmp_path / "run", name)
+    with pytest.raises(PerlError, match="is not the name of a file in it"):
+        Package({name: b"x"}).write(tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["run", "x"]
+    assert refused(name, b"{}")
+
+
+def test_a_task_never_names_a_file_outside():
+    run = publishable()
+    found = find_candidate(run).results
+    for name in ("../../TRAVERSED", "a/b", "..", "x\n"):
+        (task,) = found.tasks
+        data = {"source": "MathArena/aime_2026", "revision": None, "sha256": "a" * 64}
+        wrong = replace(task, name=name, data=data, adapter=replace(task.adapter, n=30))
+        with pytest.raises(PerlError, match="is no name of a task"):
+            eval_result_files(replace(found, tasks=(wrong,)))
+
+
+def test_only_our_names_pass_and_they_are_ours():
+    names = (
+        "LICENSE",
+        "adapter/x.json",
+        "plots/a b.png",
+        "plots/x.PNG",
+        "plots/.x.png",
+        "plots/\u202egnp.png",
+        "x.html",
+    )
+    for name in names:
+        assert refused(name, b"")[0].endswith("is no file that we publish (leave it out)"), name
+        assert not is_ours(name)
+    assert is_ours("plots/curves.png")
+    assert largest("adapter_model.safetensors") > 10**10
+
+
+def test_a_file_is_no_larger_than_such_a_file_may_be(tmp_path):
+    assert refused("perl_recipe.yaml", b"#" * 1_000_001) == [
+        "perl_recipe.yaml: has 1,000,001 bytes, at most 1,000,000 are published"
+    ]
+    (tmp_path / "x").write_bytes(b"12345")
+    with pytest.raises(PerlError, match="has 5 bytes, at most 4 are published"):
+        take(tmp_path, "x", 4)
+
+
+HEADER = json.dumps({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("plots/x.png", DIARY, "is no PNG"),
+        ("plots/x.png", b"\x89PNG\r\n\x1a\n", "pixels"),
+        ("plots/x.png", b"\x89PNG\r\n\x1a\n" + DIARY, "a chunk is not whole"),
+        ("plots/x.png", png() + DIARY, "something follows its end"),
+        ("plots/x.png", png()[:-20], "a chunk is not whole"),
+        ("plots/x.png", png((b"eXIf", DIARY)), "holds 'eXIf'"),
+        ("plots/x.png", png((b"prVt", DIARY)), "holds 'prVt'"),
+        ("plots/x.png", png(pixels=b"\0\0" + DIARY), "pixels"),
+        ("plots/x.png", png(pixels=b"\0"), "pixels"),
+        (WEIGHTS, DIARY, "is no safetensors"),
+        (WEIGHTS, weights(b"12") + DIARY, "bytes that are of no tensor"),
+        (WEIGHTS, len(HEADER).to_bytes(8, "little") + HEADER + b"1", "bytes that are of no tensor"),
+        (WEIGHTS, weights(b"12")[:4], "no whole header"),
+        (CONFIG, b"{", "is no JSON"),
+        (CONFIG, b"\xff{}", "is not UTF-8"),
+        (CONFIG, b"[" * 100_000, "is no JSON"),
+        ("metrics.jsonl", b'{"a": 1}\n' + DIARY, "is no JSON: Expecting value: line 1 column 1 (char 0) in line 2"),
+        ("perl_recipe.yaml", b"a: [", "is no YAML"),
+        ("perl_recipe.yaml", b"a: &x [1]\nb: *x\n", "is no YAML"),
+        ("README.md", b"a\xff", "is not UTF-8"),
+        ("README.md", "a\nb\u202egnp".encode(), "holds the control character U+202E in line 2"),
+        ("README.md", b"a\x1b[2J", "holds the control character U+001B in line 1"),
+    ],
+)
+def test_a_file_is_what_its_ending_says(name, content, said):
+    assert any(said in line for line in refused(name, content)), refused(name, content)
+
+
+def test_honest_files_pass():
+    honest = {
+        "plots/x.png": png((b"tEXt", b"Software\0Matplotlib"), (b"pHYs", b"\0" * 9)),
+        WEIGHTS: weights(b"1234", format="pt"),
+        CONFIG: b"{}",
+        "README.md": "# Über\n\n\tπ ≤ θ\n".encode(),
+    }
+    assert gate_problems(honest, Machine()) == []
+
+
+TOKEN = b"hf" + b"_" + b"aB3" * 11
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        (b"tEXt", b"Comment\0" + TOKEN),
+        (b"zTXt", b"Comment\0\0" + zlib.compress(TOKEN)),
+        (b"iTXt", b"Comment\0\0\0de\0Bemerkung\0" + TOKEN),
+        (b"iTXt", b"Comment\0\1\0de\0Bemerkung\0" + zlib.compress(TOKEN)),
+        (b"tEXt", b"File\0/home/alice/x"),
+    ],
+)
+def test_remarks_of_pictures_are_read(chunk):
+    assert refused("plots/x.png", png(chunk))
+
+
+def test_a_picture_that_would_fill_the_memory_is_refused_unopened():
+    remark = png((b"zTXt", b"Comment\0\0" + zlib.compress(b"a" * 10_000_000)))
+    assert any("long remark" in line for line in refused("plots/x.png", remark))
+    huge = bytearray(png())
+    huge[16:24] = struct.pack(">II", 100_000, 100_000)
+    huge[29:33] = struct.pack(">I", zlib.crc32(bytes(huge[12:29])))
+    assert any("that we would draw" in line for line in refused("plots/x.png", bytes(huge)))
+
+
+def test_what_was_looked_at_is_what_is_sent(hub, monkeypatch):
+    """Every file is exchanged right after the gate looked at it."""
+    run = publishable()
+    before = pack(find_candidate(run), REPO).files
+    looked = gate.find_leaks
+
+    def exchanged(files, machine=None):
+        for path in (*run.plots.glob("*"), *(run.path / "eval").glob("*"), run.adapter / CONFIG, run.metrics):
+            path.unlink(missing_ok=True)
+            path.write_bytes(DIARY)
+        return looked(files, machine)
+
+    monkeypatch.setattr(gate, "find_leaks", exchanged)
+    push_run(run, wanted_push(run, REPO))
+    assert run.metrics.read_bytes() == DIARY
+    assert files_of(hub) == before
+
+
+def test_weights_that_are_exchanged_meanwhile_are_not_sent():
+    run = publishable()
+    candidate = find_candidate(run)
+    (run.adapter / WEIGHTS).write_bytes(weights(b"other"))
+    with pytest.raises(PerlError, match="was exchanged while it was read"):
+        package_candidate(candidate, REPO)
+
+
+@pytest.mark.parametrize("what", ["link", "stranger", "token", "exchanged", "linked folder"])
+def test_what_waits_in_the_outbox_is_looked_at_again(hub, diary, what):
+    run = publishable()
+    add_checkpoint(run, 10)
+    pack_checkpoint(run, 10, REPO)
+    folder = run.path / "outbox" / REPO.replace("/", "--") / "step-10"
+    if what == "link":
+        link(folder / "metrics.jsonl", diary / "diary.txt")
+    elif what == "stranger":
+        (folder / "diary.txt").write_bytes(DIARY)
+    elif what == "token":
+        (folder / "metrics.jsonl").write_text(json.dumps({"x": TOKEN.decode()}))
+    elif what == "exchanged":
+        (folder / WEIGHTS).write_bytes(DIARY)
+    else:
+        (diary / "diary.txt").unlink()
+        for file in folder.iterdir():
+            file.rename(diary / file.name)
+        folder.rmdir()
+        folder.symlink_to(diary)
+    before = hub.requests
+    with pytest.raises(PerlError):
+        send_checkpoints(run, wanted_push(run, REPO))
+    assert hub.requests == before
+
+
+def test_the_sender_looks_itself(hub):
+    """Whoever packs, nothing goes round the gate."""
+    hub.create(REPO, {})
+    good = {WEIGHTS: weights(b"x"), CONFIG: b"{}"}
+    for name, content in (("diary.txt", DIARY), ("plots/x.png", DIARY), ("README.md", TOKEN)):
+        before = hub.requests
+        with pytest.raises(PerlError, match=name.replace("/", ".")):
+            push_package(Package(good | {name: content}), REPO, sleep=pytest.fail)
+        assert hub.requests == before
+
+
+def test_of_a_script_too_only_our_files_are_sent(tmp_path, diary):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "training_args.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(PerlError, match=r"training_args.bin: is no file that we publish"):
+        pack_folder(folder)
+    (folder / "training_args.bin").unlink()
+    (folder / "README.md").symlink_to(diary / "diary.txt")
+    with pytest.raises(PerlError, match=r"README.md: is a link"):
+        read_package(folder)
+
+
+def test_the_best_adapter_and_checkpoints_pass():
+    run = publishable()
+    add_best(run)
+    add_checkpoint(run, 10)
+    pack_checkpoint(run, 10, REPO)
+    assert WEIGHTS in pack(find_candidate(run, "best"), REPO).files
+    assert WEIGHTS in queued_checkpoint(run, REPO, 10).files

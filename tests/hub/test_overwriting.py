@@ -1,0 +1,156 @@
+"""Another adapter in a repository is not overwritten without a word."""
+
+import json
+import logging
+
+import pytest
+from click.testing import CliRunner
+
+from perl.cli.push import command
+from perl.errors import PerlError, RunFolderError
+from perl.hub.outbox import read_push, write_push
+from perl.hub.package import Package
+from perl.hub.push import publish, push, push_run, wanted_push
+from perl.hub.retries import HubOutageError
+from perl.hub.script_push import push_script
+from perl.recipe.sections import HubSection
+from perl.run import sha256_of
+from perl.saved_adapter import CONFIG, WEIGHTS
+from tests.hub.files import weights
+from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable, weights_and_config
+
+OTHER = {WEIGHTS: weights(b"somebody else's"), CONFIG: b"{}"}
+
+
+def test_another_adapter_is_refused_in_one_line_and_stays(hub):
+    hub.create(REPO, OTHER)
+    run = publishable()
+    with pytest.raises(PerlError) as caught:
+        push(run, REPO)
+    digest = hub.repo(REPO).head.tree[WEIGHTS].sha256[:12]
+    hint = "(--replace overwrites it, or another --repo)"
+    assert str(caught.value) == f"{REPO}: holds another adapter ({digest}), which this run has not pushed {hint}"
+    assert files_of(hub)[WEIGHTS] == OTHER[WEIGHTS]
+    done = push(run, REPO, replace=True)
+    assert files_of(hub)[WEIGHTS] == (run.adapter / WEIGHTS).read_bytes()
+    assert hub.repo(REPO).files(done.replaced)[WEIGHTS] == OTHER[WEIGHTS]
+
+
+def test_replace_holds_for_one_push_and_while_that_is_queued(hub):
+    hub.create(REPO, OTHER)
+    run = publishable()
+    hub.faults.fail(1, 503, times=10**6, path="/commit/")
+    with pytest.raises(HubOutageError):
+        push_run(run, wanted_push(run, REPO, overwrite=True), sleep=lambda _: None)
+    hub.faults.clear()
+    assert read_push(run).replace
+    push(run)  # says nothing of it, and finishes what was asked for
+    assert files_of(hub)[WEIGHTS] == (run.adapter / WEIGHTS).read_bytes()
+    assert not read_push(run).replace
+    hub.commit(REPO, OTHER)
+    with pytest.raises(PerlError, match="holds another adapter"):
+        push(run)
+
+
+def test_a_run_replaces_what_it_pushed_itself(hub):
+    run = publishable()
+    add_best(run)
+    first = push(run, REPO, "best")
+    push(run, "user/another")
+    done = push(run, REPO, "final")
+    assert done.changed
+    assert done.replaced == first.commit
+    assert files_of(hub)[WEIGHTS] == (run.adapter / WEIGHTS).read_bytes()
+    assert read_push(run).sent.keys() == {REPO, "user/another"}
+    assert len(read_push(run).sent[REPO]) == 2
+
+
+@pytest.mark.usefixtures("hub")
+def test_what_was_sent_before_a_kill_is_the_runs_own(monkeypatch):
+    """The commit arrives, the process dies before it hears of it, and the run goes on training."""
+    run = publishable()
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr("perl.hub.push.send_checkpoints", killed)
+        with pytest.raises(KeyboardInterrupt):
+            push(run, REPO)
+    for file, data in weights_and_config(add_best(run)).items():
+        (run.adapter / file).write_bytes(data)
+    run.record(fingerprint={**run.facts["fingerprint"], "adapter": sha256_of(run.adapter / WEIGHTS)})
+    (run.path / "probe.json").unlink()
+    monkeypatch.setattr("perl.hub.push.check_round_trip", lambda *_: None)
+    assert push(run, REPO).changed
+
+
+def test_a_run_of_the_same_recipe_does_not_overwrite_the_first(hub, caplog):
+    first, second = publishable("one"), publishable("two")
+    push(first, REPO)
+    for file, data in weights_and_config(add_best(second)).items():
+        (second.adapter / file).write_bytes(data)
+    second.record(fingerprint={**second.facts["fingerprint"], "adapter": sha256_of(second.adapter / WEIGHTS)})
+    (second.path / "probe.json").unlink()
+    with caplog.at_level(logging.WARNING, "perl"), pytest.MonkeyPatch.context() as changed:
+        changed.setattr("perl.hub.push.check_round_trip", lambda *_: None)
+        publish(HubSection(repo_id=REPO, push="end"), second)
+    assert "holds another adapter" in caplog.text
+    assert files_of(hub)[WEIGHTS] == (first.adapter / WEIGHTS).read_bytes()
+
+
+def test_a_script_replaces_as_transformers_does_and_says_so(hub, caplog):
+    hub.create(REPO, OTHER)
+    with caplog.at_level(logging.WARNING, "perl"):
+        push_script(
+            Package({WEIGHTS: weights(b"mine"), CONFIG: b"{}"}), REPO, message="m", private=False, revision=None,
+            blocking=True,
+        )  # fmt: skip
+    before = hub.repo(REPO).commits[-2].oid
+    assert f"{REPO}: replaced the adapter that was there; commit {before} holds it" in caplog.text
+
+
+def test_the_command_replaces_when_it_is_told_to(hub):
+    hub.create(REPO, OTHER)
+    run = publishable()
+    asked = CliRunner().invoke(command, [str(run.path), "--repo", REPO, "--replace"])
+    assert asked.exit_code == 0, asked.output
+    assert "replaced the adapter that was there; commit " in asked.output
+
+
+@pytest.mark.parametrize("steps", [(), (10, 20)])
+def test_the_command_says_which_checkpoints_went_along(hub, steps):
+    run = publishable()
+    for step in steps:
+        add_checkpoint(run, step)
+    asked = CliRunner().invoke(command, [str(run.path), "--repo", REPO, "--checkpoints"])
+    assert asked.exit_code == 0, asked.output
+    (line,) = [line for line in asked.output.splitlines() if line.startswith("steps")]
+    assert line == (
+        "steps    step-10, step-20, each a revision" if steps else "steps    none: the run holds no checkpoint"
+    )
+    assert set(hub.repo(REPO).tags) == {f"step-{step}" for step in steps}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"repo_id": "../../x"},
+        {"repo_id": 5},
+        {"steps": ["ten"]},
+        {"steps": None},
+        {"status": "lost"},
+        {"which": 3},
+        {"sent": {"user/a": 1}},
+        {"version": 7},
+        {"replace": "yes"},
+    ],
+)
+def test_what_is_remembered_of_a_push_is_checked_when_it_is_read(change):
+    run = publishable()
+    write_push(run, wanted_push(run, REPO))
+    file = run.path / "push.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(RunFolderError, match=r"push.json: cannot be read: .*\(delete it and push again\)$") as caught:
+        read_push(run)
+    assert "\n" not in str(caught.value)
