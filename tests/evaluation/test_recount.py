@@ -275,3 +275,11 @@ def test_a_verdict_that_took_too_long_stands_only_where_algebra_is_needed(made, 
     golds = {TASK: {**find_golds(results)[TASK], problem: gold}}
     found = recount(results, KeptSamples(late), golds)
     assert any("verdicts are not those of the texts" in str(one) for one in found.problems) is not stands
+
+
+def test_a_strangers_answers_that_take_too_long_to_compare_leave_majority_as_reported(folder, monkeypatch):
+    publish(folder)
+    monkeypatch.setattr("perl.evaluation.recount._STRANGERS_SECONDS", -1.0)
+    found = recount_folder(folder)
+    assert (found.problems, found.results) == ((), read_results(folder))
+    assert "maj@k, whose answers take too long to compare" in found.reported
