@@ -74,11 +74,14 @@ def intervals(
     _check(level)
     lowest, width = (-1.0, 2.0) if difference else (0.0, 1.0)
     share_E = numpy.clip((numpy.asarray(mean, float) - lowest) / width, 0.0, 1.0)
-    # The variance of the problems' scores, which cannot be more than if all were 0 or 1.
-    most_E = share_E * (1 - share_E)
-    variance_E = numpy.minimum((numpy.asarray(stderr, float) / width) ** 2 * (count - 1), most_E)
-    low_E = _gap(share_E, variance_E, count, (1 - level) / 2)
-    high_E = 1 - _gap(1 - share_E, variance_E, count, (1 - level) / 2)
+    square_E, most_E = (numpy.asarray(stderr, float) / width) ** 2, share_E * (1 - share_E)
+    # Scores spread the most where all are 0 or 1. A larger error, as others may report, is taken for that of so many
+    # fewer problems.
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        problems_E = numpy.where(square_E * (count - 1) > most_E, 1 + numpy.maximum(1, most_E / square_E), count)
+    variance_E = numpy.minimum(square_E * (problems_E - 1), most_E)
+    low_E = _gap(share_E, variance_E, problems_E, (1 - level) / 2)
+    high_E = 1 - _gap(1 - share_E, variance_E, problems_E, (1 - level) / 2)
     return lowest + width * low_E, lowest + width * high_E
 
 
@@ -108,40 +111,51 @@ def _check(level: float) -> None:
         raise ValueError(f"a level lies between 0 and 1, {level} does not")
 
 
-def _gap(share_E: Floats, variance_E: Floats, count: int, tail: float) -> Floats:
+def _gap(share_E: Floats, variance_E: Floats, problems_E: Floats, tail: float) -> Floats:
     """The lower limit of the mean of scores of 0..1; 0 where all are 0."""
     low_E = numpy.zeros_like(share_E)
     some = share_E > 0
-    share_E, variance_E = share_E[some], variance_E[some]
-    total = count + 1  # with one more problem, whose score is 0
-    mean_E = count / total * share_E
-    spread_E = (count / total * variance_E + count / total**2 * share_E**2) / (total + 1)
+    share_E, variance_E, problems_E = share_E[some], variance_E[some], problems_E[some]
+    total_E = problems_E + 1  # with one more, whose score is 0
+    mean_E = problems_E / total_E * share_E
+    spread_E = problems_E / total_E * (variance_E + share_E**2 / total_E) / (total_E + 1)
     size_E = mean_E * (1 - mean_E) / spread_E - 1
     low_E[some] = _beta_quantile(tail, mean_E * size_E, (1 - mean_E) * size_E)
     return low_E
 
 
 def _beta_quantile(tail: float, a_E: Floats, b_E: Floats) -> Floats:
-    """Where the share ``tail``, less than a quarter, of a beta distribution lies below.
+    """Where the share ``tail``, less than half, of a beta distribution lies below.
 
     Newton's method on the logarithm of that share over z = log(x / (1 - x)), where the density is log-concave, and the
     share with it: from the left each step stays on the left, from the right the first one leads there.
     """
-    log_beta_E = _log_gamma(a_E) + _log_gamma(b_E) - _log_gamma(a_E + b_E)
-    z_E = numpy.log(a_E / b_E) - 2 * numpy.sqrt(1 / a_E + 1 / b_E)
+    mode_E, reach_E = numpy.log(a_E / b_E), 2 * numpy.sqrt(1 / a_E + 1 / b_E)
+    top_E = _log_density(mode_E, a_E, b_E)
+    middle_EN = _log_density(mode_E[:, None] + reach_E[:, None] * _NODES_N, a_E[:, None], b_E[:, None])
+    all_E = numpy.exp(middle_EN - top_E[:, None]) @ _WEIGHTS_N * reach_E
+    for end_E, of_E in (_mass_below(mode_E - reach_E, a_E, b_E), _mass_below(-mode_E - reach_E, b_E, a_E)):
+        all_E = all_E + numpy.exp(end_E - top_E) * of_E
+    wanted_E = top_E + numpy.log(all_E) + math.log(tail)
+    z_E = mode_E - reach_E
     for _ in range(_STEPS):
-        at_E = _log_density(z_E, a_E, b_E)
-        slope_E = a_E - (a_E + b_E) * (1 + numpy.tanh(z_E / 2)) / 2
-        # A log-concave function falls at least as fast as its tangent says.
-        far_E = _NATS / slope_E
-        away_EN = far_E[:, None] * (_NODES_N + 1) / 2
-        below_EN = _log_density(z_E[:, None] - away_EN, a_E[:, None], b_E[:, None]) - at_E[:, None]
-        mass_E = numpy.exp(below_EN) @ _WEIGHTS_N * far_E / 2
-        step_E = (at_E + numpy.log(mass_E) - log_beta_E - math.log(tail)) * mass_E
+        density_E, mass_E = _mass_below(z_E, a_E, b_E)
+        step_E = (density_E + numpy.log(mass_E) - wanted_E) * mass_E
         z_E = z_E - step_E
-        if not step_E.size or numpy.max(abs(step_E)) < 1e-12:
+        # A step more would be the square of this one.
+        if not step_E.size or numpy.max(abs(step_E) / reach_E) < 1e-8:
             break
-    return numpy.exp(-numpy.logaddexp(0.0, -z_E))
+    return _share(z_E)
+
+
+def _mass_below(z_E: Floats, a_E: Floats, b_E: Floats) -> tuple[Floats, Floats]:
+    """Logarithm of the density at z, left of its top, and what lies below z as a multiple of the density."""
+    density_E = _log_density(z_E, a_E, b_E)
+    # A log-concave function falls at least as fast as its tangent says.
+    far_E = _NATS / (a_E - (a_E + b_E) * _share(z_E))
+    away_EN = far_E[:, None] * (_NODES_N + 1) / 2
+    below_EN = _log_density(z_E[:, None] - away_EN, a_E[:, None], b_E[:, None]) - density_E[:, None]
+    return density_E, numpy.exp(below_EN) @ _WEIGHTS_N * far_E / 2
 
 
 def _log_density(z: Floats, a: Floats, b: Floats) -> Floats:
@@ -149,5 +163,6 @@ def _log_density(z: Floats, a: Floats, b: Floats) -> Floats:
     return -a * numpy.logaddexp(0.0, -z) - b * numpy.logaddexp(0.0, z)
 
 
-def _log_gamma(values_E: Floats) -> Floats:
-    return numpy.array([math.lgamma(value) for value in values_E.tolist()])
+def _share(z: Floats) -> Floats:
+    """The x of which z is log(x / (1 - x))."""
+    return numpy.exp(-numpy.logaddexp(0.0, -z))

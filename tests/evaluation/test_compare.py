@@ -70,7 +70,7 @@ def test_scores_that_do_not_differ_are_marked():
     alike = as_markdown(compare([FIRST, OTHER]))
     assert f"{100 * SUMS_OF_DORA.adapter.accuracy:.1f} ± " in alike
     assert alike.count(" ≈ |") == 1
-    assert "- ≈: not different from runs/lora" in alike
+    assert "- ≈: not shown to differ from runs/lora: the 95 % interval includes 0 or p is above 0.05." in alike
     worse = results(task_result("sums", BASE, ["0000"] * 20), name="runs/bad", adapter_sha256="e" * 64)
     assert "≈" not in as_markdown(compare([FIRST, worse]))
 

@@ -14,7 +14,6 @@ from perl.evaluation.metrics import (
     Difference,
     average_at_k,
     g_pass_at_k,
-    interval,
     majority_at_k,
     mean_g_pass_at_k,
     paired_difference,
@@ -23,6 +22,7 @@ from perl.evaluation.metrics import (
     pass_at_k_error,
     standard_error,
 )
+from perl.intervals import interval
 from tests.oracles import metrics as oracle
 
 
@@ -145,7 +145,6 @@ def test_problems_may_have_different_numbers_of_completions():
         (lambda: g_pass_at_k([[True] * 4], 4, 1.5), "a threshold is a share of 0..1, not 1.5"),
         (lambda: g_pass_at_k([[True] * 4], 4, math.nan), "not nan"),
         (lambda: mean_g_pass_at_k([[True] * 4], 1), "mG-Pass@k needs a k of at least 2, not 1"),
-        (lambda: interval(0.5, 0.1, 10, level=1.0), "a level lies between 0 and 1, 1.0 does not"),
         (lambda: majority_at_k([], []), "at least one"),
         (lambda: majority_at_k([["4"]], [[True, False]]), "zip"),
         (lambda: majority_at_k([["4"]], [[True], [True]]), "zip"),
@@ -278,57 +277,6 @@ def test_the_majority_of_one_completion_is_its_verdict_and_problems_are_averaged
     assert majority_at_k(answers, right) == pytest.approx(average_at_k(right))
 
 
-@pytest.mark.parametrize(
-    ("count", "level", "quantile"),
-    [
-        (2, 0.95, 12.7062),
-        (3, 0.95, 4.3027),
-        (4, 0.95, 3.1824),
-        (5, 0.95, 2.7764),
-        (30, 0.95, 2.0452),
-        (100, 0.95, 1.9842),
-        (5001, 0.95, 1.9604),
-        (2, 0.99, 63.6567),
-        (11, 0.90, 1.8125),
-        (30, 0.99, 2.7564),
-    ],
-)
-def test_an_interval_is_as_wide_as_the_table_of_students_t_says(count, level, quantile):
-    low, high = interval(0.5, 1e-3, count, level)
-    assert high - 0.5 == pytest.approx(quantile * 1e-3, abs=1e-7)
-    assert 0.5 - low == pytest.approx(quantile * 1e-3, abs=1e-7)
-
-
-def test_students_t_is_scipys():
-    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
-    for count in [*range(2, 60), 100, 101, 500, 1320, 5001]:
-        for level in (0.5, 0.8, 0.95, 0.99):
-            high = interval(0.0, 1e-3, count, level)[1]
-            assert high == pytest.approx(stats.t.ppf((1 + level) / 2, count - 1) * 1e-3, rel=1e-9)
-
-
-def test_an_interval_stays_within_what_scores_can_be():
-    assert interval(0.9, 0.3, 4) == (0.0, 1.0)
-    assert interval(0.01, 0.01, 1000) == (0.0, pytest.approx(0.01 + 0.0196234, abs=1e-6))
-    assert interval(-0.9, 0.3, 4, difference=True) == (-1.0, pytest.approx(-0.9 + 0.3 * 3.18245, abs=1e-5))
-    assert interval(1.0, 0.0, 30) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize(("stderr", "count"), [(0.1, 1), (0.1, 0), (math.nan, 10)])
-def test_where_there_is_no_error_there_is_no_interval(stderr, count):
-    assert all(math.isnan(end) for end in interval(0.5, stderr, count))
-
-
-@pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (2.0, 4.0)])
-def test_nineteen_of_twenty_intervals_hold_the_score_of_the_population(a, b):
-    """2,000 evaluations of 60 problems drawn from a population of known difficulty, 8 completions each."""
-    generator = numpy.random.default_rng(11)
-    chances_EP = generator.beta(a, b, size=(2000, 60))
-    right_EPK = generator.random((2000, 60, 8)) < chances_EP[:, :, None]
-    ends = [interval(average_at_k(rows), standard_error(rows), 60) for rows in right_EPK.tolist()]
-    assert 0.93 <= sum(low <= a / (a + b) <= high for low, high in ends) / 2000 <= 0.97
-
-
 def sign_flip_p_value(differences: list[Fraction]) -> float:
     """In fractions, all flips, also those of zeros."""
     flips = itertools.product((1, -1), repeat=len(differences))
@@ -352,7 +300,10 @@ def test_the_difference_and_its_p_value_are_those_of_trying_all_flips(problems, 
 
 def test_policies_that_do_the_same_do_not_differ():
     right = some_results(30, 6)
-    assert paired_difference(right, right) == Difference(mean=0.0, stderr=0.0, low=0.0, high=0.0, p_value=1.0)
+    found = paired_difference(right, right)
+    assert (found.mean, found.stderr, found.p_value) == (0.0, 0.0, 1.0)
+    assert found == Difference(0.0, 0.0, *interval(0.0, 0.0, 30, difference=True), 1.0)
+    assert found.low < 0 < found.high  # of the problems that were not asked some may differ
     twice = [row * 2 for row in right]
     assert paired_difference(right, twice).p_value == 1.0
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perl.evaluation.score import rights, score_samples
+from perl.intervals import interval
 from tests.evaluations import rows, samples
 
 
@@ -19,11 +20,19 @@ def test_a_score_against_numbers_counted_by_hand():
     assert (score.n, score.k) == (3, 4)
     assert score.accuracy == pytest.approx(0.5)
     assert score.stderr == pytest.approx(statistics.stdev([0.5, 1.0, 0.0]) / math.sqrt(3))
-    assert score.low == 0.0  # 0.5 - 4.303 * 0.289 is below what a score can be
-    assert score.high == 1.0
+    # scipy.stats.beta.ppf(0.025, ...) with mean and variance of a bootstrap of 0, 0.5, 1 and one more 0.
+    assert score.low == pytest.approx(0.06944, abs=1e-5)
+    assert score.high == pytest.approx(1 - score.low)
     # Of 4 completions 2 are right: 1 - (2/4 * 1/3) for two draws.
     assert score.pass_at == pytest.approx({1: 0.5, 2: (5 / 6 + 1 + 0) / 3, 4: 2 / 3})
     assert score.majority == pytest.approx(2 / 3)  # two right votes against one wrong one, all, none
+    by_problem = {1: [0.5, 1, 0], 2: [5 / 6, 1, 0], 4: [1, 1, 0]}
+    errors = {k: statistics.stdev(values) / math.sqrt(3) for k, values in by_problem.items()}
+    assert score.pass_at_stderr == pytest.approx(errors)
+    assert score.majority_stderr == pytest.approx(errors[4])
+    for k, error in errors.items():
+        assert (score.pass_at_low[k], score.pass_at_high[k]) == interval(score.pass_at[k], error, 3)
+    assert (score.majority_low, score.majority_high) == interval(score.majority, score.majority_stderr, 3)
     assert score.tokens == 10 * 11 + 70
     assert score.mean_tokens == pytest.approx(180 / 12)
     assert score.truncated == pytest.approx(1 / 12)
@@ -32,16 +41,19 @@ def test_a_score_against_numbers_counted_by_hand():
     assert score.g_pass == {}
 
 
-def test_the_interval_is_students():
-    score = score_samples(samples(["1100", "1110", "1000", "1100"]))
-    error = statistics.stdev([0.5, 0.75, 0.25, 0.5]) / 2
-    assert score.low == pytest.approx(0.5 - 3.182446 * error, abs=1e-6)  # t of 97.5 % with 3 degrees of freedom
-    assert score.high == pytest.approx(0.5 + 3.182446 * error, abs=1e-6)
+def test_what_is_always_right_is_not_sure_to_be():
+    score = score_samples(samples(["11"] * 30))
+    assert (score.accuracy, score.stderr, score.high) == (1.0, 0.0, 1.0)
+    expected = pytest.approx(0.025 ** (1 / 30))  # so rare are 30 rights of 30 at this share
+    assert score.low == score.majority_low == score.pass_at_low[2] == expected
 
 
 def test_a_single_problem_has_neither_error_nor_interval():
     score = score_samples(samples(["10"]))
     assert (score.accuracy, score.stderr, score.low, score.high) == (0.5, None, None, None)
+    assert (score.majority_stderr, score.majority_low, score.majority_high) == (None, None, None)
+    assert score.pass_at.keys() == {1, 2}
+    assert score.pass_at_stderr == score.pass_at_low == score.pass_at_high == {}
 
 
 def test_pass_at_further_numbers_is_reported_where_asked():

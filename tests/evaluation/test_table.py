@@ -8,7 +8,7 @@ import pytest
 from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import OtherScore
-from perl.evaluation.table import WIDEST, difference_cell, markdown, p_cell, percent, plain, score_cell
+from perl.evaluation.table import WIDEST, difference_cell, is_shown, markdown, p_cell, percent, plain, score_cell
 from tests.evaluations import results, task_result
 
 # Three of four problems gain two of four completions, the last is always right: +0.375 on average.
@@ -31,8 +31,11 @@ def test_a_row_says_what_was_measured():
     assert found["avg@4 adapter"].startswith("**81.2 ± ")
     assert found["difference [95 % interval]"].startswith("+37.5 [+")
     assert found["p"] == "<0.001"
-    assert found["pass@4"] == "75.0 → 100.0"
-    assert found["maj@4"] == "37.5 → 87.5"
+    # Of 20 problems 15 are solved at least once by the base, all by the adapter; five tie half and half by vote.
+    error = 100 * math.sqrt(0.75 * 0.25 / 19)
+    assert found["pass@4"] == f"75.0 ± {error:.1f} → 100.0 [{100 * 0.025 ** (1 / 20):.1f}, 100.0]"
+    error = 100 * math.sqrt(sum((x - 0.375) ** 2 for x in (0, 0, 0.5, 1)) * 5 / 19 / 20)
+    assert found["maj@4"].startswith(f"37.5 ± {error:.1f} → 87.5 ± ")
     assert found["mean tokens"] == "10 → 1,234"
     assert (found["Task"], found["n"], found["truncated"], found["no answer"]) == (
         *("Sums", "20", "0.0 → 0.0", "0.0 → 0.0"),
@@ -42,11 +45,42 @@ def test_a_row_says_what_was_measured():
 def test_the_better_one_is_bold_only_if_the_interval_excludes_zero():
     worse = replace(BETTER, base=BETTER.adapter, adapter=BETTER.base, difference=Difference(-0.4, 0.1, -0.6, -0.2, 0.0))
     touching = replace(BETTER, difference=Difference(0.4, 0.2, 0.0, 0.8, 0.05))
-    for task, bold in ((BETTER, "avg@4 adapter"), (worse, "avg@4 base"), (touching, None), (ALIKE, None)):
+    denied = replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125))
+    assert is_shown(Difference(0.4, 0.2, 0.1, 0.8, 0.05))
+    cases = ((BETTER, "avg@4 adapter"), (worse, "avg@4 base"), (touching, None), (denied, None), (ALIKE, None))
+    for task, bold in cases:
         found = cells(markdown(results(task)), 0)
         assert [heading for heading, cell in found.items() if "**" in cell] == ([bold] if bold else [])
         marked = [line for line in plain(results(task)).splitlines() if line.startswith(task.title) and "*" in line]
         assert len(marked) == (1 if bold else 0)
+
+
+def test_what_the_sample_cannot_tell_is_not_shown():
+    """Six problems of which the adapter solves all and the base half of the completions; two of 16 that are gained."""
+    for base, adapter, p in ((["10"] * 6, ["11"] * 6, 0.031), (["0"] * 2 + ["1"] * 14, ["1"] * 16, 0.5)):
+        task = task_result("sums", base, adapter)
+        assert task.difference.p_value == pytest.approx(p, abs=1e-3)
+        assert task.difference.low < 0 < task.difference.mean < task.difference.high
+        assert not is_shown(task.difference)
+    four = task_result("sums", ["0"] * 5 + ["1"] * 11, ["1"] * 16)  # by flips of five signs
+    assert four.difference.p_value == pytest.approx(2 / 2**5)
+    assert "**" not in markdown(results(four))
+
+
+def test_all_right_is_an_interval_and_no_error_of_nothing():
+    text = markdown(results(task_result("sums", ["0"] * 30, ["1"] * 30)))
+    found = cells(text, 0)
+    assert (found["avg@1 base"], found["avg@1 adapter"]) == ("0.0 [0.0, 11.6]", "**100.0 [88.4, 100.0]**")
+    assert "± 0.0" not in text
+    assert "[ ]: 95 % interval, where problems came out alike and the standard error is 0.0" in text
+    assert "[ ]" not in markdown(results(task_result("sums", ["10", "00", "01"] * 3, ["11", "01", "00"] * 3)))
+
+
+def test_a_difference_that_only_its_p_value_denies_says_so():
+    denied = replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125))
+    assert "No difference from the base is shown: p is above 0.05." in markdown(results(denied))
+    both = markdown(results(denied, ALIKE))
+    assert "No difference from the base is shown: p is above 0.05, or the 95 % interval includes 0." in both
 
 
 def test_columns_of_a_policy_that_was_not_scored_are_absent():
@@ -131,7 +165,7 @@ def test_a_terminal_shows_the_same_in_aligned_columns_of_no_great_width():
     table = text.split("\n\n")[0].splitlines()
     assert [line.split()[-1] for line in table] == ["p", "<0.001", "1.000"]
     assert len(set(map(len, table))) == 1
-    for numbers in ("43.8 ± ", "+37.5 [+", "75.0 → 100.0", "10 → 1,234", "sums-0123456789a"):
+    for numbers in ("43.8 ± ", "+37.5 [+", "75.0 ± 9.9 → 100.0 [83.2, 100.0]", "10 → 1,234", "sums-0123456789a"):
         assert numbers in text
         assert numbers in markdown(results(BETTER, ALIKE))
 

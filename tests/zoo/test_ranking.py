@@ -1,12 +1,14 @@
 """Adapters are ranked within a protocol; those that errors cannot tell apart share their ranks."""
 
+import itertools
 import math
+from fractions import Fraction
 
 import pytest
 
 from perl.errors import PerlError
 from perl.zoo.listing import as_plain
-from perl.zoo.ranking import COLUMNS, differ, error_of, rank_task
+from perl.zoo.ranking import COLUMNS, differ, ends_of, error_of, fisher_p, rank_task
 from tests.zoo.entries import OTHER_PROTOCOL, PROTOCOL, reported, score, seeds, theirs, trained
 
 
@@ -30,9 +32,79 @@ def test_ties_are_ranges_and_need_not_be_chains():
     assert ranks(*entries) == {"d": "1", "c": "2-3", "b": "2-4", "a": "3-4"}
 
 
-@pytest.mark.parametrize(("difference", "expected"), [(1.959, False), (1.961, True)])
-def test_the_limit_is_1_96_standard_errors_of_the_difference(difference, expected):
-    assert differ(0.5, 0.03, 0.5 + difference * math.hypot(0.03, 0.04), 0.04) is expected
+def of_rights(right, count, k=1):
+    """A score of problems of which so many were always right and the others never."""
+    error = math.sqrt(right / count * (1 - right / count) / (count - 1))
+    return score(right / count, stderr=error, n=count, k=k)
+
+
+def apart(one, other):
+    return differ(one, ends_of(trained("a", one), one), other, ends_of(trained("b", other), other))
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_all_of_thirty_is_not_shown_to_be_better_than_26(k):
+    full, nearly, half = of_rights(30, 30, k), of_rights(26, 30, k), of_rights(15, 30, k)
+    assert not apart(full, nearly)
+    assert not apart(nearly, full)
+    assert apart(full, half)
+    assert ranks(trained("full", full), trained("nearly", nearly)) == {"full": "1-2", "nearly": "1-2"}
+    assert ranks(trained("full", full), trained("half", half)) == {"full": "1", "half": "2"}
+
+
+@pytest.mark.parametrize("errors", [(0.01, 0.01), (0.02, 0.008)])
+def test_where_scores_spread_they_differ_from_two_errors_of_the_difference_on(errors):
+    one = score(0.5, stderr=errors[0], n=2000, k=16)
+    reach = math.hypot(*errors)
+    assert not apart(one, score(0.5 + 1.94 * reach, stderr=errors[1], n=2000, k=16))
+    assert apart(one, score(0.5 + 2.1 * reach, stderr=errors[1], n=2000, k=16))
+
+
+def exact_p(one, of_one, other, of_other):
+    """Fisher's p value in fractions: tables with these margins that are no more likely than this one."""
+
+    def ways(count):
+        return math.comb(of_one, count) * math.comb(of_other, one + other - count)
+
+    every = [ways(count) for count in range(one + other + 1)]
+    return Fraction(sum(way for way in every if way <= ways(one)), sum(every))
+
+
+def test_no_adapter_is_better_where_fishers_exact_test_denies_it():
+    assert fisher_p(30, 30, 26, 30) == pytest.approx(0.112, abs=1e-3)
+    for one, other in itertools.product(range(31), repeat=2):
+        expected = exact_p(one, 30, other, 30)
+        assert fisher_p(one, 30, other, 30) == pytest.approx(float(expected))
+        if expected > Fraction(1, 20):
+            assert not apart(of_rights(one, 30), of_rights(other, 30))
+
+
+@pytest.mark.parametrize(("counts", "k"), [((30, 30), 1), ((30, 30), 4), ((12, 60), 4), ((100, 100), 4)])
+def test_equal_adapters_are_told_apart_less_than_one_time_in_twenty(counts, k):
+    """Counted over all outcomes. With k above 1 all completions of a problem agree, which spreads scores the most."""
+    scores = [[of_rights(right, count, k) for right in range(count + 1)] for count in counts]
+    ends = [[ends_of(trained("a", one), one) for one in of] for of in scores]
+    told = [
+        [differ(one, its, other, others) for other, others in zip(scores[1], ends[1], strict=True)]
+        for one, its in zip(scores[0], ends[0], strict=True)
+    ]
+    for share in (0.01, 0.03, 0.1, 0.25, 0.33, 0.5, 0.9, 0.97):
+        chances = [
+            [math.comb(count, right) * share**right * (1 - share) ** (count - right) for right in range(count + 1)]
+            for count in counts
+        ]
+        wrong = math.fsum(
+            chances[0][one] * chances[1][other]
+            for one, row in enumerate(told)
+            for other, is_told in enumerate(row)
+            if is_told
+        )
+        assert wrong <= 0.05
+
+
+def test_without_a_number_of_problems_an_error_says_nothing():
+    assert not apart(score(0.1, n=None), score(0.9, n=None))
+    assert not apart(score(0.1, n=1), score(0.9, n=1))
 
 
 def test_equal_scores_tie_even_without_any_error():
@@ -60,13 +132,15 @@ def test_a_score_without_an_error_is_told_apart_from_none():
         [trained("a", score(0.9)), trained("b", score(0.1)), trained("c", score(0.5, stderr=None))], "sums"
     )
     assert {r.entry.name: r.rank for r in found.ranked} == {"a": "1-2", "c": "1-3", "b": "2-3"}
-    assert "No standard error is known, so not to be told apart from any other: c." in found.notes()
+    said = "Without standard error and number of problems, so not to be told apart from any other: c."
+    assert said in found.notes()
 
 
 def test_without_any_error_all_share_all_ranks():
     found = rank_task([reported("a", theirs(0.9)), reported("b", theirs(0.002))], "sums")
     assert {r.rank for r in found.ranked} == {"1-2"}
-    assert "No score has a standard error: none can be told apart from any other." in found.notes()
+    said = "Of no score standard error and number of problems are known: none can be told apart from any other."
+    assert said in found.notes()
 
 
 def test_other_protocols_are_named_and_not_ranked():

@@ -289,7 +289,7 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append(f"Differences from {comparison.first} are paired by problem; p: sign flips by problem.")
     if not all(map(is_shown, found)):
         why = f"the 95 % interval includes 0 or p is above {SMALL_P}"
-        notes.append(f"{NOT_DIFFERENT}: not shown to differ from {comparison.first}, {why}.")
+        notes.append(f"{NOT_DIFFERENT}: not shown to differ from {comparison.first}: {why}.")
     if any(policy.otherwise for policy in comparison.policies):
         notes.append(f"{OTHERWISE}: another protocol than the task's unmarked scores, not comparable with them.")
     return [*notes, *comparison.notes]
