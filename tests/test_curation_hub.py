@@ -17,6 +17,7 @@ from perl.zoo.catalogue import open_zoo
 from tests.curation_runs import trained
 
 TASK, REPO = "sandbox:addition", "user/tiny"
+CONFIG = "adapter_config.json"
 RESULTS, RECIPE, WEIGHTS = "eval/results.json", "perl_recipe.yaml", "adapter_model.safetensors"
 
 
@@ -121,6 +122,13 @@ def test_shipping_copies_the_weights(files, tmp_path):
 def test_results_of_other_weights_are_refused(pushed, files, tmp_path):
     pushed.commit(REPO, {WEIGHTS: files[WEIGHTS] + b"x"})
     with pytest.raises(PerlError, match=r"user/tiny: its results belong to the adapter [0-9a-f]{12}, not"):
+        add(REPO, tmp_path / "zoo")
+
+
+def test_results_of_the_same_weights_with_another_config_are_refused(pushed, files, tmp_path):
+    config = json.loads(files[CONFIG]) | {"lora_alpha": 160}
+    pushed.commit(REPO, {CONFIG: json.dumps(config).encode()})
+    with pytest.raises(PerlError, match=r"user/tiny: its results belong to the same weights with another adapter_conf"):
         add(REPO, tmp_path / "zoo")
 
 

@@ -126,6 +126,9 @@ def _check_kinds(facts: Mapping[str, Any]) -> None:
         value = facts.get(name)
         if not (value is None or isinstance(value, str) or _is_texts(value)):
             raise ValueError(f"{CONFIG}: {name} is neither a name nor a list of names")
+    for name in _RANKS:
+        if isinstance(facts.get(name), bool) or not isinstance(facts.get(name), int | None):
+            raise ValueError(f"{CONFIG}: {name} is no whole number")
     for name, value in facts.items():
         if name.endswith("_pattern") and name not in _NAMES_OF_MODULES and not isinstance(value, dict | None):
             raise ValueError(f"{CONFIG}: {name} is not a mapping")

@@ -8,6 +8,7 @@ Knows nothing of models or training.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -306,16 +307,20 @@ def log_rows(text: str) -> list[dict[str, Any]]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict) and all(_is_number(row.get(name)) for name in ("step", "reward", "num_tokens")):
+        if isinstance(row, dict) and _can_be_counted(row):
             rows.append(row)
     return rows
 
 
-def _is_number(value: object) -> bool:
-    """Whether a logged value is a number that can be counted with, or absent; a mean may be none."""
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        return False
-    return value is None or abs(value) < _LARGEST_LOGGED or value != value
+def _can_be_counted(row: Mapping[str, Any]) -> bool:
+    """Whether steps, rewards and tokens are numbers, where they are there; a mean reward may be NaN."""
+    for name in ("step", "reward", "num_tokens"):
+        value = row.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            return False
+        if value is not None and not abs(value) < _LARGEST_LOGGED and not (name == "reward" and math.isnan(value)):
+            return False
+    return True
 
 
 def _step_of(line: str) -> float:

@@ -1,12 +1,15 @@
 """A package holds exactly what is said of an adapter, and nothing of another or of this machine."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from perl.evaluation.results import read_results
 from perl.hub.candidate import find_candidate
 from perl.hub.package import MOST_ROWS, Package, is_ours, package_candidate, package_problems, read_package, thinned
+from perl.policy_name import policy_name
 from perl.run import Run, log_rows
 from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable
 from tests.hub_fixtures import TOKEN
@@ -114,3 +117,24 @@ def test_it_is_packed_from_the_folder_alone(tmp_path, monkeypatch):
     absolute = run.path.resolve()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert package_candidate(find_candidate(Run.read(absolute)), "user/a").contents() == before
+
+
+@pytest.mark.parametrize("change", [{"lora_alpha": 99}, {"use_rslora": True}, {"rank_pattern": {"q_proj": 1}}])
+def test_results_are_not_shown_beside_an_edited_config(change, caplog):
+    run = publishable()
+    config = run.adapter / "adapter_config.json"
+    assert find_candidate(run).results is not None
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    assert find_candidate(run).results is None
+    assert "adapter_config.json" in caplog.text
+    files = package_candidate(find_candidate(run), "user/a").files
+    assert not [name for name in files if name.startswith("eval/")]
+
+
+def test_results_on_another_base_are_not_shown():
+    run = publishable()
+    found = read_results(run.path)
+    subject = {**found.subject, "base_sha256": "e" * 64}
+    named = [subject[name] for name in ("base_sha256", "adapter_sha256", "adapter_config_sha256")]
+    replace(found, subject={**subject, "policy": policy_name(*named)}).write(run.path / "eval")
+    assert find_candidate(run).results is None

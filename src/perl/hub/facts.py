@@ -25,7 +25,7 @@ from perl.recipe import Recipe
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSource
 from perl.run import Run, read_log
 from perl.sandbox import is_sandbox, load_problems
-from perl.saved_adapter import CONFIG
+from perl.saved_adapter import CONFIG, find_adapter
 
 CURVES, PROBLEMS, PUBLIC_RECIPE = "plots/curves.png", f"eval/{FIGURE}", "perl_recipe.yaml"
 """What other files of a published adapter are called."""
@@ -223,7 +223,7 @@ def card_facts(candidate: Candidate, repo_id: str | None = None, licence: str | 
         results=public_results(candidate.results, name) if candidate.results else None,
         pictures=_pictures(candidate),
         asking=_asking(run, recipe, candidate.results) if recipe else None,
-        serving=serving_of(PeftConfig.from_pretrained(str(candidate.folder))) if _is_adapter(candidate) else None,
+        serving=serving_of(find_adapter(str(candidate.folder)).config) if _is_adapter(candidate) else None,
         recipe=recipe is not None,
         versions=known.get("versions") or {},
     )
