@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 from numpy.random import Generator
@@ -183,6 +184,19 @@ def table(cells: Sequence[Cell]) -> list[str]:
     return lines
 
 
+def _lines(found: dict[str, Any]) -> str:
+    """As JSON, a line each of the table and of the cells."""
+    facts = []
+    for name, fact in found.items():
+        inner = ",\n  ".join(map(json.dumps, fact)) if isinstance(fact, list) else None
+        facts.append(f" {json.dumps(name)}: " + (json.dumps(fact) if inner is None else f"[\n  {inner}\n ]"))
+    return "{\n" + ",\n".join(facts) + "\n}\n"
+
+
+def _short(fact: str | float) -> str | float:
+    return round(fact, 5) if isinstance(fact, float) else fact
+
+
 def main() -> None:
     """All cells, or those that were asked for; only all of them are written."""
     parser = argparse.ArgumentParser()
@@ -195,14 +209,16 @@ def main() -> None:
         for k in (arguments.k,) if arguments.k else KS:
             for number, population in enumerate(populations()):
                 cells.append(measure(population, n, k, arguments.evaluations, seed=1000 * n + 40 * k + number))
-    print("\n".join(table(cells)))
+    lines = table(cells)
+    print("\n".join(lines))
     found = {
         "evaluations": arguments.evaluations,
         "seconds": round(time.monotonic() - started, 1),
-        "cells": [asdict(cell) for cell in cells],
+        "table": lines,
+        "cells": [list(asdict(cells[0])), *([_short(fact) for fact in asdict(cell).values()] for cell in cells)],
     }
     if not arguments.count and not arguments.k:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        RESULTS.write_text(_lines(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

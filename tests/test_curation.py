@@ -11,6 +11,7 @@ from perl.curation import add, verification, verify
 from perl.curation.material import thinned
 from perl.errors import PerlError
 from perl.evaluation.results import read_results
+from perl.policy_name import adapter_policy_name, policy_name
 from perl.run import sha256_of
 from perl.zoo.catalogue import open_zoo
 from perl.zoo.entry import read_entry
@@ -129,9 +130,36 @@ def test_a_run_without_results_is_refused(run, tmp_path):
 
 
 def test_results_of_another_adapter_are_refused(run, tmp_path):
-    change(results_file(run), lambda facts: facts["perl"]["subject"].update(adapter_sha256="0" * 64))
-    with pytest.raises(PerlError, match="those of another policy"):
+    def of_other_weights(facts):
+        subject = facts["perl"]["subject"]
+        subject["adapter_sha256"] = "0" * 64
+        subject["policy"] = policy_name(subject["base_sha256"], "0" * 64, subject["adapter_config_sha256"])
+
+    change(results_file(run), of_other_weights)
+    with pytest.raises(PerlError, match="those of another adapter"):
         add(run, tmp_path / "zoo")
+
+
+def test_results_that_name_another_policy_than_their_digests_are_refused(run, tmp_path):
+    change(results_file(run), lambda facts: facts["perl"]["subject"].update(adapter_sha256="0" * 64))
+    with pytest.raises(PerlError, match="its policy is not the one that its digests name"):
+        add(run, tmp_path / "zoo")
+
+
+def test_results_of_the_adapter_before_its_config_was_edited_are_refused(run, tmp_path):
+    change(run / "adapter" / "adapter_config.json", lambda config: config.update(lora_alpha=160))
+    with pytest.raises(PerlError, match="or of this one with another config"):
+        add(run, tmp_path / "zoo")
+
+
+def test_an_entry_names_the_policy(run, tmp_path):
+    subject = json.loads(results_file(run).read_text())["perl"]["subject"]
+    config = (run / "adapter" / "adapter_config.json").read_text()
+    entry = add(run, tmp_path / "zoo")
+    assert entry.policy == adapter_policy_name(
+        config, entry.adapter.sha256["adapter_model.safetensors"], entry.base_sha256
+    )
+    assert entry.policy == subject["policy"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +167,7 @@ def test_results_of_another_adapter_are_refused(run, tmp_path):
     [
         (
             lambda f: task_facts(f)["adapter"].update(accuracy=0.99),
-            r"adapter.accuracy is 0.99 in the file, counted is 0",
+            "adapter.accuracy is 0.99 in the file, counted",
         ),
         (lambda f: task_facts(f)["base"].update(accuracy=0.01), r"base.accuracy is 0.01 in the file"),
         (lambda f: task_facts(f)["adapter"].update(stderr=0.0001), "adapter.stderr is 0.0001 in the file"),

@@ -7,6 +7,9 @@ import pytest
 
 from perl.curation import add, hub_adapters, verify
 from perl.errors import PerlError
+from perl.evaluation.published_samples import PUBLISHED, read_published
+from perl.evaluation.recount import recount
+from perl.evaluation.results import read_results
 from perl.hub.candidate import find_candidate
 from perl.hub.package import package_candidate
 from perl.run import Run
@@ -14,6 +17,7 @@ from perl.zoo.catalogue import open_zoo
 from tests.curation_runs import trained
 
 TASK, REPO = "sandbox:addition", "user/tiny"
+CONFIG = "adapter_config.json"
 RESULTS, RECIPE, WEIGHTS = "eval/results.json", "perl_recipe.yaml", "adapter_model.safetensors"
 
 
@@ -67,15 +71,23 @@ def test_a_revision_is_taken(pushed, tmp_path):
     assert add(f"{REPO}@{commit}", tmp_path / "zoo").adapter.revision == commit
 
 
-def test_reproduced_means_evaluated_here(pushed, files, tmp_path):
-    def claim_none(facts):
-        task = facts["perl"]["tasks"][TASK]
-        for problem in task["problems"].values():
-            problem["adapter"] = "00"
-        task["adapter"].update(accuracy=0.0, stderr=0.0)
+def claiming_none(files, folder):
+    """Samples of which the adapter's are all wrong, and results in which every figure follows from those."""
+    folder.mkdir()
+    (folder / "results.json").write_bytes(files[RESULTS])
+    results = read_results(folder)
+    lines = [json.loads(line) for line in files[PUBLISHED].decode().splitlines()]
+    for line in lines:
+        if line["policy"] == results.task(TASK).samples["adapter"]:
+            line.update(status="wrong", extracted="none")
+    samples = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    recount(results, read_published(samples, REPO)).results.write(folder)
+    return {RESULTS: (folder / "results.json").read_bytes(), PUBLISHED: samples}
 
+
+def test_reproduced_means_evaluated_here(pushed, files, tmp_path):
     true = json.loads(files[RESULTS])["perl"]["tasks"][TASK]
-    pushed.commit(REPO, {RESULTS: changed(files[RESULTS], claim_none)})
+    pushed.commit(REPO, claiming_none(files, tmp_path / "claimed"))
     assert add(REPO, tmp_path / "zoo").scores[0].adapter == 0.0
     found = verify(open_zoo(tmp_path / "zoo"), "tiny")
     assert not found.agrees
@@ -84,6 +96,15 @@ def test_reproduced_means_evaluated_here(pushed, files, tmp_path):
     assert entry.scores[0].protocol_hash == true["protocol_hash"]
     assert entry.notes[0] == "Evaluated here; its author reports 0.0 on sandbox:addition."
     assert verify(open_zoo(tmp_path / "zoo"), "tiny").scores[0].verdict == "identical"
+
+
+def test_figures_that_are_not_those_of_the_published_samples_are_refused(pushed, files, tmp_path):
+    claimed = claiming_none(files, tmp_path / "claimed")
+    for name in (RESULTS, PUBLISHED):  # either alone
+        pushed.commit(REPO, {**files, name: claimed[name]})
+        with pytest.raises(PerlError, match=r"user/tiny: results.json: .*the adapter's rights differ on \d+ problems"):
+            add(REPO, tmp_path / "zoo")
+    assert not (tmp_path / "zoo").exists()
 
 
 @pytest.mark.usefixtures("pushed")
@@ -101,6 +122,13 @@ def test_shipping_copies_the_weights(files, tmp_path):
 def test_results_of_other_weights_are_refused(pushed, files, tmp_path):
     pushed.commit(REPO, {WEIGHTS: files[WEIGHTS] + b"x"})
     with pytest.raises(PerlError, match=r"user/tiny: its results belong to the adapter [0-9a-f]{12}, not"):
+        add(REPO, tmp_path / "zoo")
+
+
+def test_results_of_the_same_weights_with_another_config_are_refused(pushed, files, tmp_path):
+    config = json.loads(files[CONFIG]) | {"lora_alpha": 160}
+    pushed.commit(REPO, {CONFIG: json.dumps(config).encode()})
+    with pytest.raises(PerlError, match=r"user/tiny: its results belong to the same weights with another adapter_conf"):
         add(REPO, tmp_path / "zoo")
 
 

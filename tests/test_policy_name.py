@@ -98,7 +98,7 @@ def test_only_keys_that_were_decided_on_are_left_out_of_any_type_of_peft():
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"a": NaN}', '{"a": 1e999}', "[" * 10_000, b"\xff", "null"])
 def test_what_is_no_config_is_refused_in_one_line(text):
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=r"\w") as caught:
         adapter_config_digest(text)
     assert len(str(caught.value).splitlines()) == 1
 

@@ -7,7 +7,8 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from perl.errors import PerlError
+from perl.cli.commands import run as run_command
+from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, PerlError
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.published_samples import published_samples, read_published
 from perl.evaluation.recount import KeptSamples, recount, with_figures
@@ -158,13 +159,34 @@ def test_a_forgery_of_everything_together_is_not_shown(folder, name):
     assert said(folder) == ""
 
 
+def compared(*folders, options=()):
+    return run_command(["eval", "compare", *options, *map(str, folders)], "perl")
+
+
+def test_results_are_compared_only_as_they_were_counted(folder, made, capsys):
+    assert compared(made, folder) == EXIT_DONE
+    FORGERIES["every bit 1 and every figure that follows"].edit(folder)
+    capsys.readouterr()
+    assert compared(made, folder) == EXIT_USER_MISTAKE
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"{folder}: results.json: {TASK}: the adapter's rights differ on 5 problems" in printed.err
+
+
+def test_what_was_not_counted_is_compared_as_reported(folder, made, capsys):
+    (folder / SAMPLES).unlink()
+    assert compared(made, folder) == EXIT_DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{folder}: reported, not counted again: maj@k; lengths; the shares of completions" in said
+    assert f"{made}: reported" not in said
+
+
 def test_each_problem_is_one_line_that_names_figure_file_and_count(folder):
     FORGERIES["accuracy"].edit(folder)
     line = said(folder)
     right = "".join(ADAPTER).count("1") / (K * COUNT)
-    assert line == (
-        f"results.json: {TASK}: adapter.accuracy is 0.99 in the file, counted is {right:.10g} (perl eval writes it anew)"
-    )
+    figure = f"adapter.accuracy is 0.99 in the file, counted is {right:.10g}"
+    assert line == f"results.json: {TASK}: {figure} (perl eval writes it anew)"
 
 
 def test_fields_that_need_more_than_rights_are_known():
@@ -253,3 +275,11 @@ def test_a_verdict_that_took_too_long_stands_only_where_algebra_is_needed(made, 
     golds = {TASK: {**find_golds(results)[TASK], problem: gold}}
     found = recount(results, KeptSamples(late), golds)
     assert any("verdicts are not those of the texts" in str(one) for one in found.problems) is not stands
+
+
+def test_a_strangers_answers_that_take_too_long_to_compare_leave_majority_as_reported(folder, monkeypatch):
+    publish(folder)
+    monkeypatch.setattr("perl.evaluation.recount._STRANGERS_SECONDS", -1.0)
+    found = recount_folder(folder)
+    assert (found.problems, found.results) == ((), read_results(folder))
+    assert "maj@k, whose answers take too long to compare" in found.reported

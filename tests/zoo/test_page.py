@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from perl.assets import zoo_folder
+from perl.zoo.catalogue import open_zoo
 from perl.zoo.page import curve_of, html_page
 from tests.zoo.entries import reported, score, seeds, theirs, trained, zoo_of
 
@@ -107,10 +109,10 @@ def title_of(tmp_path, file):
 
 
 def shown(tmp_path, file):
-    """The page as it is after its scripts ran."""
+    """The page as it is after its scripts ran, in a window as wide as a small laptop's."""
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     command = [BROWSER, *flags.split(), "--disable-component-update", "--disable-sync", "--dump-dom"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", f"file://{file}"]
+    command += ["--window-size=1280,900", f"--user-data-dir={tmp_path / 'profile'}", f"file://{file}"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
@@ -162,6 +164,27 @@ return steps;""",
         "closed": 0,
         "open": [True],
     }
+
+
+@needs_browser
+def test_all_columns_of_the_shipped_zoo_are_seen_on_a_small_laptop(tmp_path):
+    script = """
+const frame = document.querySelector(".scroll");
+const ends = [...document.querySelectorAll("#zoo > thead th")].map((h) => h.getBoundingClientRect().right);
+return { window: window.innerWidth, hidden: frame.scrollWidth - frame.clientWidth, last: Math.max(...ends) };"""
+    found = in_browser(tmp_path, html_page(open_zoo(zoo_folder())), script)
+    assert found["window"] == 1280
+    assert found["hidden"] <= 0
+    assert found["last"] <= 1280
+
+
+def test_a_score_without_an_error_to_see_is_drawn_and_written_as_an_interval(tmp_path):
+    page = page_of(tmp_path, trained("all-right", score(1.0, stderr=0.0, n=30, base=0.5, base_stderr=0.09)))
+    assert "100.0 [88.4, 100.0]" in page
+    assert "± 0.0" not in page
+    lines = [found for tag, found in Tags(page).found if tag == "line" and found.get("class") == "adapter"]
+    ends = {(line["x1"], line["x2"]) for line in lines}
+    assert ("95.0", "95.0") not in ends
 
 
 @needs_browser

@@ -184,7 +184,7 @@ def compare_results(results: tuple[str, ...], *, force: bool, markdown: bool, as
     counted = [recount_folder(folder) for folder in results]
     raise_all(PerlError, [line for folder, one in zip(results, counted, strict=True) for line in one.said_of(folder)])
     notes = [
-        f"Of {folder} {one.said_to_be_reported}." for folder, one in zip(results, counted, strict=True) if one.reported
+        f"{folder}: {one.said_to_be_reported}." for folder, one in zip(results, counted, strict=True) if one.reported
     ]
     found = compare([one.results for one in counted], force=force)
     found = replace(found, notes=(*found.notes, *notes))

@@ -11,7 +11,7 @@ from pathlib import Path
 from perl.curation.material import Material, of_log, of_policy, steps_of
 from perl.curation.scores import checked_scores
 from perl.errors import PerlError
-from perl.evaluation.results import RESULTS
+from perl.evaluation.results import RESULTS, read_results
 from perl.hub.candidate import Candidate, find_candidate
 from perl.hub.outbox import read_push
 from perl.hub.package import card_facts, package_candidate
@@ -35,12 +35,10 @@ def of_run(folder: Path) -> Material:
 def _of_candidate(candidate: Candidate) -> Material:
     run, facts = candidate.run, candidate.run.facts
     if candidate.results is None:
-        other = (run.path / "eval" / RESULTS).is_file()
-        message = (
-            "its results are those of another adapter, or of this one with another config"
-            if other
-            else "its adapter was not evaluated"
-        )
+        message = "its adapter was not evaluated"
+        if (run.path / "eval" / RESULTS).is_file():
+            read_results(run.path / "eval")  # says why it cannot be read
+            message = "its results are those of another adapter, or of this one with another config"
         raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
     config = (candidate.folder / CONFIG).read_bytes()
     scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))

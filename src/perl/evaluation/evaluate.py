@@ -216,13 +216,16 @@ def _draw_task(
 def _say_corrected(what: str, stored: Stored) -> None:
     if stored.dropped:
         logger.warning(
-            "%s: %d stored completions were not drawn by this evaluation (another seed, a length that cannot be, an "
-            "unknown problem); they are dropped",
+            "%s: not drawn by this evaluation (another seed, a length that cannot be, an "
+            "unknown problem), hence dropped: %d stored completions",
             what,
             len(stored.dropped),
         )
     if stored.judged_otherwise:
-        logger.warning("%s: %d stored verdicts are others now", what, stored.judged_otherwise)
+        count = len(stored.samples)
+        logger.warning(
+            "%s: judged again, %d of %d stored verdicts are others now", what, stored.judged_otherwise, count
+        )
 
 
 def _key(plan: Evaluation, policies: Policies, who: Who, task: Prepared) -> str:

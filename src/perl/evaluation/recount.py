@@ -19,11 +19,12 @@ from perl.evaluation.metrics import paired_difference
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
 from perl.evaluation.samples import Sample
-from perl.evaluation.score import NOT_FROM_RIGHTS, Score, rights, score_samples
+from perl.evaluation.score import NOT_FROM_RIGHTS, OF_MAJORITY, Score, TooManyAnswersError, rights, score_samples
 from perl.evaluation.task import all_tasks
-from perl.rewards.answers import gold_answer
+from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier import check_all
 from perl.rewards.verifier.verdicts import told_at_once
+from perl.types import Verdict
 
 Groups = Sequence[Sequence[Sample]]
 Golds = Mapping[str, Mapping[str, str]]
@@ -34,6 +35,8 @@ answers of completions, or each problem's rights and wrongs alone."""
 
 WHO: tuple[Who, ...] = ("base", "adapter")
 _TOLERANCE = 1e-9
+# Answers may be made to take long. Honest ones of 16,000 completions take ten seconds on two cores.
+_STRANGERS_SECONDS = 120.0
 _SHA_DIGITS = 64
 # Wall time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
 _PATIENCE_SECONDS = 30.0
@@ -82,20 +85,27 @@ class Recount:
         return f"reported, not counted again: {'; '.join(self.reported)}" if self.reported else ""
 
 
-def with_figures(task: TaskResult, groups: Mapping[Who, Groups], pass_at: Sequence[int] = ()) -> TaskResult:
+def with_figures(
+    task: TaskResult,
+    groups: Mapping[Who, Groups],
+    pass_at: Sequence[int] = (),
+    most_seconds: float | None = None,
+) -> TaskResult:
     """A task's result with every figure counted from samples.
 
     Args:
         task: Says what was asked; its figures, and which completions are right, do not count.
         groups: Who -> the samples of each problem, problems in the same order.
         pass_at: Further numbers for pass@k, beside the powers of two up to k.
+        most_seconds: Wall time after which the answers of a policy are compared no more; None: any.
 
     Raises:
+        TooManyAnswersError: Time is over.
         ValueError: There is no problem, or fewer completions than pass@k needs.
     """
     names = [samples[0].problem for samples in next(iter(groups.values()))]
     rows = {who: rights(group) for who, group in groups.items()}
-    scores = {who: score_samples(group, pass_at) for who, group in groups.items()}
+    scores = {who: score_samples(group, pass_at, most_seconds) for who, group in groups.items()}
     paired = "base" in rows and "adapter" in rows and len(names) > 1
     problems = tuple(
         ProblemResult(name, *(tuple(rows[who][i]) if who in rows else None for who in WHO))
@@ -201,7 +211,8 @@ def _recount_task(
             groups, wrong = _judged_again(task, groups, golds)
             basis = "texts"
             problems += wrong
-        counted = with_figures(task, groups, _pass_at(task))
+        counted, left_out = _from_samples(task, groups, stranger=kept.exact)
+        reported += left_out
     else:
         counted = _from_rights(task, protocol)
         reported += ["maj@k", "lengths", "the shares of completions that were cut off, unanswered or not judged"]
@@ -290,25 +301,17 @@ def _sample_problems(
 def _judged_again(
     task: TaskResult, groups: Mapping[Who, Groups], golds: Mapping[str, str]
 ) -> tuple[dict[Who, Groups], list[Problem]]:
-    """The samples with the verdicts that their texts get now.
-
-    Where algebra is needed and took too long, then or now, the verdict stays.
-    """
+    """The samples with the verdicts that their texts get now."""
     again: dict[Who, Groups] = {}
     problems: list[Problem] = []
     for who, rows in groups.items():
         every = [sample for row in rows for sample in row]
-        judged_golds, texts = [golds[sample.problem] for sample in every], [sample.text for sample in every]
-        verdicts = check_all(judged_golds, texts, timeout_seconds=_PATIENCE_SECONDS)
-        found, other = [], []
-        for sample, verdict in zip(every, verdicts, strict=True):
-            gold = gold_answer(golds[sample.problem])
-            algebra = told_at_once(gold, verdict.extracted) is None
-            undecided = _UNDECIDED & {verdict.status, sample.status}
-            status = sample.status if algebra and undecided else verdict.status
-            found.append(replace(sample, status=status, extracted=verdict.extracted))
-            if (status, verdict.extracted) != (sample.status, sample.extracted):
-                other.append((sample, found[-1]))
+        verdicts = _verdicts(every, golds)
+        found = [
+            sample if verdict is None else replace(sample, status=verdict.status, extracted=verdict.extracted)
+            for sample, verdict in zip(every, verdicts, strict=True)
+        ]
+        other = [(then, now) for then, now in zip(every, found, strict=True) if then != now]
         if other:
             then, now = other[0]
             first = f"{then.status} ({_shown(then.extracted)}) in the file, {now.status} ({_shown(now.extracted)}) now"
@@ -317,6 +320,32 @@ def _judged_again(
         one_by_one = iter(found)
         again[who] = [[next(one_by_one) for _ in row] for row in rows]
     return again, problems
+
+
+def _verdicts(samples: Sequence[Sample], golds: Mapping[str, str]) -> list[Verdict | None]:
+    """What the verifier says of texts; None where only algebra tells, which took too long then or now."""
+    answers = [extract_answer(sample.text) for sample in samples]
+    at_once = [told_at_once(gold_answer(golds[s.problem]), a) for s, a in zip(samples, answers, strict=True)]
+    asked = [s for s, told in zip(samples, at_once, strict=True) if told is None and s.status not in _UNDECIDED]
+    judged = check_all([golds[s.problem] for s in asked], [s.text for s in asked], timeout_seconds=_PATIENCE_SECONDS)
+    by_place = {s.place: one for s, one in zip(asked, judged, strict=True) if one.status not in _UNDECIDED}
+    return [
+        by_place.get(sample.place) if told is None else Verdict(told, answer)
+        for sample, answer, told in zip(samples, answers, at_once, strict=True)
+    ]
+
+
+def _from_samples(
+    task: TaskResult, groups: Mapping[Who, Groups], *, stranger: bool
+) -> tuple[TaskResult, Sequence[str]]:
+    """Every figure, but maj@k of a stranger's answers that take too long to compare; and what was left out."""
+    try:
+        return with_figures(task, groups, _pass_at(task), _STRANGERS_SECONDS if stranger else None), ()
+    except TooManyAnswersError:
+        alone = {who: [[replace(s, extracted=None) for s in row] for row in rows] for who, rows in groups.items()}
+    counted = with_figures(task, alone, _pass_at(task))
+    base, adapter = (_as_reported(getattr(counted, w), getattr(task, w), OF_MAJORITY) for w in WHO)
+    return replace(counted, base=base, adapter=adapter), ("maj@k, whose answers take too long to compare",)
 
 
 def _from_rights(task: TaskResult, protocol: Protocol) -> TaskResult:
@@ -334,12 +363,14 @@ def _from_rights(task: TaskResult, protocol: Protocol) -> TaskResult:
         ]
     counted = with_figures(task, groups, _pass_at(task))
     return replace(
-        counted, base=_as_reported(counted.base, task.base), adapter=_as_reported(counted.adapter, task.adapter)
+        counted,
+        base=_as_reported(counted.base, task.base, NOT_FROM_RIGHTS),
+        adapter=_as_reported(counted.adapter, task.adapter, NOT_FROM_RIGHTS),
     )
 
 
-def _as_reported(counted: Score | None, said: Score | None) -> Score | None:
-    return None if counted is None else replace(counted, **{name: getattr(said, name) for name in NOT_FROM_RIGHTS})
+def _as_reported(counted: Score | None, said: Score | None, names: Sequence[str]) -> Score | None:
+    return None if counted is None else replace(counted, **{name: getattr(said, name) for name in names})
 
 
 def _pass_at(task: TaskResult) -> list[int]:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -140,14 +140,19 @@ def _check_fit(name: str, task: Mapping[str, Any]) -> None:
     problems = task["problems"].values()
     for who in ("base", "adapter"):
         score, rows = task[who], [row[who] for row in problems if who in row]
-        if len(rows) != (0 if score is None else score.n) or len(rows) not in (0, len(problems)):
-            raise ValueError(f"{name}: the score of the {who} is not of {len(rows)} problems")
-        if score is not None and any(len(row) != score.k for row in rows):
-            raise ValueError(f"{name}: a problem of the {who} has not {score.k} completions")
-        if score is not None and (min(score.k, score.n) < 1 or not set(pass_numbers(score.k)) <= score.pass_at.keys()):
-            raise ValueError(f"{name}: the score of the {who} is of no problem, or lacks pass@{score.k}")
+        if score is None and rows:
+            raise ValueError(f"{name}: there is no score of the {who}, though there are problems")
+        if score is not None:
+            _check_score(score, rows, len(problems), f"{name}: the score of the {who}")
     if task["difference"] is not None and None in (task["base"], task["adapter"]):
         raise ValueError(f"{name}: there is a difference, though one policy only was scored")
+
+
+def _check_score(score: Score, rows: Sequence[str], problems: int, what: str) -> None:
+    if not len(rows) == problems == score.n or any(len(row) != score.k for row in rows):
+        raise ValueError(f"{what} is not of {score.n} problems with {score.k} completions each")
+    if min(score.k, score.n) < 1 or not set(pass_numbers(score.k)) <= score.pass_at.keys():
+        raise ValueError(f"{what} is of no problem, or lacks pass@{score.k} or one below it")
 
 
 def _said(error: ValidationError) -> str:

@@ -5,9 +5,11 @@ samples of each problem -> Score
 Knows nothing of models, files or of a second policy.
 """
 
+import itertools
 import logging
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perl.evaluation import metrics
@@ -23,17 +25,8 @@ G_PASS_K = 16
 G_PASS_THRESHOLDS = (0.25, 0.5, 0.75, 1.0)
 UNJUDGED = ("timeout", "error", "unparsable_gold")
 """Verdicts that say nothing of the answer; such completions count as not right."""
-NOT_FROM_RIGHTS = (
-    "majority",
-    "majority_stderr",
-    "majority_low",
-    "majority_high",
-    "mean_tokens",
-    "tokens",
-    "truncated",
-    "no_answer",
-    "unjudged",
-)
+OF_MAJORITY = ("majority", "majority_stderr", "majority_low", "majority_high")
+NOT_FROM_RIGHTS = (*OF_MAJORITY, "mean_tokens", "tokens", "truncated", "no_answer", "unjudged")
 """Fields of a score that take more than which completions are right."""
 HASHED = "sha256:"
 """Begins what stands for an answer that is too long to be published; only the same letters are the same answer."""
@@ -88,14 +81,22 @@ class Score:
     g_pass: Mapping[str, float] = field(default_factory=dict)
 
 
-def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] = ()) -> Score:
+class TooManyAnswersError(ValueError):
+    """Comparing the answers for maj@k takes longer than it may."""
+
+
+def score_samples(
+    problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] = (), most_seconds: float | None = None
+) -> Score:
     """The score of a policy on a task.
 
     Args:
         problems: The samples of each problem, the same number of each.
         pass_at: Further numbers for pass@k, beside the powers of two up to k.
+        most_seconds: Wall time after which answers are compared no more; None: any.
 
     Raises:
+        TooManyAnswersError: Time is over.
         ValueError: There is no problem, or fewer completions than pass@k needs.
     """
     if not problems:
@@ -106,7 +107,7 @@ def score_samples(problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] =
     passes = {j: _estimate(metrics.pass_at_k_by_problem(right, j)) for j in sorted({*pass_numbers(k), *pass_at})}
     answers = [[sample.extracted for sample in samples] for samples in problems]
     wrong = [[" ".join(s.extracted.split()) for s in samples if s.extracted and not s.right] for samples in problems]
-    majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong)))
+    majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong, most_seconds)))
     return Score(
         n=len(right),
         k=k,
@@ -181,23 +182,35 @@ def _g_pass(right: Sequence[Sequence[bool]]) -> dict[str, float]:
     return {**found, "mean": metrics.mean_g_pass_at_k(right, G_PASS_K)}
 
 
-def same_meaning(problems: Iterable[Sequence[str]]) -> Callable[[str, str], bool]:
+def same_meaning(problems: Iterable[Sequence[str]], most_seconds: float | None = None) -> Callable[[str, str], bool]:
     r"""Whether two different answers to a problem mean the same, by the verifier's word.
 
     Args:
         problems: The answers to each problem, in the order in which they will be compared: a later one with an earlier.
+        most_seconds: Wall time after which no more are compared; None: any.
 
     Returns:
         What knows it of these pairs; they are compared here, many at a time.
+
+    Raises:
+        TooManyAnswersError: Time is over.
     """
-    pairs = dict.fromkeys(
-        (later, earlier)
-        for answers in problems
-        for i, later in enumerate(dict.fromkeys(answers))
-        for earlier in list(dict.fromkeys(answers))[:i]
-        if not (later.startswith(HASHED) or earlier.startswith(HASHED))
-    )
-    golds, answers = [later for later, _ in pairs], [f"\\boxed{{{earlier}}}" for _, earlier in pairs]
-    verdicts = check_all(golds, answers) if pairs else []
-    same = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.right}
+    started = time.monotonic()
+    same: set[tuple[str, str]] = set()
+    # Few at a time where time is limited: each may take as long as a comparison may.
+    pairs, count = _pairs(problems), 50_000 if most_seconds is None else 64
+    while some := list(itertools.islice(pairs, count)):
+        if most_seconds is not None and time.monotonic() - started > most_seconds:
+            raise TooManyAnswersError(f"answers were compared for {most_seconds:g} seconds, and there are more")
+        verdicts = check_all([later for later, _ in some], [f"\\boxed{{{earlier}}}" for _, earlier in some])
+        same |= {pair for pair, verdict in zip(some, verdicts, strict=True) if verdict.right}
     return lambda later, earlier: (later, earlier) in same
+
+
+def _pairs(problems: Iterable[Sequence[str]]) -> Iterator[tuple[str, str]]:
+    """Every two different answers of a problem that may be compared, the later one first."""
+    for answers in problems:
+        different = [answer for answer in dict.fromkeys(answers) if not answer.startswith(HASHED)]
+        for i, later in enumerate(different):
+            for earlier in different[:i]:
+                yield later, earlier

@@ -140,5 +140,6 @@ def _results_in(folder: Path) -> Results | None:
         return None
     try:
         return read_results(folder)
-    except PerlError:
+    except PerlError as error:
+        logger.warning("%s; it is not shown", error.problems[0])
         return None

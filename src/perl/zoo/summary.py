@@ -52,9 +52,9 @@ Adapters trained with reinforcement learning: their base, method and scores, and
 written by `perl zoo render` from `model_cards/zoo/entries/`; edit an entry, not this file. `perl zoo html` makes a page
 of it that can be sorted, [docs/zoo.md](docs/zoo.md) says how an entry comes about.
 
-Scores are in percent, ± is one standard error. Numbers in square brackets are notes below the table. Scores of
-different tables were measured in different ways and are not to be compared; `perl zoo rank TASK` ranks those that may
-be.
+Scores are in percent, ± is one standard error; brackets after a score are its 95 % interval where problems came out
+alike and that error is 0.0, brackets after a name are notes below the table. Scores of different tables were measured
+in different ways and are not to be compared; `perl zoo rank TASK` ranks those that may be.
 """
 _SECTIONS = {
     "trained-here": (

@@ -1,0 +1,80 @@
+"""A run's scores leave it, and stand on its card, only as its samples give them."""
+
+import json
+
+import pytest
+
+from perl.cli.commands import run as run_command
+from perl.errors import EXIT_USER_MISTAKE, PerlError
+from perl.evaluation.published_samples import PUBLISHED
+from perl.hub.candidate import find_candidate
+from perl.hub.push import pack
+from perl.run import Run
+from tests.evaluation.forgeries import FORGERIES
+from tests.hub.push_runs import publishable
+
+REPO = "user/adapter"
+NAMES = [
+    "one bit",
+    "every bit 1 and every figure that follows",
+    "accuracy",
+    "difference",
+    "interval of the difference",
+    "p",
+    "maj@k",
+    "mean length",
+    "labels for lighteval's readers",
+    "protocol_hash",
+    "title",
+    "a verdict",
+    "a text",
+    "verdicts and results",
+    "a sample's seed",
+    "a sample twice",
+    "samples missing",
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return publishable(tmp_path / "run")
+
+
+def packed(run: Run):
+    return pack(find_candidate(Run.read(run.path)), REPO)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_samples_do_not_say_is_not_packed(run, name):
+    FORGERIES[name].edit(run.path / "eval")
+    with pytest.raises(PerlError, match=FORGERIES[name].said) as caught:
+        packed(run)
+    assert all(line.startswith(f"{run.path}: ") for line in str(caught.value).splitlines())
+
+
+def test_scores_without_samples_are_not_packed(run):
+    (run.path / "eval" / "samples.jsonl").unlink()
+    with pytest.raises(PerlError, match=r"cannot be counted again, there is no samples.jsonl \(perl eval --adapter"):
+        packed(run)
+
+
+def test_the_samples_are_published_without_their_texts(run):
+    content = packed(run).content(PUBLISHED)
+    kept = [json.loads(line) for line in (run.path / "eval" / "samples.jsonl").read_text().splitlines()]
+    assert [json.loads(line) for line in content.decode().splitlines()] == [
+        {name: value for name, value in line.items() if name != "text"} for line in kept
+    ]
+
+
+def test_samples_of_earlier_adapters_are_not_published(run):
+    file = run.path / "eval" / "samples.jsonl"
+    lines = file.read_text().splitlines()
+    others = [json.dumps({**json.loads(line), "policy": "c" * 16}) for line in lines]
+    file.write_text("\n".join([*lines, *others]) + "\n")
+    assert len(packed(run).content(PUBLISHED).splitlines()) == len(lines)
+
+
+def test_no_card_is_written_of_forged_scores(run, capsys):
+    FORGERIES["difference"].edit(run.path / "eval")
+    assert run_command(["card", str(run.path)], "perl") == EXIT_USER_MISTAKE
+    assert "difference.mean is 0.526 in the file, counted is" in capsys.readouterr().err
