@@ -189,9 +189,7 @@ def cards(hub: LocalHub, folder: Path) -> dict[str, Any]:
             candidate = find_candidate(run)
             files = package_candidate(candidate, f"user/{method}").contents()
             card = files["README.md"].decode()
-            problems = list(
-                map(str, check_card(card, json.loads(files["eval/results.json"]), list(files), candidate.sha256))
-            )
+            problems = list(map(str, check_card(files, candidate.sha256).problems))
             try:
                 ModelCard(card).validate()
             except ValueError as error:
