@@ -63,7 +63,7 @@ def command(
 
 def _preview(package: "Package", wanted: "Push") -> list[str]:
     """The files with their sizes, then the card."""
-    from perl.hub.card_check import CARD
+    from perl.hub.card_form import CARD
 
     lines = [f"{name:{_WIDEST_NAME}} {package.size(name):>13,} bytes" for name in package.files]
     total = sum(map(package.size, package.files))
