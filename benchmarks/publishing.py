@@ -189,9 +189,7 @@ def cards(hub: LocalHub, folder: Path) -> dict[str, Any]:
             candidate = find_candidate(run)
             files = package_candidate(candidate, f"user/{method}").files
             card = files["README.md"].decode()
-            problems = list(
-                map(str, check_card(card, json.loads(files["eval/results.json"]), list(files), candidate.sha256))
-            )
+            problems = list(map(str, check_card(files, candidate.sha256).problems))
             try:
                 ModelCard(card).validate()
             except ValueError as error:
@@ -208,15 +206,19 @@ def cards(hub: LocalHub, folder: Path) -> dict[str, Any]:
 
 def _call_base(run: "Run", base: str) -> None:
     """The run as if it had been on a base of the Hub."""
+    from dataclasses import replace
+
+    from perl.evaluation.results import read_results
+
     run.record(base=base, revision="c" * 40)
     recipe = run.path / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("name: sandbox:base", f"name: {base}"))
     config = run.adapter / "adapter_config.json"
-    config.write_text(config.read_text().replace('"sandbox:base"', f'"{base}"'))
-    file = run.path / "eval" / "results.json"
-    found = json.loads(file.read_text())
-    found["perl"]["subject"].update(base=base, base_revision="c" * 40)
-    file.write_text(json.dumps(found))
+    named = config.read_text().replace('"sandbox:base"', f'"{base}"')
+    config.write_text(named.replace('"revision": null', f'"revision": "{"c" * 40}"'))
+    found = read_results(run.path / "eval")
+    subject = {**found.subject, "base": base, "base_revision": "c" * 40}
+    replace(found, subject=subject).write(run.path / "eval")
 
 
 def faults(hub: LocalHub, _: Path) -> dict[str, Any]:

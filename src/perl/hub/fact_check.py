@@ -81,7 +81,8 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
     if "KL coefficient (beta)" in run.settings:
         beta = train.get("beta", _default("beta"))
         yield "settings.KL coefficient (beta)", run.settings["KL coefficient (beta)"], PUBLIC_RECIPE, beta
-    rate = train.get("learning_rate") or (METHODS[run.method].learning_rate if run.method in METHODS else None)
+    method = METHODS.get(run.method or "")
+    rate = train.get("learning_rate") or (method.learning_rate if method else None)
     if rate is not None and "learning rate" in run.settings and peft.type is None:
         yield "settings.learning rate", run.settings["learning rate"], PUBLIC_RECIPE, f"{rate:g}"
     if "optim" in train and "optimizer" in run.settings:
@@ -110,9 +111,7 @@ def _resolved(recipe: Recipe) -> dict[str, Any]:
         return {}
 
 
-def _of_log(
-    run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]
-) -> Iterator[Problem] | list[Problem]:
+def _of_log(run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]) -> list[Problem]:
     """A log ends where the training ended, but for the steps that its interval leaves out."""
     every = [int(row["step"]) for row in rows if row.get("step") is not None]
     steps = [step for step in every if run.step is None or step <= run.step]

@@ -1,0 +1,91 @@
+"""What somebody may do to a published adapter to make it look better, and the line that catches it.
+
+Run as ``python benchmarks/forgers.py``. A run whose scores stand on samples is pushed to a Hub on this machine; each
+edit of ``tests/hub/forgeries.py`` is committed there, in a repository of its own, and ``perl card --check`` is asked.
+Prints a table of edit, place and first line that names it, or the reason why it cannot be caught; writes
+``results/forgers.json``.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout, for its tests
+
+from tests.local_hub import LocalHub
+
+RESULTS = Path(__file__).parent / "results" / "forgers.json"
+REPO = "user/adapter"
+
+
+def rows(hub: LocalHub) -> list[dict[str, Any]]:
+    """Every edit, with what became of it."""
+    from perl.hub.candidate import find_candidate
+    from perl.hub.commit import push_package
+    from perl.hub.push import pack
+    from tests.hub.card_runs import make_run
+    from tests.hub.forgeries import FORGERIES
+
+    run = make_run(Path(tempfile.mkdtemp()) / "a-run")
+    push_package(pack(find_candidate(run), REPO), REPO)
+    files = {name: data for name, data in hub.repo(REPO).files("main").items() if name != ".gitattributes"}
+    if said(REPO):
+        raise SystemExit("what was pushed is not sound")
+    found = []
+    for number, forgery in enumerate(FORGERIES):
+        name = f"user/forged-{number}"
+        hub.create(name, forgery.forged(files))
+        lines = said(name)
+        caught = next((line for line in lines if forgery.named and forgery.named in line), None)
+        expected = bool(caught) if forgery.named else not lines
+        found.append(
+            {
+                "edit": forgery.name,
+                "where": forgery.where,
+                "card rendered anew": forgery.anew,
+                "caught by": caught.replace(name, REPO) if caught else None,
+                "lines": len(lines),
+                "why not": forgery.reason or None,
+                "as expected": expected,
+            }
+        )
+    return found
+
+
+def said(name: str) -> list[str]:
+    """The lines of ``perl card NAME --check``."""
+    from perl.errors import PerlError
+    from perl.hub.card_check import check_card
+    from perl.hub.found_card import find_card
+
+    try:
+        found = find_card(name)
+    except PerlError as error:
+        return [str(problem) for problem in error.problems]
+    return [str(problem) for problem in check_card(found.files, found.weights_sha256, found.counted).problems]
+
+
+def main() -> None:
+    """Prints the table and writes it."""
+    from tests.hub_fixtures import TOKEN, USER, taken_for_the_hub
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        with LocalHub(folder / "store", USER, TOKEN) as hub, taken_for_the_hub(hub, folder / "home"):
+            table = rows(hub)
+    for row in table:
+        print(f"{row['where']:22} {row['edit']:44} {row['caught by'] or 'not caught: ' + row['why not']}")
+    caught = sum(row["caught by"] is not None for row in table)
+    print(f"{len(table)} edits: {caught} caught, {len(table) - caught} not, each with its reason")
+    if not all(row["as expected"] for row in table):
+        raise SystemExit("an edit came out otherwise than expected")
+    facts = {"edits": len(table), "caught": caught, "not caught": len(table) - caught, "table": table}
+    RESULTS.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,53 @@
+"""An author's own words stay on a card, below its last heading, and are named as what nobody checked."""
+
+import pytest
+
+from perl.hub.card_check import check_card
+from perl.hub.found_card import find_card
+from perl.hub.notes import notes_problems, split_notes
+from perl.hub.run_card import run_package, write_card
+from tests.hub.card_runs import make_run
+
+WORDS = "## Notes\n\nMine, with love. On my own exam it got 97 of 100.\n"
+
+
+def test_they_are_kept_and_their_numbers_named(tmp_path):
+    run = make_run(tmp_path / "a-run")
+    write_card(run)
+    alone = run.card.read_text()
+    run.card.write_text(f"{alone}\n{WORDS}")
+    write_card(run)
+    assert run.card.read_text() == f"{alone}\n{WORDS}"
+    assert run_package(run, "user/adapter").content("README.md").decode().endswith(WORDS)
+    found = find_card(str(run.path))
+    checked = check_card(found.files, found.weights_sha256, found.counted)
+    assert checked.problems == ()
+    line = alone.count("\n") + 4
+    assert checked.unchecked == (
+        f"README.md:{line}, in the author's own words: Mine, with love. On my own exam it got 97 of 100.",
+    )
+    assert checked.lines()[-1].startswith("not checked: README.md:")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "# Results",
+        "  ## Results",
+        "Results\n===",
+        "| a |\n|---|",
+        "a | b | c",
+        "<b>99</b>",
+        "![x](y.png)",
+        "```\n99\n```",
+    ],
+)
+def test_what_looks_like_a_part_of_the_card_is_refused(words):
+    _, notes, first = split_notes(f"# x\n\n## Notes\n\n{words}\n")
+    assert first == 3
+    assert notes_problems(notes, first)
+
+
+def test_a_heading_in_code_or_front_matter_is_none():
+    for card in ("---\n## Notes\n---\n# x\n", "# x\n```\n## Notes\n```\n"):
+        assert split_notes(card) == (card, "", 0)
