@@ -49,8 +49,11 @@ def _check(source: str) -> None:
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
     from perl.hub.card import run_card, write_card
+    from perl.hub.card_check import CARD
     from perl.hub.facts import is_hub_name
     from perl.hub.found_card import run_folder
+    from perl.hub.gate import gate_problems
+    from perl.hub.leaks import this_machine
     from perl.run import Run, write_text
 
     folder = run_folder(source)
@@ -59,6 +62,8 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     if repo is not None and not is_hub_name(repo):
         raise PerlError(f"{repo!r} is not a name on the Hub", "--repo", "user/name")
     run = Run.read(folder)
+    # Before it lies where somebody uploads it by hand.
+    raise_all(PerlError, gate_problems({CARD: run_card(run, repo).encode()}, this_machine(run.path)))
     if output is None:
         write_card(run, repo)
         return str(run.card)
