@@ -38,8 +38,10 @@ EXPECTED = (
     Expected(r"adapter_config\.json", 1_000_000),
     Expected(r"README\.md", 1_000_000),
     Expected(r"perl_recipe\.yaml", 1_000_000),
+    Expected(r"perl_run\.json", 1_000_000),
     Expected(r"metrics\.jsonl", 20_000_000),
     Expected(r"eval/results\.json", 50_000_000),
+    Expected(r"eval/samples\.jsonl", 200_000_000),
     Expected(rf"(?:eval|plots)/{_SIMPLE}\.png", 20_000_000),
     Expected(rf"\.eval_results/{_SIMPLE}\.yaml", 100_000),
 )
