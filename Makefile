@@ -42,6 +42,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/rollouts.py
 	$(BIN)/python benchmarks/server_faults.py
 	$(BIN)/python benchmarks/publishing.py
+	$(BIN)/python benchmarks/leaks.py
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist .pytest_cache .mypy_cache .ruff_cache

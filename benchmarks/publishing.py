@@ -249,7 +249,7 @@ def size(hub: LocalHub, folder: Path) -> dict[str, Any]:
     run.metrics.write_text("".join(line + "\n" for line in lines * 1000)[:2_000_000].rpartition("\n")[0] + "\n")
     package = package_candidate(find_candidate(run))
     package = Package({**package.files, **_adapter(folder / "shape")})
-    rows = {name: package.size(name) for name in package.files}
+    rows = {name: len(content) for name, content in package.files.items()}
     sent = []
     for _ in range(2):
         before = len(hub.log)
@@ -285,7 +285,7 @@ def _parameters() -> int:
     return sum(parameter.numel() for parameter in _empty_base().parameters())
 
 
-def _adapter(folder: Path) -> dict[str, Path]:
+def _adapter(folder: Path) -> dict[str, bytes]:
     """The two files of a LoRA, its tensors random numbers in float32, as training keeps them."""
     import torch
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
@@ -298,7 +298,7 @@ def _adapter(folder: Path) -> dict[str, Path]:
     save_file({name: torch.randn(shape) for name, shape in shapes.items()}, folder / "adapter_model.safetensors")
     policy.peft_config["default"].base_model_name_or_path = "Qwen/Qwen2.5-1.5B"
     policy.peft_config["default"].save_pretrained(str(folder))
-    return {name: folder / name for name in ("adapter_model.safetensors", "adapter_config.json")}
+    return {name: (folder / name).read_bytes() for name in ("adapter_model.safetensors", "adapter_config.json")}
 
 
 PARTS = {"chain": chain, "cards": cards, "faults": faults, "size": size}

@@ -23,7 +23,7 @@ RESULTS, RECIPE, WEIGHTS = "eval/results.json", "perl_recipe.yaml", "adapter_mod
 
 @pytest.fixture
 def files():
-    return package_candidate(find_candidate(Run.read(trained())), REPO).files
+    return dict(package_candidate(find_candidate(Run.read(trained())), REPO).files)
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ def test_verify_exits_with_1_where_a_score_is_another_one(perl, tmp_path):
 def test_adapters_of_the_hub_stand_beside_those_of_the_zoo(perl, hub, zoo):
     run = Run.read(trained_run())
     candidate = find_candidate(run)
-    commit = hub.create("user/tiny", package_candidate(candidate, "user/tiny").files)
+    commit = hub.create("user/tiny", dict(package_candidate(candidate, "user/tiny").files))
     _, out, _ = perl("list", "--hub", "--json", "--zoo", zoo)
     rows = {row["name"]: row for row in json.loads(out)}
     assert list(rows) == ["a-lora", "b-vera", "c-hot", "d-paper", "user/tiny"]

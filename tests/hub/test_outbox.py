@@ -118,7 +118,7 @@ def test_killed_at_the_commit_the_same_command_goes_on(hub, hub_env, tmp_path):
     command = [sys.executable, "-m", "perl", "push", "run", "--repo", REPO]
     process = subprocess.Popen(command, env=hub_env(hub), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 300
         while not any("preupload" in request.path for request in hub.log):
             assert time.monotonic() < limit
             assert process.poll() is None, process.stderr.read().decode()

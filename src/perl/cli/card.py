@@ -52,7 +52,10 @@ def _check(source: str) -> None:
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
+    from perl.hub.card_form import CARD
     from perl.hub.found_card import run_folder
+    from perl.hub.gate import gate_problems
+    from perl.hub.leaks import this_machine
     from perl.hub.names import is_hub_name
     from perl.hub.recounted import run_problems
     from perl.hub.run_card import run_card, write_card
@@ -65,6 +68,8 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
         raise PerlError(f"{repo!r} is not a name on the Hub", "--repo", "user/name")
     run = Run.read(folder)
     raise_all(PerlError, run_problems(run))
+    # Before it lies where somebody uploads it by hand.
+    raise_all(PerlError, gate_problems({CARD: run_card(run, repo).encode()}, this_machine(run.path)))
     if output is None:
         write_card(run, repo)
         return str(run.card)

@@ -49,7 +49,7 @@ _LINE = TypeAdapter(_Line)
 
 
 def published_samples(results: Results, file: Path) -> bytes | None:
-    """The lines that results stand on, in their order, without texts; None: some of them are missing.
+    """The lines that results stand on, in their order, without texts; None: some are missing, or there are too many.
 
     Args:
         results: Name the policies and problems.
@@ -72,7 +72,8 @@ def published_samples(results: Results, file: Path) -> bytes | None:
                 if any(place not in there for place in places):
                     return None
                 lines += _lines(policy, [there[place] for place in places])
-    return "".join(lines).encode(errors="backslashreplace")  # half a surrogate pair stays an escape of JSON
+    content = "".join(lines).encode(errors="backslashreplace")  # half a surrogate pair stays an escape of JSON
+    return content if len(content) <= LARGEST else None
 
 
 def read_published(content: bytes, where: str) -> KeptSamples:

@@ -43,11 +43,17 @@ class Passage:
 
     Attributes:
         text: A line, or ``key: "value"`` of data.
-        line: Where, from 1; 0: it has no lines.
+        line: Where, from 1; 0: it is looked up in ``whole``.
+        whole: The file's text; empty: it has no lines.
     """
 
     text: str
     line: int = 0
+    whole: str = ""
+
+    def find_line(self) -> int:
+        """The first line in which it stands as it is; 0: it is written otherwise, or there are no lines."""
+        return self.line or (_line_of(self.text, self.whole) if self.whole else 0)
 
 
 def read_passages(name: str, content: bytes) -> list[Passage]:
@@ -82,7 +88,7 @@ def _json(content: bytes) -> list[Passage]:
     text = _decoded(content)
     seen: dict[str, None] = {}
     _pairs_of(_loaded(text), seen)
-    return [Passage(pair, _line_of(pair, text)) for pair in seen]
+    return [Passage(pair, whole=text) for pair in seen]
 
 
 def _json_lines(content: bytes) -> list[Passage]:
@@ -108,7 +114,7 @@ def _yaml(content: bytes) -> list[Passage]:
         _pairs_of(plain_value(text), seen)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise MalformedFileError(f"is no YAML: {next(iter(str(error).splitlines()), type(error).__name__)}") from None
-    return [*_text(content), *(Passage(pair, _line_of(pair, text)) for pair in seen)]
+    return [*_text(content), *(Passage(pair, whole=text) for pair in seen)]
 
 
 def _weights(content: bytes) -> list[Passage]:

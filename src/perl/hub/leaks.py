@@ -95,7 +95,7 @@ def _in_passages(name: str, passages: Sequence[Passage], machine: Machine) -> It
     starts = [0, *accumulate(len(passage.text) + 1 for passage in passages)]
     said = set()
     for start, kind, shown in sorted(_in_text(text, machine)):
-        line = passages[bisect_right(starts, start) - 1].line
+        line = passages[bisect_right(starts, start) - 1].find_line()
         where = f"{name}:{line}" if line else name
         if (where, kind) not in said:
             said.add((where, kind))

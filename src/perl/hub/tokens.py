@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from huggingface_hub import constants, get_token
-
 _FORMS = {
     "the Hub": r"\bhf_(?:[A-Za-z0-9]{20,}|(?:oauth|jwt|oidc)_[\w.~+/-]{16,})|\bapi_org_[A-Za-z0-9]{10,}",
     "OpenAI, Anthropic or their like": r"\b(?:sk|csk|pplx)-(?=[\w-]*\d)[\w-]{16,}",
@@ -125,19 +123,21 @@ def own_secrets() -> dict[str, str]:
                 found[password] = f"the password of {host} in netrc"
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
         pass
-    for token in (get_token(), *_stored()):
-        if token and _is_secret(token):
-            found[token] = "your login to the Hub"
+    found |= dict.fromkeys(filter(_is_secret, _logins()), "your login to the Hub")
     return found
 
 
-def _stored() -> list[str]:
-    """Tokens of further logins."""
-    try:
-        lines = Path(constants.HF_STORED_TOKENS_PATH).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
-    return [line.partition("=")[2].strip() for line in lines if line.startswith("hf_token")]
+def _logins() -> Iterator[str]:
+    """Tokens that ``hf auth login`` has kept, where the Hub's client documents that it looks for them."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = Path(os.environ.get("HF_HOME") or f"{cache}/huggingface")
+    for variable, name in (("HF_TOKEN_PATH", "token"), ("HF_STORED_TOKENS_PATH", "stored_tokens")):
+        file = Path(os.environ.get(variable) or home / name)
+        try:
+            lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError, RuntimeError):  # RuntimeError: nobody's home
+            continue
+        yield from (line.rpartition("=")[2].strip() for line in lines)  # `hf_token = ...` in the second
 
 
 def _is_secret(value: str) -> bool:
