@@ -1,6 +1,6 @@
 """Scores that are published or shown, counted again from the samples they claim to stand on.
 
-Candidate, or what a user named -> Recount
+Candidate, or a repository -> Recount
 
 Of the Hub two small files are read, and no weights. Knows nothing of cards.
 """
@@ -16,36 +16,11 @@ from perl.evaluation.recount import Recount
 from perl.evaluation.recount_folder import kept_samples, recount_folder, recount_published
 from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.candidate import Candidate, find_candidate
-from perl.hub.found_card import run_folder
 from perl.hub_lookup import TIMEOUT_SECONDS
 from perl.recipe import Recipe
 from perl.run import Run
 
 SCORES = f"eval/{RESULTS}"
-
-
-def recount_source(name: str) -> Recount | None:
-    """The results beside a card, counted again.
-
-    Args:
-        name: A run, a folder, or a repository with an optional ``@revision``, as ``perl card`` takes it.
-
-    Returns:
-        None where there are no results.
-
-    Raises:
-        PerlError: Results or samples cannot be read.
-    """
-    found = run_folder(name)
-    if found is not None:
-        run = Run.read(found)
-        place = _place(run)
-        return None if place is None else recount_folder(place, Recipe.load(run.path / "recipe.yaml"))
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return recount_folder(folder / "eval") if (folder / SCORES).is_file() else None
-    repository, _, revision = name.partition("@")
-    return recount_repository(repository, revision or None)
 
 
 def run_problems(run: Run) -> list[Problem]:
