@@ -2,8 +2,8 @@
 
 a run's results and samples; 500 problems with 16 completions each of base and adapter -> seconds -> results/recount.json
 
-The large file is made up: golds and answers as MATH-500 has them, half of them integers, half formulas that only algebra
-compares, a share of the completions wrong in up to eight ways. maj@k asks the verifier of every two wrong answers of a
+The large file is made up: golds and answers like those of MATH-500, half of them integers, half formulas that algebra
+must compare, a share of the completions wrong in up to eight ways. maj@k asks the verifier of every two wrong answers of a
 problem that differ.
 """
 
@@ -101,7 +101,7 @@ def _make_up(folder: Path) -> None:
 
 def _made_up(protocol: Protocol) -> tuple[Golds, dict[str, list[tuple[str, Sample]]], Results]:
     """Golds, each policy's lines, and the results that they give."""
-    draw = random.Random(0)
+    draw = random.Random(0)  # noqa: S311 (no secret depends on it)
     golds = {str(i): _answer(draw, i) for i in range(PROBLEMS)}
     groups = {}
     for who, ease in (("base", 0.5), ("adapter", 0.7)):
