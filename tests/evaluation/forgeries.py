@@ -208,8 +208,8 @@ FORGERIES: dict[str, Forgery] = {
     "interval of the difference": Forgery(_difference(low=0.525, high=0.527), "difference.low is 0.525 in the file"),
     "p": Forgery(_difference(p_value=0.0001), "difference.p_value is 0.0001 in the file"),
     "difference left out": Forgery(_task(lambda task: task.update(difference=None)), "difference is None in the file"),
-    "n": Forgery(_score(n=500), "is not of 8 problems"),
-    "k": Forgery(_score(k=64), "has not 64 completions"),
+    "n": Forgery(_score(n=500), "is not of 500 problems with 4 completions"),
+    "k": Forgery(_score(k=64), "is not of 8 problems with 64 completions"),
     "labels for lighteval's readers": Forgery(_label("avg@4", 0.99), r"results\.sandbox:addition\|0\.avg@4 is 0.99"),
     "a label more": Forgery(
         _label("acc", 1.0), r"results\.sandbox:addition\|0\.acc is 1 in the file, counted is absent"

@@ -35,7 +35,7 @@ answers of completions, or each problem's rights and wrongs alone."""
 
 WHO: tuple[Who, ...] = ("base", "adapter")
 _TOLERANCE = 1e-9
-# Answers may be made to take long. Honest ones of 16,000 completions take ten seconds on two cores.
+# Answers may be made to take long. Honest ones of 16,000 completions take half a minute on two busy cores.
 _STRANGERS_SECONDS = 120.0
 _SHA_DIGITS = 64
 # Wall time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
