@@ -1,10 +1,10 @@
 """How long it takes to count an evaluation again from its samples.
 
-a run's results and samples; 500 problems with 16 completions each of base and adapter -> seconds -> results/recount.json
+a run with results; 500 made-up problems with 16 completions each of two policies -> seconds -> results/recount.json
 
 The large file is made up: golds and answers like those of MATH-500, half of them integers, half formulas that algebra
-must compare, a share of the completions wrong in up to eight ways. maj@k asks the verifier of every two wrong answers of a
-problem that differ.
+must compare, a share of the completions wrong in up to eight ways. maj@k asks the verifier of every two wrong answers
+of a problem that differ.
 """
 
 import argparse
