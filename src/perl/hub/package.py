@@ -7,6 +7,7 @@ Nothing of another adapter, nothing of this machine. Knows nothing of the Hub.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,6 @@ from perl.saved_adapter import CONFIG, WEIGHTS
 
 MOST_ROWS = 1000
 """Of ``metrics.jsonl``."""
-LARGEST_RECIPE = 1_000_000
-"""Bytes."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,7 @@ def package_candidate(
     files: dict[str, bytes] = {RUN_FACTS: run_facts(candidate, repo_id, list(steps), licence).to_json()}
     if (folder / CONFIG).is_file():
         files |= _adapter(candidate)
-    if (run.path / "recipe.yaml").is_file():
-        take(run.path, "recipe.yaml", LARGEST_RECIPE)  # no link
+    _refuse_links(run, run.path / "recipe.yaml", run.card)
     recipe = recipe_of(run)
     if recipe is not None:
         files[PUBLIC_RECIPE] = public_recipe(recipe).encode()
@@ -115,6 +113,7 @@ def package_candidate(
     if candidate.results is not None and candidate.results_folder is not None:
         place = candidate.results_folder
         files[SCORES] = _without_paths(_take(run, place, RESULTS, SCORES))
+        _refuse_links(run, place / SAMPLES)
         samples = published_samples(candidate.results, place / SAMPLES)
         files |= {PUBLISHED: samples} if samples is not None else {}
         files |= _pictures(run, place, "eval")
@@ -167,6 +166,13 @@ def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, mos
     if len(rows) > most:
         rows = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def _refuse_links(run: Run, *files: Path) -> None:
+    """Of files that are read by their paths and published in part."""
+    for file in files:
+        if os.path.lexists(file):
+            take(run.path, file.relative_to(run.path).as_posix())
 
 
 def _adapter(candidate: Candidate) -> dict[str, bytes]:
