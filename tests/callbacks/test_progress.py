@@ -155,7 +155,7 @@ def test_a_log_gets_whole_lines_and_only_ours(perl_command):
     assert "\x1b" not in result.stderr
     lines = result.stderr.splitlines()
     assert len(lines) == 4
-    score = r"on sandbox:addition: avg@1 \d+\.\d ± \d+\.\d, in \d+:\d\d"
+    score = r"on sandbox:addition: avg@1 \d+\.\d( ± \d+\.\d| \[\d+\.\d, \d+\.\d\]), in \d+:\d\d"
     step = r"reward \d\.\d{3}  length \d+\.\d"
     assert re.fullmatch(f"base {score}", lines[0])
     assert re.fullmatch(rf"step 1/2  {step}  ETA \d+:\d\d", lines[1])

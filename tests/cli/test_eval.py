@@ -122,7 +122,9 @@ def test_the_table_goes_to_stdout_and_what_happens_to_stderr(saved, uninterrupte
     assert f"results  {uninterrupted / 'results.json'}" in done.stdout
     said = done.stderr.splitlines()
     assert said[0].startswith("policy   lora on sandbox:base")
-    assert re.fullmatch(r"adapter on sandbox:addition: avg@3 \d+\.\d ± \d+\.\d, in 0:\d\d", said[-1])
+    assert re.fullmatch(
+        r"adapter on sandbox:addition: avg@3 \d+\.\d( ± \d+\.\d| \[\d+\.\d, \d+\.\d\]), in 0:\d\d", said[-1]
+    )
     assert not [line for line in said if "Warning" in line or "Loading" in line]
 
 
