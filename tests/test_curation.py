@@ -189,23 +189,23 @@ def test_a_number_that_does_not_follow_is_refused(run, tmp_path, edit, said):
 
 
 @pytest.mark.parametrize(
-    "edit",
+    ("edit", "said"),
     [
-        lambda f: task_facts(f)["problems"].popitem(),
-        lambda f: task_facts(f)["problems"]["0"].pop("adapter"),
-        lambda f: task_facts(f)["problems"]["0"].update(double("0", f)),
-        lambda f: f["perl"]["protocol"].update(temperature="1"),
-        lambda f: f["perl"]["protocol"].update(k=True),
-        lambda f: task_facts(f)["data"].update(sha256=None),
-        lambda f: task_facts(f).update(adapter=None),
-        lambda f: task_facts(f)["adapter"].update(accuracy="high"),
-        lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")),
-        lambda f: f["perl"].update(tasks={}),
+        (lambda f: task_facts(f)["problems"].popitem(), "not of 8 problems with 2 completions"),
+        (lambda f: task_facts(f)["problems"]["0"].pop("adapter"), "not of 8 problems with 2 completions"),
+        (lambda f: task_facts(f)["problems"]["0"].update(double("0", f)), "not of 8 problems with 2 completions"),
+        (lambda f: f["perl"]["protocol"].update(temperature="1"), "protocol: temperature: "),
+        (lambda f: f["perl"]["protocol"].update(k=True), "protocol: k: "),
+        (lambda f: task_facts(f)["data"].update(sha256=None), r"data\.sha256: "),
+        (lambda f: task_facts(f).update(adapter=None), "no score of the adapter"),
+        (lambda f: task_facts(f)["adapter"].update(accuracy="high"), "adapter on sandbox:addition: accuracy: "),
+        (lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")), "NaN is no number"),
+        (lambda f: f["perl"].update(tasks={}), "tasks: "),
     ],
 )
-def test_results_that_are_none_are_refused_in_a_line(run, tmp_path, edit):
+def test_results_that_are_none_are_refused_in_a_line(run, tmp_path, edit, said):
     change(results_file(run), edit)
-    with pytest.raises(PerlError) as caught:
+    with pytest.raises(PerlError, match=said) as caught:
         add(run, tmp_path / "zoo")
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "zoo").exists()

@@ -176,8 +176,6 @@ class _Scores:
         self._recount(files, results, counted)
 
     def _recount(self, files: Files, results: Results, counted: Recount | None) -> None:
-        written: dict[str, Any] = json.loads(content_of(files, SCORES) or b"{}")
-        self.problems += [_of_the_package(p) for p in layout_problems(written, results)]
         if counted is None:
             samples = content_of(files, PUBLISHED)
             try:
@@ -185,6 +183,9 @@ class _Scores:
             except PerlError as error:
                 self.problems += error.problems
                 return
+            written: dict[str, Any] = json.loads(content_of(files, SCORES) or b"{}")
+            whole = counted.results if len(counted.results.tasks) == len(results.tasks) else results
+            self.problems += [_of_the_package(p) for p in layout_problems(written, whole)]
         self.problems += [_of_the_package(p) for p in counted.problems]
         count = sum(task.score.n * task.score.k * (bool(task.base) + bool(task.adapter)) for task in results.tasks)
         figures = sum(bool(task.base) + bool(task.adapter) for task in results.tasks)
