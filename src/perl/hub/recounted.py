@@ -1,22 +1,17 @@
 """Scores that are published or shown, counted again from the samples they claim to stand on.
 
-Candidate, or a repository -> Recount
+Run, Candidate -> Recount
 
-Of the Hub two small files are read, and no weights. Knows nothing of cards.
+Knows nothing of cards.
 """
 
 from pathlib import Path
 
-from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
 from perl.errors import PerlError, Problem
-from perl.evaluation.published_samples import LARGEST, PUBLISHED
 from perl.evaluation.recount import Recount
-from perl.evaluation.recount_folder import kept_samples, recount_folder, recount_published
+from perl.evaluation.recount_folder import kept_samples, recount_folder
 from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.candidate import Candidate, find_candidate
-from perl.hub_lookup import TIMEOUT_SECONDS
 from perl.recipe import Recipe
 from perl.run import Run
 
@@ -64,24 +59,3 @@ def _recount(run: Run, place: Path) -> Recount:
         message = f"its scores cannot be counted again, there is no {SAMPLES}"
         raise PerlError(message, str(place), f"perl eval --adapter {run.path} draws them")
     return recount_folder(place, Recipe.load(run.path / "recipe.yaml"))
-
-
-def recount_repository(repository: str, commit: str | None) -> Recount | None:
-    """The results of a repository, counted again from what it holds; None: it holds none.
-
-    Raises:
-        PerlError: A file cannot be read.
-    """
-    try:
-        found = HfApi().model_info(repository, revision=commit, files_metadata=True, timeout=TIMEOUT_SECONDS)
-        sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
-        files: dict[str, bytes] = {}
-        for name in (SCORES, PUBLISHED):
-            if sizes.get(name, 0) > LARGEST:
-                raise PerlError(f"has {sizes[name]:,} bytes, read are {LARGEST:,} at most", f"{repository}: {name}")
-            if name in sizes:
-                files[name] = Path(hf_hub_download(repository, name, revision=found.sha)).read_bytes()
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise PerlError(f"cannot be had from the Hub: {reason}", repository) from None
-    return recount_published(files[SCORES], files.get(PUBLISHED), repository) if SCORES in files else None
