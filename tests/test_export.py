@@ -337,9 +337,9 @@ def test_a_run_without_an_adapter_is_refused():
         ("absent", "no such folder"),
         ("file", "no such folder"),
         ("empty", "adapter_config.json is absent"),
-        ("broken", "holds no run: Expecting value"),
-        ("list", "holds no run: run.json is no mapping"),
-        ("bytes", "holds no run: 'utf-8' codec"),
+        ("broken", "holds no run: run.json: Expecting value"),
+        ("list", "holds no run: run.json: it is not a mapping"),
+        ("bytes", "holds no run: run.json: it is not UTF-8"),
     ],
 )
 def test_what_holds_neither_a_run_nor_an_adapter_is_refused_in_a_line(source, words):

@@ -63,7 +63,7 @@ class Run:
         """
         path = Path(path)
         try:
-            facts = parse_run_facts((path / "run.json").read_bytes())
+            facts = parse_run_facts(read_regular(path / "run.json"))
         except FileNotFoundError:
             what = "holds no run: it has no run.json" if path.is_dir() else "no such folder"
             raise RunFolderError(what, str(path)) from None
@@ -292,6 +292,17 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str 
         else:
             found.append(f"{here} is {there} there, {now} here")
     return found
+
+
+def read_regular(path: Path) -> bytes:
+    """A file's bytes; nothing is waited for, as from a pipe.
+
+    Raises:
+        OSError: It is absent, no regular file, or cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError("it is no regular file")
+    return path.read_bytes()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

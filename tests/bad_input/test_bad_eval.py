@@ -6,6 +6,7 @@ The base has no weights: a mistake that is found only after loading them would n
 import importlib.util
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from perl.cli.commands import run
 from perl.errors import EXIT_USER_MISTAKE
 from perl.sandbox import BASE_FOLDER
 from tests.evaluations import results, task_result
+from tests.hub.scored import write_scored
 from tests.saved_adapters import save_adapter
 
 TASK = ("--tasks", "sandbox:addition")
@@ -255,20 +257,21 @@ def test_an_output_folder_that_cannot_be_one(on_weightless, output, reason):
     assert Path("file").read_text() == ""
 
 
-def compared(tmp_path, name, **changes) -> str:
-    (tmp_path / name).mkdir()
-    results(task_result("sums", ["10"], ["11"], **changes), name=name).write(tmp_path / name)
+def compared(tmp_path, name, **protocol) -> str:
+    made = results(task_result("sums", ["10"], ["11"]), name=name)
+    write_scored(tmp_path / name, replace(made, protocol=replace(made.protocol, k=2, **protocol)), ["10"], ["11"])
     return name
 
 
 def test_comparing_what_cannot_be_compared(mistake, tmp_path):
-    one, two = compared(tmp_path, "one"), compared(tmp_path, "two", protocol_hash="other", max_new_tokens=9)
+    one, two = compared(tmp_path, "one"), compared(tmp_path, "two", temperature=0.25)
     assert mistake("compare", one) == "one: there is nothing to compare it with (name two folders or more)"
     assert mistake("compare", one, "nowhere") == (
         "nowhere: no results: there is no results.json (perl eval writes them)"
     )
     assert mistake("compare", one, two) == (
-        "Sums was evaluated otherwise in one and in two: max_new_tokens 512 and 9 (--force compares them all the same)"
+        "sandbox:addition (held out) was evaluated otherwise in one and in two: temperature 0.6 and 0.25 "
+        "(--force compares them all the same)"
     )
     Path("two/results.json").write_text("{}")
     assert mistake("compare", one, two) == "two/results.json: holds no results of perl eval: 'perl' is absent"

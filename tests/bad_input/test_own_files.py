@@ -26,11 +26,11 @@ from perl.evaluation.stored import stored_samples
 from perl.evaluation.subject import find_subject
 from perl.evaluation.task import all_tasks
 from perl.hub.candidate import checkpoint_steps, find_candidate
-from perl.hub.card import run_card
 from perl.hub.card_check import check_card
 from perl.hub.found_card import find_card
 from perl.hub.outbox import Push, read_push, write_push
 from perl.hub.package import package_candidate, package_problems
+from perl.hub.run_card import run_card
 from perl.probe import read_probe
 from perl.run import Run
 from perl.zoo.catalogue import open_zoo

@@ -1,6 +1,7 @@
 """A run's adapter on the Hub: exactly its files, in one commit, found by the real clients."""
 
 import json
+import os
 
 import pytest
 from huggingface_hub import constants
@@ -9,10 +10,12 @@ from peft import PeftConfig
 import perl
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError
 from perl.hub.commit import push_package, push_revision
+from perl.hub.found_card import find_card
 from perl.hub.outbox import read_push
 from perl.hub.package import Package
 from perl.hub.push import push_run, wanted_push
-from perl.run import sha256_of
+from perl.hub.run_card import write_card
+from perl.run import Run, sha256_of
 from perl.saved_adapter import WEIGHTS, find_adapter
 from tests.hub.files import weights
 from tests.hub.push_runs import FILES, REPO, add_best, add_checkpoint, files_of, publishable, weights_and_config
@@ -179,6 +182,28 @@ def test_a_failed_check_sends_nothing(hub, name):
     push = read_push(run)
     assert push.status == "queued"
     assert said in push.error
+
+
+@pytest.mark.parametrize("show", [lambda run: perl.push(run, REPO), lambda run: find_card(str(run.path)), write_card])
+def test_other_weights_than_the_run_trained_are_refused_and_not_taken_for_another_adapter(hub, show):
+    run = publishable()
+    write_card(run)
+    file = run.adapter / WEIGHTS
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # of one number the last bit but a few
+    file.write_bytes(content)
+    with pytest.raises(PerlError, match=r"the run trained [0-9a-f]{12}: it was changed since"):
+        show(Run.read(run.path))
+    assert ("model", REPO) not in hub.store.repositories
+
+
+@pytest.mark.parametrize("name", ["run.json", "push.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(name):
+    run = publishable()
+    (run.path / name).unlink(missing_ok=True)
+    os.mkfifo(run.path / name)
+    with pytest.raises(PerlError, match="it is no regular file"):
+        perl.push(run.path, REPO)
 
 
 def test_a_run_that_says_nothing_needs_a_name():

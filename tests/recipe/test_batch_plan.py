@@ -83,6 +83,8 @@ def test_the_plan_says_its_arithmetic_in_one_line():
         ({"prompts": 4, "rows": 3}, "train.per_device_train_batch_size", "passes of 3 rows"),
         ({"prompts": 4, "passes": 3}, "train.gradient_accumulation_steps", "cut into 3 passes"),
         ({"prompts": 4, "rows": 8, "passes": 2}, "train.gradient_accumulation_steps", "8 rows x 2 passes"),
+        ({"prompts": 10**400}, "train.prompts_per_step", "must be at most 1,000,000"),
+        ({"generations": 10**400}, "train.num_generations", "must be at most 1,000,000"),
     ],
 )
 def test_a_refusal_says_where_and_what(numbers, where, words):

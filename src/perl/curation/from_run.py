@@ -10,9 +10,9 @@ from pathlib import Path
 
 from perl.curation.material import Material, of_log, of_policy, steps_of
 from perl.curation.scores import checked_scores
-from perl.errors import PerlError
+from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, read_results
-from perl.hub.candidate import Candidate, find_candidate
+from perl.hub.candidate import Candidate, find_candidate, identity_problems
 from perl.hub.outbox import read_push
 from perl.hub.package import card_facts, package_candidate
 from perl.hub.recounted import recount_candidate
@@ -40,6 +40,7 @@ def _of_candidate(candidate: Candidate) -> Material:
             read_results(run.path / "eval")  # says why it cannot be read
             message = "its results are those of another adapter, or of this one with another config"
         raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
+    raise_all(PerlError, identity_problems(candidate))
     config = (candidate.folder / CONFIG).read_bytes()
     scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))
     package = package_candidate(candidate)  # its config names no folder of this machine

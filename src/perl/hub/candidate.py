@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from perl.checkpoint import complete_checkpoints, is_complete, step_of
-from perl.errors import PerlError, RunFolderError
+from perl.errors import PerlError, Problem, RunFolderError
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.policy_name import adapter_config_digest, policy_name
 from perl.run import Run, sha256_of
@@ -100,6 +100,16 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
             CONFIG,
         )
     return Candidate(run, which, folder, step, digest, None, None, config)
+
+
+def identity_problems(candidate: Candidate) -> list[Problem]:
+    """Why an adapter is not what its run trained: the final one lies there with other weights than were proven."""
+    known = candidate.run.facts.get("fingerprint")
+    trained = known.get("adapter") if isinstance(known, dict) else None
+    if candidate.which != "final" or trained in (None, candidate.sha256):
+        return []
+    what = f"has SHA-256 {candidate.sha256[:12]}, the run trained {str(trained)[:12]}: it was changed since"
+    return [Problem(what, str(candidate.folder / WEIGHTS), "put the trained file back")]
 
 
 def base_of_run(run: Run) -> str | None:

@@ -13,10 +13,12 @@ from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.hf_api import RepoSibling
 
-from perl.errors import PerlError, Problem
+from perl.errors import PerlError, Problem, raise_all
 from perl.evaluation.published_samples import LARGEST, PUBLISHED
 from perl.evaluation.recount import Recount
 from perl.evaluation.recount_folder import recount_folder
+from perl.evaluation.results import RESULTS, read_results
+from perl.hub.candidate import Candidate, identity_problems
 from perl.hub.card_form import CARD, LARGEST_CARD
 from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
 from perl.hub.package import package_candidate
@@ -51,12 +53,14 @@ class FoundCard:
         files: Everything beside it, and itself, as in a repository.
         weights_sha256: Of the adapter beside it; None: there is none, or nobody says it.
         counted: Its scores, counted again from samples that are not published; None: there are none.
+        unscored: Why results that lie there are not shown.
     """
 
     place: str
     files: Files
     weights_sha256: str | None
     counted: Recount | None = None
+    unscored: Problem | None = None
 
 
 def run_folder(name: str) -> Path | None:
@@ -108,7 +112,21 @@ def _of_run(run: Run) -> FoundCard:
     files[RUN_FACTS] = facts
     place = candidate.results_folder
     counted = recount_folder(place, recipe_of(run)) if place is not None else None
-    return FoundCard(str(run.card), files, candidate.sha256, counted)
+    raise_all(PerlError, identity_problems(candidate))
+    return FoundCard(str(run.card), files, candidate.sha256, counted, _why_unscored(candidate))
+
+
+def _why_unscored(candidate: Candidate) -> Problem | None:
+    """Why the results in a run's folder are not shown; None: they are, or there are none."""
+    place = candidate.run.path / "eval"
+    if candidate.results is not None or not (place / RESULTS).exists():
+        return None
+    try:
+        read_results(place)
+    except PerlError as error:
+        return error.problems[0]
+    what = "are of another adapter, of this one with another config, or on another base"
+    return Problem(what, str(place / RESULTS), f"perl eval --adapter {candidate.run.path}")
 
 
 def _of_folder(folder: Path) -> FoundCard:

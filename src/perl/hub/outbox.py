@@ -17,7 +17,7 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from perl.errors import PerlError, RunFolderError
 from perl.hub.package import Package, read_package
-from perl.run import Run, write_text
+from perl.run import Run, read_regular, write_text
 from perl.strict_json import parse_mapping
 
 PUSH, OUTBOX = "push.json", "outbox"
@@ -77,8 +77,9 @@ def read_push(run: Run) -> Push | None:
     """
     path = run.path / PUSH
     try:
-        parse_mapping(path.read_bytes())
-        return _READER.validate_json(path.read_bytes(), strict=True)
+        content = read_regular(path)
+        parse_mapping(content)
+        return _READER.validate_json(content, strict=True)
     except FileNotFoundError:
         return None
     except ValidationError as error:

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError, raise_all
-from perl.hub.candidate import Candidate, checkpoint_steps, find_candidate
+from perl.hub.candidate import Candidate, checkpoint_steps, find_candidate, identity_problems
 from perl.hub.commit import Pushed, push_package, push_revision
 from perl.hub.outbox import (
     HUB_NAME,
@@ -125,9 +125,10 @@ def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -
     """The package of an adapter, looked through; arguments as of :func:`perl.hub.package.package_candidate`.
 
     Raises:
-        PerlError: Its scores are not those of its samples, it holds what must not leave this machine, or its card is
-            wrong; every such line.
+        PerlError: It is not what the run trained, its scores are not those of its samples, it holds what must not leave
+            this machine, or its card is wrong; every such line.
     """
+    raise_all(PerlError, identity_problems(candidate))
     raise_all(PerlError, candidate_problems(candidate))
     package = package_candidate(candidate, repo_id, steps)
     raise_all(PerlError, package_problems(package, candidate.run.path))

@@ -5,9 +5,10 @@ Run -> adapter/README.md, and beside it the facts that only the run knows
 Both lie beside what the run trained, so that the card can be rendered again from the folder.
 """
 
+from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.evaluation.subject import model_digests
-from perl.hub.candidate import Candidate, base_of_run, find_candidate, owns
+from perl.hub.candidate import Candidate, base_of_run, find_candidate, identity_problems, owns
 from perl.hub.card_form import CARD
 from perl.hub.package import Package, package_candidate
 from perl.hub.run_facts import RUN_FACTS
@@ -22,9 +23,11 @@ def run_package(run: Run, repo_id: str | None = None) -> Package:
         repo_id: Where it will lie on the Hub; None: where the run's recipe says.
 
     Raises:
-        PerlError: The run has no adapter, or its recipe cannot be read.
+        PerlError: The run has no adapter, or another than it trained, or its recipe cannot be read.
     """
-    return package_candidate(shown_candidate(run), repo_id)
+    candidate = shown_candidate(run)
+    raise_all(PerlError, identity_problems(candidate))
+    return package_candidate(candidate, repo_id)
 
 
 def run_card(run: Run, repo_id: str | None = None) -> str:

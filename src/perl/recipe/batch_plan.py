@@ -5,6 +5,7 @@ prompts_per_step, num_generations -> BatchPlan
 Pure arithmetic. Knows nothing of recipes, models or memory.
 """
 
+import math
 from dataclasses import dataclass
 
 from perl.errors import Problem, RecipeError, raise_all
@@ -13,6 +14,8 @@ DEFAULT_PROMPTS_PER_STEP = 16
 DEFAULT_NUM_GENERATIONS = 8
 # Rows in one forward pass when nobody says: what TRL takes.
 LARGEST_DEFAULT_MICRO_BATCH = 8
+# Of any of the numbers; nobody means more.
+_LARGEST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,10 @@ def plan_batch(
 
 
 def _check_positive(**numbers: int | None) -> None:
-    wrong = {name: number for name, number in numbers.items() if number is not None and number < 1}
-    raise_all(RecipeError, [Problem(f"must be at least 1, not {n}", f"train.{name}") for name, n in wrong.items()])
+    given = {name: number for name, number in numbers.items() if number is not None}
+    problems = [Problem(f"must be at least 1, not {n}", f"train.{name}") for name, n in given.items() if n < 1]
+    problems += [Problem(f"must be at most {_LARGEST:,}", f"train.{name}") for name, n in given.items() if n > _LARGEST]
+    raise_all(RecipeError, problems)
 
 
 def _prompts_from_rows(completions: int, generations: int) -> int:
@@ -135,7 +140,8 @@ def _passes_for(per_process: int, rows: int, shown: str) -> int:
 
 
 def _divisors(number: int, at_least: int = 1) -> list[int]:
-    return [d for d in range(at_least, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return [d for d in sorted({*small, *(number // d for d in small)}) if d >= at_least]
 
 
 def _listed(numbers: list[int]) -> str:
