@@ -95,11 +95,11 @@ def test_an_adapter_that_nobody_can_load_is_said(run, tmp_path, caplog):
 def test_a_pushed_run_names_its_repository(run, tmp_path):
     digest = sha256_of(run / "adapter" / "adapter_model.safetensors")
     push = {"status": "done", "repo_id": "user/tiny", "steps": [], "commit": "c" * 40, "sha256": digest}
-    (run / "push.json").write_text(json.dumps(push))
+    (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push]}))
     assert add(run, tmp_path / "zoo").adapter.repo == "user/tiny"
     assert add(run, tmp_path / "zoo", force=True).adapter.revision == "c" * 40
     for other in ({"status": "queued"}, {"sha256": "0" * 64}):
-        (run / "push.json").write_text(json.dumps(push | other))
+        (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push | other]}))
         assert add(run, tmp_path / "zoo", force=True).adapter.repo is None
 
 
