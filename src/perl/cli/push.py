@@ -16,9 +16,7 @@ _WIDEST_NAME = 40
 
 @click.command("push", short_help="Publish a run's adapter on the Hub, with its card, scores and recipe.")
 @click.argument("folder", metavar="RUN")
-@click.option(
-    "--repo", metavar="USER/NAME", help="Where to [default: what is queued, or the recipe's]."
-)
+@click.option("--repo", metavar="USER/NAME", help="Where to [default: what is queued, or the recipe's].")
 @click.option("--which", type=click.Choice(["final", "best"]), help="Which adapter [default: final].")
 @click.option("--checkpoints", is_flag=True, help="The checkpoints too, as revisions step-N.")
 @click.option("--private", is_flag=True, help="Create the repository so that only you see it.")
