@@ -73,8 +73,9 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     if output is None:
         gone = write_card(run, repo)
         if gone:
-            said = f"{run.card}:{gone[0][0]}: {len(gone)} lines that were edited by hand are gone, the first: "
-            say(f"{said}{shown(gone[0][1])} (your own words stand below ## Notes)", err=True)
+            more = f", and {len(gone) - 1} more lines" if len(gone) > 1 else ""
+            said = f"{run.card}:{gone[0][0]}: edited by hand and gone: {shown(gone[0][1])}{more}"
+            say(f"{said} (your own words stand below ## Notes)", err=True)
         return str(run.card)
     card = run_card(run, repo)
     try:
