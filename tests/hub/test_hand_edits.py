@@ -151,9 +151,7 @@ def test_edits_above_the_notes_that_go_are_said_once():
     said = CliRunner().invoke(card, [str(run.path)])
     assert said.exit_code == 0, said.output
     number = text.split("\n").index("On my own machine.") + 1
-    assert (
-        f"README.md:{number}: 1 lines that were edited by hand are gone, the first: On my own machine." in said.output
-    )
+    assert f"README.md:{number}: edited by hand and gone: On my own machine. (your own words" in said.output
     assert "It is kind." in run.card.read_text()
     again = CliRunner().invoke(card, [str(run.path)])
     assert "gone" not in again.output
