@@ -90,6 +90,8 @@ def test_a_queued_push_is_not_lost_by_another(hub):
     assert not hub.repo("user/b").visibility.private
     assert hub.repo("user/a").head.title == "mine"
     assert {one.status for one in read_pushes(run)} == {"done"}
+    push(run, "user/a")
+    assert wanted_push(run).repo_id == "user/a"  # nothing is queued, so the newest
 
 
 def test_replace_does_not_outlive_a_refusal(hub):

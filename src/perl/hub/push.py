@@ -227,8 +227,8 @@ def wanted_push(
     hub = hub_section(run)
     if repo_id is not None and re.fullmatch(HUB_NAME, repo_id) is None:
         raise PerlError(f"is no name on the Hub: {repo_id!r}", "--repo", "user/name")
-    pushes = [push for push in read_pushes(run) if repo_id in (None, push.repo_id)]
-    queued = max(pushes, key=lambda push: push.status == "queued", default=None)
+    newest = [push for push in reversed(read_pushes(run)) if repo_id in (None, push.repo_id)]
+    queued = max(newest, key=lambda push: push.status == "queued", default=None)
     target = repo_id or (queued.repo_id if queued else None) or hub.repo_id
     if target is None:
         raise RunFolderError("says not where to push it", str(run.path), "--repo user/name")
