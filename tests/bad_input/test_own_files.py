@@ -26,11 +26,11 @@ from perl.evaluation.stored import stored_samples
 from perl.evaluation.subject import find_subject
 from perl.evaluation.task import all_tasks
 from perl.hub.candidate import checkpoint_steps, find_candidate
-from perl.hub.card import run_card
 from perl.hub.card_check import check_card
 from perl.hub.found_card import find_card
 from perl.hub.outbox import Push, read_push, write_push
 from perl.hub.package import package_candidate, package_problems
+from perl.hub.run_card import run_card
 from perl.probe import read_probe
 from perl.run import Run
 from perl.zoo.catalogue import open_zoo
@@ -97,7 +97,7 @@ def carded(folder: Path) -> None:
 
 def checked(folder: Path) -> None:
     found = find_card(str(folder))
-    check_card(found.text, found.results, found.files, found.weights_sha256)
+    check_card(found.files, found.weights_sha256, found.counted)
 
 
 def packaged(folder: Path, which: Any = "final") -> None:
