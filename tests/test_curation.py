@@ -8,15 +8,17 @@ from dataclasses import replace
 import pytest
 
 from perl.curation import add, verification, verify
+from perl.curation.from_run import of_run
 from perl.curation.material import thinned
 from perl.errors import PerlError
 from perl.evaluation.results import read_results
 from perl.policy_name import adapter_policy_name, policy_name
-from perl.run import sha256_of
+from perl.run import sha256_of, write_text
 from perl.zoo.catalogue import open_zoo
 from perl.zoo.entry import read_entry
 from tests.curation_runs import change, copied, trained
 from tests.evaluation.forgeries import FORGERIES
+from tests.hub.files import weights
 
 TASK = "sandbox:addition"
 
@@ -86,6 +88,46 @@ def test_a_shipped_adapter_lies_in_the_zoo(run, tmp_path, caplog):
     assert f"{entry.adapter.size:,} bytes" in caplog.text
 
 
+def _shipped(zoo, name="small"):
+    return zoo / "adapters" / name / "adapter_model.safetensors"
+
+
+def test_an_entry_that_no_longer_ships_leaves_no_adapter_of_the_older_one(run, tmp_path):
+    add(run, tmp_path / "zoo", "small", ship=True)
+    add(run, tmp_path / "zoo", "small", force=True)
+    assert not _shipped(tmp_path / "zoo").parent.exists()
+    assert not open_zoo(tmp_path / "zoo").entry("small").adapter.shipped
+
+
+@pytest.mark.parametrize("at", ["replace_folder", "write_text"])
+def test_a_kill_while_an_entry_is_replaced_leaves_none_with_anothers_adapter(run, tmp_path, at, monkeypatch):
+    zoo = tmp_path / "zoo"
+    add(run, zoo, "small", ship=True)
+    older = _shipped(zoo).read_bytes()
+    entry = zoo / "entries" / "small.json"
+
+    def killed(place, *_):
+        if at == "replace_folder" or place == entry:  # not where it is looked whether it can be read
+            raise KeyboardInterrupt
+        write_text(place, *_)
+
+    with monkeypatch.context() as changed:
+        changed.setattr("perl.curation.adding._material", _of_another)
+        changed.setattr(f"perl.curation.adding.{at}", killed)
+        with pytest.raises(KeyboardInterrupt):
+            add(run, zoo, "small", ship=True, force=True)
+    assert not entry.exists() or _shipped(zoo).read_bytes() == older
+    add(run, zoo, "small", ship=True, force=True)
+    assert _shipped(zoo).read_bytes() == older
+    assert open_zoo(zoo).entry("small").adapter.shipped
+
+
+def _of_another(source):
+    """The same run with other weights, which nobody looks into."""
+    found = of_run(source)
+    return replace(found, files=found.files | {"adapter_model.safetensors": weights(b"of another run")})
+
+
 def test_an_adapter_that_nobody_can_load_is_said(run, tmp_path, caplog):
     entry = add(run, tmp_path / "zoo")
     assert not entry.adapter.shipped
@@ -95,11 +137,11 @@ def test_an_adapter_that_nobody_can_load_is_said(run, tmp_path, caplog):
 def test_a_pushed_run_names_its_repository(run, tmp_path):
     digest = sha256_of(run / "adapter" / "adapter_model.safetensors")
     push = {"status": "done", "repo_id": "user/tiny", "steps": [], "commit": "c" * 40, "sha256": digest}
-    (run / "push.json").write_text(json.dumps(push))
+    (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push]}))
     assert add(run, tmp_path / "zoo").adapter.repo == "user/tiny"
     assert add(run, tmp_path / "zoo", force=True).adapter.revision == "c" * 40
     for other in ({"status": "queued"}, {"sha256": "0" * 64}):
-        (run / "push.json").write_text(json.dumps(push | other))
+        (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push | other]}))
         assert add(run, tmp_path / "zoo", force=True).adapter.repo is None
 
 

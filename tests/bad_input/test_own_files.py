@@ -97,7 +97,7 @@ def carded(folder: Path) -> None:
 
 def checked(folder: Path) -> None:
     found = find_card(str(folder))
-    check_card(found.text, found.results, found.files, found.weights_sha256)
+    check_card(found.files, found.weights_sha256, found.counted)
 
 
 def packaged(folder: Path, which: Any = "final") -> None:

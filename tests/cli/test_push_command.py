@@ -37,7 +37,7 @@ def test_a_dry_run_shows_files_and_card_and_asks_nobody(hub, capsys):
     table, card = printed.split("---\n", 1)
     names = [line.split()[0] for line in table.splitlines() if line]
     assert names[: len(FILES)] == FILES
-    sizes = [int(line.split()[1].replace(",", "")) for line in table.splitlines()[:8]]
+    sizes = [int(line.split()[1].replace(",", "")) for line in table.splitlines()[: len(FILES)]]
     assert f"{sum(sizes):,} bytes, for {REPO}" in table
     assert "nothing was sent; the adapter was not loaded and compared" in table
     assert "library_name: peft" in card

@@ -126,9 +126,9 @@ def test_killed_at_the_commit_the_same_command_goes_on(hub, hub_env, tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
     hub.faults.clear()
-    assert json.loads((run.path / "push.json").read_text())["status"] == "queued"
+    assert json.loads((run.path / "push.json").read_text())["pushes"][0]["status"] == "queued"
     assert not files_of(hub) or len(hub.repo(REPO).commits) == 2
     done = subprocess.run([*command[:5]], env=hub_env(hub), cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "README.md" in files_of(hub)
-    assert json.loads((run.path / "push.json").read_text())["status"] == "done"
+    assert json.loads((run.path / "push.json").read_text())["pushes"][0]["status"] == "done"

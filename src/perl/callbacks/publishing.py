@@ -13,7 +13,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from perl.errors import PerlError
-from perl.hub.outbox import Push
+from perl.hub.outbox import Push, alone
 from perl.hub.push import pack_checkpoint, send_checkpoints, wanted_push
 from perl.recipe.sections import HubSection
 from perl.run import Run
@@ -82,7 +82,8 @@ class Publishing(TrainerCallback):
             ended = self._ended
             try:
                 if self._wanted is not None:
-                    self._wanted = send_checkpoints(self._run, self._wanted)
+                    with alone(self._run):
+                        self._wanted = send_checkpoints(self._run, self._wanted)
             except PerlError as error:
                 logger.warning("checkpoints wait in %s for the next push: %s", self._run.path, error)
             except Exception:

@@ -7,6 +7,7 @@ Knows nothing of how a policy is scored.
 
 import json
 import logging
+import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from perl.run import write_text
+from perl.run import replace_folder, write_text
 from perl.run_facts import BEST, read_best
 
 logger = logging.getLogger("perl")
@@ -46,6 +47,7 @@ class TaskScores(TrainerCallback):
         """
         self._score, self._note, self._save = score, note, save
         self._every, self._by, self._folder = every, best, folder
+        self._staged = folder.with_name(f".{folder.name}.tmp")
 
     def on_step_end(
         self,
@@ -65,9 +67,16 @@ class TaskScores(TrainerCallback):
         scores = [f"{name.removeprefix('eval/')} {v:.3f}" for name, v in metrics.items() if "/avg@" in name]
         logger.info("step %d: %s", state.global_step, ", ".join(scores))
         if value > self._best_so_far(state.global_step):
-            self._save(self._folder / "adapter")
-            record = {"step": state.global_step, "metric": self._by or "mean avg@k", "value": value, "metrics": metrics}
-            write_text(self._folder / BEST, json.dumps(record, indent=2) + "\n")
+            self._keep(
+                {"step": state.global_step, "metric": self._by or "mean avg@k", "value": value, "metrics": metrics}
+            )
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        """Weights and what they scored change places with the older ones at once: a kill pairs none with another's."""
+        shutil.rmtree(self._staged, ignore_errors=True)
+        self._save(self._staged / "adapter")
+        write_text(self._staged / BEST, json.dumps(record, indent=2) + "\n")
+        replace_folder(self._staged, self._folder)
 
     def _value(self, metrics: Metrics) -> float:
         if self._by is not None:
@@ -76,6 +85,8 @@ class TaskScores(TrainerCallback):
 
     def _best_so_far(self, step: int) -> float:
         """Of the steps before this one: a run that goes on from a checkpoint repeats those after it."""
+        if not self._folder.exists() and (self._staged / BEST).is_file():  # a kill came while it took its place
+            self._staged.rename(self._folder)
         try:
             record = read_best(self._folder)
         except FileNotFoundError:

@@ -53,7 +53,7 @@ def _check(source: str) -> None:
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
-    from perl.hub.card_form import CARD
+    from perl.hub.card_form import CARD, shown
     from perl.hub.found_card import run_folder
     from perl.hub.gate import gate_problems
     from perl.hub.leaks import this_machine
@@ -72,10 +72,29 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     # Before it lies where somebody uploads it by hand.
     raise_all(PerlError, gate_problems({CARD: run_card(run, repo).encode()}, this_machine(run.path)))
     if output is None:
-        write_card(run, repo)
+        gone = write_card(run, repo)
+        if gone:
+            more = f", and {len(gone) - 1} more lines" if len(gone) > 1 else ""
+            said = f"{run.card}:{gone[0][0]}: edited by hand and gone: {shown(gone[0][1])}{more}"
+            say(f"{said} (your own words stand below ## Notes)", err=True)
         return str(run.card)
+    card = run_card(run, repo)
     try:
-        write_text(Path(output), run_card(run, repo))
+        _refuse_others(Path(output), card)
+        write_text(Path(output), card)
     except OSError as error:
         raise PerlError(f"cannot be written: {error.strerror}", output) from None
     return output
+
+
+def _refuse_others(file: Path, card: str) -> None:
+    """Whether a file may become a card: it is none yet, or a card of ours."""
+    from perl.hub.card_form import read_front_matter
+    from perl.hub.front_matter import OURS
+
+    if not file.exists():
+        return
+    there = file.read_text(encoding="utf-8", errors="replace")
+    tags = (read_front_matter(there)[0] or {}).get("tags")
+    if there != card and not (isinstance(tags, list) and OURS in tags):
+        raise PerlError("is no card that perl wrote, so it is not overwritten", str(file), "choose another name")

@@ -16,12 +16,12 @@ _WIDEST_NAME = 40
 
 @click.command("push", short_help="Publish a run's adapter on the Hub, with its card, scores and recipe.")
 @click.argument("folder", metavar="RUN")
-@click.option("--repo", metavar="USER/NAME", help="Where to [default: the recipe's hub.repo_id, or what is queued].")
+@click.option("--repo", metavar="USER/NAME", help="Where to [default: what is queued, or the recipe's].")
 @click.option("--which", type=click.Choice(["final", "best"]), help="Which adapter [default: final].")
 @click.option("--checkpoints", is_flag=True, help="The checkpoints too, as revisions step-N.")
 @click.option("--private", is_flag=True, help="Create the repository so that only you see it.")
 @click.option("--message", help="Of the commit.")
-@click.option("--replace", is_flag=True, help="Overwrite an adapter that is there and that this run has not pushed.")
+@click.option("--replace", is_flag=True, help="Overwrite an adapter or a card that is there and not of this run.")
 @click.option("--dry-run", is_flag=True, help="Print the files and the card; send nothing, load no weights.")
 def command(
     *,
@@ -46,22 +46,25 @@ def command(
     run = Run.read(folder)  # says what is wrong before anything slow is imported
     from perl.hub.candidate import find_candidate
     from perl.hub.outbox import read_push
-    from perl.hub.push import pack, push_run, wanted_push
+    from perl.hub.push import pack, push_run, targets, wanted_push
     from perl.hub.retries import HubOutageError
 
-    wanted = wanted_push(run, repo, which, checkpoints=checkpoints, private=private, message=message, overwrite=replace)
-    if dry_run:
-        package = pack(find_candidate(run, wanted.which), wanted.repo_id)
-        say("\n".join(_preview(package, wanted)))
-        return
-    try:
-        done, difference = push_run(run, wanted)
-    except HubOutageError:
-        say(f"the push is kept in {run.path}: `perl push {folder}` finishes it", err=True)
-        raise
-    pushed = read_push(run)
-    steps = pushed.steps if wanted.checkpoints and pushed is not None else None
-    say("\n".join(_summary(done, difference, steps)))
+    for target in targets(run, repo):
+        wanted = wanted_push(
+            run, target, which, checkpoints=checkpoints, private=private, message=message, overwrite=replace
+        )
+        if dry_run:
+            package = pack(find_candidate(run, wanted.which), wanted.repo_id)
+            say("\n".join(_preview(package, wanted)))
+            continue
+        try:
+            done, difference = push_run(run, wanted)
+        except HubOutageError:
+            say(f"the push is kept in {run.path}: `perl push {folder}` finishes it", err=True)
+            raise
+        pushed = read_push(run, wanted.repo_id)
+        steps = pushed.steps if wanted.checkpoints and pushed is not None else None
+        say("\n".join(_summary(done, difference, steps)))
 
 
 def _preview(package: "Package", wanted: "Push") -> list[str]:

@@ -85,14 +85,13 @@ def _summary(run: "Run") -> list[str]:
 
 def _publishing(run: "Run") -> list[str]:
     """Where the adapter is, or how it gets there."""
-    from perl.hub.outbox import read_push
+    from perl.hub.outbox import read_pushes
 
-    push = read_push(run)
-    if push is not None and push.status == "done":
-        return [f"pushed   {push.url}"]
-    if push is not None or run.facts.get("repo_id"):
-        return [f"push     perl push {run.path}"]
-    return []
+    pushes = read_pushes(run)
+    lines = [f"pushed   {push.url}" for push in pushes if push.status == "done"]
+    if any(push.status == "queued" for push in pushes) or (not pushes and run.facts.get("repo_id")):
+        lines.append(f"push     perl push {run.path}")
+    return lines
 
 
 def _reward(run: "Run") -> str:

@@ -88,13 +88,26 @@ def add(  # noqa: PLR0913 (what a user may say of an entry)
         entry = _evaluated_here(entry)
     raise_all(PerlError, gate_problems({path.name: entry.to_json().encode()}, among=ZOO))
     _refuse_unreadable(entry)
+    _write(entry, path, _staged(entry, material, path.parent.parent) if ship else None)
     if ship:
-        entry = _ship(entry, material, path.parent.parent)
-    elif entry.adapter.repo is None:
+        return read_entry(path)
+    if entry.adapter.repo is None:
         logger.warning("%s: nobody can load it, the adapter is neither pushed nor shipped with the zoo", label)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, entry.to_json())
     return entry
+
+
+def _write(entry: Entry, path: Path, staged: Path | None) -> None:
+    """An entry and its adapter, in the place of older ones; a kill between leaves no entry with another's adapter."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.parent.parent / "adapters" / entry.name
+    if staged is None:
+        write_text(path, entry.to_json())
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    path.unlink(missing_ok=True)
+    replace_folder(staged, folder)
+    shipped = entry.model_copy(update={"adapter": entry.adapter.model_copy(update={"shipped": True})})
+    write_text(path, shipped.to_json())
 
 
 def _material(source: str | Path) -> Material:
@@ -217,21 +230,19 @@ def _evaluated_here(entry: Entry) -> Entry:
         return reproduced(entry, Path(folder))
 
 
-def _ship(entry: Entry, material: Material, zoo: Path) -> Entry:
-    """The adapter's two files in the zoo's own folder."""
+def _staged(entry: Entry, material: Material, zoo: Path) -> Path:
+    """The adapter's two files, beside the place that they will have in the zoo."""
     files = material.files
     if WEIGHTS not in files:  # of the Hub
         fetched = fetch_adapter(str(material.repo), material.revision, sha256=material.sha256)
         files = {name: (fetched / name).read_bytes() for name in (CONFIG, WEIGHTS)}
     raise_all(PerlError, gate_problems({name: files[name] for name in (CONFIG, WEIGHTS)}, among=ZOO))
-    folder = zoo / "adapters" / entry.name
-    staged = folder.with_name(f".{entry.name}.tmp")
+    staged = zoo / "adapters" / f".{entry.name}.tmp"
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     for name in (CONFIG, WEIGHTS):
         (staged / name).write_bytes(files[name])
-    replace_folder(staged, folder)
     logger.info("%s: %s bytes are shipped", entry.name, f"{material.size:,}")
     if material.size > _LARGEST_SHIPPED:
         logger.warning("%s is larger than %s bytes, a whole zoo's share", entry.name, f"{_LARGEST_SHIPPED:,}")
-    return entry.model_copy(update={"adapter": entry.adapter.model_copy(update={"shipped": True})})
+    return staged

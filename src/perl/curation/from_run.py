@@ -13,7 +13,7 @@ from perl.curation.scores import checked_scores
 from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, read_results
 from perl.hub.candidate import Candidate, find_candidate, identity_problems
-from perl.hub.outbox import read_push
+from perl.hub.outbox import read_pushes
 from perl.hub.package import card_facts, package_candidate
 from perl.hub.recounted import recount_candidate
 from perl.recipe import Recipe
@@ -83,8 +83,8 @@ def _of_candidate(candidate: Candidate) -> Material:
 
 
 def _pushed(candidate: Candidate) -> tuple[str | None, str | None]:
-    """Repository and commit of the run's last push, if that is done and was of this adapter."""
-    push = read_push(candidate.run)
-    if push is None or push.status != "done" or push.sha256 != candidate.sha256:
-        return None, None
-    return push.repo_id, push.commit
+    """Repository and commit of the run's last push that is done and was of this adapter."""
+    for push in reversed(read_pushes(candidate.run)):
+        if push.status == "done" and push.sha256 == candidate.sha256:
+            return push.repo_id, push.commit
+    return None, None

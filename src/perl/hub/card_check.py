@@ -22,7 +22,7 @@ from perl.hub.card import render_card
 from perl.hub.card_form import CARD, LARGEST_CARD, card_problems, read_front_matter, shown
 from perl.hub.card_lines import differences
 from perl.hub.eval_results import eval_result_files
-from perl.hub.fact_check import contradictions
+from perl.hub.fact_check import contradictions, logging_interval
 from perl.hub.facts import (
     METRICS,
     PUBLIC_RECIPE,
@@ -146,7 +146,8 @@ def _of_files(files: Files, run: RunFacts) -> Iterator[Problem]:
     yield from contradictions(run, config, recipe, log_in(files))
     if WEIGHTS in files and config is None:
         yield Problem("is absent, without which nobody can load the adapter", CONFIG)
-    if recipe is not None and METRICS not in files and run.step:
+    between = logging_interval(recipe)
+    if METRICS not in files and run.step and between is not None and run.step >= between:
         yield Problem("is absent, though there is a recipe", METRICS, "perl push sends it")
 
 

@@ -10,12 +10,13 @@ import hashlib
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from perl.errors import BrokenPromiseError, PerlError, raise_all
+from perl.hub.card_form import CARD, FRONT_MATTER, LARGEST_CARD, read_front_matter
 from perl.hub.gate import gate_problems, is_ours
 from perl.hub.leaks import PICKLES
 from perl.hub.package import Package
@@ -24,6 +25,8 @@ from perl.saved_adapter import WEIGHTS
 
 MAIN, CHECKPOINTS = "main", "checkpoints"
 """Branches: of the adapter, and of its checkpoints, each of which has a tag ``step-N`` too."""
+# Weights of models, which no adapter's repository holds before an adapter.
+_MODELS = (".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite")
 # What the Hub itself puts into a repository.
 _OF_THE_HUB = (".gitattributes",)
 
@@ -71,12 +74,12 @@ def push_package(
         private: Create it so that only its owner sees it.
         message: Of the commit.
         branch: Created from the newest commit of ``main`` if it does not exist.
-        may_replace: SHA-256 of the weights that may be there and be replaced; None: any.
+        may_replace: Digests of the weights and cards that may be there and be replaced; None: any.
         sleep: As in :func:`perl.hub.retries.persist`.
 
     Raises:
         PerlError: The gate refuses a file; no login, no rights; or the repository holds a whole model, pickles, or
-            another adapter.
+            another adapter, another model or a card that is somebody's.
         HubOutageError: The Hub cannot be reached.
         BrokenPromiseError: The Hub holds other bytes than were sent.
     """
@@ -97,7 +100,7 @@ def push_package(
         before[:] = before or [head]
         _check_place(head, private=private)
         if may_replace is not None:
-            _check_adapter(head, fingerprints, may_replace)
+            _check_owner(head, fingerprints, may_replace)
         changed = _changed(head, fingerprints)
         stale = _stale(head, package)
         if not changed and not stale:
@@ -234,17 +237,43 @@ def _other_adapter(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint]) ->
     return None if there is None or (wanted is not None and wanted.is_of(there)) else there
 
 
-def _check_adapter(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint], may_replace: Collection[str]) -> None:
-    """Whether the weights that are there may go.
+def digests(package: Package) -> tuple[str, ...]:
+    """By which the Hub may name the package's weights and card, whichever way it keeps them."""
+    found = (_Fingerprint.of(package.files[name]) for name in (WEIGHTS, CARD) if name in package.files)
+    return tuple(digest for one in found for digest in (one.sha256, one.git_sha1))
+
+
+def _digest(there: RepoSibling) -> str:
+    return str(there.lfs.sha256 if there.lfs is not None else there.blob_id)
+
+
+def _check_owner(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint], may_replace: Collection[str]) -> None:
+    """Whether the weights and the card that are there may go.
 
     Raises:
-        PerlError: They are of another adapter.
+        PerlError: They are of another adapter, another model, or were edited by somebody.
     """
-    there = _other_adapter(info, fingerprints)
-    if there is None:
-        return
-    digest = there.lfs.sha256 if there.lfs is not None else None  # it is named of what is kept as LFS
-    if digest not in may_replace:
-        shown = str(digest or there.blob_id)[:12]
-        hint = "--replace overwrites it, or another --repo"
+    held = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    models = [name for name in held if "/" not in name and PurePosixPath(name).suffix.lower() in _MODELS]
+    if models and WEIGHTS not in held:
+        hint = "--replace puts the adapter beside it, or another --repo"
+        raise PerlError(f"holds another model: {models[0]}", str(info.id), hint)
+    there, hint = _other_adapter(info, fingerprints), "--replace overwrites it, or another --repo"
+    if there is not None and _digest(there) not in may_replace:
+        shown = _digest(there)[:12]
         raise PerlError(f"holds another adapter ({shown}), which this run has not pushed", str(info.id), hint)
+    card, wanted = held.get(CARD), fingerprints.get(CARD)
+    if card is None or wanted is None or wanted.is_of(card) or _digest(card) in may_replace:
+        return
+    if (card.size or 0) <= LARGEST_CARD and _says_nothing(Path(hf_hub_download(info.id, CARD, revision=info.sha))):
+        return
+    message = f"its {CARD} was written or edited by somebody, not by a push of this run"
+    raise PerlError(message, str(info.id), f"take over its words below ## Notes, then {hint}")
+
+
+def _says_nothing(card: Path) -> bool:
+    """Whether it is the card that the Hub's form for a new repository writes: a licence at most."""
+    text = card.read_text(encoding="utf-8", errors="replace")
+    metadata, _ = read_front_matter(text)
+    words = FRONT_MATTER.sub("", text).strip()
+    return not words and all(key.startswith("license") for key in metadata or {})

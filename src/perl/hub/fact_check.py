@@ -6,6 +6,7 @@ What a run reports of itself is held against what it was asked for, what was sav
 cards or scores.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
@@ -116,13 +117,13 @@ def _of_log(run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, An
     every = [int(row["step"]) for row in rows if row.get("step") is not None]
     steps = [step for step in every if run.step is None or step <= run.step]
     found = []
+    between = logging_interval(recipe)
     if steps and run.step is not None:
-        between = max(1.0, float(recipe.train.get("logging_steps", 1))) if recipe else float(run.step)
         thinned = max((b - a for a, b in pairwise(steps)), default=1)
-        if run.step - steps[-1] >= max(between, thinned):
+        if run.step - steps[-1] >= max(between or run.step, thinned):
             message = f"says {run.step}, {METRICS} ends at step {steps[-1]}"
             found.append(Problem(message, f"{RUN_FACTS}: step", _AGAIN))
-    if steps and recipe and steps[0] > max(1.0, float(recipe.train.get("logging_steps", 1))):
+    if steps and between is not None and steps[0] > between:
         found.append(Problem(f"begins at step {steps[0]}", METRICS, _AGAIN))
     if any(later < earlier for earlier, later in pairwise(every)):
         found.append(Problem("its steps are not in order", METRICS, _AGAIN))
@@ -135,6 +136,17 @@ def _of_log(run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, An
     if any(later < earlier for earlier, later in pairwise(tokens)):
         found.append(Problem("its num_tokens, which only grow, shrink", METRICS, _AGAIN))
     return found
+
+
+def logging_interval(recipe: Recipe | None) -> int | None:
+    """Steps between two rows of the log, as a recipe asks for them; None: it does not say."""
+    if recipe is None or str(recipe.train.get("logging_strategy", "steps")) != "steps":
+        return None
+    asked = float(recipe.train.get("logging_steps", _default("logging_steps")))
+    if asked >= 1:
+        return int(asked)
+    most = recipe.train.get("max_steps")  # of which it is a part; the trainer counts the steps of epochs by the data
+    return math.ceil(most * asked) if most else None
 
 
 def _default(name: str) -> Any:  # noqa: ANN401 (of any argument)

@@ -6,6 +6,7 @@ Whoever has the files has the facts, hence the card: it is rendered from them wh
 checked. Nothing of a machine is in it. A fact that is unknown is None or empty.
 """
 
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -90,7 +91,7 @@ class CardFacts:
         ratio_level: Of what the importance ratio is, as in ``train.importance_sampling_level``.
         settings: Name -> value of what the run was asked for, in the order shown.
         rewards: Reward name -> weight.
-        reward_first: Mean reward of the first step.
+        reward_first: Mean reward of the first step that has one.
         reward_last: Likewise of the last.
         seconds: Wall time of the run, evaluation included.
         tokens: That the policy was trained on, prompts included.
@@ -169,7 +170,7 @@ def facts_from_files(files: Files) -> CardFacts:
     run = read_run_facts(found)
     recipe, config, results = public_recipe_in(files), config_in(files), results_in(files)
     rows = log_in(files, run.step)
-    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
+    rewards = [row["reward"] for row in rows if row.get("reward") is not None and math.isfinite(row["reward"])]
     tokens = [row["num_tokens"] for row in rows if row.get("num_tokens")]
     data = recipe.data.train if recipe else None
     base = shown(str((config.base_model_name_or_path if config else None) or run.base))

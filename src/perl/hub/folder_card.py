@@ -10,6 +10,7 @@ from pathlib import Path
 from perl.hub.card import render_card
 from perl.hub.card_form import CARD
 from perl.hub.facts import CURVES, METRICS, facts_from_files
+from perl.hub.notes import split_notes
 from perl.hub.run_facts import RUN_FACTS, RunFacts
 from perl.run import write_text
 from perl.saved_adapter import CONFIG
@@ -18,6 +19,8 @@ from perl.saved_adapter import CONFIG
 def write_folder_card(folder: Path, facts: RunFacts) -> None:
     """Writes a card and the facts that only the trainer knows, from which and the other files it is rendered again.
 
+    An author's notes on an older card there are kept.
+
     Args:
         folder: With the adapter, its log and its curves, as far as there are any.
         facts: What the trainer reports.
@@ -25,5 +28,7 @@ def write_folder_card(folder: Path, facts: RunFacts) -> None:
     written = facts.to_json()
     files = {name: folder / name for name in (CONFIG, METRICS, CURVES) if (folder / name).is_file()}
     card = render_card(facts_from_files({**files, RUN_FACTS: written}))
+    old = folder / CARD
+    notes = split_notes(old.read_text(encoding="utf-8", errors="replace"))[1] if old.is_file() else ""
     write_text(folder / RUN_FACTS, written.decode())
-    write_text(folder / CARD, card)
+    write_text(old, f"{card}\n{notes}" if notes else card)

@@ -5,11 +5,13 @@ what is to be pushed -> RUN/push.json, RUN/outbox/USER--NAME/step-N/ -> what is 
 Knows nothing of the Hub.
 """
 
+import fcntl
 import json
 import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,14 +23,15 @@ from perl.run import Run, read_regular, write_text
 from perl.strict_json import parse_mapping
 
 PUSH, OUTBOX = "push.json", "outbox"
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
+_LOCK = ".push.lock"
 HUB_NAME = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
 """``user/name``; it names a folder of the outbox too."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """A push of a run's adapter, under way or done.
+    """A push of a run's adapter to a repository, under way or done.
 
     Attributes:
         status: ``queued``: begun or waiting; ``done``.
@@ -41,8 +44,9 @@ class Push:
         commit: Of the adapter, if it is there.
         sha256: Of the adapter's weights at that commit.
         url: For people.
-        replace: Whether an adapter that is there and is not this run's may be overwritten.
-        sent: Repository -> SHA-256 of the weights that this run has sent there, or begun to.
+        replace: Whether what is there and is not this run's may be overwritten; kept only while an outage lasts.
+        sent: Digests of the weights and cards that this run has sent there.
+        trying: Likewise of those that it began to send, and nobody knows whether they arrived.
         error: Why the last try failed.
         tries: Since it was queued.
         updated: When.
@@ -59,18 +63,26 @@ class Push:
     sha256: str | None = None
     url: str | None = None
     replace: bool = False
-    sent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sent: tuple[str, ...] = ()
+    trying: tuple[str, ...] = ()
     error: str | None = None
     tries: int = 0
     updated: str = ""
-    version: Literal[1] = VERSION
 
 
-_READER = TypeAdapter(Push)
+@dataclass(frozen=True)
+class _Pushes:
+    """A run's pushes, one for each repository, the newest last."""
+
+    pushes: tuple[Push, ...]
+    version: Literal[2]
 
 
-def read_push(run: Run) -> Push | None:
-    """What became of the run's last push; None: there was none.
+_READER = TypeAdapter(_Pushes)
+
+
+def read_pushes(run: Run) -> list[Push]:
+    """What became of the run's pushes, the last one of each repository, the newest last.
 
     Raises:
         RunFolderError: The file cannot be read.
@@ -79,9 +91,9 @@ def read_push(run: Run) -> Push | None:
     try:
         content = read_regular(path)
         parse_mapping(content)
-        return _READER.validate_json(content, strict=True)
+        return list(_READER.validate_json(content, strict=True).pushes)
     except FileNotFoundError:
-        return None
+        return []
     except ValidationError as error:
         first = error.errors()[0]
         what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
@@ -90,15 +102,44 @@ def read_push(run: Run) -> Push | None:
         raise RunFolderError(f"cannot be read: {error}", str(path), "delete it and push again") from None
 
 
+def read_push(run: Run, repo_id: str | None = None) -> Push | None:
+    """What became of the run's last push, or of the last one to a repository; None: there was none.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+    """
+    pushes = [push for push in read_pushes(run) if repo_id in (None, push.repo_id)]
+    return pushes[-1] if pushes else None
+
+
 def write_push(run: Run, push: Push) -> Push:
-    """Keeps what became of a push.
+    """Keeps what became of a push; of those to other repositories nothing is lost.
 
     Returns:
         It, with the time.
     """
     push = replace(push, updated=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-    write_text(run.path / PUSH, json.dumps(asdict(push), indent=1) + "\n")
+    others = [other for other in read_pushes(run) if other.repo_id != push.repo_id]
+    written = {"version": VERSION, "pushes": [asdict(one) for one in (*others, push)]}
+    write_text(run.path / PUSH, json.dumps(written, indent=1) + "\n")
     return push
+
+
+@contextmanager
+def alone(run: Run) -> Iterator[None]:
+    """Within it nobody else pushes this run.
+
+    Raises:
+        RunFolderError: Somebody does.
+    """
+    with (run.path / _LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError("another process is pushing this run", str(run.path), "wait for it") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> Path:

@@ -18,15 +18,17 @@ import torch
 
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError, raise_all
 from perl.hub.candidate import Candidate, checkpoint_steps, find_candidate, identity_problems
-from perl.hub.commit import Pushed, push_package, push_revision
+from perl.hub.commit import Pushed, digests, push_package, push_revision
 from perl.hub.outbox import (
     HUB_NAME,
     Push,
+    alone,
     forget_checkpoint,
     queue_checkpoint,
     queued_checkpoint,
     queued_steps,
     read_push,
+    read_pushes,
     tidy_outbox,
     write_push,
 )
@@ -55,12 +57,15 @@ def push(
 
     Args:
         run: The run, or its folder.
-        repo_id: ``user/name``; None: what is queued, else the recipe's ``hub.repo_id``.
+        repo_id: ``user/name``; None: all that is queued, else the last one, else the recipe's ``hub.repo_id``.
         which: Which adapter; None: what is queued, else what the recipe says, else the final one.
         checkpoints: The checkpoints too, as revisions ``step-N``.
         private: Create the repository so that only its owner sees it.
         message: Of the commit.
-        replace: Overwrite another adapter, which this run has not pushed, if the repository holds one.
+        replace: Overwrite another adapter or card, which this run has not pushed, if the repository holds one.
+
+    Returns:
+        What was done; where several were queued, of the last.
 
     Raises:
         PerlError: As :func:`push_run`, or nobody says where to.
@@ -68,10 +73,12 @@ def push(
         BrokenPromiseError: Likewise.
     """
     run = run if isinstance(run, Run) else Run.read(run)
-    wanted = wanted_push(
-        run, repo_id, which, checkpoints=checkpoints, private=private, message=message, overwrite=replace
-    )
-    return push_run(run, wanted)[0]
+    for target in targets(run, repo_id):
+        wanted = wanted_push(
+            run, target, which, checkpoints=checkpoints, private=private, message=message, overwrite=replace
+        )
+        done = push_run(run, wanted)[0]
+    return done
 
 
 def push_run(
@@ -95,8 +102,15 @@ def push_run(
         HubOutageError: The Hub cannot be reached; the push stays queued in the run folder.
         BrokenPromiseError: The files are not the trained adapter; nothing was sent.
     """
+    with alone(run):
+        return _push_alone(run, wanted, device, sleep)
+
+
+def _push_alone(run: Run, wanted: Push, device: torch.device | None, sleep: Sleep) -> tuple[Pushed, float | None]:
     candidate = find_candidate(run, wanted.which)
-    push = write_push(run, dataclasses.replace(wanted, status="queued", tries=wanted.tries + 1, error=None))
+    tried = wanted.tries + 1
+    # Whoever stops it by hand may have thought better of overwriting: only an outage lets that wait.
+    push = write_push(run, dataclasses.replace(wanted, status="queued", tries=tried, error=None, replace=False))
     try:
         with tempfile.TemporaryDirectory() as folder:
             if push.checkpoints:
@@ -105,20 +119,47 @@ def push_run(
             package = pack(candidate, push.repo_id, steps)
             package.write(Path(folder))
             difference = check_round_trip(candidate, Path(folder), device or _device())
-        may_replace = None if push.replace else push.sent.get(push.repo_id, ())
-        push = _remember(run, push, candidate.sha256)  # before it is sent: a kill must not make it a stranger's
-        message = {"message": push.message} if push.message else {}
-        done = push_package(
-            package, push.repo_id, private=push.private, may_replace=may_replace, sleep=sleep, **message
-        )
-        push = write_push(run, dataclasses.replace(push, commit=done.commit, sha256=candidate.sha256, url=done.url))
+        done = _send(run, push, package, replace=wanted.replace, sleep=sleep)
+        known = read_push(run, push.repo_id) or push
+        push = write_push(run, dataclasses.replace(known, commit=done.commit, sha256=candidate.sha256, url=done.url))
         push = send_checkpoints(run, push, sleep)
     except PerlError as error:
-        write_push(run, dataclasses.replace(read_push(run) or push, error=str(error).splitlines()[0]))
+        waits = wanted.replace and isinstance(error, HubOutageError)
+        known = read_push(run, push.repo_id) or push
+        write_push(run, dataclasses.replace(known, error=str(error).splitlines()[0], replace=waits))
         raise
-    write_push(run, dataclasses.replace(push, status="done", replace=False))
+    write_push(run, dataclasses.replace(push, status="done"))
     tidy_outbox(run)
     return done, difference
+
+
+def _send(run: Run, push: Push, package: Package, *, replace: bool, sleep: Sleep) -> Pushed:
+    """One commit, and the memory of whose it is.
+
+    It is remembered as begun before it is sent, lest a kill or a lost answer makes it a stranger's, and forgotten where
+    the Hub or a check refuses it.
+    """
+    known = (*push.sent, *push.trying)
+    sending = digests(package)
+    begun = write_push(run, dataclasses.replace(push, trying=tuple(dict.fromkeys((*push.trying, *sending)))))
+    message = {"message": push.message} if push.message else {}
+    try:
+        done = push_package(
+            package,
+            push.repo_id,
+            private=push.private,
+            may_replace=None if replace else known,
+            sleep=sleep,
+            **message,
+        )
+    except (HubOutageError, BrokenPromiseError):
+        raise
+    except PerlError:
+        write_push(run, push)
+        raise
+    sent = tuple(dict.fromkeys((*push.sent, *sending)))
+    write_push(run, dataclasses.replace(begun, sent=sent, trying=()))
+    return done
 
 
 def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -> Package:
@@ -162,6 +203,13 @@ def pack_checkpoint(run: Run, step: int, repo_id: str) -> None:
     queue_checkpoint(run, repo_id, step, pack(candidate, repo_id))
 
 
+def targets(run: Run, repo_id: str | None) -> list[str | None]:
+    """Where to push: where it is asked for; else to every repository for which a push is queued, if there is any."""
+    if repo_id is not None:
+        return [repo_id]
+    return [push.repo_id for push in read_pushes(run) if push.status == "queued"] or [None]
+
+
 def wanted_push(
     run: Run,
     repo_id: str | None = None,
@@ -177,11 +225,11 @@ def wanted_push(
     Raises:
         RunFolderError: Nobody says where to.
     """
-    known = read_push(run)
     hub = hub_section(run)
     if repo_id is not None and re.fullmatch(HUB_NAME, repo_id) is None:
         raise PerlError(f"is no name on the Hub: {repo_id!r}", "--repo", "user/name")
-    queued = known if known is not None and repo_id in (None, known.repo_id) else None
+    newest = [push for push in reversed(read_pushes(run)) if repo_id in (None, push.repo_id)]
+    queued = max(newest, key=lambda push: push.status == "queued", default=None)
     target = repo_id or (queued.repo_id if queued else None) or hub.repo_id
     if target is None:
         raise RunFolderError("says not where to push it", str(run.path), "--repo user/name")
@@ -195,7 +243,8 @@ def wanted_push(
         checkpoints=checkpoints or (waiting is not None and waiting.checkpoints),
         message=message or (waiting.message if waiting else None),
         replace=overwrite or (waiting is not None and waiting.replace),
-        sent=known.sent if known else {},
+        sent=queued.sent if queued else (),
+        trying=queued.trying if queued else (),
         steps=queued.steps if queued else (),
         tries=waiting.tries if waiting else 0,
     )
@@ -212,8 +261,8 @@ def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
     if hub.push is None:
         return
     try:
-        known = read_push(run)
-        if known is not None and known.status == "done" and known.repo_id == hub.repo_id:
+        known = read_push(run, hub.repo_id) if hub.repo_id else None
+        if known is not None and known.status == "done":
             return
         which: Literal["final", "best"] = "best" if hub.push == "best" else "final"
         wanted = wanted_push(run, hub.repo_id, which, private=hub.private)
@@ -231,12 +280,6 @@ def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
 def hub_section(run: Run) -> HubSection:
     """What the run's recipe says of the Hub."""
     return Recipe.load(run.path / "recipe.yaml").hub
-
-
-def _remember(run: Run, push: Push, sha256: str) -> Push:
-    """That these weights are the run's own, wherever they are found."""
-    sent = dict.fromkeys((*push.sent.get(push.repo_id, ()), sha256))
-    return write_push(run, dataclasses.replace(push, sent={**push.sent, push.repo_id: tuple(sent)}))
 
 
 def _queue_checkpoints(run: Run, push: Push) -> None:

@@ -5,11 +5,14 @@ Run -> adapter/README.md, and beside it the facts that only the run knows
 Both lie beside what the run trained, so that the card can be rendered again from the folder.
 """
 
+import hashlib
+
 from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.evaluation.subject import model_digests
 from perl.hub.candidate import Candidate, base_of_run, find_candidate, identity_problems, owns
 from perl.hub.card_form import CARD
+from perl.hub.notes import split_notes
 from perl.hub.package import Package, package_candidate
 from perl.hub.run_facts import RUN_FACTS
 from perl.run import Run, write_text
@@ -35,11 +38,36 @@ def run_card(run: Run, repo_id: str | None = None) -> str:
     return run_package(run, repo_id).files[CARD].decode()
 
 
-def write_card(run: Run, repo_id: str | None = None) -> None:
-    """Writes :func:`run_card` beside what the run trained."""
+def write_card(run: Run, repo_id: str | None = None) -> list[tuple[int, str]]:
+    """Writes :func:`run_card` beside what the run trained.
+
+    Returns:
+        Where somebody has edited the older card above its notes: its lines that are gone, with their numbers.
+    """
     package = run_package(run, repo_id)
+    card = package.files[CARD].decode()
+    gone = _edited_lines(run, card)
     for name in (RUN_FACTS, CARD):
         write_text(run.adapter / name, package.files[name].decode())
+    run.record(card=_digest(card))
+    return gone
+
+
+def _edited_lines(run: Run, card: str) -> list[tuple[int, str]]:
+    """Lines of the card that is there which another one lacks; none if the one that is there is as it was written."""
+    if not run.card.is_file():
+        return []
+    there = run.card.read_text(encoding="utf-8", errors="replace")
+    if run.facts.get("card") in (None, _digest(there)):
+        return []
+    kept = set(card.split("\n"))
+    lines = enumerate(split_notes(there)[0].split("\n"), 1)
+    return [(number, line) for number, line in lines if line.strip() and line not in kept]
+
+
+def _digest(card: str) -> str:
+    """Of a card without its author's notes."""
+    return hashlib.sha256(split_notes(card)[0].rstrip().encode()).hexdigest()
 
 
 def shown_candidate(run: Run) -> Candidate:

@@ -1,0 +1,77 @@
+"""A run that logged as its recipe asked can be published: its card is true, whatever it asked for."""
+
+import json
+import math
+
+import pytest
+
+from perl.hub.candidate import find_candidate
+from perl.hub.package import package_candidate, package_problems
+from tests.hub.card_runs import make_run
+
+TRAIN = {"seed": 3, "loss_type": "dapo", "learning_rate": 1e-5}
+
+
+def _rows(steps, reward=lambda step: step / 100):
+    return [{"step": step, "reward": reward(step), "num_tokens": 1000.0 * step} for step in steps]
+
+
+def _logged(tmp_path, train, rows, steps=50, **recipe):
+    """A run of so many steps with that log, as a training leaves it."""
+    run = make_run(tmp_path / "run", train=TRAIN | train, **recipe)
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not rows:
+        run.metrics.unlink()
+    settings = run.facts["settings"] | {"KL coefficient (beta)": train.get("beta", 0.0)}
+    run.record(steps=steps, settings=settings)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("train", "rows", "steps"),
+    [
+        ({"max_steps": 50, "logging_steps": 5}, _rows(range(5, 51, 5)), 50),
+        ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120),
+        ({"max_steps": 115, "logging_steps": 0.1}, _rows(range(12, 116, 12)), 115),
+        ({"max_steps": 10, "logging_steps": 0.6}, _rows([6]), 10),
+        ({"num_train_epochs": 3, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120),
+        ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40, 80, 100]), 100),
+        ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40]), 70),
+        ({"max_steps": 50, "logging_strategy": "no"}, [], 50),
+        ({"max_steps": 50, "logging_steps": 500}, [], 50),
+        ({"max_steps": 50, "logging_steps": 20, "logging_first_step": True}, _rows([1, 20, 40]), 50),
+        ({"max_steps": 1}, _rows([1]), 1),
+        ({"max_steps": 50, "beta": 0.0}, _rows(range(1, 51)), 50),
+        ({"max_steps": 50, "beta": 0.04}, _rows(range(1, 51)), 50),
+        ({"max_steps": 50}, _rows(range(1, 51), lambda step: None if step == 1 else 0.5), 50),
+        ({"max_steps": 50}, _rows(range(1, 51), lambda step: math.nan if step in (1, 50) else 0.5), 50),
+        ({"max_steps": 50}, _rows(range(1, 51), lambda _: math.nan), 50),
+    ],
+)
+def test_whatever_was_logged_as_asked_can_be_published(train, rows, steps, tmp_path):
+    run = _logged(tmp_path, train, rows, steps)
+    package = package_candidate(find_candidate(run), "user/adapter")
+    assert [str(problem) for problem in package_problems(package, run.path)] == []
+
+
+@pytest.mark.parametrize(
+    ("train", "rows", "said"),
+    [
+        ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(24, 121, 12)), "metrics.jsonl: begins at step 24"),
+        ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 97, 12)), "metrics.jsonl ends at step 96"),
+        ({"max_steps": 120, "logging_steps": 5}, [], "metrics.jsonl: is absent, though there is a recipe"),
+    ],
+)
+def test_a_log_that_lacks_what_was_asked_for_is_found(train, rows, said, tmp_path):
+    run = _logged(tmp_path, train, rows, 120)
+    package = package_candidate(find_candidate(run), "user/adapter")
+    assert any(said in str(problem) for problem in package_problems(package, run.path))
+
+
+def test_rewards_of_ones_own_and_several_can_be_published(tmp_path):
+    rewards = {"accuracy": {}, "short.py:brevity": {"weight": 0.5}, "format": {"weight": 0.2}}
+    (tmp_path / "short.py").write_text("def brevity(completions, **_):\n    return [0.0 for _ in completions]\n")
+    run = _logged(tmp_path, {"max_steps": 50}, _rows(range(1, 51)), rewards=rewards)
+    run.record(rewards={"accuracy": 1.0, "short.py:brevity": 0.5, "format": 0.2})
+    package = package_candidate(find_candidate(run), "user/adapter")
+    assert [str(problem) for problem in package_problems(package, run.path)] == []
