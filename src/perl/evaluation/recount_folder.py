@@ -2,7 +2,8 @@
 
 folder -> Results, samples, gold answers -> Recount
 
-Problems count only if their hash is the one that the results name. No network is asked. Knows nothing of models, cards
+Problems count only if their hash is the one that the results name. Nothing that a results file names is asked for on a
+network: of benchmarks only what is in the cache at the task's own revision is read. Knows nothing of models, cards
 or repositories.
 """
 

@@ -69,7 +69,7 @@ def eval_result_files(results: Results) -> dict[str, str]:
     """
     files = {}
     for task in results.tasks:
-        if "/" in task.name or not is_simple_name(task.name):  # a results file may come from anywhere
+        if "/" in task.name or not is_simple_name(task.name.replace(":", "-")):  # a results file may come from anywhere
             raise PerlError(f"{task.name[:80]!r} is no name of a task", RESULTS)
         definition = _definition(task)
         benchmark = BENCHMARKS.get(definition.repository) if definition is not None else None
