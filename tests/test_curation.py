@@ -376,9 +376,6 @@ class TestVerdicts:
         assert found.stderr == pytest.approx(expected)
         assert found.verdict == "agrees"
         assert found.reach > 1.96 * expected
-        far = [value for value in (0.0, 1.0) if abs(value - task.adapter.accuracy) > 2 * found.reach]
-        assert far
-        assert [self.found(run, tmp_path, adapter=value).verdict for value in far] == ["differs"] * len(far)
 
     @pytest.mark.parametrize(("problems", "k"), [(11, 4), (30, 2), (100, 4)])
     def test_an_honest_score_differs_less_than_one_time_in_twenty(self, problems, k):
@@ -416,7 +413,10 @@ class TestVerdicts:
 
     def test_the_same_number_of_another_base_is_not_identical(self, run, tmp_path):
         assert self.found(run, tmp_path).verdict == "identical"
-        assert self.found(run, tmp_path, base=0.123).verdict == "agrees"
+        other = self.found(run, tmp_path, base=0.123)
+        assert other.verdict == "differs"
+        assert "base" in other.differs
+        assert "adapter" not in other.differs
 
     def test_without_any_error_it_is_unclear(self, run, tmp_path):
         entry, results = add(run, tmp_path / "zoo", force=True), read_results(run)

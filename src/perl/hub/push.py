@@ -17,8 +17,10 @@ from typing import Literal
 import torch
 
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError, raise_all
+from perl.evaluation.published_samples import LARGEST, PUBLISHED
 from perl.hub.candidate import Candidate, checkpoint_steps, find_candidate
 from perl.hub.commit import Pushed, push_package, push_revision
+from perl.hub.facts import SCORES
 from perl.hub.outbox import (
     HUB_NAME,
     Push,
@@ -130,6 +132,12 @@ def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -
     """
     raise_all(PerlError, candidate_problems(candidate))
     package = package_candidate(candidate, repo_id, steps)
+    if SCORES in package.files and PUBLISHED not in package.files:
+        what = (
+            "%s: the samples of its scores are not sent, they would have more than %s bytes: readers of the card can "
+        )
+        what += "count again only what follows from rights and wrongs"
+        logger.warning(what, candidate.run.path, f"{LARGEST:,}")
     raise_all(PerlError, package_problems(package, candidate.run.path))
     return package
 
