@@ -23,6 +23,7 @@ from perl.evaluation.recount_folder import recount_folder
 from perl.evaluation.results import SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.task import all_tasks
+from perl.policy_name import policy_name
 from perl.rewards.verifier import check_all, start_workers, verifier_version
 
 TASK, PROBLEMS, K = "math_500", 500, 16
@@ -125,7 +126,10 @@ def _made_up(protocol: Protocol) -> tuple[Golds, dict[str, list[tuple[str, Sampl
     )
     task = with_figures(empty, groups)
     lines = {task.samples[who]: [(task.samples[who], s) for row in rows for s in row] for who, rows in groups.items()}
-    results = Results({"name": "made up", "base": "made up"}, protocol, {}, {}, 0.0, (task,), verifier_version())
+    digests = {name: SHA for name in ("base_sha256", "adapter_sha256", "adapter_config_sha256")}
+    named = {"name": "made up", "base": "made up", "base_revision": None, "chat_template": None}
+    subject = {**named, **digests, "policy": policy_name(SHA, SHA, SHA)}
+    results = Results(subject, protocol, {}, {}, 0.0, (task,), verifier_version())
     return {TASK: golds}, lines, results
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 import shutil
 from dataclasses import replace
 
@@ -11,11 +12,13 @@ from perl.curation import add, verification, verify
 from perl.curation.from_run import of_run
 from perl.curation.material import thinned
 from perl.errors import PerlError
-from perl.evaluation.results import read_results
+from perl.evaluation.results import ProblemResult, TaskResult, read_results
+from perl.evaluation.samples import Sample
+from perl.evaluation.score import score_samples
 from perl.policy_name import adapter_policy_name, policy_name
 from perl.run import sha256_of, write_text
 from perl.zoo.catalogue import open_zoo
-from perl.zoo.entry import read_entry
+from perl.zoo.entry import TaskScore, read_entry
 from tests.curation_runs import change, copied, trained
 from tests.evaluation.forgeries import FORGERIES
 from tests.hub.files import weights
@@ -362,6 +365,40 @@ def test_tasks_that_are_not_there_are_refused(zoo):
         verify(zoo, "tiny-0")
 
 
+def measured(adapter, base):
+    """A task's results from rights and wrongs."""
+    groups = {
+        who: [
+            [Sample("sums", str(p), i, 0, "", 1, False, "right" if r else "wrong", None) for i, r in enumerate(row)]
+            for p, row in enumerate(rows)
+        ]
+        for who, rows in (("base", base), ("adapter", adapter))
+    }
+    scores = {who: score_samples(rows) for who, rows in groups.items()}
+    problems = tuple(ProblemResult(str(i), *rows) for i, rows in enumerate(zip(base, adapter, strict=True)))
+    return TaskResult("sums", "sums", "0" * 16, 8, {}, **scores, problems=problems)
+
+
+def drawn(chances, k, draw):
+    rows = [[tuple(draw.random() < chance for _ in range(k)) for chance in chances] for _ in range(2)]
+    return measured(*rows)
+
+
+def as_score(found):
+    """What an entry says of results."""
+    return TaskScore(
+        task="sums",
+        metric=f"avg@{found.adapter.k}",
+        k=found.adapter.k,
+        n=found.adapter.n,
+        adapter=found.adapter.accuracy,
+        stderr=found.adapter.stderr,
+        base=found.base.accuracy,
+        base_stderr=found.base.stderr,
+        protocol_hash=found.protocol_hash,
+    )
+
+
 class TestVerdicts:
     """Of scores made by hand: the run's results with other numbers in the entry."""
 
@@ -380,7 +417,34 @@ class TestVerdicts:
         )
         assert found.stderr == pytest.approx(expected)
         assert found.verdict == "agrees"
-        assert self.found(run, tmp_path, adapter=task.adapter.accuracy - 2.0 * expected).verdict == "differs"
+        assert found.reach > 1.96 * expected
+
+    @pytest.mark.parametrize(("problems", "k"), [(11, 4), (30, 2), (100, 4)])
+    def test_an_honest_score_differs_less_than_one_time_in_twenty(self, problems, k):
+        """Drawn again with the same chance of each problem; many problems have a chance near 0 or 1."""
+        draw, told, count = random.Random(0), 0, 300
+        for _ in range(count):
+            chances = [draw.choice((0.01, 0.5, 0.99, 1.0)) for _ in range(problems)]
+            both = [drawn(chances, k, draw) for _ in range(2)]
+            told += bool(verification._remeasured(as_score(both[0]), both[1]).differs)
+        assert told / count <= 0.05
+
+    def test_one_completion_of_44_may_come_out_otherwise_where_all_were_alike(self):
+        right = [(True,) * 4] * 11
+        other = [*right[:-1], (True, True, True, False)]
+        then, now = as_score(measured(other, other)), measured(right, right)
+        assert verification._remeasured(then, now).verdict == "agrees"
+        half = [(True,) * 4] * 5 + [(False,) * 4] * 6
+        assert verification._remeasured(then, measured(half, right)).differs == ("adapter", "gain")
+
+    def test_an_entry_whose_base_was_made_worse_differs(self):
+        rows = [(True, False, True, False)] * 50
+        score = as_score(measured([(True,) * 4] * 50, rows))
+        now = measured([(True,) * 4] * 50, rows)
+        assert verification._remeasured(score, now).verdict == "identical"
+        found = verification._remeasured(score.model_copy(update={"base": 0.0}), now)
+        assert (found.verdict, found.differs) == ("differs", ("base", "gain"))
+        assert "the base 0.0 then, 50.0 now; not the same: base and gain" in str(found)
 
     def test_other_problems_have_both_errors(self, run, tmp_path):
         stderr = read_results(run).task(TASK).adapter.stderr
@@ -391,7 +455,10 @@ class TestVerdicts:
 
     def test_the_same_number_of_another_base_is_not_identical(self, run, tmp_path):
         assert self.found(run, tmp_path).verdict == "identical"
-        assert self.found(run, tmp_path, base=0.123).verdict == "agrees"
+        other = self.found(run, tmp_path, base=0.123)
+        assert other.verdict == "differs"
+        assert "base" in other.differs
+        assert "adapter" not in other.differs
 
     def test_without_any_error_it_is_unclear(self, run, tmp_path):
         entry, results = add(run, tmp_path / "zoo", force=True), read_results(run)

@@ -78,13 +78,24 @@ def load_problem_set(section: DataSection, *, chat: bool) -> ProblemSet:
     if section.system_prompt and not chat:
         raise DataError("a system prompt needs chat messages", "data.system_prompt", "set data.chat: true")
     train, train_version, renamed = _load(section.train, "train", section, chat)
-    source = section.eval or (section.train if is_sandbox(section.train.name) else None)
+    source = _heldout(section)
     if source is None:
         return ProblemSet(train, None, None, train_version, renamed=renamed)
     heldout, version, renamed_too = _load(source, "eval", section, chat)
     train = _without_overlap(train, heldout, drop=section.drop_overlap)
-    name = source.name if is_sandbox(source.name) else _simple(Path(source.name).stem)
-    return ProblemSet(train, heldout, name, train_version, version, (*renamed, *renamed_too))
+    return ProblemSet(train, heldout, heldout_name(section), train_version, version, (*renamed, *renamed_too))
+
+
+def heldout_name(section: DataSection) -> str | None:
+    """What a recipe's held-out problems are called in results; None where there are none."""
+    source = _heldout(section)
+    if source is None:
+        return None
+    return source.name if is_sandbox(source.name) else _simple(Path(source.name).stem)
+
+
+def _heldout(section: DataSection) -> DataSource | None:
+    return section.eval or (section.train if is_sandbox(section.train.name) else None)
 
 
 def _simple(name: str) -> str:

@@ -56,6 +56,24 @@ def test_every_one_of_many_results_is_kept(tmp_path, said):
     assert all(one in found for one in many[:-1])
 
 
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (results(SUMS, name="renamed"), f"name was {OURS.subject['name']}, is renamed"),
+        (results(SUMS, base="elsewhere/base"), f"base was {OURS.subject['base']}, is elsewhere/base"),
+        (results(SUMS, chat_template="e" * 64), "chat_template was "),
+        (replace(OURS, protocol=replace(OURS.protocol, temperature=0.9)), "temperature was 0.6, is 0.9"),
+        (replace(OURS, engine={**OURS.engine, "dtype": "float16"}), "dtype was "),
+    ],
+)
+def test_what_differs_of_the_same_policy_is_said(tmp_path, said, other, what):
+    for one in (OURS, other):
+        put(one, tmp_path)
+    (line,) = said()
+    assert f"are of the same policy, but {what}" in line
+    assert line.count(" was ") == 1
+
+
 def test_the_same_again_and_other_tasks_of_it_move_nothing(tmp_path, said):
     products = results(task_result("products", ["11"], ["10"]))
     for one in (OURS, OURS, products, OURS):

@@ -341,3 +341,15 @@ def test_one_in_twenty_tests_of_equal_policies_finds_a_difference_at_five_percen
     pairs = [([row[:8] for row in rows], [row[8:] for row in rows]) for rows in right_EPK]
     found = sum(paired_difference(base, adapter).p_value <= 0.05 for base, adapter in pairs) / 400
     assert 0.02 <= found <= 0.08
+
+
+@pytest.mark.parametrize("count", [60, 500])
+def test_flips_at_once_are_the_flips_one_at_a_time(count):
+    draw = numpy.random.default_rng(count)
+    base, adapter = ((draw.random((count, 4)) < share).tolist() for share in (0.5, 0.54))
+    gains = numpy.array([sum(a) / 4 - sum(b) / 4 for b, a in zip(base, adapter, strict=True)])
+    gains = gains[gains != 0]
+    generator, far = numpy.random.default_rng(0), 0
+    for _ in range(20_000):
+        far += bool(abs((1 - 2 * generator.integers(0, 2, size=len(gains))) @ gains) >= abs(gains.sum()) - 1e-9)
+    assert paired_difference(base, adapter).p_value == (far + 1) / 20_001

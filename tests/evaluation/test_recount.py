@@ -12,14 +12,15 @@ from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, PerlError
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.published_samples import published_samples, read_published
 from perl.evaluation.recount import KeptSamples, recount, with_figures
-from perl.evaluation.recount_folder import find_golds, recount_folder
-from perl.evaluation.results import SAMPLES, Results, TaskResult, read_results
+from perl.evaluation.recount_folder import find_golds, recount_folder, recount_published
+from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
-from perl.evaluation.score import HASHED, NOT_FROM_RIGHTS, Score, score_samples
+from perl.evaluation.score import HASHED, NOT_FROM_RIGHTS, Score, TooManyAnswersError, same_meaning, score_samples
 from perl.evaluation.task import all_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.policy_name import policy_name
-from perl.rewards.verifier import check_all, verifier_version
+from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all, verifier_version
+from perl.types import Verdict
 from tests.evaluation.forgeries import FORGERIES, TASK
 
 K, COUNT = 4, 8
@@ -267,14 +268,174 @@ def test_kept_samples_of_other_policies_are_no_problem(folder):
     assert said(folder) == ""
 
 
-@pytest.mark.parametrize(("gold", "stands"), [("1", False), (r"\int_0^1 x^2 dx", True)])
-def test_a_verdict_that_took_too_long_stands_only_where_algebra_is_needed(made, gold, stands):
+INTEGRAL = r"\int_0^1 x^2 dx"
+
+
+def judged(made, gold, **changes):
+    """The results counted again, the first problem's gold answer and its samples being others."""
     results, kept = read_results(made), SampleFile(made / SAMPLES)
     problem = results.task(TASK).problems[0].id
-    late = [(key, replace(s, status="timeout") if s.problem == problem else s) for key, s in kept.lines()]
-    golds = {TASK: {**find_golds(results)[TASK], problem: gold}}
-    found = recount(results, KeptSamples(late), golds)
-    assert any("verdicts are not those of the texts" in str(one) for one in found.problems) is not stands
+    lines = [(key, replace(s, **changes) if s.problem == problem else s) for key, s in kept.lines()]
+    return recount(results, KeptSamples(lines), {TASK: {**find_golds(results)[TASK], problem: gold}})
+
+
+def says_other_verdicts(found):
+    return any("verdicts are not those of the texts" in str(one) for one in found.problems)
+
+
+@pytest.mark.parametrize("gold", ["1", "1+1", INTEGRAL])
+def test_an_undecided_verdict_does_not_stand_where_the_verifier_decides(made, gold):
+    for status in ("timeout", "error"):
+        found = judged(made, gold, status=status)
+        assert says_other_verdicts(found)
+        assert any("perl eval judges them again" in str(one) for one in found.problems)
+
+
+@pytest.mark.parametrize(
+    ("there", "now", "stands"),
+    [
+        ("timeout", "timeout", True),
+        ("error", "timeout", True),
+        ("timeout", "wrong", False),
+        ("right", "timeout", False),
+        ("wrong", "timeout", False),
+    ],
+)
+def test_where_the_verifier_does_not_decide_nothing_but_an_undecided_verdict_stands(
+    made, monkeypatch, there, now, stands
+):
+    asked = []
+
+    def as_told(golds, _, *, timeout_seconds):
+        asked.append((len(golds), timeout_seconds))
+        return [Verdict(now, None) for _ in golds]
+
+    monkeypatch.setattr("perl.evaluation.judged_again.check_all", as_told)
+    found = judged(made, INTEGRAL, status=there)
+    assert says_other_verdicts(found) is not stands
+    undecided = f"8 completions on {TASK} that the verifier could not decide"
+    assert (undecided in found.reported) is (now == "timeout")
+    # What the file leaves open is asked for a moment only: else it would be undecided after every evaluation.
+    open_there = there in ("timeout", "error")
+    assert {seconds for count, seconds in asked if count} == {1.0 if open_there else 30.0}
+    assert sum(count for count, _ in asked) == 2 * K
+
+
+def test_the_answer_of_an_undecided_completion_is_that_of_its_text(made, monkeypatch):
+    monkeypatch.setattr(
+        "perl.evaluation.judged_again.check_all", lambda golds, *_, **__: [Verdict("timeout", None) for _ in golds]
+    )
+    assert says_other_verdicts(judged(made, INTEGRAL, status="timeout", extracted="7"))
+
+
+def of_benchmark(made, held_out=None, **changes):
+    """What counting says of results that claim to be a benchmark's."""
+    results = read_results(made)
+    (task,) = results.tasks
+    known = all_tasks()["aime24"]
+    data = {"source": known.repository, "revision": known.revision, "sha256": "a" * 64}
+    task = replace(task, **{"name": "aime24", "title": known.title, "data": data, **changes})
+    own = task.title != known.title
+    version, prompt = (1, "{problem}") if own else (known.version, known.prompt)
+    facts = {"task": "aime24", "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
+    digest = results.protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})
+    found = recount(replace(results, tasks=(replace(task, protocol_hash=digest),)), held_out=held_out)
+    return [str(problem) for problem in found.problems], found.reported
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"source": "aime24.jsonl", "revision": None}, None),
+        ({"revision": None}, None),
+        ({"source": "MathArena/aime_2026"}, "its data is from 'MathArena/aime_2026', the task's is from 'HuggingFace"),
+        ({"source": "aime24.jsonl"}, "which is none of 'aime24.jsonl'"),
+        ({"revision": "refs/pr/1"}, "its data has the revision 'refs/pr/1'"),
+    ],
+)
+def test_a_benchmarks_data_is_what_its_definition_says(made, changes, said):
+    known = all_tasks()["aime24"]
+    data = {"source": known.repository, "revision": known.revision, "sha256": "a" * 64, **changes}
+    problems, _ = of_benchmark(made, data=data)
+    assert problems == [] if said is None else len(problems) == 1 and said in problems[0], problems
+
+
+def test_held_out_problems_bear_a_benchmarks_name_only_if_the_run_held_out_data_of_that_name(made):
+    title = "aime24 (held out)"
+    data = {"source": "aime24", "revision": None, "sha256": "a" * 64}
+    assert of_benchmark(made, "aime24", title=title, data=data)[0] == []
+    (said,), _ = of_benchmark(made, "mine", title=title, data=data)
+    assert "its title is 'aime24 (held out)', the run held out 'mine'" in said
+    problems, reported = of_benchmark(made, None, title=title, data=data)
+    assert problems == []
+    assert "that the problems of 'aime24 (held out)' are those of a run, and not the benchmark's" in reported
+    (said,), _ = of_benchmark(made, "aime24", title=title, data={**data, "source": "HuggingFaceH4/aime_2024"})
+    assert "its data is from 'HuggingFaceH4/aime_2024', the task's is from 'aime24'" in said
+
+
+def test_a_stranger_does_not_choose_how_his_samples_are_read(folder):
+    results, kept = (folder / RESULTS).read_bytes(), (folder / SAMPLES).read_bytes()
+    with pytest.raises(PerlError, match="is no sample"):
+        recount_published(results, kept, "someone/it")
+    public = published_samples(read_results(folder), folder / SAMPLES)
+    assert recount_published(results, public, "someone/it").basis == {TASK: "verdicts"}
+    with pytest.raises(PerlError, match=r"someone/it/samples.jsonl:1"):
+        recount_published(results, b'{"text": 1}\n' + public, "someone/it")
+
+
+def test_a_stranger_is_counted_by_no_recipe_that_lies_about(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "recipe.yaml").write_text("this is no recipe")
+    (tmp_path / "run.json").write_text("{}")
+    results = (folder / RESULTS).read_bytes()
+    assert recount_published(results, None, "someone/it").problems == ()
+
+
+def test_no_file_makes_counting_ask_a_network(made, monkeypatch):
+    """Not even where the data set is in the cache: the revision may be a commit that a forger proposed."""
+    asked = []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("perl.evaluation.task_data.look_up", lambda *given: asked.append(given))
+    monkeypatch.setattr("perl.evaluation.recount_folder._is_here", lambda _: True, raising=False)
+    monkeypatch.setattr("socket.socket.connect", lambda *given: asked.append(given))
+    known = all_tasks()["aime24"]
+    (task,) = read_results(made).tasks
+    data = {"source": known.repository, "revision": "b" * 40, "sha256": "a" * 64}
+    claimed = replace(read_results(made), tasks=(replace(task, name="aime24", title=known.title, data=data),))
+    assert find_golds(claimed) == {}
+    assert asked == []
+
+
+def test_one_time_limit_holds_for_all_policies_and_tasks(folder, monkeypatch):
+    publish(folder)
+    limits = []
+    monkeypatch.setattr("perl.evaluation.recount.time.monotonic", lambda: 1000.0 + 7 * len(limits))
+    score = score_samples
+
+    def limited(problems, pass_at=(), until=None):
+        limits.append(until)
+        return score(problems, pass_at, None)
+
+    monkeypatch.setattr("perl.evaluation.recount.score_samples", limited)
+    recount_folder(folder)
+    assert limits == [1120.0, 1120.0]
+
+
+@pytest.mark.parametrize("seconds", [120.0, 21.0, 5.5])
+def test_answers_that_hang_are_compared_no_longer_than_the_time_that_is_left(monkeypatch, seconds):
+    """By a clock on which each comparison takes as long as it may."""
+    now = [0.0]
+
+    def hanging(golds, _):
+        now[0] += TIMEOUT_SECONDS * -(-len(golds) // WORKERS)
+        return [Verdict("timeout", None) for _ in golds]
+
+    monkeypatch.setattr("perl.evaluation.score.check_all", hanging)
+    monkeypatch.setattr("perl.evaluation.score.time.monotonic", lambda: now[0])
+    with pytest.raises(TooManyAnswersError):
+        same_meaning([[str(i) for i in range(100)]], seconds)
+    assert 0 < now[0] <= seconds
 
 
 def test_a_strangers_answers_that_take_too_long_to_compare_leave_majority_as_reported(folder, monkeypatch):

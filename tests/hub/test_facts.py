@@ -7,8 +7,9 @@ import pytest
 from huggingface_hub import parse_eval_result_entries
 
 from perl.errors import RecipeError
+from perl.evaluation.task import Task, all_tasks
 from perl.hub.candidate import Candidate, find_candidate
-from perl.hub.eval_results import BENCHMARKS, eval_result_files
+from perl.hub.eval_results import BENCHMARKS, eval_result_files, model_index
 from perl.hub.facts import Licence, Serving, serving_of
 from perl.hub.package import card_facts
 from perl.hub.run_facts import base_licence
@@ -163,10 +164,12 @@ def test_offline_nobody_is_asked_for_the_licence():
     assert base_licence("owner/base", None) is None
 
 
-def benchmark(name, repository, problems):
-    data = {"source": repository, "revision": "abc", "sha256": "a" * 64}
+def benchmark(name, repository, problems, **changes):
+    known = all_tasks().get(name)
+    data = {"source": repository, "revision": known.revision if known else None, "sha256": "a" * 64}
     result = task_result(name, None, ["110", "111"], data=data)
-    return replace(result, adapter=replace(result.adapter, n=problems))
+    title = known.title if known else name
+    return replace(result, **{"title": title, "adapter": replace(result.adapter, n=problems), **changes})
 
 
 def test_only_whole_benchmarks_that_the_hub_knows_become_its_files():
@@ -178,20 +181,40 @@ def test_only_whole_benchmarks_that_the_hub_knows_become_its_files():
     protocol = "temperature 0.6, top_p 0.95, max_new_tokens 512, k 4, no system prompt"
     assert plain_value(files[".eval_results/gsm8k.yaml"]) == [
         {
-            "dataset": {"id": "openai/gsm8k", "task_id": "gsm8k", "revision": "abc"},
+            "dataset": {"id": "openai/gsm8k", "task_id": "gsm8k", "revision": all_tasks()["gsm8k"].revision},
             "value": 83.33,
             "notes": f"avg@3; {protocol}; perl eval, protocol gsm8k-0123456789",
         }
     ]
 
 
-def test_the_files_of_every_benchmark_are_read_by_the_hubs_own_reader():
+def test_the_files_of_every_benchmark_are_read_by_the_hubs_own_reader(monkeypatch):
     names = {"Idavidrein/gpqa": "gpqa_diamond", "openai/gsm8k": "gsm8k"}
     for repository, known in BENCHMARKS.items():
         name = names.get(repository, "any")
+        defined = all_tasks() | {"any": Task("any", "any", repository, "test", "any.jsonl", "", known.subset)}
+        monkeypatch.setattr("perl.hub.eval_results._definitions", lambda defined=defined: defined)
         files = eval_result_files(results(benchmark(name, repository, known.problems)))
         (entry,) = parse_eval_result_entries(plain_value(files[f".eval_results/{name}.yaml"]))
         assert (entry.dataset_id, entry.task_id, entry.value) == (repository, known.task_id, 83.33)
+
+
+@pytest.mark.parametrize(
+    ("name", "repository", "changes"),
+    [
+        ("aime24", "MathArena/aime_2026", {}),
+        ("any", "MathArena/aime_2026", {}),
+        ("gsm8k", "openai/gsm8k", {"title": "gsm8k (held out)"}),
+        ("gsm8k", "gsm8k_test.jsonl", {}),
+        ("gsm8k", "openai/gsm8k", {"data": {"source": "openai/gsm8k", "revision": "b" * 40, "sha256": "a" * 64}}),
+    ],
+)
+def test_what_a_results_file_calls_a_benchmark_is_none_unless_its_task_is(name, repository, changes):
+    count = BENCHMARKS["MathArena/aime_2026" if "MathArena" in repository else "openai/gsm8k"].problems
+    found = results(benchmark(name, repository, count, **changes))
+    assert eval_result_files(found) == {}
+    if name == "aime24":
+        assert {entry.dataset_type for entry in model_index(found)} == {"aime24.jsonl"}
 
 
 def test_another_subset_of_a_benchmark_is_not_it():

@@ -312,3 +312,12 @@ def test_the_best_adapter_and_checkpoints_pass():
     pack_checkpoint(run, 10, REPO)
     assert WEIGHTS in pack(find_candidate(run, "best"), REPO).files
     assert WEIGHTS in queued_checkpoint(run, REPO, 10).files
+
+
+def test_samples_that_are_too_large_to_be_sent_are_told(monkeypatch, caplog):
+    run = publishable()
+    monkeypatch.setattr("perl.evaluation.published_samples.LARGEST", 10)
+    package = pack(find_candidate(run), REPO)
+    assert "eval/samples.jsonl" not in package.files
+    (line,) = [record.getMessage() for record in caplog.records if "samples" in record.getMessage()]
+    assert "the samples of its scores are not sent" in line

@@ -79,6 +79,24 @@ def test_no_adapter_is_better_where_fishers_exact_test_denies_it():
             assert not apart(of_rights(one, 30), of_rights(other, 30))
 
 
+@pytest.mark.parametrize(
+    ("one", "of_one", "other", "of_other"),
+    [(1187, 1319, 132, 1319), (132, 1319, 1187, 1319), (1319, 1319, 0, 1319), (700, 1319, 660, 1319), (490, 500, 1, 9)],
+)
+def test_p_of_whole_benchmarks_is_that_of_integers(one, of_one, other, of_other):
+    tables = {
+        count: math.comb(of_one, count) * math.comb(of_other, one + other - count)
+        for count in range(max(0, one + other - of_other), min(one + other, of_one) + 1)
+    }
+    expected = Fraction(sum(ways for ways in tables.values() if ways <= tables[one]), sum(tables.values()))
+    assert fisher_p(one, of_one, other, of_other) == pytest.approx(float(expected), rel=1e-6, abs=1e-300)
+
+
+def test_adapters_far_apart_on_a_whole_benchmark_are_ranked():
+    best, worst = of_rights(1187, 1319), of_rights(132, 1319)
+    assert ranks(trained("best", best), trained("worst", worst)) == {"best": "1", "worst": "2"}
+
+
 @pytest.mark.parametrize(("counts", "k"), [((30, 30), 1), ((30, 30), 4), ((12, 60), 4), ((100, 100), 4)])
 def test_equal_adapters_are_told_apart_less_than_one_time_in_twenty(counts, k):
     """Counted over all outcomes. With k above 1 all completions of a problem agree, which spreads scores the most."""

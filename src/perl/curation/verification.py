@@ -22,7 +22,9 @@ from perl.evaluation.protocol import PRESETS, Protocol
 from perl.evaluation.recount_folder import recount_folder
 from perl.evaluation.request import Backend, EvalSettings, Evaluation, plan_evaluation
 from perl.evaluation.results import Results, TaskResult
+from perl.evaluation.score import Score
 from perl.evaluation.task import all_tasks
+from perl.intervals import interval
 from perl.policy_name import adapter_config_digest
 from perl.run import sha256_of
 from perl.saved_adapter import CONFIG, WEIGHTS
@@ -31,8 +33,9 @@ from perl.zoo.entry import Entry, TaskScore
 
 Verdict = Literal["identical", "agrees", "differs", "unclear"]
 
-# A normal deviate beyond which two scores are called different.
-_BEYOND = 1.96
+# How often chance may take a score further apart than is said to be chance. Adapter, base and gain are looked at, by
+# errors that are estimates themselves: together one time in twenty at most.
+_WRONG_OF_A_SCORE = 0.01
 # A preset that leaves nothing to the base's generation settings, for protocols that name none of ours.
 _NEUTRAL = "perl-paper"
 
@@ -47,8 +50,12 @@ class Remeasured:
         then: In the entry.
         now: Measured now.
         stderr: Of the difference; None: it cannot be known.
-        verdict: ``identical``: the very same number, of base and adapter; ``agrees``: within 1.96 standard errors;
-            ``differs``; ``unclear``: there is no standard error.
+        reach: How far apart chance takes them 99 times in 100; None: it cannot be known.
+        base_then: The base's score in the entry; None: it has none.
+        base_now: Measured now; None: it is not compared.
+        differs: Which of ``adapter``, ``base`` and ``gain`` are further apart than that.
+        verdict: ``identical``: the very same number, of base and adapter; ``agrees``: not further apart than chance
+            takes them; ``differs``; ``unclear``: there is no standard error.
     """
 
     task: str
@@ -56,13 +63,22 @@ class Remeasured:
     then: float
     now: float
     stderr: float | None
+    reach: float | None
+    base_then: float | None
+    base_now: float | None
+    differs: tuple[str, ...]
     verdict: Verdict
 
     def __str__(self) -> str:
         """One line."""
-        error = "" if self.stderr is None else f" ± {100 * self.stderr:.1f}"
-        change = f"{100 * (self.now - self.then):+.1f}{error}"
-        return f"{self.task}: {self.verdict}, {100 * self.then:.1f} then, {100 * self.now:.1f} now ({change})"
+        chance = "" if self.reach is None else f", chance takes them {100 * self.reach:.1f} apart"
+        change = f"{100 * (self.now - self.then):+.1f}{chance}"
+        line = f"{self.task}: {self.verdict}, {100 * self.then:.1f} then, {100 * self.now:.1f} now ({change})"
+        if self.base_then is None or self.base_now is None:
+            return line
+        base = f"the base {100 * self.base_then:.1f} then, {100 * self.base_now:.1f} now"
+        others = [of for of in self.differs if of != "adapter"]
+        return f"{line}; {base}" + (f"; not the same: {' and '.join(others)}" if others else "")
 
 
 @dataclass(frozen=True)
@@ -114,8 +130,8 @@ def verify(
     """Evaluates an entry's adapter again under the entry's own protocol.
 
     With the same seed, engine and type of weights the same completions are drawn, so that the score should be
-    identical. Otherwise the difference is compared with its standard error: of the completions alone where the
-    problems are the same, of both scores where they are not.
+    identical. Otherwise the difference, of adapter, base and gain, is compared with what chance alone makes of it: the
+    chance of the completions where the problems are the same, of both scores where they are not.
 
     Args:
         zoo: Where the entry is.
@@ -294,29 +310,64 @@ def _check_protocol(entry: Entry, scores: Sequence[TaskScore], plan: Evaluation)
 def _remeasured(score: TaskScore, found: TaskResult) -> Remeasured:
     measured = found.score
     same_problems = score.protocol_hash == found.protocol_hash or (score.n == measured.n and score.k is not None)
-    stderr = _stderr(score, found, same_problems=same_problems)
-    equal = measured.accuracy == score.adapter and (measured.n, measured.k) == (score.n, score.k)
-    if equal and (found.base is None or score.base is None or found.base.accuracy == score.base):
+    rows = [row for row in (problem.adapter for problem in found.problems) if row is not None]
+    stderr, reach = _chance(score, score.adapter, score.stderr, measured, rows if same_problems else [])
+    apart = {"adapter": (measured.accuracy - score.adapter, reach)}
+    base = found.base if score.base is not None else None
+    if base is not None and score.base is not None:
+        rows = [row for row in (problem.base for problem in found.problems) if row is not None]
+        _, base_reach = _chance(score, score.base, score.base_stderr, base, rows if same_problems else [])
+        apart["base"] = base.accuracy - score.base, base_reach
+        of_both = None if reach is None or base_reach is None else math.hypot(reach, base_reach)
+        apart["gain"] = apart["adapter"][0] - apart["base"][0], of_both
+    differs = tuple(of for of, (distance, far) in apart.items() if far is not None and abs(distance) > far)
+    equal = all(distance == 0 for distance, _ in apart.values())
+    if equal and (measured.n, measured.k) == (score.n, score.k):
         verdict: Verdict = "identical"
-    elif stderr is None:
-        verdict = "unclear"
+    elif differs:
+        verdict = "differs"
     else:
-        verdict = "agrees" if abs(measured.accuracy - score.adapter) <= _BEYOND * stderr else "differs"
-    return Remeasured(score.task, score.metric, score.adapter, measured.accuracy, stderr, verdict)
+        verdict = "unclear" if reach is None else "agrees"
+    now = None if base is None else base.accuracy
+    return Remeasured(
+        score.task, score.metric, score.adapter, measured.accuracy, stderr, reach, score.base, now, differs, verdict
+    )
 
 
-def _stderr(score: TaskScore, found: TaskResult, *, same_problems: bool) -> float | None:
-    """Standard error of now less then.
+def _chance(
+    score: TaskScore, then: float, stderr: float | None, measured: Score, rows: Sequence[Sequence[bool]]
+) -> tuple[float | None, float | None]:
+    """Standard error of now less then, and how far apart chance takes them 99 times in 100; None: nobody knows.
 
     Where the same problems were asked, only the completions were drawn anew: the variance of a problem's share of right
-    answers is p(1-p)/k, estimated without bias from k >= 2 completions by p(1-p)/(k-1).
+    answers is p(1-p)/k, estimated without bias from k >= 2 completions by p(1-p)/(k-1). Problems that all came out
+    alike have none, which is no certainty: each score has the interval of :mod:`perl.intervals`, and two intervals are
+    put together as in :func:`perl.zoo.ranking.differ`.
+
+    Args:
+        score: Of the entry: how much was asked then.
+        then: The score, or the base's.
+        stderr: Its standard error.
+        measured: The same now.
+        rows: Rights and wrongs of each problem now; empty where other problems were asked then.
     """
-    measured = found.score
-    rows = [row for row in (problem.adapter for problem in found.problems) if row is not None]
-    if same_problems and score.k and measured.k > 1 and rows:
+    if score.k and measured.k > 1 and rows:
         shares = [statistics.fmean(row) for row in rows]
         one = sum(p * (1 - p) for p in shares) * measured.k / (measured.k - 1) / len(shares) ** 2
-        return math.sqrt(one / measured.k + one / score.k)
-    if measured.stderr is None:
-        return None
-    return math.hypot(measured.stderr, measured.stderr if score.stderr is None else score.stderr)
+        errors = math.sqrt(one / measured.k), math.sqrt(one / score.k)
+        counts = len(rows) * measured.k, len(rows) * score.k
+    elif measured.stderr is None:
+        return None, None
+    else:
+        errors = measured.stderr, measured.stderr if stderr is None else stderr
+        counts = measured.n, score.n or measured.n
+    if min(counts) < 2:
+        return math.hypot(*errors), None
+    means = measured.accuracy, then
+    ends = [
+        interval(mean, min(error, math.sqrt(mean * (1 - mean) / (count - 1))), count, 1 - _WRONG_OF_A_SCORE)
+        for mean, error, count in zip(means, errors, counts, strict=True)
+    ]
+    toward = (0, 1) if then < measured.accuracy else (1, 0)
+    reach = math.hypot(measured.accuracy - ends[0][toward[0]], then - ends[1][toward[1]])
+    return math.hypot(*errors), reach

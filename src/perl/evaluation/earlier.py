@@ -7,6 +7,7 @@ Knows nothing of samples: their file holds every policy's.
 
 import logging
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from perl.errors import PerlError
@@ -46,13 +47,21 @@ def set_aside(new: Results, folder: Path) -> None:
     elif old.verifier != new.verifier:
         reason, suffix = f"by the verifier {old.verifier}; verdicts were given again by {new.verifier}", _protocol(old)
     else:
-        reason, suffix = "drawn under another protocol or by another engine", _protocol(old)
+        reason, suffix = f"of the same policy, but {_otherwise(old, new)}", _protocol(old)
     place = _place(folder / EARLIER, old, suffix)
     logger.info("%s: the results there are %s; they are kept in %s", folder, reason, place)
     if (place / RESULTS).is_file():
         old = old.with_earlier(place)
     _move(folder, place)
     old.write(place)
+
+
+def _otherwise(old: Results, new: Results) -> str:
+    """In which facts two evaluations of a policy are not the same, with what the old and the new one say."""
+    facts = [{**r.subject, **asdict(r.protocol), **r.engine} for r in (old, new)]
+    names = [name for name in {**facts[0], **facts[1]} if name != "logp_diff"]
+    other = [name for name in names if facts[0].get(name) != facts[1].get(name)]
+    return "; ".join(f"{name} was {facts[0].get(name)}, is {facts[1].get(name)}" for name in other)
 
 
 def _asked_otherwise(old: Results, new: Results, name: str) -> bool:

@@ -8,23 +8,21 @@ reported. Knows nothing of models, cards or the Hub.
 """
 
 import json
-import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from perl.errors import Problem
+from perl.evaluation.differing import AGAIN, marks, path_of, problem_of, problem_of_samples, shown, unequal
+from perl.evaluation.judged_again import judge_again
 from perl.evaluation.metrics import paired_difference
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
+from perl.evaluation.results import RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import NOT_FROM_RIGHTS, OF_MAJORITY, Score, TooManyAnswersError, rights, score_samples
-from perl.evaluation.task import all_tasks
-from perl.rewards.answers import extract_answer, gold_answer
-from perl.rewards.verifier import check_all
-from perl.rewards.verifier.verdicts import told_at_once
-from perl.types import Verdict
+from perl.evaluation.stated import stated_problems
 
 Groups = Sequence[Sequence[Sample]]
 Golds = Mapping[str, Mapping[str, str]]
@@ -34,14 +32,8 @@ Basis = Literal["texts", "verdicts", "rights"]
 answers of completions, or each problem's rights and wrongs alone."""
 
 WHO: tuple[Who, ...] = ("base", "adapter")
-_TOLERANCE = 1e-9
 # Answers may be made to take long. Honest ones of 16,000 completions take half a minute on two busy cores.
 _STRANGERS_SECONDS = 120.0
-_SHA_DIGITS = 64
-# Wall time for one comparison: more than an evaluation allows, so that a busy machine overturns no verdict.
-_PATIENCE_SECONDS = 30.0
-_UNDECIDED = frozenset({"timeout", "error"})
-_AGAIN = "perl eval writes it anew"
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ def with_figures(
     task: TaskResult,
     groups: Mapping[Who, Groups],
     pass_at: Sequence[int] = (),
-    most_seconds: float | None = None,
+    until: float | None = None,
 ) -> TaskResult:
     """A task's result with every figure counted from samples.
 
@@ -97,7 +89,7 @@ def with_figures(
         task: Says what was asked; its figures, and which completions are right, do not count.
         groups: Who -> the samples of each problem, problems in the same order.
         pass_at: Further numbers for pass@k, beside the powers of two up to k.
-        most_seconds: Wall time after which the answers of a policy are compared no more; None: any.
+        until: When answers are compared no more, of :func:`time.monotonic`; None: never.
 
     Raises:
         TooManyAnswersError: Time is over.
@@ -105,7 +97,7 @@ def with_figures(
     """
     names = [samples[0].problem for samples in next(iter(groups.values()))]
     rows = {who: rights(group) for who, group in groups.items()}
-    scores = {who: score_samples(group, pass_at, most_seconds) for who, group in groups.items()}
+    scores = {who: score_samples(group, pass_at, until) for who, group in groups.items()}
     paired = "base" in rows and "adapter" in rows and len(names) > 1
     problems = tuple(
         ProblemResult(name, *(tuple(rows[who][i]) if who in rows else None for who in WHO))
@@ -120,13 +112,16 @@ def with_figures(
     )
 
 
-def recount(results: Results, samples: KeptSamples | None = None, golds: Golds | None = None) -> Recount:
+def recount(
+    results: Results, samples: KeptSamples | None = None, golds: Golds | None = None, held_out: str | None = None
+) -> Recount:
     """Counts every figure again that can be counted, and compares.
 
     Args:
         results: Read from a file, which may hold anything.
         samples: Of the policies that it names; None: there are none, and each problem's rights and wrongs must do.
         golds: By which completions are judged again, where samples have their texts.
+        held_out: What the run's held-out problems are called; None: nobody knows.
     """
     found: list[TaskResult] = []
     basis: dict[str, Basis] = {}
@@ -135,9 +130,9 @@ def recount(results: Results, samples: KeptSamples | None = None, golds: Golds |
     kept = _Kept(samples) if samples is not None else None
     for task in results.tasks:
         try:
-            one = _recount_task(task, results.protocol, kept, (golds or {}).get(task.name))
+            one = _recount_task(task, results.protocol, kept, (golds or {}).get(task.name), held_out)
         except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
-            problems.append(_problem(task, f"its figures cannot be counted: {str(error)[:100]}"))
+            problems.append(problem_of(task, f"its figures cannot be counted: {str(error)[:100]}"))
             continue
         found.append(one.task)
         basis[task.name] = one.basis
@@ -158,8 +153,8 @@ def layout_problems(written: Mapping[str, Any], counted: Results) -> list[Proble
     own = json.loads(json.dumps(counted.as_dict()))
     expected, found = ({key: value for key, value in part.items() if key != "perl"} for part in (own, written))
     return [
-        Problem(f"{_path(place)} is {_shown(there)} in the file, counted is {_shown(right)}", RESULTS, _AGAIN)
-        for place, right, there in _unequal(expected, found)
+        Problem(f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}", RESULTS, AGAIN)
+        for place, right, there in unequal(expected, found)
     ]
 
 
@@ -176,6 +171,8 @@ class _Kept:
 
     def __init__(self, samples: KeptSamples) -> None:
         self.texts, self.exact = samples.texts, samples.exact
+        # One for all policies and tasks of a stranger's file, which may name any number of both.
+        self.until = time.monotonic() + _STRANGERS_SECONDS if samples.exact else None
         self._by_task: dict[tuple[str, str], dict[tuple[str, int], list[Sample]]] = defaultdict(dict)
         self._asked: set[tuple[str, str]] = set()
         for policy, sample in samples.lines:
@@ -194,9 +191,9 @@ class _Kept:
 
 
 def _recount_task(
-    task: TaskResult, protocol: Protocol, kept: _Kept | None, golds: Mapping[str, str] | None
+    task: TaskResult, protocol: Protocol, kept: _Kept | None, golds: Mapping[str, str] | None, held_out: str | None
 ) -> _Counted:
-    problems, reported = _facts_problems(task, protocol)
+    problems, reported = stated_problems(task, protocol, held_out)
     if task.lighteval:
         reported.append("lighteval's own scores")
     problems += _gold_problems(task, golds)
@@ -208,10 +205,12 @@ def _recount_task(
     if groups and kept is not None:
         basis = "verdicts"
         if kept.texts and golds is not None and not _gold_problems(task, golds):
-            groups, wrong = _judged_again(task, groups, golds)
-            basis = "texts"
-            problems += wrong
-        counted, left_out = _from_samples(task, groups, stranger=kept.exact)
+            judged = judge_again(task, groups, golds)
+            groups, basis = dict(judged.groups), "texts"
+            problems += judged.problems
+            if judged.undecided:
+                reported.append(f"{judged.undecided} completions on {task.name} that the verifier could not decide")
+        counted, left_out = _from_samples(task, groups, kept.until)
         reported += left_out
     else:
         counted = _from_rights(task, protocol)
@@ -221,30 +220,6 @@ def _recount_task(
     return _Counted(counted, basis, reported, [*problems, *_differences(task, counted)])
 
 
-def _facts_problems(task: TaskResult, protocol: Protocol) -> tuple[list[Problem], list[str]]:
-    """What is wrong with a task's title, protocol hash and the numbers of its problems, and what cannot be told."""
-    problems: list[Problem] = []
-    sha256 = task.data["sha256"]
-    if not isinstance(sha256, str) or len(sha256) != _SHA_DIGITS:
-        problems.append(_problem(task, "its data has no SHA-256"))
-    known = all_tasks().get(task.name)
-    titles = {task.name + HELD_OUT, *([known.title] if known else [])}
-    held_out = task.title == task.name + HELD_OUT
-    if len(set(task.samples.values())) < len(task.samples):
-        problems.append(_problem(task, "base and adapter name the same samples"))
-    if known is None and not held_out:
-        return problems, [f"the title and the protocol of {task.name}, which is no task of perl eval"]
-    if task.title not in titles:
-        problems.append(_problem(task, f"its title is {_shown(task.title)}, the task's is {_shown(min(titles))}"))
-    version, prompt = (known.version, known.prompt) if known and not held_out else (1, "{problem}")
-    facts = {"task": task.name, "task_version": version, "prompt": prompt, "data": sha256}
-    expected = protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})
-    if task.protocol_hash != expected:
-        message = f"its protocol_hash is {_shown(task.protocol_hash)}, protocol, task and data give {expected!r}"
-        problems.append(_problem(task, message, "perl eval scores it with the task as it is now"))
-    return problems, []
-
-
 def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Problem]:
     """Whether the problems are those of the data that the results name, all and in order; no golds: there are none."""
     if golds is None:
@@ -252,7 +227,7 @@ def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Pr
     if golds and [problem.id for problem in task.problems] == list(golds):
         return []
     message = f"its data is not the task's, whose first {len(task.problems)} problems have another SHA-256"
-    return [_problem(task, message)]
+    return [problem_of(task, message)]
 
 
 def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who, Groups], list[Problem]]:
@@ -266,7 +241,7 @@ def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who
         wanted = [[(problem.id, index) for index in range(protocol.k)] for problem in task.problems]
         missing = [place for row in wanted for place in row if place not in found]
         if missing:
-            problems.append(_of_samples(task, who, missing, f"{len(missing)} samples are missing"))
+            problems.append(problem_of_samples(task, who, missing, f"{len(missing)} samples are missing"))
             continue
         groups[who] = [[found[place][0] for place in row] for row in wanted]
         problems += _sample_problems(task, who, protocol, found)
@@ -274,7 +249,7 @@ def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who
         further = [place for place in found if place not in needed] if kept.exact else []
         if further:
             message = f"{len(further)} samples are none that the results stand on"
-            problems.append(_of_samples(task, who, further, message))
+            problems.append(problem_of_samples(task, who, further, message))
     complete = all(who in groups for who in WHO if getattr(task, who) is not None)
     return (groups if complete else {}), problems
 
@@ -289,58 +264,22 @@ def _sample_problems(
         "were not drawn with their own seed": lambda same: (
             same[0].seed != protocol.seed_of(task.name, same[0].problem, same[0].index)
         ),
-        f"have another length than 0 to {longest} tokens": lambda same: not 0 <= same[0].tokens <= longest,
-        f"were cut off before {longest} tokens": lambda same: same[0].truncated and 0 < same[0].tokens < longest,
+        f"have another length than 0 to {longest} tokens, or were cut off elsewhere": lambda same: (
+            not same[0].may_be_of(longest)
+        ),
     }
     for kind, holds in kinds.items():
         places = [place for place, same in found.items() if holds(same)]
         if places:
-            yield _of_samples(task, who, places, f"{len(places)} samples {kind}")
-
-
-def _judged_again(
-    task: TaskResult, groups: Mapping[Who, Groups], golds: Mapping[str, str]
-) -> tuple[dict[Who, Groups], list[Problem]]:
-    """The samples with the verdicts that their texts get now."""
-    again: dict[Who, Groups] = {}
-    problems: list[Problem] = []
-    for who, rows in groups.items():
-        every = [sample for row in rows for sample in row]
-        verdicts = _verdicts(every, golds)
-        found = [
-            sample if verdict is None else replace(sample, status=verdict.status, extracted=verdict.extracted)
-            for sample, verdict in zip(every, verdicts, strict=True)
-        ]
-        other = [(then, now) for then, now in zip(every, found, strict=True) if then != now]
-        if other:
-            then, now = other[0]
-            first = f"{then.status} ({_shown(then.extracted)}) in the file, {now.status} ({_shown(now.extracted)}) now"
-            message = f"{len(other)} verdicts are not those of the texts: {first}"
-            problems.append(_of_samples(task, who, [(then.problem, then.index)], message))
-        one_by_one = iter(found)
-        again[who] = [[next(one_by_one) for _ in row] for row in rows]
-    return again, problems
-
-
-def _verdicts(samples: Sequence[Sample], golds: Mapping[str, str]) -> list[Verdict | None]:
-    """What the verifier says of texts; None where only algebra tells, which took too long then or now."""
-    answers = [extract_answer(sample.text) for sample in samples]
-    at_once = [told_at_once(gold_answer(golds[s.problem]), a) for s, a in zip(samples, answers, strict=True)]
-    asked = [s for s, told in zip(samples, at_once, strict=True) if told is None and s.status not in _UNDECIDED]
-    judged = check_all([golds[s.problem] for s in asked], [s.text for s in asked], timeout_seconds=_PATIENCE_SECONDS)
-    by_place = {s.place: one for s, one in zip(asked, judged, strict=True) if one.status not in _UNDECIDED}
-    return [
-        by_place.get(sample.place) if told is None else Verdict(told, answer)
-        for sample, answer, told in zip(samples, answers, at_once, strict=True)
-    ]
+            yield problem_of_samples(task, who, places, f"{len(places)} samples {kind}")
 
 
 def _from_samples(
-    task: TaskResult, groups: Mapping[Who, Groups], *, stranger: bool
+    task: TaskResult, groups: Mapping[Who, Groups], until: float | None
 ) -> tuple[TaskResult, Sequence[str]]:
     """Every figure, but maj@k of a stranger's answers that take too long to compare; and what was left out."""
     try:
-        return with_figures(task, groups, _pass_at(task), _STRANGERS_SECONDS if stranger else None), ()
+        return with_figures(task, groups, _pass_at(task), until), ()
     except TooManyAnswersError:
         alone = {who: [[replace(s, extracted=None) for s in row] for row in rows] for who, rows in groups.items()}
     counted = with_figures(task, alone, _pass_at(task))
@@ -385,61 +324,14 @@ def _differences(said: TaskResult, counted: TaskResult) -> list[Problem]:
         other = [(name, there, right) for name, there, right in rows if there != right]
         if other:
             name, there, right = other[0]
-            first = f"of problem {name!r} it says {_marks(there)}, counted are {_marks(right)}"
-            found.append(_problem(said, f"the {who}'s rights differ on {len(other)} problems: {first}"))
+            first = f"of problem {name!r} it says {marks(there)}, counted are {marks(right)}"
+            found.append(problem_of(said, f"the {who}'s rights differ on {len(other)} problems: {first}"))
     figures = [{k: v for k, v in asdict(task).items() if k != "problems"} for task in (said, counted)]
     return found + [
-        _problem(said, f"{_path(place)} is {_shown(there)} in the file, counted is {_shown(right)}")
-        for place, right, there in _unequal(figures[1], figures[0])
+        problem_of(said, f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}")
+        for place, right, there in unequal(figures[1], figures[0])
     ]
 
 
 def _side_by_side(said: TaskResult, counted: TaskResult) -> list[tuple[ProblemResult, ProblemResult]]:
     return list(zip(said.problems, counted.problems, strict=True))
-
-
-_ABSENT = object()
-_Unequal = tuple[tuple[str, ...], Any, Any]
-
-
-def _unequal(
-    expected: object, found: object, place: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Leaves that are not equal: where, what is expected, what is there."""
-    if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        for key in [*expected, *(key for key in found if key not in expected)]:
-            yield from _unequal(expected.get(key, _ABSENT), found.get(key, _ABSENT), (*place, str(key)))
-    elif not _same(expected, found):
-        yield place, expected, found
-
-
-def _same(one: object, other: object) -> bool:
-    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)]
-    if not all(numbers):
-        return type(one) is type(other) and one == other
-    if math.isnan(float(one)) or math.isnan(float(other)):  # type: ignore[arg-type]
-        return math.isnan(float(one)) and math.isnan(float(other))  # type: ignore[arg-type]
-    return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)  # type: ignore[arg-type]
-
-
-def _problem(task: TaskResult, message: str, hint: str = _AGAIN) -> Problem:
-    return Problem(message, f"{RESULTS}: {task.name}", hint)
-
-
-def _of_samples(task: TaskResult, who: Who, places: Sequence[tuple[str, int]], message: str) -> Problem:
-    problem, index = places[0]
-    return Problem(f"{message}; the first is number {index} of problem {problem!r}", f"{SAMPLES}: {task.name}, {who}")
-
-
-def _path(place: Sequence[str]) -> str:
-    return ".".join(place)[:100]
-
-
-def _shown(value: object) -> str:
-    if value is _ABSENT:
-        return "absent"
-    return f"{value:.10g}" if isinstance(value, float) else repr(value)[:80]
-
-
-def _marks(row: Sequence[bool] | None) -> str:
-    return "none" if row is None else "".join("1" if right else "0" for right in row)[:64]

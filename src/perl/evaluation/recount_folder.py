@@ -2,12 +2,12 @@
 
 folder -> Results, samples, gold answers -> Recount
 
-Problems count only if their hash is the one that the results name. No network is asked. Knows nothing of models, cards
+Problems count only if their hash is the one that the results name. Nothing that a results file names is asked for on a
+network: of benchmarks only what is in the cache at the task's own revision is read. Knows nothing of models, cards
 or repositories.
 """
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +15,11 @@ from pathlib import Path
 from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 
-from perl.data import load_problem_set, prompt_text
-from perl.errors import PerlError, raise_all
+from perl.data import heldout_name, load_problem_set, prompt_text
+from perl.errors import PerlError
 from perl.evaluation.published_samples import LARGEST, read_published
 from perl.evaluation.recount import Golds, KeptSamples, Recount, layout_problems, recount
-from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, read_results, results_file
+from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, parse_results, read_results, results_file
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.task import Question, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data
@@ -44,14 +44,13 @@ def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     file = results_file(path)
     results = read_results(file)
     folder = file.parent
-    found = recount(results, kept_samples(folder), find_golds(results, recipe or _recipe_above(folder)))
-    whole = len(found.results.tasks) == len(results.tasks)
-    layout = layout_problems(parse_mapping(file.read_bytes()), found.results if whole else results)
-    return replace(found, problems=(*found.problems, *layout))
+    recipe = recipe or _recipe_above(folder)
+    samples = kept_samples(folder, published=_is_published(folder / SAMPLES))
+    return _counted(results, file.read_bytes(), samples, recipe)
 
 
 def recount_published(results: bytes, samples: bytes | None, where: str) -> Recount:
-    """Counts published results again.
+    """Counts published results again, by nothing but these.
 
     Args:
         results: ``eval/results.json``, which may hold anything.
@@ -61,35 +60,53 @@ def recount_published(results: bytes, samples: bytes | None, where: str) -> Reco
     Raises:
         PerlError: A file cannot be read.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / RESULTS).write_bytes(results)
-        if samples is not None:
-            (folder / SAMPLES).write_bytes(samples)
-        try:
-            return recount_folder(folder)
-        except PerlError as error:
-            problems = [replace(one, where=one.where.replace(name, where)) for one in error.problems]
-            raise_all(PerlError, problems)
-            raise
+    found = parse_results(results, f"{where}/{RESULTS}")
+    kept = None if samples is None else _published(samples, f"{where}/{SAMPLES}")
+    return _counted(found, results, kept, None)
 
 
-def kept_samples(folder: Path) -> KeptSamples | None:
-    """The samples beside results, as an evaluation keeps them or as they were published; None: there are none.
+def has_samples(folder: Path) -> bool:
+    """Whether there are samples beside results."""
+    return (folder / SAMPLES).is_file() and (folder / SAMPLES).stat().st_size > 0
+
+
+def kept_samples(folder: Path, *, published: bool) -> KeptSamples | None:
+    """The samples beside results; None: there are none.
+
+    Args:
+        folder: Of the results.
+        published: They are read as somebody published them, and not as an evaluation keeps them.
 
     Raises:
         PerlError: They were published and cannot be read.
     """
     file = folder / SAMPLES
-    if not file.is_file() or file.stat().st_size == 0:
+    if not has_samples(folder):
         return None
+    return _published(file.read_bytes(), str(file)) if published else KeptSamples(list(SampleFile(file).lines()))
+
+
+def _counted(results: Results, content: bytes, samples: KeptSamples | None, recipe: Recipe | None) -> Recount:
+    """Results and the layout of their file."""
+    held_out = None if recipe is None else heldout_name(recipe.data)
+    found = recount(results, samples, find_golds(results, recipe), held_out)
+    whole = len(found.results.tasks) == len(results.tasks)
+    layout = layout_problems(parse_mapping(content), found.results if whole else results)
+    return replace(found, problems=(*found.problems, *layout))
+
+
+def _is_published(file: Path) -> bool:
+    """Whether samples lack their texts, as published ones do."""
+    if not file.is_file():
+        return False
     with file.open("rb") as opened:
-        published = b'"text"' not in opened.readline()
-    if not published:
-        return KeptSamples(list(SampleFile(file).lines()))
-    if file.stat().st_size > LARGEST:
-        raise PerlError(f"has {file.stat().st_size:,} bytes, read are {LARGEST:,} at most", str(file))
-    return read_published(file.read_bytes(), str(file))
+        return b'"text"' not in opened.readline()
+
+
+def _published(content: bytes, where: str) -> KeptSamples:
+    if len(content) > LARGEST:
+        raise PerlError(f"has {len(content):,} bytes, read are {LARGEST:,} at most", where)
+    return read_published(content, where)
 
 
 def find_golds(results: Results, recipe: Recipe | None = None) -> Golds:
@@ -121,10 +138,8 @@ def _candidates(task: TaskResult, recipe: Recipe | None) -> Iterator[tuple[Quest
     if known is not None and count:
         folder = Path(recipe.eval.data).expanduser() if recipe is not None and recipe.eval.data else None
         for place in (folder, None):
-            if place is not None or _is_here(known.repository):
-                with contextlib.suppress(PerlError):
-                    pinned = replace(known, revision=task.data.get("revision") or known.revision)
-                    yield load_task_data(pinned, place, count).questions
+            with contextlib.suppress(PerlError):
+                yield load_task_data(known, place, count, cached=True).questions
     source = None if recipe is None else recipe.data.eval or recipe.data.train
     if recipe is not None and source is not None and _is_here(source.name):
         for chat in (True, False):

@@ -211,10 +211,27 @@ def read_results(path: str | Path) -> Results:
     try:
         if file.stat().st_size > _LARGEST_FILE:
             raise ValueError(f"it has {file.stat().st_size:,} bytes, at most {_LARGEST_FILE:,} are read")
-        return _results(parse_mapping(file.read_bytes())["perl"])
-    except (OSError, ValueError, KeyError) as error:
+        content = file.read_bytes()
+    except (OSError, ValueError) as error:
+        raise PerlError(f"holds no results of perl eval: {error}", str(file)) from None
+    return parse_results(content, str(file))
+
+
+def parse_results(content: bytes, where: str) -> Results:
+    """Results from what a file holds.
+
+    Args:
+        content: Of ``results.json``, which may hold anything.
+        where: Names it in an error.
+
+    Raises:
+        PerlError: It is not one of ours.
+    """
+    try:
+        return _results(parse_mapping(content)["perl"])
+    except (ValueError, KeyError) as error:
         reason = f"{error} is absent" if isinstance(error, KeyError) else str(error)
-        raise PerlError(f"holds no results of perl eval: {reason}", str(file)) from None
+        raise PerlError(f"holds no results of perl eval: {reason}", where) from None
 
 
 def _labels(task: TaskResult) -> dict[str, float | None]:

@@ -57,6 +57,15 @@ class Sample:
         """Which sample of an evaluation it is."""
         return self.task, self.problem, self.index
 
+    def may_be_of(self, longest: int) -> bool:
+        """Whether it has a length that a completion of so many tokens at most can have.
+
+        Without an end token a completion is cut off at the limit and nowhere else; nothing at all has no end token.
+        """
+        if self.truncated:
+            return self.tokens == longest or (self.tokens == 0 and not self.text)
+        return 0 < self.tokens <= longest
+
 
 # Exactly, so that True is no number.
 _TYPES: Mapping[str, tuple[type, ...]] = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
 from perl.intervals import interval
-from perl.rewards.verifier import check_all
+from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
 from perl.types import Verdict
 
 logger = logging.getLogger("perl")
@@ -28,6 +28,8 @@ UNJUDGED = ("timeout", "error", "unparsable_gold")
 OF_MAJORITY = ("majority", "majority_stderr", "majority_low", "majority_high")
 NOT_FROM_RIGHTS = (*OF_MAJORITY, "mean_tokens", "tokens", "truncated", "no_answer", "unjudged")
 """Fields of a score that take more than which completions are right."""
+# Of a worker in place of one that was killed.
+_START_SECONDS = 3.0
 HASHED = "sha256:"
 """Begins what stands for an answer that is too long to be published; only the same letters are the same answer."""
 
@@ -86,14 +88,14 @@ class TooManyAnswersError(ValueError):
 
 
 def score_samples(
-    problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] = (), most_seconds: float | None = None
+    problems: Sequence[Sequence[Sample]], pass_at: Sequence[int] = (), until: float | None = None
 ) -> Score:
     """The score of a policy on a task.
 
     Args:
         problems: The samples of each problem, the same number of each.
         pass_at: Further numbers for pass@k, beside the powers of two up to k.
-        most_seconds: Wall time after which answers are compared no more; None: any.
+        until: When answers are compared no more, of :func:`time.monotonic`; None: never.
 
     Raises:
         TooManyAnswersError: Time is over.
@@ -107,7 +109,7 @@ def score_samples(
     passes = {j: _estimate(metrics.pass_at_k_by_problem(right, j)) for j in sorted({*pass_numbers(k), *pass_at})}
     answers = [[sample.extracted for sample in samples] for samples in problems]
     wrong = [[" ".join(s.extracted.split()) for s in samples if s.extracted and not s.right] for samples in problems]
-    majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong, most_seconds)))
+    majority = _estimate(metrics.majority_by_problem(answers, right, same_meaning(wrong, until)))
     return Score(
         n=len(right),
         k=k,
@@ -182,12 +184,12 @@ def _g_pass(right: Sequence[Sequence[bool]]) -> dict[str, float]:
     return {**found, "mean": metrics.mean_g_pass_at_k(right, G_PASS_K)}
 
 
-def same_meaning(problems: Iterable[Sequence[str]], most_seconds: float | None = None) -> Callable[[str, str], bool]:
+def same_meaning(problems: Iterable[Sequence[str]], until: float | None = None) -> Callable[[str, str], bool]:
     r"""Whether two different answers to a problem mean the same, by the verifier's word.
 
     Args:
         problems: The answers to each problem, in the order in which they will be compared: a later one with an earlier.
-        most_seconds: Wall time after which no more are compared; None: any.
+        until: When no more are compared, of :func:`time.monotonic`; None: never.
 
     Returns:
         What knows it of these pairs; they are compared here, many at a time.
@@ -195,16 +197,22 @@ def same_meaning(problems: Iterable[Sequence[str]], most_seconds: float | None =
     Raises:
         TooManyAnswersError: Time is over.
     """
-    started = time.monotonic()
     same: set[tuple[str, str]] = set()
-    # Few at a time where time is limited: each may take as long as a comparison may.
-    pairs, count = _pairs(problems), 50_000 if most_seconds is None else 64
-    while some := list(itertools.islice(pairs, count)):
-        if most_seconds is not None and time.monotonic() - started > most_seconds:
-            raise TooManyAnswersError(f"answers were compared for {most_seconds:g} seconds, and there are more")
+    pairs = _pairs(problems)
+    while some := list(itertools.islice(pairs, _count_until(until))):
+        if until is not None and until - time.monotonic() < TIMEOUT_SECONDS:
+            raise TooManyAnswersError("there are more answers than can be compared in time")
         verdicts = check_all([later for later, _ in some], [f"\\boxed{{{earlier}}}" for _, earlier in some])
         same |= {pair for pair, verdict in zip(some, verdicts, strict=True) if verdict.right}
     return lambda later, earlier: (later, earlier) in same
+
+
+def _count_until(until: float | None) -> int:
+    """How many comparisons are over in time, should each take as long as it may and its worker start anew."""
+    if until is None:
+        return 50_000
+    in_turn = (until - time.monotonic()) / (TIMEOUT_SECONDS + _START_SECONDS)
+    return WORKERS * max(1, int(in_turn))
 
 
 def _pairs(problems: Iterable[Sequence[str]]) -> Iterator[tuple[str, str]]:

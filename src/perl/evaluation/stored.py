@@ -43,7 +43,8 @@ def stored_samples(
     """
     golds = {asked.problem: asked.gold for asked in wanted.asked}
     dropped = [place for place, sample in found.items() if not _may_be_drawn(sample, golds, wanted, protocol)]
-    kept = [sample for place, sample in found.items() if place not in set(dropped) and sample.index < protocol.k]
+    gone = set(dropped)
+    kept = [sample for place, sample in found.items() if place not in gone and sample.index < protocol.k]
     judging = judging or Judging()
     verdicts = check_all(
         [golds[sample.problem] for sample in kept],
@@ -65,8 +66,4 @@ def _may_be_drawn(sample: Sample, golds: Mapping[str, str], wanted: TaskRequest,
         return False
     if sample.seed != protocol.seed_of(*sample.place):
         return False
-    longest = wanted.max_new_tokens
-    if not 0 <= sample.tokens <= longest or (sample.text and not sample.tokens):
-        return False
-    # Without an end token a completion is cut off at the limit and nowhere else; nothing at all has no end token.
-    return sample.tokens == longest if sample.truncated else sample.tokens > 0
+    return sample.may_be_of(wanted.max_new_tokens)

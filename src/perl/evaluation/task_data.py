@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HUB_OFFLINE
 
 from perl.errors import DataError, Problem, raise_all
@@ -25,13 +26,14 @@ LETTERS = "ABCD"
 _LONGEST_CAUSE = 300
 
 
-def load_task_data(task: Task, data: Path | None = None, limit: int | None = None) -> TaskData:
+def load_task_data(task: Task, data: Path | None = None, limit: int | None = None, *, cached: bool = False) -> TaskData:
     """Reads the questions of a task.
 
     Args:
         task: Sandbox tasks need neither folder nor network.
         data: Folder that holds ``task.file``, with the Hub's columns or ``problem`` and ``answer``; None: the Hub.
         limit: Only the first so many questions; None: all.
+        cached: Instead of the Hub only what was downloaded from it at the task's revision; nothing is asked for.
 
     Raises:
         DataError: The data is absent, gated, unreachable, broken or empty, or a question or an answer is missing.
@@ -46,7 +48,7 @@ def load_task_data(task: Task, data: Path | None = None, limit: int | None = Non
         source, rows = task.file, _read_folder(task, data, where)
     else:
         source = task.repository
-        rows, revision = _read_hub(task, where)
+        rows, revision = _read_cache(task, where) if cached else _read_hub(task, where)
     if not rows:
         raise DataError(f"{source} is empty", where)
     questions = _questions(task, rows[:limit], source, where)
@@ -116,6 +118,16 @@ def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]
         cause = " ".join(str(error).split())[:_LONGEST_CAUSE]
         offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if HF_HUB_OFFLINE else ""
         raise DataError(f"{task.repository} cannot be loaded: {cause}", where, f"{offline}{instead}") from error
+
+
+def _read_cache(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows as they were downloaded before, without a network; of a task with no revision those of its main one."""
+    try:
+        folder = snapshot_download(task.repository, repo_type="dataset", revision=task.revision, local_files_only=True)
+        rows = datasets.load_dataset(folder, task.subset, split=task.split)
+        return [dict(row) for row in rows], task.revision
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{task.repository} is not here", where) from error
 
 
 def _questions(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> tuple[Question, ...]:

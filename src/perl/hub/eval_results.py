@@ -52,7 +52,7 @@ def in_percent(share: float) -> float:
 
 def model_index(results: Results) -> list[EvalResult]:
     """Every task's avg@k and pass@k as a card's metadata has them, in percent."""
-    return [entry for task in results.tasks for entry in _entries(task, _definitions().get(task.name))]
+    return [entry for task in results.tasks for entry in _entries(task, _definition(task))]
 
 
 def eval_result_files(results: Results) -> dict[str, str]:
@@ -62,32 +62,40 @@ def eval_result_files(results: Results) -> dict[str, str]:
         results: Of an adapter.
 
     Returns:
-        Path in the repository -> YAML; empty where no such benchmark was asked in full.
+        Path in the repository -> YAML; empty where no such benchmark was asked in full, as its task is defined here.
 
     Raises:
         PerlError: A task's name is no name of a file.
     """
     files = {}
     for task in results.tasks:
-        source = str(task.data["source"])
-        benchmark = BENCHMARKS.get(source)
-        definition = _definitions().get(task.name)
-        if benchmark is None or task.score.n != benchmark.problems:
+        if "/" in task.name or not is_simple_name(task.name.replace(":", "-")):  # a results file may come from anywhere
+            raise PerlError(f"{task.name[:80]!r} is no name of a task", RESULTS)
+        definition = _definition(task)
+        benchmark = BENCHMARKS.get(definition.repository) if definition is not None else None
+        if definition is None or benchmark is None or task.score.n != benchmark.problems:
             continue
-        if benchmark.subset and (definition is None or definition.subset != benchmark.subset):
+        if benchmark.subset and definition.subset != benchmark.subset:
             continue
+        revision = task.data["revision"]
+        if task.data["source"] != definition.repository or definition.revision not in (None, revision):
+            continue  # problems of a file, or of another commit, may be any
         entry = EvalResultEntry(
-            dataset_id=source,
+            dataset_id=definition.repository,
             task_id=benchmark.task_id,
             value=in_percent(task.score.accuracy),
-            dataset_revision=task.data["revision"],
+            dataset_revision=revision,
             notes=f"avg@{task.score.k}; {results.protocol}; perl eval, protocol {task.protocol_hash}",
         )
-        if "/" in task.name or not is_simple_name(task.name):  # a results file may come from anywhere
-            raise PerlError(f"{task.name[:80]!r} is no name of a task", RESULTS)
         written = eval_result_entries_to_yaml([entry])
         files[f".eval_results/{task.name}.yaml"] = yaml.dump(written, Dumper=PlainDumper, sort_keys=False)
     return files
+
+
+def _definition(task: TaskResult) -> Task | None:
+    """The benchmark that results are of; None: they are of a run's own problems, or of no task that is known here."""
+    found = _definitions().get(task.name)
+    return found if found is not None and task.title == found.title else None
 
 
 @functools.cache
@@ -97,6 +105,8 @@ def _definitions() -> dict[str, Task]:
 
 def _entries(task: TaskResult, definition: Task | None) -> list[EvalResult]:
     source, score = str(task.data["source"]), task.score
+    if definition is not None and source != definition.repository:
+        source = definition.file
     known = definition if definition is not None and definition.repository == source else None
     facts = {"k": score.k, "n": score.n, "protocol": task.protocol_hash}
     error = {} if score.stderr is None else {"stderr": in_percent(score.stderr)}

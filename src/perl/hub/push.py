@@ -17,8 +17,10 @@ from typing import Literal
 import torch
 
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError, raise_all
+from perl.evaluation.published_samples import LARGEST, PUBLISHED
 from perl.hub.candidate import Candidate, checkpoint_steps, find_candidate, identity_problems
 from perl.hub.commit import Pushed, digests, push_package, push_revision
+from perl.hub.facts import SCORES
 from perl.hub.outbox import (
     HUB_NAME,
     Push,
@@ -172,6 +174,10 @@ def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -
     raise_all(PerlError, identity_problems(candidate))
     raise_all(PerlError, candidate_problems(candidate))
     package = package_candidate(candidate, repo_id, steps)
+    if SCORES in package.files and PUBLISHED not in package.files:
+        what = "%s: the samples of its scores are not sent, they have more than %s bytes; "
+        what += "readers of the card can count again only what follows from rights and wrongs"
+        logger.warning(what, candidate.run.path, f"{LARGEST:,}")
     raise_all(PerlError, package_problems(package, candidate.run.path))
     return package
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perl.errors import PerlError, Problem
 from perl.evaluation.recount import Recount
-from perl.evaluation.recount_folder import kept_samples, recount_folder
+from perl.evaluation.recount_folder import has_samples, recount_folder
 from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.candidate import Candidate, find_candidate
 from perl.recipe import Recipe
@@ -55,7 +55,7 @@ def _place(run: Run) -> Path | None:
 
 
 def _recount(run: Run, place: Path) -> Recount:
-    if kept_samples(place) is None:
+    if not has_samples(place):
         message = f"its scores cannot be counted again, there is no {SAMPLES}"
         raise PerlError(message, str(place), f"perl eval --adapter {run.path} draws them")
     return recount_folder(place, Recipe.load(run.path / "recipe.yaml"))

@@ -181,10 +181,12 @@ def fisher_p(one: int, of_one: int, other: int, of_other: int) -> float:
         cells = (count, right - count, of_one - count, of_other - right + count)
         return -sum(math.lgamma(cell + 1) for cell in cells)
 
-    found = log_chance(one)
-    chances = [log_chance(count) - found for count in range(max(0, right - of_other), min(right, of_one) + 1)]
-    as_unlikely = math.fsum(math.exp(chance) for chance in chances if chance <= 1e-7)
-    return as_unlikely / math.fsum(math.exp(chance) for chance in chances)
+    counts = range(max(0, right - of_other), min(right, of_one) + 1)
+    chances = [log_chance(count) for count in counts]
+    # A table far from what its margins let expect is less likely than the likeliest by more than a float can hold.
+    found, top = chances[one - counts.start], max(chances)
+    as_unlikely = math.fsum(math.exp(chance - top) for chance in chances if chance - found <= 1e-7)
+    return as_unlikely / math.fsum(math.exp(chance - top) for chance in chances)
 
 
 def _row(found: Ranked) -> Row:
