@@ -11,17 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from perl.errors import PerlError, Problem
 from perl.evaluation.published_samples import PUBLISHED, read_published
 from perl.evaluation.recount import Recount, layout_problems, recount
 from perl.evaluation.results import Results
-from perl.evaluation.task import all_tasks
 from perl.hub.card import render_card
 from perl.hub.card_form import CARD, LARGEST_CARD, card_problems, read_front_matter, shown
 from perl.hub.card_lines import differences
-from perl.hub.eval_results import eval_result_files
 from perl.hub.fact_check import contradictions
 from perl.hub.facts import (
     METRICS,
@@ -36,6 +32,7 @@ from perl.hub.facts import (
     public_recipe_in,
     results_in,
 )
+from perl.hub.leaderboards import leaderboard_problems, leaderboards_of_others
 from perl.hub.names import shown as public
 from perl.hub.notes import notes_problems, numbers_of_notes, split_notes
 from perl.hub.run_facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
@@ -43,7 +40,6 @@ from perl.hub.scores_text import headline
 from perl.policy_name import adapter_config_digest, adapter_policy_name
 from perl.saved_adapter import CONFIG, WEIGHTS
 
-_LEADERBOARDS = ".eval_results/"
 _REPORTED = {
     "hardware": "hardware",
     "seconds": "wall time",
@@ -166,8 +162,8 @@ class _Scores:
         results = results_in(files)
         if weights_sha256 is None and WEIGHTS in files:
             self.unchecked.append(f"{WEIGHTS}: nobody says its SHA-256, and it was not read")
-        self.problems += _leaderboard_problems(files, results)
-        self.unchecked += _of_others(files, results)
+        self.problems += leaderboard_problems(files, results)
+        self.unchecked += [f"{name}: scores of others" for name in leaderboards_of_others(files, results)]
         if results is None:
             return
         self.problems += _identity_problems(files, facts, results, weights_sha256)
@@ -238,65 +234,3 @@ def _identity_problems(
     elif subject.get("policy") != name and weights_sha256 in (None, sha):
         said = shown(str(subject.get("policy")), 12)
         yield Problem(f"names the policy {said}, weights, config and base give {name[:12]}", SCORES, hint)
-
-
-def _leaderboard_problems(files: Files, results: Results | None) -> Iterator[Problem]:
-    """Scores for the Hub's leaderboards that are not those of the results."""
-    expected = eval_result_files(results) if results is not None else {}
-    for name, text in expected.items():
-        if name not in files:
-            yield Problem(f"is absent, {SCORES} gives it", name, "perl push writes it")
-            continue
-        there = _yaml_of(files, name)
-        right = yaml.safe_load(text)
-        for key, said, value in _unequal(there, right):
-            yield Problem(
-                f"says {key}{shown(str(said))}, {SCORES} says {shown(str(value))}", name, "perl push writes it"
-            )
-    for name in _leaderboard_files(files):
-        if name not in expected and _is_ours(name, files, results):
-            yield Problem(f"shows scores that {SCORES} does not give", name, "perl push takes it away")
-
-
-def _of_others(files: Files, results: Results | None) -> list[str]:
-    expected = eval_result_files(results) if results is not None else {}
-    return [
-        f"{shown(name)}: scores of others"
-        for name in _leaderboard_files(files)
-        if name not in expected and not _is_ours(name, files, results)
-    ]
-
-
-def _leaderboard_files(files: Files) -> list[str]:
-    return sorted(name for name in files if name.startswith(_LEADERBOARDS))
-
-
-def _is_ours(name: str, files: Files, results: Results | None) -> bool:
-    """Whether it claims to be of perl: by its name, by what it says, or because it is of a task of the results."""
-    content = content_of(files, name)
-    if name.removeprefix(_LEADERBOARDS).removesuffix(".yaml") in all_tasks() or content is None:
-        return True
-    text = content.decode("utf-8", errors="replace")
-    sources = {str(task.data["source"]) for task in results.tasks} if results is not None else set()
-    return "perl eval" in text or any(source in text for source in sources)
-
-
-def _yaml_of(files: Files, name: str) -> object:
-    try:
-        return yaml.safe_load(content_of(files, name) or b"")
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return None
-
-
-def _unequal(there: object, right: object) -> Iterator[tuple[str, object, object]]:
-    """Where two entries of a leaderboard differ: key, what is there, what should be."""
-    if not (isinstance(there, list) and isinstance(right, list) and len(there) == len(right) == 1):
-        yield from [] if there == right else [("", there, right)]
-        return
-    one, other = there[0], right[0]
-    if not isinstance(one, dict):
-        yield "", one, other
-        return
-    for key in dict.fromkeys([*other, *one]):
-        if one.get(key) != other.get(key):
-            yield f"{shown(str(key))} ", one.get(key), other.get(key)
