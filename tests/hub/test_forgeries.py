@@ -21,7 +21,7 @@ from tests.hub.forgeries import FORGERIES, SAMPLES, SCORES, WEIGHTS, Files
 @cache
 def published() -> Files:
     """Everything that is published of a run, its samples among it."""
-    return dict(run_package(make_run(Path(mkdtemp()) / "a-run"), "user/adapter").contents())
+    return dict(run_package(make_run(Path(mkdtemp()) / "a-run"), "user/adapter").files)
 
 
 @cache

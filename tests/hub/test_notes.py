@@ -18,7 +18,7 @@ def test_they_are_kept_and_their_numbers_named(tmp_path):
     run.card.write_text(f"{alone}\n{WORDS}")
     write_card(run)
     assert run.card.read_text() == f"{alone}\n{WORDS}"
-    assert run_package(run, "user/adapter").content("README.md").decode().endswith(WORDS)
+    assert run_package(run, "user/adapter").files["README.md"].decode().endswith(WORDS)
     found = find_card(str(run.path))
     checked = check_card(found.files, found.weights_sha256, found.counted)
     assert checked.problems == ()

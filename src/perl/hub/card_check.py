@@ -18,7 +18,7 @@ from perl.evaluation.results import Results
 from perl.hub.card import render_card
 from perl.hub.card_form import CARD, LARGEST_CARD, card_problems, read_front_matter, shown
 from perl.hub.card_lines import differences
-from perl.hub.fact_check import contradictions
+from perl.hub.fact_check import contradictions, only_reported
 from perl.hub.facts import (
     METRICS,
     PUBLIC_RECIPE,
@@ -39,17 +39,6 @@ from perl.hub.run_facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
 from perl.hub.scores_text import headline
 from perl.policy_name import adapter_config_digest, adapter_policy_name
 from perl.saved_adapter import CONFIG, WEIGHTS
-
-_REPORTED = {
-    "hardware": "hardware",
-    "seconds": "wall time",
-    "versions": "versions",
-    "licence": "licence",
-    "data_version": "version of the data",
-    "trainable_parameters": "numbers of parameters",
-    "reload_difference": "round trip",
-    "tags": "tags",
-}
 
 
 @dataclass(frozen=True)
@@ -118,7 +107,7 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
     return Checked(
         tuple(dict.fromkeys(problems)),
         (*scores.compared, *_what_was_compared(files)),
-        (*scores.reported, *(name for fact, name in _REPORTED.items() if getattr(run, fact))),
+        (*scores.reported, *only_reported(run, config_in(files), public_recipe_in(files), log_in(files))),
         tuple(unchecked),
     )
 
@@ -192,7 +181,7 @@ class _Scores:
             else f"{count:,} rights and wrongs"
         )  # fmt: skip
         self.compared.append(f"{figures} scores recounted from {of_what}")
-        self.reported += counted.reported
+        self.reported += [*counted.reported, "engine and versions of the evaluation"]
 
 
 def _of_the_package(problem: Problem) -> Problem:

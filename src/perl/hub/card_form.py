@@ -15,13 +15,14 @@ import yaml
 
 from perl.errors import PerlError, Problem
 from perl.hub.front_matter import OURS, SANDBOX, adapter_tag
+from perl.hub.gate import largest
 from perl.hub.names import has_hub_form
 from perl.hub.paths import ROOTS
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
-LARGEST_CARD = 1_000_000
-LARGEST_FRONT_MATTER = 200_000
 CARD = "README.md"
+LARGEST_CARD = largest(CARD) or 0
+LARGEST_FRONT_MATTER = 200_000
 AGAIN = "perl card RUN writes it anew"
 FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---\r?(?:\n|\Z)", re.DOTALL)
 _FENCES = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
