@@ -510,6 +510,16 @@ def markup_in_the_facts(files: Files) -> None:
     value(files, RUN, "hardware", to="1 x <b>H100</b>")
 
 
+@forgery("weights", WEIGHTS)
+def no_weights(files: Files) -> None:
+    del files[WEIGHTS]
+
+
+@forgery("weights", WEIGHTS, anew=True)
+def neither_weights_nor_config(files: Files) -> None:
+    del files[WEIGHTS], files[CONFIG]
+
+
 @forgery("run facts", RUN)
 def a_score_as_a_setting(files: Files) -> None:
     value(files, RUN, "settings", "score on AIME 2025, [leaderboard](https://evil.example)", to="99.9 % ± 0.1")

@@ -61,6 +61,14 @@ def test_what_no_other_file_says_is_reported():
     assert not held.intersection(whole.reported)
 
 
+def test_weights_that_are_no_adapters_are_said_not_to_be_looked_at():
+    run = json.loads(FILES["perl_run.json"]) | {"method": "full", "settings": {}}
+    run |= {"base": "sandbox:base", "revision": None, "checkpoints": []}
+    found = check_card(with_card({"perl_run.json": json.dumps(run).encode()}))
+    assert found.problems == ()
+    assert found.unchecked == ("the weights: of a whole model they are no part of what is looked at",)
+
+
 def test_every_number_of_the_text_is_compared():
     numbers = list(re.finditer(r"\d+(?:\.\d+)?", CARD[BODY:]))
     assert len(numbers) > 150

@@ -83,7 +83,8 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
         results_in(files)
     except PerlError as error:
         return _wrong(*error.problems)
-    form = card_problems(card, files)
+    own, notes, first = split_notes(card)
+    form = card_problems(card, files, first)
     if len(card) > LARGEST_CARD or read_front_matter(card)[0] is None:
         return _wrong(*form)
     if RUN_FACTS not in files:
@@ -100,7 +101,6 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
         reason = f"holds no results of perl eval: {type(error).__name__}: {shown(str(error))}"
         return _wrong(*form, Problem(reason, SCORES))
     scores = _Scores(files, facts, weights_sha256, counted)
-    own, notes, first = split_notes(card)
     problems = [*form, *_compared(own, expected, run, facts), *notes_problems(notes, first)]
     problems += [*_of_files(files, run), *scores.problems]
     unchecked = [*scores.unchecked, *numbers_of_notes(notes, first)]
@@ -129,8 +129,10 @@ def _of_files(files: Files, run: RunFacts) -> Iterator[Problem]:
     """What the files say of each other, and of the scores on leaderboards."""
     config, recipe = config_in(files), public_recipe_in(files)
     yield from contradictions(run, config, recipe, log_in(files))
-    if WEIGHTS in files and config is None:
-        yield Problem("is absent, without which nobody can load the adapter", CONFIG)
+    whole = run.method == "full" and WEIGHTS not in files  # a model that was itself trained
+    for name in (CONFIG, WEIGHTS):
+        if name not in files and not whole:
+            yield Problem("is absent, without which nobody can load the adapter that the card is of", name)
     if recipe is not None and METRICS not in files and run.step:
         yield Problem("is absent, though there is a recipe", METRICS, "perl push sends it")
 
@@ -151,6 +153,8 @@ class _Scores:
         results = results_in(files)
         if weights_sha256 is None and WEIGHTS in files:
             self.unchecked.append(f"{WEIGHTS}: nobody says its SHA-256, and it was not read")
+        elif facts.whole:
+            self.unchecked.append("the weights: of a whole model they are no part of what is looked at")
         self.problems += leaderboard_problems(files, results)
         self.unchecked += [f"{name}: scores of others" for name in leaderboards_of_others(files, results)]
         if results is None:
