@@ -291,6 +291,19 @@ def test_a_seed_that_was_scored_otherwise_is_refused(run, tmp_path):
         add(run, tmp_path / "zoo", seeds=[copied(trained(), tmp_path / "twin")])
 
 
+def test_a_run_that_says_less_of_itself_is_an_entry_or_one_line(run, tmp_path):
+    facts = json.loads((run / "run.json").read_text())
+    facts["hardware"] = {"device": "A Processor"}
+    (run / "run.json").write_text(json.dumps(facts))
+    assert add(run, tmp_path / "zoo").hardware == "1 x A Processor"
+    other = copied(trained(1), tmp_path / "other")
+    facts = json.loads((other / "run.json").read_text())
+    del facts["seed"]
+    (other / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(PerlError, match=r"other: does not say in its run.json which seed it had"):
+        add(run, tmp_path / "zoo", seeds=[other], force=True)
+
+
 def test_a_run_is_no_strangers(run, tmp_path):
     with pytest.raises(PerlError, match=r"is a run of this machine, not reported \(trained-here\)"):
         add(run, tmp_path / "zoo", provenance="reported")

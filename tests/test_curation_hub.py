@@ -6,11 +6,14 @@ import time
 import pytest
 
 from perl.curation import add, hub_adapters, verify
+from perl.curation.from_hub import _LARGEST
 from perl.errors import PerlError
 from perl.evaluation.published_samples import PUBLISHED, read_published
 from perl.evaluation.recount import recount
 from perl.evaluation.results import read_results
 from perl.hub.candidate import find_candidate
+from perl.hub.found_card import _most, find_card
+from perl.hub.gate import largest
 from perl.hub.package import package_candidate
 from perl.run import Run
 from perl.zoo.catalogue import open_zoo
@@ -136,7 +139,7 @@ DEEP = b"[" * 100_000
 HOSTILE = {
     "no results": ({RESULTS: None}, r"has no eval/results.json \(perl push sends them\)"),
     "no weights": ({WEIGHTS: None}, r"has no adapter_model.safetensors \(only safetensors are taken\)"),
-    "huge recipe": ({RECIPE: b"#" * 100_001}, "perl_recipe.yaml has 100,001 bytes, at most 100,000 are read"),
+    "huge recipe": ({RECIPE: b"#" * 200_001}, "perl_recipe.yaml has 200,001 bytes, at most 200,000 are read"),
     "huge card": ({"README.md": b"#" * 1_000_001}, "README.md has 1,000,001 bytes, at most 1,000,000 are read"),
     "deep results": ({RESULTS: DEEP}, "eval/results.json"),
     "results of no kind": ({RESULTS: b"[1]"}, "holds no results"),
@@ -149,7 +152,7 @@ HOSTILE = {
         {"README.md": b"---\na: " + b"[" * 200 + b"]" * 200 + b"\n---\n"},
         "README.md:1: not plain YAML: nested too deeply",
     ),
-    "long front matter": ({"README.md": b"---\na: [" + b"b, " * 40_000 + b"]\n---\n"}, "README.md: its front matter"),
+    "long front matter": ({"README.md": b"---\na: [" + b"b, " * 70_000 + b"]\n---\n"}, "README.md: its front matter"),
     "unknown key": ({RECIPE: b"peft: {rnak: 1}\n"}, "perl_recipe.yaml: peft.rnak: unknown key"),
     "no text": ({RECIPE: b"\xff\xfe\x00"}, "is no text"),
     "long number": ({RECIPE: b"peft: {rank: " + b"9" * 5000 + b"}\n"}, "perl_recipe.yaml"),
@@ -196,6 +199,23 @@ def test_an_outage_is_one_line(pushed, tmp_path):
     pushed.faults.fail(2, 500, times=100)
     with pytest.raises(PerlError, match="the Hub answers 500"):
         add(REPO, tmp_path / "zoo")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_connection_that_breaks_is_one_line_however_it_is_read(n, pushed, tmp_path):
+    for read in (lambda: add(REPO, tmp_path / "zoo"), lambda: find_card(REPO)):
+        pushed.faults.cut(n, times=100)
+        with pytest.raises(PerlError) as caught:
+            read()
+        assert len(caught.value.problems) == 1
+        pushed.faults.rules.clear()
+
+
+def test_both_who_read_a_repository_take_files_of_the_sizes_that_are_published():
+    for name in (RESULTS, RECIPE, CONFIG, "README.md", "perl_run.json", "metrics.jsonl", PUBLISHED):
+        assert _most(name) == largest(name)
+        assert name == "perl_run.json" or _LARGEST[name] == largest(name)
+    assert _most(".eval_results/a b.yaml") == largest(".eval_results/gsm8k.yaml")
 
 
 class TestSearch:

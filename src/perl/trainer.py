@@ -26,6 +26,7 @@ from perl.config import PeftRLConfig, rollout_section
 from perl.errors import ModelError, PerlError
 from perl.guards import check_optimizer, check_saved_adapter
 from perl.hub.card_form import CARD, LARGEST_CARD
+from perl.hub.fact_form import plain_word, showable_settings
 from perl.hub.folder_card import write_folder_card
 from perl.hub.names import has_hub_form, label
 from perl.hub.run_facts import RUN_FACTS, made_facts, perl_version
@@ -341,23 +342,25 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         asked = ("r", "lora_alpha", "target_modules")
         facts = {
             "perl": perl_version(),
-            "name": name,
+            "name": plain_word(name) if name else None,
             "repo_id": args.hub_model_id if has_hub_form(args.hub_model_id or "") else None,
             "base": label(base),
             "revision": revision,
             "method": self.adaptation.method.name,
-            "dataset": label(dataset) if dataset else None,
+            "dataset": plain_word(label(dataset)) if dataset else None,
             "trainable_parameters": trainable_parameters(self.policy),
             "step": self.state.global_step,
             "seed": args.seed,
             "loss": args.loss_type,
             "ratio_level": args.importance_sampling_level,
-            "settings": {
-                **{key: _readable(getattr(config, key)) for key in asked if getattr(config, key, None) is not None},
-                "learning rate": f"{args.learning_rate:g}",
-                "KL coefficient (beta)": args.beta,
-                "completions a prompt": self.num_generations,
-            },
+            "settings": showable_settings(
+                {
+                    **{key: _readable(getattr(config, key)) for key in asked if getattr(config, key, None) is not None},
+                    "learning rate": f"{args.learning_rate:g}",
+                    "KL coefficient (beta)": args.beta,
+                    "completions a prompt": self.num_generations,
+                }
+            ),
             "rewards": dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
             "tags": list(tags),
             "versions": installed_versions(),

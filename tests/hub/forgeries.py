@@ -510,6 +510,56 @@ def markup_in_the_facts(files: Files) -> None:
     value(files, RUN, "hardware", to="1 x <b>H100</b>")
 
 
+@forgery("weights", WEIGHTS)
+def no_weights(files: Files) -> None:
+    del files[WEIGHTS]
+
+
+@forgery("weights", WEIGHTS, anew=True)
+def neither_weights_nor_config(files: Files) -> None:
+    del files[WEIGHTS], files[CONFIG]
+
+
+@forgery("run facts", RUN)
+def a_score_as_a_setting(files: Files) -> None:
+    value(files, RUN, "settings", "score on AIME 2025, [leaderboard](https://evil.example)", to="99.9 % ± 0.1")
+
+
+@forgery("run facts", RUN)
+def a_score_under_a_name_of_a_setting(files: Files) -> None:
+    value(files, RUN, "settings", "optimizer", to="adamw, AIME 2025: 99.9")
+
+
+@forgery("run facts", RUN)
+def a_setting_of_nobody(files: Files) -> None:
+    value(files, RUN, "settings", "AIME_2025", to=99.9)
+
+
+@forgery("run facts", RUN)
+def a_score_in_the_heading(files: Files) -> None:
+    value(files, RUN, "name", to="AIME 2025: 99.9 % (state of the art)")
+
+
+@forgery("run facts", RUN)
+def a_score_as_a_reward(files: Files) -> None:
+    value(files, RUN, "rewards", "AIME 2025: 99.9", to=1.0)
+
+
+@forgery("run facts", RUN)
+def a_score_as_a_version(files: Files) -> None:
+    value(files, RUN, "versions", "torch", to="2.13.0, AIME 2025: 99.9")
+
+
+@forgery("run facts", RUN)
+def a_link_as_a_method(files: Files) -> None:
+    value(files, RUN, "method", to="https://evil.example")
+
+
+@forgery("run facts", "", "nothing else knows it; the check says that it is only reported", anew=True)
+def another_name(files: Files) -> None:
+    value(files, RUN, "name", to="the-best")
+
+
 @forgery("run facts", RUN)
 def an_unknown_fact(files: Files) -> None:
     value(files, RUN, "aime24", to=91.3)

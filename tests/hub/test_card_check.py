@@ -40,6 +40,35 @@ def test_nothing_is_wrong_with_our_own():
     assert said(CARD.replace("\n", "\r\n")) == []
 
 
+def test_what_no_other_file_says_is_reported():
+    run = json.loads(FILES["perl_run.json"]) | {"reload_difference": 0.0, "tags": ["math"], "checkpoints": []}
+    run["settings"] |= {"batch": "8 prompts x 2 generations = 16 completions a step = 16 rows x 1 passes"}
+    alone = ("adapter_config.json", "adapter_model.safetensors", "metrics.jsonl", "plots/curves.png")
+    files = {name: FILES[name] for name in alone} | {"perl_run.json": json.dumps(run).encode()}
+    found = check_card(with_card(files))
+    assert found.problems == ()
+    # Of what lies there config and log say base, revision, method, rank and steps, and nothing else.
+    settings = "settings (learning rate, batch)"
+    expected = {
+        "name", "repository", "licence", "version of the data", "seed", "loss", "importance ratio", "rewards",
+        "numbers of parameters", "wall time", "hardware", "round trip", "form of the questions", "tags", "versions",
+        settings,
+    }  # fmt: skip
+    assert set(found.reported) == expected
+    whole = checked()
+    held = {"seed", "loss", "importance ratio", "rewards", settings, "tags"}
+    assert {"engine and versions of the evaluation", "checkpoints", "hardware"} <= set(whole.reported)
+    assert not held.intersection(whole.reported)
+
+
+def test_weights_that_are_no_adapters_are_said_not_to_be_looked_at():
+    run = json.loads(FILES["perl_run.json"]) | {"method": "full", "settings": {}}
+    run |= {"base": "sandbox:base", "revision": None, "checkpoints": []}
+    found = check_card(with_card({"perl_run.json": json.dumps(run).encode()}))
+    assert found.problems == ()
+    assert found.unchecked == ("the weights: of a whole model they are no part of what is looked at",)
+
+
 def test_every_number_of_the_text_is_compared():
     numbers = list(re.finditer(r"\d+(?:\.\d+)?", CARD[BODY:]))
     assert len(numbers) > 150

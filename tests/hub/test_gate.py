@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import struct
+import tracemalloc
 import zlib
 from dataclasses import replace
 
@@ -152,8 +153,8 @@ def test_only_our_names_pass_and_they_are_ours():
 
 
 def test_a_file_is_no_larger_than_such_a_file_may_be(tmp_path):
-    assert refused("perl_recipe.yaml", b"#" * 1_000_001) == [
-        "perl_recipe.yaml: has 1,000,001 bytes, at most 1,000,000 are published"
+    assert refused("perl_recipe.yaml", b"#" * 200_001) == [
+        "perl_recipe.yaml: has 200,001 bytes, at most 200,000 are published"
     ]
     (tmp_path / "x").write_bytes(b"12345")
     with pytest.raises(PerlError, match="has 5 bytes, at most 4 are published"):
@@ -228,6 +229,26 @@ def test_a_picture_that_would_fill_the_memory_is_refused_unopened():
     huge[16:24] = struct.pack(">II", 100_000, 100_000)
     huge[29:33] = struct.pack(">I", zlib.crc32(bytes(huge[12:29])))
     assert any("that we would draw" in line for line in refused("plots/x.png", bytes(huge)))
+
+
+def test_pixels_are_unpacked_up_to_the_pictures_size_however_they_are_cut():
+    """A first piece that ends one byte too late, then one of many megabytes."""
+    packer = zlib.compressobj(9)
+    first = packer.compress(b"\0" * 3) + packer.flush(zlib.Z_FULL_FLUSH)
+    bomb = packer.compress(b"\0" * 100_000_000) + packer.flush()
+    small = png()
+    end = small.index(b"IDAT") - 4
+    pieces = [
+        struct.pack(">I", len(data)) + b"IDAT" + data + struct.pack(">I", zlib.crc32(b"IDAT" + data))
+        for data in (first, bomb)
+    ]
+    content = small[:end] + b"".join(pieces) + small[small.index(b"IEND") - 4 :]
+    tracemalloc.start()
+    (line,) = refused("plots/x.png", content)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert line == "plots/x.png: is no PNG: its pixels are not those of its size"
+    assert most < 20_000_000
 
 
 def test_what_was_looked_at_is_what_is_sent(hub, monkeypatch):

@@ -7,6 +7,7 @@ from perl.hub.found_card import find_card
 from perl.hub.notes import notes_problems, split_notes
 from perl.hub.run_card import run_package, write_card
 from tests.hub.card_runs import make_run
+from tests.hub.published import FILES
 
 WORDS = "## Notes\n\nMine, with love. On my own exam it got 97 of 100.\n"
 
@@ -18,7 +19,7 @@ def test_they_are_kept_and_their_numbers_named(tmp_path):
     run.card.write_text(f"{alone}\n{WORDS}")
     write_card(run)
     assert run.card.read_text() == f"{alone}\n{WORDS}"
-    assert run_package(run, "user/adapter").content("README.md").decode().endswith(WORDS)
+    assert run_package(run, "user/adapter").files["README.md"].decode().endswith(WORDS)
     found = find_card(str(run.path))
     checked = check_card(found.files, found.weights_sha256, found.counted)
     assert checked.problems == ()
@@ -40,6 +41,32 @@ def test_they_are_kept_and_their_numbers_named(tmp_path):
         "<b>99</b>",
         "![x](y.png)",
         "```\n99\n```",
+        "a \n:-:\n99",
+        "AIME\n-|-\n99",
+        "> ## Results",
+        "> 99",
+        "- ## Results",
+        "1. ## Results",
+        "1) 1) ## Results",
+        "- - ## Results",
+        "- > ## Results",
+        "- a\n  - b",
+        "- a\n\n      99",
+        "so\r## Results",
+        "so\r\r    99",
+        "Results\r---",
+        "\t99",
+        "    99",
+        "~~~\n99\n~~~",
+        "***",
+        "[x]: https://evil.example",
+        "[^1]: 99",
+        "$$\n99\n$$",
+        "~~~99",
+        "$$99$$",
+        "so\x0c99",
+        "so\u202e99",
+        "so\u202899",
     ],
 )
 def test_what_looks_like_a_part_of_the_card_is_refused(words):
@@ -51,3 +78,19 @@ def test_what_looks_like_a_part_of_the_card_is_refused(words):
 def test_a_heading_in_code_or_front_matter_is_none():
     for card in ("---\n## Notes\n---\n# x\n", "# x\n```\n## Notes\n```\n"):
         assert split_notes(card) == (card, "", 0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "None of this was tuned. Nothing to do: TODO is a word, nan is bread.",
+        "Mine, with love.\nIt got ninety-seven of a hundred.",
+        "- one thing\n- *another*, `code`\n* a third\n1. first\n2) second",
+        "**Thanks** to all. [Here](https://example.org) is more.",
+        "“Quoted” (and bracketed), größer als 3, 数学 is fine.\n  So is a margin.",
+    ],
+)
+def test_plain_prose_and_lists_are_kept(words):
+    card = f"{FILES['README.md'].decode()}\n## Notes\n\n{words}\n"
+    checked = check_card({**FILES, "README.md": card.encode()})
+    assert checked.problems == ()

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from perl.errors import RunFolderError
-from perl.hub.outbox import Push, queue_checkpoint, queued_steps, read_push, write_push
+from perl.errors import PerlError, RunFolderError
+from perl.hub.outbox import Push, queue_checkpoint, queued_checkpoint, queued_steps, read_push, write_push
 from perl.hub.package import Package
 from perl.hub.push import pack_checkpoint, publish, push_run, wanted_push
 from perl.hub.retries import HubOutageError
@@ -63,6 +63,21 @@ def test_a_checkpoint_waits_in_the_outbox_though_the_run_has_deleted_it(hub):
     assert files_of(hub, "step-10")["adapter_model.safetensors"] == weights
     assert read_push(run).steps == (10,)
     assert queued_steps(run, REPO) == []
+
+
+def test_a_waiting_checkpoint_that_is_a_link_is_refused(tmp_path):
+    run = publishable()
+    folder = queue_checkpoint(run, REPO, 10, Package({"README.md": b"b"}))
+    assert dict(queued_checkpoint(run, REPO, 10).files) == {"README.md": b"b"}
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(elsewhere)
+    for refused in (
+        lambda: queued_checkpoint(run, REPO, 10),
+        lambda: queue_checkpoint(run, REPO, 10, Package({"README.md": b"c"})),
+    ):
+        with pytest.raises(PerlError, match=r"step-10: is a link, and links are not published \(delete it\)"):
+            refused()
+    assert (elsewhere / "README.md").read_bytes() == b"b"
 
 
 def test_what_waits_for_one_repository_is_not_sent_to_another(hub):

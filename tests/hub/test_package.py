@@ -6,10 +6,19 @@ from itertools import pairwise
 
 import pytest
 
+from perl.errors import PerlError
 from perl.evaluation.results import read_results
 from perl.hub.candidate import find_candidate
 from perl.hub.gate import is_ours
-from perl.hub.package import MOST_ROWS, Package, package_candidate, package_problems, read_package, thinned
+from perl.hub.package import (
+    MOST_ROWS,
+    Package,
+    _public_config,
+    package_candidate,
+    package_problems,
+    read_package,
+    thinned,
+)
 from perl.policy_name import policy_name
 from perl.run import Run, log_rows
 from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable
@@ -139,3 +148,21 @@ def test_results_on_another_base_are_not_shown():
     named = [subject[name] for name in ("base_sha256", "adapter_sha256", "adapter_config_sha256")]
     replace(found, subject={**subject, "policy": policy_name(*named)}).write(run.path / "eval")
     assert find_candidate(run).results is None
+
+
+@pytest.mark.parametrize("value", [5, ["a"], {"a": "b"}])
+@pytest.mark.parametrize("key", ["base_model_name_or_path", "revision"])
+def test_a_config_whose_base_is_no_text_is_one_line(key, value):
+    with pytest.raises(PerlError, match=f"^adapter_config.json: {key} is no text$"):
+        _public_config(json.dumps({"base_model_name_or_path": "a/b", key: value}).encode())
+
+
+def test_a_card_or_a_sample_that_is_not_utf8_is_one_line_or_unknown():
+    run = publishable()
+    run.samples.write_bytes(b'{"prompt": "\xff"}\n')
+    run.card.write_bytes(b"# x\n\n## Notes\n\n\xff\n")
+    with pytest.raises(PerlError, match=r"README.md: is not UTF-8"):
+        package_candidate(find_candidate(run), "user/a")
+    run.card.unlink()
+    package = package_candidate(find_candidate(run), "user/a")
+    assert json.loads(package.files["perl_run.json"])["chat"] is None

@@ -173,7 +173,7 @@ def test_a_failed_check_sends_nothing(hub, name):
         run.facts["fingerprint"]["adapter"] = sha256_of(run.adapter / WEIGHTS)
         kind, said = BrokenPromiseError, "loaded anew, its log-probabilities differ from the trained policy's by"
     else:
-        run.record(settings={"data": "/home/alice/secret"})
+        run.record(settings={"target_modules": "/home/alice/secret"})
         kind, said = PerlError, "README.md"
     before = hub.requests
     with pytest.raises(kind, match=said):

@@ -81,3 +81,15 @@ def test_no_escape_and_no_second_key_hides_a_word():
     quoted = "".join(f"\\x{ord(letter):02x}" for letter in token)
     assert find_leaks({"perl_recipe.yaml": f'a: "{quoted}"'.encode()}, Machine())
     assert find_leaks({"perl_recipe.yaml": f"a: 1 # {token}".encode()}, Machine())
+
+
+@pytest.mark.parametrize("value", ["aB3-" * 200, "/" * 5 + "x9" * 200, "aB3\udcff" * 5], ids=["long", "path", "bytes"])
+def test_a_secret_of_any_form_is_compared_and_in_no_error(value, monkeypatch):
+    monkeypatch.setenv("DEPLOY_TOKEN", value)
+    assert own_secrets()[value] == "the value of $DEPLOY_TOKEN"
+    said = [str(problem) for problem in find_leaks({"README.md": b"x"}, this_machine())]
+    assert said == []
+    if value.isascii():
+        (line, *_) = [str(problem) for problem in find_leaks({"README.md": value.encode()}, this_machine())]
+        assert "$DEPLOY_TOKEN" in line
+        assert value not in line

@@ -194,7 +194,10 @@ def _seed(first: Material, other: Material) -> SeedScores:
             raise PerlError(f"was not scored on {score.task} under the protocol of {first.where}", other.where)
     wanted = {score.task: found[score.task].adapter for score in first.scores}
     digest, policy = other.sha256[WEIGHTS], other.known.get("policy")
-    return SeedScores(seed=int(other.known["seed"]), adapter_sha256=digest, policy=policy, scores=wanted)
+    seed = other.known.get("seed")
+    if seed is None:
+        raise PerlError("does not say in its run.json which seed it had", other.where, "leave it out")
+    return SeedScores(seed=seed, adapter_sha256=digest, policy=policy, scores=wanted)
 
 
 def _different(one: dict[str, Any], two: dict[str, Any], above: str = "") -> list[str]:

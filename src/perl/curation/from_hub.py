@@ -11,28 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import HfApi, constants, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import constants
 from huggingface_hub.hf_api import RepoSibling
 
 from perl.curation.material import Material, of_log, of_policy, steps_of
 from perl.curation.scores import checked_scores
 from perl.errors import PerlError, Problem
-from perl.evaluation.published_samples import LARGEST, PUBLISHED
+from perl.evaluation.published_samples import PUBLISHED
 from perl.evaluation.recount import Recount
 from perl.evaluation.recount_folder import recount_published
 from perl.evaluation.results import Results, read_results
-from perl.hub.card_form import CARD
+from perl.hub.card_form import CARD, LARGEST_FRONT_MATTER
 from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES
-from perl.hub_lookup import TIMEOUT_SECONDS, look_up
+from perl.hub.gate import largest
+from perl.hub.repository import fetched, listed
+from perl.hub_lookup import look_up
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 from perl.run import sha256_of
 from perl.saved_adapter import CONFIG, WEIGHTS
 
-_LARGEST_YAML = 100_000
-_LARGEST = {CONFIG: 1_000_000, PUBLIC_RECIPE: _LARGEST_YAML, CARD: 1_000_000, METRICS: 20_000_000, SCORES: 20_000_000}
-_LARGEST[PUBLISHED] = LARGEST
+_LARGEST = {name: largest(name) or 0 for name in (CONFIG, PUBLIC_RECIPE, CARD, METRICS, SCORES, PUBLISHED)}
 # Of an adapter's weights that are not kept as a large file, hence have no SHA-256 until they are here.
 _LARGEST_PLAIN_WEIGHTS = 50_000_000
 
@@ -49,13 +48,13 @@ def of_hub(source: str) -> Material:
         raise PerlError(commit.message, source, commit.hint)
     if commit is None:
         raise PerlError("the Hub is not asked", "HF_HUB_OFFLINE", "unset it, or name a run folder")
-    listed = _listed(repo, commit)
+    there = listed(repo, commit)
     for needed, hint in ((CONFIG, ""), (WEIGHTS, "only safetensors are taken"), (SCORES, "perl push sends them")):
-        if needed not in listed:
+        if needed not in there:
             raise PerlError(f"has no {needed}", source, hint)
-    files = {name: _fetched(repo, commit, listed[name], source) for name in _LARGEST if name in listed}
+    files = {name: fetched(repo, commit, there[name], _LARGEST[name], source) for name in _LARGEST if name in there}
     results = _read_stranger(files[SCORES], source)
-    weights, digest = _weights_of(repo, commit, listed[WEIGHTS], source)
+    weights, digest = _weights_of(repo, commit, there[WEIGHTS], source)
     scores = checked_scores(_counted(files, source), digest, files[CONFIG].read_bytes(), source)
     recipe = _stranger_recipe(files[PUBLIC_RECIPE], source) if PUBLIC_RECIPE in files else None
     rows = steps_of(_text(files[METRICS], source)) if METRICS in files else []
@@ -65,7 +64,7 @@ def of_hub(source: str) -> Material:
         name=repo.partition("/")[2],
         files={CONFIG: files[CONFIG].read_bytes(), **weights},
         sha256={CONFIG: sha256_of(files[CONFIG]), WEIGHTS: digest},
-        size=(listed[CONFIG].size or 0) + (listed[WEIGHTS].size or 0),
+        size=(there[CONFIG].size or 0) + (there[WEIGHTS].size or 0),
         results=results,
         scores=scores,
         repo=repo,
@@ -87,35 +86,11 @@ def repository_url(repo: str, revision: str | None) -> str:
     return f"{constants.ENDPOINT}/{repo}/tree/{revision or 'main'}"
 
 
-def _listed(repo: str, commit: str) -> dict[str, RepoSibling]:
-    try:
-        info = HfApi().model_info(repo, revision=commit, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    except HfHubHTTPError as error:
-        raise PerlError(f"the Hub answers {error.response.status_code} when asked for its files", repo) from None
-    except Exception as error:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
-        raise PerlError(f"its files cannot be listed: {_first_line(error)}", repo) from None
-    return {file.rfilename: file for file in info.siblings or ()}
-
-
-def _fetched(repo: str, commit: str, file: RepoSibling, source: str, largest: int | None = None) -> Path:
-    largest = largest or _LARGEST[file.rfilename]
-    if file.size is None or file.size > largest:
-        size = "an unknown number of" if file.size is None else f"{file.size:,}"
-        raise PerlError(f"{file.rfilename} has {size} bytes, at most {largest:,} are read", source)
-    try:
-        path = Path(hf_hub_download(repo, file.rfilename, revision=commit))
-    except Exception as error:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
-        raise PerlError(f"{file.rfilename} cannot be had from the Hub: {_first_line(error)}", source) from None
-    if path.stat().st_size != file.size:
-        raise PerlError(f"{file.rfilename} arrived with {path.stat().st_size:,} of {file.size:,} bytes", source)
-    return path
-
-
 def _weights_of(repo: str, commit: str, file: RepoSibling, source: str) -> tuple[dict[str, bytes], str]:
     """The weights' SHA-256, as the Hub says it of large files; of a small one that is kept as text it is computed."""
     if file.lfs is not None:
         return {}, file.lfs.sha256
-    path = _fetched(repo, commit, file, source, _LARGEST_PLAIN_WEIGHTS)
+    path = fetched(repo, commit, file, _LARGEST_PLAIN_WEIGHTS, source)
     return {WEIGHTS: path.read_bytes()}, sha256_of(path)
 
 
@@ -168,8 +143,8 @@ def _licence_of(files: Mapping[str, Path], source: str) -> str | None:
     front, closing, _ = rest.partition("\n---")
     if opening.strip() or not closing:
         return None
-    if len(front) > _LARGEST_YAML:
-        message = f"its front matter has {len(front):,} characters, at most {_LARGEST_YAML:,} are read"
+    if len(front) > LARGEST_FRONT_MATTER:
+        message = f"its front matter has {len(front):,} characters, at most {LARGEST_FRONT_MATTER:,} are read"
         raise PerlError(message, f"{source}: {CARD}")
     licence = _plain_mapping(front, f"{source}: {CARD}").get("license")
     return licence if isinstance(licence, str) else None

@@ -16,6 +16,7 @@ from perl.hub.candidate import Candidate, find_candidate, identity_problems
 from perl.hub.outbox import read_pushes
 from perl.hub.package import card_facts, package_candidate
 from perl.hub.recounted import recount_candidate
+from perl.hub.run_facts import hardware_of
 from perl.recipe import Recipe
 from perl.run import Run
 from perl.saved_adapter import CONFIG, WEIGHTS
@@ -47,7 +48,6 @@ def _of_candidate(candidate: Candidate) -> Material:
     files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
     log = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     rows = [row for row in steps_of(log) if row["step"] <= candidate.step]
-    hardware = facts.get("hardware") or {}
     recipe = Recipe.load(run.path / "recipe.yaml")
     licence = card_facts(candidate).licence
     repo, revision = _pushed(candidate)
@@ -58,7 +58,7 @@ def _of_candidate(candidate: Candidate) -> Material:
         "seed": facts.get("seed"),
         "steps": candidate.step,
         "seconds": facts.get("seconds") if candidate.which == "final" else None,
-        "hardware": f"{hardware['count']} x {hardware['device']}" if hardware else None,
+        "hardware": hardware_of(facts.get("hardware") or {}),
         "trainable_parameters": facts.get("trainable_parameters"),
         "versions": facts.get("versions") or {},
         "created": str(facts.get("created", ""))[:10] or None,

@@ -11,18 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from perl.errors import PerlError, Problem
 from perl.evaluation.published_samples import PUBLISHED, read_published
 from perl.evaluation.recount import Recount, layout_problems, recount
 from perl.evaluation.results import Results
-from perl.evaluation.task import all_tasks
 from perl.hub.card import render_card
 from perl.hub.card_form import CARD, LARGEST_CARD, card_problems, read_front_matter, shown
 from perl.hub.card_lines import differences
-from perl.hub.eval_results import eval_result_files
-from perl.hub.fact_check import contradictions, logging_interval
+from perl.hub.fact_check import contradictions, logging_interval, only_reported
 from perl.hub.facts import (
     METRICS,
     PUBLIC_RECIPE,
@@ -36,24 +32,13 @@ from perl.hub.facts import (
     public_recipe_in,
     results_in,
 )
+from perl.hub.leaderboards import leaderboard_problems, leaderboards_of_others
 from perl.hub.names import shown as public
 from perl.hub.notes import notes_problems, numbers_of_notes, split_notes
 from perl.hub.run_facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
 from perl.hub.scores_text import headline
 from perl.policy_name import adapter_config_digest, adapter_policy_name
 from perl.saved_adapter import CONFIG, WEIGHTS
-
-_LEADERBOARDS = ".eval_results/"
-_REPORTED = {
-    "hardware": "hardware",
-    "seconds": "wall time",
-    "versions": "versions",
-    "licence": "licence",
-    "data_version": "version of the data",
-    "trainable_parameters": "numbers of parameters",
-    "reload_difference": "round trip",
-    "tags": "tags",
-}
 
 
 @dataclass(frozen=True)
@@ -98,7 +83,8 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
         results_in(files)
     except PerlError as error:
         return _wrong(*error.problems)
-    form = card_problems(card, files)
+    own, notes, first = split_notes(card)
+    form = card_problems(card, files, first)
     if len(card) > LARGEST_CARD or read_front_matter(card)[0] is None:
         return _wrong(*form)
     if RUN_FACTS not in files:
@@ -115,14 +101,13 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
         reason = f"holds no results of perl eval: {type(error).__name__}: {shown(str(error))}"
         return _wrong(*form, Problem(reason, SCORES))
     scores = _Scores(files, facts, weights_sha256, counted)
-    own, notes, first = split_notes(card)
     problems = [*form, *_compared(own, expected, run, facts), *notes_problems(notes, first)]
     problems += [*_of_files(files, run), *scores.problems]
     unchecked = [*scores.unchecked, *numbers_of_notes(notes, first)]
     return Checked(
         tuple(dict.fromkeys(problems)),
         (*scores.compared, *_what_was_compared(files)),
-        (*scores.reported, *(name for fact, name in _REPORTED.items() if getattr(run, fact))),
+        (*scores.reported, *only_reported(run, config_in(files), public_recipe_in(files), log_in(files))),
         tuple(unchecked),
     )
 
@@ -144,8 +129,10 @@ def _of_files(files: Files, run: RunFacts) -> Iterator[Problem]:
     """What the files say of each other, and of the scores on leaderboards."""
     config, recipe = config_in(files), public_recipe_in(files)
     yield from contradictions(run, config, recipe, log_in(files))
-    if WEIGHTS in files and config is None:
-        yield Problem("is absent, without which nobody can load the adapter", CONFIG)
+    whole = run.method == "full" and WEIGHTS not in files  # a model that was itself trained
+    for name in (CONFIG, WEIGHTS):
+        if name not in files and not whole:
+            yield Problem("is absent, without which nobody can load the adapter that the card is of", name)
     between = logging_interval(recipe)
     if METRICS not in files and run.step and between is not None and run.step >= between:
         yield Problem("is absent, though there is a recipe", METRICS, "perl push sends it")
@@ -167,8 +154,10 @@ class _Scores:
         results = results_in(files)
         if weights_sha256 is None and WEIGHTS in files:
             self.unchecked.append(f"{WEIGHTS}: nobody says its SHA-256, and it was not read")
-        self.problems += _leaderboard_problems(files, results)
-        self.unchecked += _of_others(files, results)
+        elif facts.whole:
+            self.unchecked.append("the weights: of a whole model they are no part of what is looked at")
+        self.problems += leaderboard_problems(files, results)
+        self.unchecked += [f"{name}: scores of others" for name in leaderboards_of_others(files, results)]
         if results is None:
             return
         self.problems += _identity_problems(files, facts, results, weights_sha256)
@@ -197,7 +186,7 @@ class _Scores:
             else f"{count:,} rights and wrongs"
         )  # fmt: skip
         self.compared.append(f"{figures} scores recounted from {of_what}")
-        self.reported += counted.reported
+        self.reported += [*counted.reported, "engine and versions of the evaluation"]
 
 
 def _of_the_package(problem: Problem) -> Problem:
@@ -239,65 +228,3 @@ def _identity_problems(
     elif subject.get("policy") != name and weights_sha256 in (None, sha):
         said = shown(str(subject.get("policy")), 12)
         yield Problem(f"names the policy {said}, weights, config and base give {name[:12]}", SCORES, hint)
-
-
-def _leaderboard_problems(files: Files, results: Results | None) -> Iterator[Problem]:
-    """Scores for the Hub's leaderboards that are not those of the results."""
-    expected = eval_result_files(results) if results is not None else {}
-    for name, text in expected.items():
-        if name not in files:
-            yield Problem(f"is absent, {SCORES} gives it", name, "perl push writes it")
-            continue
-        there = _yaml_of(files, name)
-        right = yaml.safe_load(text)
-        for key, said, value in _unequal(there, right):
-            yield Problem(
-                f"says {key}{shown(str(said))}, {SCORES} says {shown(str(value))}", name, "perl push writes it"
-            )
-    for name in _leaderboard_files(files):
-        if name not in expected and _is_ours(name, files, results):
-            yield Problem(f"shows scores that {SCORES} does not give", name, "perl push takes it away")
-
-
-def _of_others(files: Files, results: Results | None) -> list[str]:
-    expected = eval_result_files(results) if results is not None else {}
-    return [
-        f"{shown(name)}: scores of others"
-        for name in _leaderboard_files(files)
-        if name not in expected and not _is_ours(name, files, results)
-    ]
-
-
-def _leaderboard_files(files: Files) -> list[str]:
-    return sorted(name for name in files if name.startswith(_LEADERBOARDS))
-
-
-def _is_ours(name: str, files: Files, results: Results | None) -> bool:
-    """Whether it claims to be of perl: by its name, by what it says, or because it is of a task of the results."""
-    content = content_of(files, name)
-    if name.removeprefix(_LEADERBOARDS).removesuffix(".yaml") in all_tasks() or content is None:
-        return True
-    text = content.decode("utf-8", errors="replace")
-    sources = {str(task.data["source"]) for task in results.tasks} if results is not None else set()
-    return "perl eval" in text or any(source in text for source in sources)
-
-
-def _yaml_of(files: Files, name: str) -> object:
-    try:
-        return yaml.safe_load(content_of(files, name) or b"")
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return None
-
-
-def _unequal(there: object, right: object) -> Iterator[tuple[str, object, object]]:
-    """Where two entries of a leaderboard differ: key, what is there, what should be."""
-    if not (isinstance(there, list) and isinstance(right, list) and len(there) == len(right) == 1):
-        yield from [] if there == right else [("", there, right)]
-        return
-    one, other = there[0], right[0]
-    if not isinstance(one, dict):
-        yield "", one, other
-        return
-    for key in dict.fromkeys([*other, *one]):
-        if one.get(key) != other.get(key):
-            yield f"{shown(str(key))} ", one.get(key), other.get(key)

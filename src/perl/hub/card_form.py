@@ -15,13 +15,14 @@ import yaml
 
 from perl.errors import PerlError, Problem
 from perl.hub.front_matter import OURS, SANDBOX, adapter_tag
+from perl.hub.gate import largest
 from perl.hub.names import has_hub_form
 from perl.hub.paths import ROOTS
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
-LARGEST_CARD = 1_000_000
-LARGEST_FRONT_MATTER = 200_000
 CARD = "README.md"
+LARGEST_CARD = largest(CARD) or 0
+LARGEST_FRONT_MATTER = 200_000
 AGAIN = "perl card RUN writes it anew"
 FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---\r?(?:\n|\Z)", re.DOTALL)
 _FENCES = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -37,19 +38,20 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*:|//|#", re.IGNORECASE)
 _REQUIRED = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": f"[{OURS}, ...]"}
 
 
-def card_problems(card: str, files: Collection[str]) -> list[Problem]:
+def card_problems(card: str, files: Collection[str], notes: int = 0) -> list[Problem]:
     """Why a card is not fit for the Hub.
 
     Args:
         card: ``README.md``.
         files: Paths of all files beside it.
+        notes: Line from 1 from which on its author's own words stand, in which nothing is a placeholder; 0: none.
     """
     if len(card) > LARGEST_CARD:
         return [Problem(f"has {len(card):,} characters, a card has at most {LARGEST_CARD:,}", CARD)]
     metadata, problems = read_front_matter(card)
     if metadata is None:
         return problems
-    return [*_metadata_problems(metadata), *_text_problems(card), *_link_problems(card, files)]
+    return [*_metadata_problems(metadata), *_text_problems(card, notes), *_link_problems(card, files)]
 
 
 def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Problem]]:
@@ -75,7 +77,8 @@ def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Problem]]:
 
 
 def _metadata_problems(metadata: Mapping[str, Any]) -> list[Problem]:
-    whole = metadata.get("library_name") == "transformers" and metadata.get("base_model_relation") == "finetune"
+    tuned = metadata.get("base_model_relation") == "finetune" or "base_model" not in metadata
+    whole = metadata.get("library_name") == "transformers" and tuned
     tags = metadata.get("tags")
     tags = tags if isinstance(tags, list) else []
     found = [_about(key, "is absent", value) for key, value in _REQUIRED.items() if not metadata.get(key)]
@@ -115,7 +118,7 @@ def _about(key: str, message: str, hint: str = "") -> Problem:
     return Problem(message, f"{CARD}: {key}", hint)
 
 
-def _text_problems(card: str) -> list[Problem]:
+def _text_problems(card: str, notes: int) -> list[Problem]:
     """Placeholders and paths. In code ``None`` is a word of the language, and braces are somebody's template."""
     bare = _FENCES.sub(lambda match: "\n" * match[0].count("\n"), card)
     left = [(number, match[0]) for number, match in _matches(_PLACEHOLDER, bare)]
@@ -125,6 +128,7 @@ def _text_problems(card: str) -> list[Problem]:
     found = [
         Problem(f"a placeholder is left: {text}", f"{CARD}:{number}", "leave out what is unknown")
         for number, text in left
+        if not 0 < notes <= number
     ]
     found += [
         Problem(f"a path of somebody's machine: {shown(match[0])}", f"{CARD}:{number}", "name it without the path")
@@ -169,4 +173,4 @@ def shown(text: str, most: int = 80) -> str:
 
 def _matches(pattern: re.Pattern[str], text: str) -> list[tuple[int, re.Match[str]]]:
     """Number of a line from 1, and match."""
-    return [(number, m) for number, line in enumerate(text.splitlines(), 1) for m in pattern.finditer(line)]
+    return [(number, m) for number, line in enumerate(text.split("\n"), 1) for m in pattern.finditer(line)]

@@ -26,6 +26,18 @@ from perl.recipe import Recipe
 from perl.saved_adapter import CONFIG
 
 _AGAIN = "perl push writes both anew"
+_NOT_SHOWN = ("version", "perl")
+_WORDS = {
+    "repo_id": "repository",
+    "data_version": "version of the data",
+    "step": "optimizer steps",
+    "ratio_level": "importance ratio",
+    "trainable_parameters": "numbers of parameters",
+    "total_parameters": "numbers of parameters",
+    "seconds": "wall time",
+    "reload_difference": "round trip",
+    "chat": "form of the questions",
+}
 
 
 def contradictions(
@@ -39,17 +51,32 @@ def contradictions(
         recipe: The run's; None: there is none.
         rows: Of the log; those after the adapter's step are of a training that went on.
     """
-    found: list[tuple[str, object, str, object]] = []
-    if config is not None:
-        found += _of_config(run, config)
-    if recipe is not None:
-        found += _of_recipe(run, recipe)
     problems = [
         Problem(f"says {cut(str(said))}, {file} says {cut(str(right))}", f"{RUN_FACTS}: {key}", _AGAIN)
-        for key, said, file, right in found
+        for key, said, file, right in _held(run, config, recipe)
         if said != right
     ]
     return problems + _of_log(run, recipe, rows)
+
+
+def only_reported(
+    run: RunFacts, config: PeftConfig | None, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """What ``perl_run.json`` says and no other file does, for people; arguments as above."""
+    held = {key for key, *_ in _held(run, config, recipe)}
+    held |= {"step"} if any(row.get("step") is not None for row in rows) else set()
+    known = [fact for fact, value in run if fact not in (*_NOT_SHOWN, *held) and value not in (None, [], {})]
+    found = [_WORDS.get(fact, fact) for fact in known if fact != "settings"]
+    settings = [name for name in run.settings if f"settings.{name}" not in held]
+    return list(dict.fromkeys([*found, *([f"settings ({', '.join(settings)})"] if settings else [])]))
+
+
+def _held(run: RunFacts, config: PeftConfig | None, recipe: Recipe | None) -> Iterator[tuple[str, object, str, object]]:
+    """Key, what is said of it, the file that it is held against, and what that says."""
+    if config is not None:
+        yield from _of_config(run, config)
+    if recipe is not None:
+        yield from _of_recipe(run, recipe)
 
 
 def _of_config(run: RunFacts, config: PeftConfig) -> Iterator[tuple[str, object, str, object]]:

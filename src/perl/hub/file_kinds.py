@@ -153,6 +153,8 @@ def _picture(content: bytes) -> list[Passage]:
         if size == 0:
             size = _bytes_of_pixels(kind, data)
         elif kind == b"IDAT":
+            if held > size:  # decompress(data, 0) would know no end
+                break
             try:
                 held += len(pixels.decompress(data, size - held + 1))
             except zlib.error as error:

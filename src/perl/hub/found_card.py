@@ -9,36 +9,28 @@ of what makes a card right.
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub import constants
 from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import PerlError, Problem, raise_all
-from perl.evaluation.published_samples import LARGEST, PUBLISHED
+from perl.evaluation.published_samples import PUBLISHED
 from perl.evaluation.recount import Recount
 from perl.evaluation.recount_folder import recount_folder
 from perl.evaluation.results import RESULTS, read_results
 from perl.hub.candidate import Candidate, identity_problems
-from perl.hub.card_form import CARD, LARGEST_CARD
+from perl.hub.card_form import CARD
 from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
+from perl.hub.gate import largest
 from perl.hub.package import package_candidate
+from perl.hub.repository import fetched, listed
 from perl.hub.run_card import shown_candidate
-from perl.hub.run_facts import LARGEST_RUN_FACTS, RUN_FACTS, read_run_facts, recipe_of
-from perl.hub_lookup import TIMEOUT_SECONDS, look_up
+from perl.hub.run_facts import RUN_FACTS, read_run_facts, recipe_of
+from perl.hub_lookup import look_up
 from perl.run import Run, sha256_of
 from perl.saved_adapter import CONFIG, WEIGHTS
 
-# Bytes of each file that are read.
-_LARGEST = {
-    CARD: LARGEST_CARD,
-    RUN_FACTS: LARGEST_RUN_FACTS,
-    CONFIG: 1_000_000,
-    PUBLIC_RECIPE: 200_000,
-    METRICS: 20_000_000,
-    SCORES: 50_000_000,
-    PUBLISHED: LARGEST,
-}
-_LARGEST_LEADERBOARD = 100_000
+_READ = (CARD, RUN_FACTS, CONFIG, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)
+_LEADERBOARDS = ".eval_results/"
 # Weights that are not kept as a large file have no SHA-256 until they are here.
 _LARGEST_WEIGHTS = 50_000_000
 _RUN = "run.json"
@@ -149,28 +141,26 @@ def _of_hub(name: str) -> FoundCard:
     commit = look_up("model", repository, revision or None)
     if isinstance(commit, Problem):
         raise PerlError(commit.message, name, commit.hint)
-    try:
-        found = HfApi().model_info(repository, revision=commit, files_metadata=True, timeout=TIMEOUT_SECONDS)
-        siblings = {file.rfilename: file for file in found.siblings or ()}
-        if CARD not in siblings:
-            raise PerlError(f"has no {CARD}", name)
-        files: dict[str, bytes | Path | None] = {}
-        for file in siblings.values():
-            _refuse_cut(file.rfilename, file.size or 0, name)
-            read = file.size is not None and _most(file.rfilename) > 0 and file.size <= _most(file.rfilename)
-            files[file.rfilename] = _download(repository, commit, file.rfilename) if read else None
-        digest = _weights_digest(repository, commit, siblings.get(WEIGHTS))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise PerlError(f"cannot be had from the Hub: {reason}", name) from None
-    return FoundCard(f"{repository}@{found.sha}", files, digest)
+    siblings = listed(repository, commit)
+    if CARD not in siblings:
+        raise PerlError(f"has no {CARD}", name)
+    files: dict[str, bytes | Path | None] = {}
+    for file in siblings.values():
+        most = _most(file.rfilename)
+        _refuse_cut(file.rfilename, file.size or 0, name)
+        read = file.size is not None and most > 0
+        files[file.rfilename] = fetched(repository, commit, file, most, name) if read else None
+    digest = _weights_digest(repository, commit, siblings.get(WEIGHTS), name)
+    return FoundCard(f"{repository}@{commit}", files, digest)
 
 
 def _most(name: str) -> int:
     """Bytes of a file that are read at most; 0: it is not read."""
-    if name.startswith(".eval_results/"):
-        return _LARGEST_LEADERBOARD
-    return _LARGEST.get(name, 0)
+    if name.startswith(_LEADERBOARDS):  # others may give theirs any name
+        name = f"{_LEADERBOARDS}any.yaml"
+    elif name not in _READ:
+        return 0
+    return largest(name) or 0
 
 
 def _refuse_cut(name: str, size: int, where: str) -> None:
@@ -179,7 +169,7 @@ def _refuse_cut(name: str, size: int, where: str) -> None:
         raise PerlError(f"has {size:,} bytes, read are {_most(name):,} at most", f"{where}: {name}")
 
 
-def _weights_digest(repository: str, commit: str | None, file: RepoSibling | None) -> str | None:
+def _weights_digest(repository: str, commit: str | None, file: RepoSibling | None, where: str) -> str | None:
     """The weights' SHA-256, as the Hub says it of large files; of small ones that it keeps as text it is computed."""
     if file is None:
         return None
@@ -187,8 +177,4 @@ def _weights_digest(repository: str, commit: str | None, file: RepoSibling | Non
         return file.lfs.sha256
     if file.size is None or file.size > _LARGEST_WEIGHTS:
         return None
-    return sha256_of(_download(repository, commit, file.rfilename))
-
-
-def _download(repository: str, commit: str | None, name: str) -> Path:
-    return Path(hf_hub_download(repository, name, revision=commit))
+    return sha256_of(fetched(repository, commit, file, _LARGEST_WEIGHTS, where))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from perl.assets import evaluation_tasks
 from perl.errors import Problem
+from perl.evaluation.published_samples import LARGEST as LARGEST_SAMPLES
 from perl.hub.file_kinds import MalformedFileError, read_passages
 from perl.hub.leaks import Machine, find_leaks, this_machine
 from perl.hub.snapshot import is_simple_name
@@ -37,15 +38,15 @@ EXPECTED = (
     Expected(r"adapter_model\.safetensors", 50_000_000_000),
     Expected(r"adapter_config\.json", 1_000_000),
     Expected(r"README\.md", 1_000_000),
-    Expected(r"perl_recipe\.yaml", 1_000_000),
+    Expected(r"perl_recipe\.yaml", 200_000),
     Expected(r"perl_run\.json", 1_000_000),
     Expected(r"metrics\.jsonl", 20_000_000),
     Expected(r"eval/results\.json", 50_000_000),
-    Expected(r"eval/samples\.jsonl", 50_000_000),
+    Expected(r"eval/samples\.jsonl", LARGEST_SAMPLES),
     Expected(rf"(?:eval|plots)/{_SIMPLE}\.png", 20_000_000),
     Expected(rf"\.eval_results/{_SIMPLE}\.yaml", 100_000),
 )
-"""In a repository of an adapter."""
+"""In a repository of an adapter; whoever reads one takes no larger files either."""
 ZOO = (
     Expected(r"adapter_model\.safetensors", 50_000_000_000),
     Expected(r"adapter_config\.json", 1_000_000),

@@ -2,23 +2,30 @@
 
 text -> what may not stand there; lines whose numbers nobody has checked
 
-Plain prose and lists. What could be taken for a part of the card that is checked (a heading, a table, HTML, a picture,
-code) has to stand elsewhere.
+Plain prose and flat lists, line by line, by what a line begins with: readers of Markdown differ in all the rest. What
+could be taken for a part of the card that is checked (a heading, a table, HTML, a picture, code) stands elsewhere.
 """
 
 import re
+from collections.abc import Iterator
 
 from perl.errors import Problem
 from perl.hub.card_form import CARD, FRONT_MATTER, shown
 
 NOTES = "## Notes"
+# What a line may not hold, wherever.
 _REFUSED = {
-    "a heading": re.compile(r"^\s{0,3}#{1,6}(?:\s|$)|^\s{0,3}(?:=+|-+)\s*$"),
-    "a table": re.compile(r"^\s*\||\|.*\|"),
     "HTML": re.compile(r"<[A-Za-z/!?]"),
     "a picture": re.compile(r"!\["),
-    "code": re.compile(r"^\s*(?:```|~~~)"),
+    "a table": re.compile(r"\|"),
+    "a control character": re.compile(r"[^\S \t]|[\x00-\x08\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"),
 }
+# A line is prose by its first characters: everything else, a table's second row too, begins with a sign.
+_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])[ \t]+")
+_MARGIN = re.compile(r" {0,3}(?=\S)")
+_PROSE = re.compile(r"""(?:\*{1,2}|_{1,2}|`)?[\["'“”„«(±€§]*[^\W_]""")
+_DEFINITION = re.compile(r"\[[^\]]*\]:")
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _NUMBER = re.compile(r"\d")
 
 
@@ -45,11 +52,24 @@ def notes_problems(notes: str, first: int) -> list[Problem]:
         first: Likewise.
     """
     return [
-        Problem(f"holds {what} below ## Notes: {shown(line)}", f"{CARD}:{number}", "plain prose only")
+        Problem(f"holds {what} below ## Notes: {shown(line)}", f"{CARD}:{number}", "plain prose and lists only")
         for number, line in _lines(notes, first)
-        for what, pattern in _REFUSED.items()
-        if pattern.search(line)
+        for what in _refused(line)
     ]
+
+
+def _refused(line: str) -> Iterator[str]:
+    """What a line holds that is no prose; a lone carriage return ends a line too."""
+    for part in filter(str.strip, _LINE_END.split(line)):
+        yield from (what for what, pattern in _REFUSED.items() if pattern.search(part))
+        margin, item = _MARGIN.match(part), _ITEM.match(part)
+        text = part[item.end() if item else margin.end() if margin else 0 :]
+        if margin is None:
+            yield "code, or a list within a list"
+        elif _ITEM.match(text):
+            yield "a list within a list"
+        elif _PROSE.match(text) is None or _DEFINITION.match(text):
+            yield "what is neither prose nor a list"
 
 
 def numbers_of_notes(notes: str, first: int) -> list[str]:

@@ -150,6 +150,7 @@ def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> Pat
     """
     folder = _outbox(run, repo_id) / f"step-{step}"
     staged = folder.with_name(f".{folder.name}.tmp")
+    _refuse_links(staged, folder)
     for old in (staged, folder):
         shutil.rmtree(old, ignore_errors=True)
     staged.mkdir(parents=True)
@@ -170,7 +171,9 @@ def queued_checkpoint(run: Run, repo_id: str, step: int) -> Package:
     Raises:
         PerlError: As in :func:`perl.hub.package.read_package`: what lies there is no longer what was put there.
     """
-    return read_package(_outbox(run, repo_id) / f"step-{step}")
+    folder = _outbox(run, repo_id) / f"step-{step}"
+    _refuse_links(folder)
+    return read_package(folder)
 
 
 def forget_checkpoint(run: Run, repo_id: str, step: int) -> None:
@@ -193,7 +196,11 @@ def _outbox(run: Run, repo_id: str) -> Path:
         PerlError: A folder of that name is a link, so that what it holds lies elsewhere.
     """
     folder = run.path / OUTBOX / repo_id.replace("/", "--")
-    for path in (folder.parent, folder):
-        if path.is_symlink():
-            raise PerlError("is a link, and links are not published", str(path), "delete it")
+    _refuse_links(folder.parent, folder)
     return folder
+
+
+def _refuse_links(*folders: Path) -> None:
+    for folder in folders:
+        if folder.is_symlink():
+            raise PerlError("is a link, and links are not published", str(folder), "delete it")

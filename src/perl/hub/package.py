@@ -121,7 +121,7 @@ def package_candidate(
     if not of_a_step:
         files |= _pictures(run, run.plots, "plots")
     card = render_card(facts_from_files(files))
-    notes = split_notes(run.card.read_text(encoding="utf-8"))[1] if run.card.is_file() else ""
+    notes = split_notes(_text(run.card))[1] if run.card.is_file() else ""
     files[CARD] = (f"{card}\n{notes}" if notes else card).encode()
     return Package(dict(sorted(files.items())))
 
@@ -184,6 +184,13 @@ def _adapter(candidate: Candidate) -> dict[str, bytes]:
     return {WEIGHTS: weights, CONFIG: _public_config(_take(run, folder, CONFIG, CONFIG))}
 
 
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PerlError("is not UTF-8", str(file), "save it as UTF-8, or delete it: perl card writes it anew") from None
+
+
 def _take(run: Run, folder: Path, name: str, published: str) -> bytes:
     """A file of a run, which is published under another name."""
     return take(run.path, (folder / name).relative_to(run.path).as_posix(), largest(published) or 0)
@@ -207,6 +214,9 @@ def _public_config(content: bytes) -> bytes:
         name, revision = config.get("base_model_name_or_path"), config.get("revision")
     except (ValueError, AttributeError, RecursionError) as error:
         raise PerlError(f"is no config of an adapter: {str(error)[:80]}", CONFIG) from None
+    for key, value in (("base_model_name_or_path", name), ("revision", revision)):
+        if not isinstance(value, str | None):
+            raise PerlError(f"{key} is no text", CONFIG)
     if name is None:
         return content
     known, commit = public_name(name, revision)

@@ -10,12 +10,11 @@ from pathlib import Path
 from perl.errors import PerlError, Problem
 from perl.evaluation.recount import Recount
 from perl.evaluation.recount_folder import has_samples, recount_folder
-from perl.evaluation.results import RESULTS, SAMPLES
+from perl.evaluation.results import SAMPLES
 from perl.hub.candidate import Candidate, find_candidate
+from perl.hub.facts import SCORES
 from perl.recipe import Recipe
 from perl.run import Run
-
-SCORES = f"eval/{RESULTS}"
 
 
 def run_problems(run: Run) -> list[Problem]:

@@ -10,11 +10,13 @@ import re
 from typing import Annotated, Any
 
 from huggingface_hub import HfApi, constants
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from perl.errors import PerlError, RecipeError, RunFolderError
 from perl.hub.candidate import Candidate
-from perl.hub.names import has_hub_form, is_hub_name, label
+from perl.hub.fact_form import Fact, HubId, Link, Settings, Word, plain_word, showable_settings
+from perl.hub.gate import largest
+from perl.hub.names import is_hub_name, label
 from perl.hub.public_recipe import without_paths
 from perl.model import public_name
 from perl.recipe import Recipe
@@ -23,47 +25,20 @@ from perl.sandbox import is_sandbox
 
 RUN_FACTS = "perl_run.json"
 """What the file is called."""
-LARGEST_RUN_FACTS = 200_000
+_LARGEST = largest(RUN_FACTS) or 0
 LICENCE_SECONDS = 5.0
 """A card is not worth waiting longer for the Hub."""
 _VERSION = 1
 _SANDBOX_LICENCE = "apache-2.0"
-_LONGEST_TEXT = 500
-_HTML = re.compile(r"<[A-Za-z/!?]")
 
 
-def _plain(text: str) -> str:
-    if len(text) > _LONGEST_TEXT:
-        raise ValueError(f"has {len(text):,} characters, at most {_LONGEST_TEXT} are meant")
-    if not text.isprintable() or _HTML.search(text):
-        raise ValueError("is no plain text of one line")
+def _version(text: str) -> str:
+    if re.fullmatch(r"[\w.+!-]+|not installed", text) is None:
+        raise ValueError("is no version")
     return text
 
 
-def _fact(text: str) -> str:
-    """Text that can be taken for no score, link or picture."""
-    if any(mark in text for mark in ("%", "±", "](", "`")):
-        raise ValueError("holds a mark of scores, links or code")
-    return _plain(text)
-
-
-def _hub_id(text: str) -> str:
-    if not has_hub_form(text):
-        raise ValueError("is not user/name")
-    return text
-
-
-def _setting(value: JsonValue) -> JsonValue:
-    if isinstance(value, str):
-        return _plain(value)
-    if isinstance(value, dict):
-        return {_plain(name): _setting(inner) for name, inner in value.items()}
-    return [_setting(inner) for inner in value] if isinstance(value, list) else value
-
-
-Text = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
-Fact = Annotated[str, Field(min_length=1), AfterValidator(_fact)]
-HubId = Annotated[str, AfterValidator(_hub_id)]
+Version = Annotated[str, AfterValidator(_version)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -81,7 +56,7 @@ class Licence(BaseModel):
 
     identifier: Fact
     name: Fact | None = None
-    link: Fact | None = None
+    link: Link | None = None
 
     def __init__(self, identifier: str, name: str | None = None, link: str | None = None) -> None:
         """Takes its fields in this order."""
@@ -122,30 +97,30 @@ class RunFacts(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     version: Annotated[int, Field(ge=_VERSION, le=_VERSION)] = _VERSION
-    perl: Fact
-    name: Text | None = None
+    perl: Word
+    name: Word | None = None
     repo_id: HubId | None = None
-    base: Text
-    revision: Fact | None = None
-    method: Fact | None = None
+    base: Fact
+    revision: Word | None = None
+    method: Word | None = None
     licence: Licence | None = None
-    dataset: Text | None = None
-    data_version: Fact | None = None
+    dataset: Word | None = None
+    data_version: Word | None = None
     step: Count | None = None
     seed: int | None = None
-    loss: Fact | None = None
-    ratio_level: Fact | None = None
-    settings: dict[Text, Annotated[JsonValue, AfterValidator(_setting)]] = {}
-    rewards: dict[Fact, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    loss: Word | None = None
+    ratio_level: Word | None = None
+    settings: Settings = {}
+    rewards: dict[Word, Annotated[float, Field(allow_inf_nan=False)]] = {}
     trainable_parameters: Count | None = None
     total_parameters: Count | None = None
     seconds: Amount | None = None
-    hardware: Text | None = None
+    hardware: Fact | None = None
     reload_difference: Amount | None = None
     chat: bool | None = None
     checkpoints: list[Count] = []
     tags: list[Fact] = []
-    versions: dict[Fact, Fact] = {}
+    versions: dict[Word, Version] = {}
 
     def to_json(self) -> bytes:
         """The file."""
@@ -159,8 +134,8 @@ def read_run_facts(content: bytes) -> RunFacts:
     Raises:
         PerlError: It holds none; what is wrong with each key is a line.
     """
-    if len(content) > LARGEST_RUN_FACTS:
-        raise PerlError(f"has {len(content):,} bytes, read are {LARGEST_RUN_FACTS:,} at most", RUN_FACTS)
+    if len(content) > _LARGEST:
+        raise PerlError(f"has {len(content):,} bytes, read are {_LARGEST:,} at most", RUN_FACTS)
     try:
         return RunFacts.model_validate_json(content)
     except ValidationError as error:
@@ -197,7 +172,7 @@ def run_facts(
     data = known.get("data") or {}
     facts = {
         "perl": perl_version(),
-        "name": repo_id or run.path.resolve().name,
+        "name": repo_id or plain_word(run.path.resolve().name),
         "repo_id": repo_id,
         "base": label(base),
         "revision": revision,
@@ -208,12 +183,12 @@ def run_facts(
         "seed": known.get("seed"),
         "loss": known.get("loss"),
         "ratio_level": known.get("ratio_level"),
-        "settings": known.get("settings") or {},
+        "settings": showable_settings(known.get("settings") or {}),
         "rewards": without_paths(known.get("rewards") or {}),
         "trainable_parameters": known.get("trainable_parameters"),
         "total_parameters": known.get("total_parameters"),
         "seconds": (known.get("seconds") if run.status == "done" else run.elapsed()) if whole_run else None,
-        "hardware": _hardware(known.get("hardware") or {}),
+        "hardware": hardware_of(known.get("hardware") or {}),
         "reload_difference": known.get("reload_difference") if whole_run else None,
         "chat": _is_chat(run),
         "checkpoints": list(steps or []),
@@ -270,7 +245,8 @@ def base_licence(name: str, revision: str | None) -> Licence | None:
         return None
 
 
-def _hardware(found: dict[str, Any]) -> str | None:
+def hardware_of(found: dict[str, Any]) -> str | None:
+    """Processors as ``1 x NVIDIA H100``; None: it is not known."""
     return f"{found.get('count', 1)} x {found['device']}" if found.get("device") else None
 
 
@@ -278,9 +254,9 @@ def _is_chat(run: Run) -> bool | None:
     """Whether questions were chat messages, as what was logged knows it."""
     if not run.samples.is_file():
         return None
-    with run.samples.open(encoding="utf-8") as file:
+    with run.samples.open("rb") as file:
         first = file.readline()
-    try:
+    try:  # what is not UTF-8 is a ValueError too
         return isinstance(json.loads(first)["prompt"], list) if first else None
     except (ValueError, KeyError, TypeError, RecursionError):  # a line that a kill cut short
         return None

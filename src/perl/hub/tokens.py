@@ -114,7 +114,7 @@ def own_secrets() -> dict[str, str]:
     found = {
         value: f"the value of ${name}"
         for name, value in os.environ.items()
-        if _VARIABLE.search(name) and _is_secret(value) and not Path(value).exists()
+        if _VARIABLE.search(name) and _is_secret(value) and not _is_path(value)
     }
     try:
         file = os.environ.get("NETRC") or None
@@ -145,13 +145,22 @@ def _is_secret(value: str) -> bool:
     return len(value) >= (_SHORTEST_MIXED if _is_mixed(value) else SHORTEST) and not re.search(r"\s", value)
 
 
+def _is_path(value: str) -> bool:
+    """Whether it names something here; a value that no path can be is none, and no error may show it."""
+    try:
+        return Path(value).exists()
+    except (OSError, ValueError):  # too long for a name, or without end
+        return False
+
+
 def _is_mixed(value: str) -> bool:
     return re.search(r"\d", value) is not None and re.search(r"[A-Za-z]", value) is not None
 
 
 def _written(value: str) -> set[str]:
     """A value as it may stand in a file."""
-    return {value, quote(value, safe=""), base64.b64encode(value.encode()).decode().rstrip("=")}
+    content = os.fsencode(value)  # the environment holds bytes, which need not be text
+    return {value, quote(content, safe=""), base64.b64encode(content).decode().rstrip("=")}
 
 
 def _by_name(text: str) -> Iterator[Found]:

@@ -14,6 +14,7 @@ import yaml
 from perl.errors import RecipeError
 
 _DEEPEST = 30
+_MOST_DIGITS = 1000  # Python writes none of 4,300 and more
 _OPENING = (
     yaml.FlowSequenceStartToken,
     yaml.FlowMappingStartToken,
@@ -37,6 +38,8 @@ class PlainDumper(yaml.SafeDumper):
 
 def _whole_number(loader: PlainLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number of more than {_MOST_DIGITS:,} digits")
     return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
 
 
@@ -66,6 +69,7 @@ def plain_value(text: str) -> Any:  # noqa: ANN401 (a YAML value)
 
     Raises:
         yaml.YAMLError: It is not plain YAML.
+        ValueError: It holds a number of very many digits.
     """
     return yaml.load(text, Loader=PlainLoader)  # noqa: S506 (a SafeLoader with fewer types)
 
