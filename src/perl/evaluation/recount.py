@@ -326,7 +326,7 @@ def _differences(said: TaskResult, counted: TaskResult) -> list[Problem]:
             name, there, right = other[0]
             first = f"of problem {name!r} it says {marks(there)}, counted are {marks(right)}"
             found.append(problem_of(said, f"the {who}'s rights differ on {len(other)} problems: {first}"))
-    figures = [{k: v for k, v in asdict(task).items() if k != "problems"} for task in (said, counted)]
+    figures = [asdict(replace(task, problems=())) for task in (said, counted)]
     return found + [
         problem_of(said, f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}")
         for place, right, there in unequal(figures[1], figures[0])
