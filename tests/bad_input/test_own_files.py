@@ -30,7 +30,7 @@ from perl.hub.card_check import check_card
 from perl.hub.found_card import find_card
 from perl.hub.outbox import Push, read_push, write_push
 from perl.hub.package import package_candidate, package_problems
-from perl.hub.run_card import run_card
+from perl.hub.run_card import run_card, write_card
 from perl.probe import read_probe
 from perl.run import Run
 from perl.zoo.catalogue import open_zoo
@@ -62,7 +62,7 @@ def whole_run() -> Path:
         "key", [Sample("sums", str(i), 0, seeds[i], "so \\boxed{3}", 5, False, "right", "3") for i in range(4)]
     )
     _rehashed(read_results(run.path)).write(run.path / "eval")
-    (run.path / "adapter" / "README.md").write_text(run_card(run))
+    write_card(run)
     entries = run.path / "zoo" / "entries"
     entries.mkdir(parents=True)
     shipped = open_zoo().entries["sandbox-lora"]

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 from peft import PeftConfig
 
+from perl.adapter_config import read_config
 from perl.errors import PerlError, RecipeError
 from perl.evaluation.results import FIGURE, RESULTS, Results, read_results
 from perl.hub.names import has_hub_form, shown
@@ -230,8 +231,8 @@ def config_in(files: Files) -> PeftConfig | None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / CONFIG).write_bytes(content)
         try:
-            return PeftConfig.from_pretrained(folder)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return read_config(Path(folder))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise PerlError(f"is no config of PEFT: {_first_line(error)}", CONFIG) from None
 
 
