@@ -70,7 +70,8 @@ def _summary(run: "Run") -> list[str]:
         counted = recount_folder(run.path / "eval")
         raise_all(PerlError, counted.said_of(str(run.path / "eval")))
         lines.append(plain(counted.results))
-    lines.append(f"{run.facts['steps']} steps, {run.facts['seconds']:.0f} s, reward {_reward(run)}")
+    steps, seconds = run.facts.get("steps", 0), run.facts.get("seconds", 0.0)
+    lines.append(f"{steps} steps, {seconds:.0f} s, reward {_reward(run)}")
     lines.append(f"adapter  {run.adapter}")
     lines.append(f"card     {run.card}")
     best = run.path / "best"
