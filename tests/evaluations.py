@@ -39,7 +39,7 @@ def task_result(
         title=name.title(),
         protocol_hash=f"{name}-0123456789abcdef"[:16],
         max_new_tokens=512,
-        data={"source": f"someone/{name}", "revision": "abc", "sha256": SHA},
+        data={"source": f"someone/{name}", "revision": "c0ffee" * 6 + "c0ff", "sha256": SHA},
         base=None if base is None else score_samples(samples(base, name)),
         adapter=None if adapter is None else score_samples(samples(adapter, name, tokens=1234)),
         difference=paired_difference(rows(base), rows(adapter)) if both else None,

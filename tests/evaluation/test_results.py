@@ -97,7 +97,11 @@ def test_readers_of_lightevals_files_find_their_way():
     assert scores["pass@4"] == 1.0
     assert {"avg@4_stderr", "pass@1", "pass@2", "maj@4"} <= set(scores)
     assert facts["results"]["products|0"]["avg@1"] == 0.5
-    assert facts["config_tasks"]["sums|0"] == {"name": "sums", "hf_repo": "someone/sums", "hf_revision": "abc"}
+    assert facts["config_tasks"]["sums|0"] == {
+        "name": "sums",
+        "hf_repo": "someone/sums",
+        "hf_revision": "c0ffee" * 6 + "c0ff",
+    }
     assert facts["config_general"]["model_name"] == "runs/lora"
     assert facts["config_general"]["model_config"]["temperature"] == 0.6
     assert facts["config_general"]["model_config"]["adapter_sha256"] == SHA

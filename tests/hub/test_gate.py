@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from perl.errors import PerlError
+from perl.evaluation.published_samples import LARGEST, PUBLISHED
 from perl.hub import gate
 from perl.hub.candidate import find_candidate
 from perl.hub.commit import push_package
@@ -342,3 +343,7 @@ def test_samples_that_are_too_large_to_be_sent_are_told(monkeypatch, caplog):
     assert "eval/samples.jsonl" not in package.files
     (line,) = [record.getMessage() for record in caplog.records if "samples" in record.getMessage()]
     assert "the samples of its scores are not sent" in line
+
+
+def test_as_many_samples_may_leave_as_are_made_and_read():
+    assert largest(PUBLISHED) == LARGEST

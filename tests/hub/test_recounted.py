@@ -59,7 +59,7 @@ def test_scores_without_samples_are_not_packed(run):
 
 
 def test_the_samples_are_published_without_their_texts(run):
-    content = packed(run).content(PUBLISHED)
+    content = packed(run).files[PUBLISHED]
     kept = [json.loads(line) for line in (run.path / "eval" / "samples.jsonl").read_text().splitlines()]
     assert [json.loads(line) for line in content.decode().splitlines()] == [
         {name: value for name, value in line.items() if name != "text"} for line in kept
@@ -71,7 +71,7 @@ def test_samples_of_earlier_adapters_are_not_published(run):
     lines = file.read_text().splitlines()
     others = [json.dumps({**json.loads(line), "policy": "c" * 16}) for line in lines]
     file.write_text("\n".join([*lines, *others]) + "\n")
-    assert len(packed(run).content(PUBLISHED).splitlines()) == len(lines)
+    assert len(packed(run).files[PUBLISHED].splitlines()) == len(lines)
 
 
 def test_no_card_is_written_of_forged_scores(run, capsys):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from perl.assets import evaluation_tasks
 from perl.errors import Problem
-from perl.evaluation.published_samples import LARGEST as LARGEST_SAMPLES
 from perl.hub.file_kinds import MalformedFileError, read_passages
 from perl.hub.leaks import Machine, find_leaks, this_machine
 from perl.hub.snapshot import is_simple_name
@@ -42,7 +41,7 @@ EXPECTED = (
     Expected(r"perl_run\.json", 1_000_000),
     Expected(r"metrics\.jsonl", 20_000_000),
     Expected(r"eval/results\.json", 50_000_000),
-    Expected(r"eval/samples\.jsonl", LARGEST_SAMPLES),
+    Expected(r"eval/samples\.jsonl", 50_000_000),
     Expected(rf"(?:eval|plots)/{_SIMPLE}\.png", 20_000_000),
     Expected(rf"\.eval_results/{_SIMPLE}\.yaml", 100_000),
 )
