@@ -220,7 +220,7 @@ def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
         return resolved_settings(recipe.peft)
     names = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
     found = {ours: getattr(saved.config, theirs, None) for ours, theirs in names.items()}
-    shown = {ours: ", ".join(sorted(value)) if isinstance(value, set) else value for ours, value in found.items()}
+    shown = {ours: sorted(value) if isinstance(value, set) else value for ours, value in found.items()}
     return {"continues": saved.name, **{ours: value for ours, value in shown.items() if value is not None}}
 
 

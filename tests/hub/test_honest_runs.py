@@ -7,6 +7,7 @@ import pytest
 
 from perl.hub.candidate import find_candidate
 from perl.hub.package import package_candidate, package_problems
+from perl.hub.run_facts import RUN_FACTS
 from tests.hub.card_runs import make_run
 
 TRAIN = {"seed": 3, "loss_type": "dapo", "learning_rate": 1e-5}
@@ -75,3 +76,26 @@ def test_rewards_of_ones_own_and_several_can_be_published(tmp_path):
     run.record(rewards={"accuracy": 1.0, "short.py:brevity": 0.5, "format": 0.2})
     package = package_candidate(find_candidate(run), "user/adapter")
     assert [str(problem) for problem in package_problems(package, run.path)] == []
+
+
+def _continued(tmp_path, name, says):
+    """A run that went on from an adapter of that name, as its recipe and its run.json say."""
+    run = make_run(tmp_path / "run", peft={"adapter": name})
+    run.record(settings={"continues": says, "rank": 4, "target_modules": ["q_proj"], "KL coefficient (beta)": 0.0})
+    return package_candidate(find_candidate(run), "user/adapter"), run
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("zoo:lora", "zoo:lora"), ("user/first@v2", "user/first@v2"), ("/home/me/first", "first"), ("a run/first", None)],
+)
+def test_a_run_that_goes_on_from_an_adapter_says_from_which(name, shown, tmp_path):
+    package, run = _continued(tmp_path, name, name)
+    assert [str(problem) for problem in package_problems(package, run.path)] == []
+    assert json.loads(package.files[RUN_FACTS])["settings"].get("continues") == shown
+    assert b"/home/me" not in b"".join(package.files.values())
+
+
+def test_another_adapter_than_the_recipes_is_found(tmp_path):
+    package, run = _continued(tmp_path, "zoo:lora", "zoo:dora")
+    assert any("settings.continues" in str(problem) for problem in package_problems(package, run.path))

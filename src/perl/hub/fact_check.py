@@ -17,6 +17,7 @@ from peft import PeftConfig
 from perl.config import PeftRLConfig
 from perl.errors import PerlError, Problem
 from perl.hub.card_form import shown as cut
+from perl.hub.fact_form import showable_settings
 from perl.hub.facts import METRICS, PUBLIC_RECIPE
 from perl.hub.names import shown
 from perl.hub.run_facts import RUN_FACTS, RunFacts
@@ -106,6 +107,9 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
         if run.method is not None:
             yield "method", run.method, PUBLIC_RECIPE, peft.method
         yield from _of_settings(run, _resolved(recipe))
+    if peft.adapter is not None or "continues" in run.settings:
+        continued = showable_settings({"continues": peft.adapter}).get("continues")
+        yield "settings.continues", run.settings.get("continues"), PUBLIC_RECIPE, continued
     if "KL coefficient (beta)" in run.settings:
         beta = train.get("beta", _default("beta"))
         yield "settings.KL coefficient (beta)", run.settings["KL coefficient (beta)"], PUBLIC_RECIPE, beta

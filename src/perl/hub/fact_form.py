@@ -25,6 +25,7 @@ _WORD = re.compile(r"\w[\w.+:/-]*")
 _NOT_OF_A_WORD = re.compile(r"[^\w.+:/-]+")
 # Names that runs and scripts give to what a trainer was asked for, and the form of their texts.
 _OURS = {
+    "continues": re.compile(r"\w[\w.+:/@-]*"),
     "optimizer": re.compile(r"\w+"),
     "learning rate": re.compile(r"[\d.e+-]+"),
     "KL coefficient (beta)": re.compile(r"[\d.e+-]+"),

@@ -183,7 +183,7 @@ def run_facts(
         "seed": known.get("seed"),
         "loss": known.get("loss"),
         "ratio_level": known.get("ratio_level"),
-        "settings": showable_settings(known.get("settings") or {}),
+        "settings": showable_settings(without_paths(known.get("settings") or {})),
         "rewards": without_paths(known.get("rewards") or {}),
         "trainable_parameters": known.get("trainable_parameters"),
         "total_parameters": known.get("total_parameters"),
