@@ -103,13 +103,7 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
         if said is not None:
             yield fact, said, PUBLIC_RECIPE, train.get(name, _default(name))
     yield "base", run.base, PUBLIC_RECIPE, shown(recipe.model.name)
-    if peft.type is None and peft.adapter is None:
-        if run.method is not None:
-            yield "method", run.method, PUBLIC_RECIPE, peft.method
-        yield from _of_settings(run, _resolved(recipe))
-    if peft.adapter is not None or "continues" in run.settings:
-        continued = showable_settings({"continues": peft.adapter}).get("continues")
-        yield "settings.continues", run.settings.get("continues"), PUBLIC_RECIPE, continued
+    yield from _of_adapter(run, recipe)
     if "KL coefficient (beta)" in run.settings:
         beta = train.get("beta", _default("beta"))
         yield "settings.KL coefficient (beta)", run.settings["KL coefficient (beta)"], PUBLIC_RECIPE, beta
@@ -128,6 +122,18 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
     if run.rewards:
         said = {name.rpartition(":")[2]: weight for name, weight in run.rewards.items()}
         yield "rewards", said, PUBLIC_RECIPE, weights
+
+
+def _of_adapter(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str, object]]:
+    """What was asked for: a method with its settings, or an adapter to go on from."""
+    peft = recipe.peft
+    if peft.adapter is not None or "continues" in run.settings:
+        continued = showable_settings({"continues": peft.adapter}).get("continues")
+        yield "settings.continues", run.settings.get("continues"), PUBLIC_RECIPE, continued
+    elif peft.type is None:
+        if run.method is not None:
+            yield "method", run.method, PUBLIC_RECIPE, peft.method
+        yield from _of_settings(run, _resolved(recipe))
 
 
 def _of_settings(run: RunFacts, resolved: Mapping[str, Any]) -> Iterator[tuple[str, object, str, object]]:
