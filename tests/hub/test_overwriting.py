@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from perl.cli.push import command
 from perl.errors import PerlError, RunFolderError
+from perl.hub.card_form import CARD
 from perl.hub.outbox import read_push, read_pushes, write_push
 from perl.hub.package import Package
 from perl.hub.push import publish, push, push_run, wanted_push
@@ -100,15 +101,29 @@ def test_a_run_of_the_same_recipe_does_not_overwrite_the_first(hub, caplog):
     assert files_of(hub)[WEIGHTS] == (first.adapter / WEIGHTS).read_bytes()
 
 
+def _script_push(card):
+    package = Package({WEIGHTS: weights(b"mine"), CONFIG: b"{}", CARD: card})
+    push_script(package, REPO, message="m", private=False, revision=None, blocking=True)
+
+
 def test_a_script_replaces_as_transformers_does_and_says_so(hub, caplog):
-    hub.create(REPO, OTHER)
+    hub.create(REPO, OTHER | {CARD: b"---\nlicense: mit\n---\nWords of somebody.\n"})
     with caplog.at_level(logging.WARNING, "perl"):
-        push_script(
-            Package({WEIGHTS: weights(b"mine"), CONFIG: b"{}"}), REPO, message="m", private=False, revision=None,
-            blocking=True,
-        )  # fmt: skip
+        _script_push(b"---\nlicense: mit\n---\nFirst.\n")
     before = hub.repo(REPO).commits[-2].oid
-    assert f"{REPO}: replaced the adapter that was there; commit {before} holds it" in caplog.text
+    for what in ("adapter", CARD):
+        assert f"{REPO}: replaced the {what} that was there; commit {before} holds it" in caplog.text
+    assert hub.repo(REPO).files(before)[CARD] == b"---\nlicense: mit\n---\nWords of somebody.\n"
+
+
+def test_a_script_says_nothing_of_its_own_cards(hub, caplog):
+    with caplog.at_level(logging.WARNING, "perl"):
+        _script_push(b"---\nlicense: mit\n---\nFirst.\n")
+        _script_push(b"---\nlicense: mit\n---\nSecond.\n")
+        assert "replaced" not in caplog.text
+        hub.commit(REPO, {CARD: b"---\nlicense: mit\n---\nEdited.\n"})
+        _script_push(b"---\nlicense: mit\n---\nThird.\n")
+    assert f"replaced the {CARD} that was there" in caplog.text
 
 
 def test_the_command_replaces_when_it_is_told_to(hub):

@@ -44,6 +44,8 @@ class Pushed:
         deleted: Older files of ours that the package no longer has.
         foreign: Files of others, left as they are.
         replaced: Commit that still holds another adapter, which was replaced; None: there was none.
+        card_before: Digest of another card, which was replaced and is in the commit ``before``; None: there was none.
+        before: Commit that was the newest.
     """
 
     repo_id: str
@@ -54,6 +56,8 @@ class Pushed:
     deleted: tuple[str, ...]
     foreign: tuple[str, ...]
     replaced: str | None = None
+    card_before: str | None = None
+    before: str | None = None
 
 
 def push_package(
@@ -129,7 +133,9 @@ def push_package(
         changed=after.sha != before[0].sha,
         deleted=tuple(_stale(before[0], package)),
         foreign=tuple(n for n in _names(after) if not is_ours(n) and n not in (*package.files, *_OF_THE_HUB)),
-        replaced=str(before[0].sha) if _other_adapter(before[0], fingerprints) is not None else None,
+        replaced=str(before[0].sha) if _other(before[0], fingerprints, WEIGHTS) is not None else None,
+        card_before=None if (card := _other(before[0], fingerprints, CARD)) is None else _digest(card),
+        before=str(before[0].sha),
     )
 
 
@@ -230,10 +236,10 @@ def _check_place(info: ModelInfo, *, private: bool) -> None:
         raise PerlError(f"holds pickles, which run code when they are loaded: {', '.join(pickles[:3])}", where, hint)
 
 
-def _other_adapter(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint]) -> RepoSibling | None:
-    """Weights that are there and are not those of the package."""
-    there = {sibling.rfilename: sibling for sibling in info.siblings or ()}.get(WEIGHTS)
-    wanted = fingerprints.get(WEIGHTS)
+def _other(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint], name: str) -> RepoSibling | None:
+    """The file of that name that is there and is not that of the package."""
+    there = {sibling.rfilename: sibling for sibling in info.siblings or ()}.get(name)
+    wanted = fingerprints.get(name)
     return None if there is None or (wanted is not None and wanted.is_of(there)) else there
 
 
@@ -258,7 +264,7 @@ def _check_owner(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint], may_
     if models and WEIGHTS not in held:
         hint = "--replace puts the adapter beside it, or another --repo"
         raise PerlError(f"holds another model: {models[0]}", str(info.id), hint)
-    there, hint = _other_adapter(info, fingerprints), "--replace overwrites it, or another --repo"
+    there, hint = _other(info, fingerprints, WEIGHTS), "--replace overwrites it, or another --repo"
     if there is not None and _digest(there) not in may_replace:
         shown = _digest(there)[:12]
         raise PerlError(f"holds another adapter ({shown}), which this run has not pushed", str(info.id), hint)

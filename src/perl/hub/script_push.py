@@ -15,12 +15,16 @@ from typing import Any
 from huggingface_hub import CommitInfo, HfApi
 
 from perl.errors import PerlError, raise_all
-from perl.hub.commit import MAIN, push_package
+from perl.hub.card_form import CARD
+from perl.hub.commit import MAIN, digests, push_package
 from perl.hub.facts import METRICS
 from perl.hub.package import Package, package_problems, read_package, thinned
 from perl.hub.retries import Sleep, persist
 
 logger = logging.getLogger("perl")
+
+# Digests of the cards that this process has sent: a trainer pushes again and again, each time with a newer card.
+_sent: set[str] = set()
 
 
 def write_log(folder: Path, log: Sequence[Mapping[str, Any]]) -> Path | None:
@@ -64,7 +68,7 @@ def full_repo_id(name: str, sleep: Sleep = time.sleep) -> str:
 def push_script(
     package: Package, repo_id: str, *, message: str, private: bool, revision: str | None, blocking: bool
 ) -> CommitInfo | Future[CommitInfo]:
-    """Pushes a package as transformers' trainer does.
+    """Pushes a package as transformers' trainer does: what is there is replaced, with a warning if it is another's.
 
     Args:
         package: From :func:`pack_folder`.
@@ -84,6 +88,9 @@ def push_script(
         )
         if done.replaced is not None:
             logger.warning("%s: replaced the adapter that was there; commit %s holds it", repo_id, done.replaced)
+        if done.card_before is not None and done.card_before not in _sent:
+            logger.warning("%s: replaced the %s that was there; commit %s holds it", repo_id, CARD, done.before)
+        _sent.update(digests(package))
         return CommitInfo(f"{done.url}/commit/{done.commit}", message, "", done.commit)
 
     return push() if blocking else HfApi().run_as_future(push)
