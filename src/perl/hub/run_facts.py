@@ -7,6 +7,7 @@ It is plain JSON of short plain texts and numbers: no path of a machine, no HTML
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from huggingface_hub import HfApi, constants
@@ -183,7 +184,7 @@ def run_facts(
         "seed": known.get("seed"),
         "loss": known.get("loss"),
         "ratio_level": known.get("ratio_level"),
-        "settings": showable_settings(without_paths(known.get("settings") or {})),
+        "settings": _settings(known.get("settings") or {}),
         "rewards": without_paths(known.get("rewards") or {}),
         "trainable_parameters": known.get("trainable_parameters"),
         "total_parameters": known.get("total_parameters"),
@@ -195,6 +196,12 @@ def run_facts(
         "versions": known.get("versions") or {},
     }
     return made_facts(facts, str(run.path / "run.json"))
+
+
+def _settings(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a card can show; of an adapter that lies on this machine the last part of its path, as its recipe."""
+    continued = {"continues": without_paths(known["continues"])} if "continues" in known else {}
+    return showable_settings({**known, **continued})
 
 
 def made_facts(facts: dict[str, Any], where: str) -> RunFacts:
