@@ -6,7 +6,7 @@ import math
 import pytest
 
 from perl.hub.candidate import find_candidate
-from perl.hub.package import package_candidate, package_problems
+from perl.hub.package import Package, package_candidate, package_problems
 from perl.hub.run_facts import RUN_FACTS
 from tests.hub.card_runs import make_run
 
@@ -67,6 +67,14 @@ def test_a_log_that_lacks_what_was_asked_for_is_found(train, rows, said, tmp_pat
     run = _logged(tmp_path, train, rows, 120)
     package = package_candidate(find_candidate(run), "user/adapter")
     assert any(said in str(problem) for problem in package_problems(package, run.path))
+
+
+def test_an_emptied_log_is_found(tmp_path):
+    run = _logged(tmp_path, {"max_steps": 50}, _rows(range(1, 51)))
+    package = package_candidate(find_candidate(run), "user/adapter")
+    emptied = Package({**package.files, "metrics.jsonl": b"\n"})
+    said = [str(problem) for problem in package_problems(emptied, run.path)]
+    assert "metrics.jsonl: has no steps, though there is a recipe (perl push sends it)" in said
 
 
 def test_rewards_of_ones_own_and_several_can_be_published(tmp_path):

@@ -128,14 +128,16 @@ def _compared(card: str, expected: str, run: RunFacts, facts: CardFacts) -> list
 def _of_files(files: Files, run: RunFacts) -> Iterator[Problem]:
     """What the files say of each other, and of the scores on leaderboards."""
     config, recipe = config_in(files), public_recipe_in(files)
-    yield from contradictions(run, config, recipe, log_in(files))
+    log = log_in(files)
+    yield from contradictions(run, config, recipe, log)
     whole = run.method == "full" and WEIGHTS not in files  # a model that was itself trained
     for name in (CONFIG, WEIGHTS):
         if name not in files and not whole:
             yield Problem("is absent, without which nobody can load the adapter that the card is of", name)
     between = logging_interval(recipe)
-    if METRICS not in files and run.step and between is not None and run.step >= between:
-        yield Problem("is absent, though there is a recipe", METRICS, "perl push sends it")
+    if not log and run.step and between is not None and run.step >= between:
+        what = "has no steps" if METRICS in files else "is absent"
+        yield Problem(f"{what}, though there is a recipe", METRICS, "perl push sends it")
 
 
 def _what_was_compared(files: Files) -> list[str]:
