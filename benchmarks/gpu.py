@@ -219,18 +219,20 @@ def _take(outcome: Outcome, message: dict[str, Any]) -> None:
         outcome.header, outcome.rows, outcome.kept = message["header"], message["rows"], len(message["rows"])
     if "row" in message:
         outcome.rows.append(message["row"])
-        print(_progress(message["row"]), flush=True)
+        _print_progress(message["row"])
     outcome.table = message.get("table", outcome.table)
     outcome.complete = message.get("complete", outcome.complete)
     outcome.refused = message.get("refused", outcome.refused)
 
 
-def _progress(row: dict[str, Any]) -> str:
-    """A line as soon as a row is there."""
-    for kind in ("error", "skipped"):
-        if kind in row:
-            return f"  {row['case']}: {kind}: {row[kind]}"
-    return f"  {row['case']}: " + {True: "ok", False: "FAILED"}.get(row.get("ok"), "measured")
+def _print_progress(row: dict[str, Any]) -> None:
+    """A line as soon as a row is there, unless it came at once and is as it should be: the table has it."""
+    found = next((f"{kind}: {row[kind]}" for kind in ("error", "skipped") if kind in row), "")
+    found = found or {True: "ok", False: "FAILED"}.get(row.get("ok"), "measured")
+    seconds = row.get("seconds")
+    if found in ("ok", "measured") and isinstance(seconds, float) and seconds < 1:
+        return
+    print(f"  {row['case']}: {found}", flush=True)
 
 
 def _trouble(process: subprocess.Popen[bytes], end: float, outcome: Outcome) -> str:
