@@ -138,20 +138,25 @@ def run_stage(outcome: Outcome, options: argparse.Namespace, seconds: float) -> 
     folder = Path(tempfile.mkdtemp(prefix=f"gpu-{outcome.stage.name}-"))
     log, mark = folder / "log.txt", uuid.uuid4().hex
     (folder / "scratch").mkdir()
-    trouble = ""
+    written = True
     process, pipe = _start(outcome.stage, options, path, folder, mark, seconds)
     try:
         for message in _messages(process, pipe, started + seconds):
-            _take(outcome, message)
+            written = not _take(outcome, message)
             outcome.seconds = time.monotonic() - started
-            if "header" not in message and message.keys() & {"row", "complete"}:
+            if not written:
                 _write(path, outcome, began, seconds)
+                written = True
+            if "row" in message:
+                _print_progress(message["row"])
         trouble = _trouble(process, started + seconds, outcome)
+        if trouble:
+            outcome.rows.append({"case": OF_THE_STAGE, "error": trouble, "log": _tail(log)})
+            written = False
     finally:
         _end(process, mark)
         os.close(pipe)
-        if trouble:
-            outcome.rows.append({"case": OF_THE_STAGE, "error": trouble, "log": _tail(log)})
+        if not written:
             _write(path, outcome, began, seconds)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -213,16 +218,17 @@ def _messages(process: subprocess.Popen[bytes], pipe: int, end: float) -> Iterat
         yield from map(json.loads, lines)
 
 
-def _take(outcome: Outcome, message: dict[str, Any]) -> None:
-    """Adds what the stage has told to what is known."""
-    if "header" in message:
-        outcome.header, outcome.rows, outcome.kept = message["header"], message["rows"], len(message["rows"])
-    if "row" in message:
-        outcome.rows.append(message["row"])
-        _print_progress(message["row"])
+def _take(outcome: Outcome, message: dict[str, Any]) -> bool:
+    """Adds what the stage has told to what is known; whether that is more than an earlier run has written."""
     outcome.table = message.get("table", outcome.table)
     outcome.complete = message.get("complete", outcome.complete)
     outcome.refused = message.get("refused", outcome.refused)
+    if "header" in message:
+        outcome.header, outcome.rows, outcome.kept = message["header"], message["rows"], len(message["rows"])
+        return False
+    if "row" in message:
+        outcome.rows.append(message["row"])
+    return bool(message.keys() & {"row", "complete"})
 
 
 def _print_progress(row: dict[str, Any]) -> None:

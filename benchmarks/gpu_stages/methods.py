@@ -98,7 +98,7 @@ def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 def _trainer(setting: Setting, method: Method, base: Path, folder: Path) -> PeftGRPOTrainer:
     """As a script makes one, with completions of random tokens."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    model = _load(base, setting)
     longest = 12 if setting.tiny else 128
     trainer = PeftGRPOTrainer(
         model=model,

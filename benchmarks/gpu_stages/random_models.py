@@ -21,7 +21,7 @@ FIFTY_MILLION = {
 TOY = {
     "vocab_size": 128,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
