@@ -11,8 +11,10 @@ import perl.devices
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.devices import accelerator, check_device
 from perl.errors import PerlError, RecipeError
+from perl.evaluation import request
 from perl.evaluation.request import EvalSettings
 from perl.recipe import load_recipe
+from perl.rewards import process_model
 
 MPS = torch.device("mps")
 
@@ -61,10 +63,7 @@ def test_without_an_accelerator_nothing_is_said_or_set(tmp_path, caplog):
 
 @pytest.mark.usefixtures("mac")
 def test_scores_and_process_rewards_are_computed_on_the_cpu_of_a_mac():
-    request, process = (
-        importlib.import_module(f"perl.{name}") for name in ("evaluation.request", "rewards.process_model")
-    )
-    assert request._device(EvalSettings()) == process._device("auto") == torch.device("cpu")
+    assert request._device(EvalSettings()) == process_model._device("auto") == torch.device("cpu")
     assert accelerator() is None
 
 
