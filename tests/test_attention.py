@@ -1,6 +1,7 @@
 """Attention over packed rows against a masked softmax by hand, and models that use it against themselves."""
 
 import copy
+import inspect
 import math
 
 import pytest
@@ -8,7 +9,15 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 import perl.attention
-from perl.attention import packed_attention, refuse_unknown, use_packed_attention
+from perl.attention import (
+    KernelCall,
+    Machine,
+    kernel_call,
+    packed_attention,
+    refuse_unknown,
+    use_packed_attention,
+    why_by_segment,
+)
 from perl.packing import Layout, Row, Segment, pack
 
 CPU = torch.device("cpu")
@@ -85,6 +94,14 @@ def naive_kernel(  # noqa: PLR0913 (the kernel's signature)
     return torch.stack(rows)
 
 
+def naive_kernel_of_torch_2_11(  # noqa: PLR0913 (the kernel's signature)
+    q, k, v, query_ends, key_ends, max_q, max_k, *, scale=None, window_size=(-1, -1)
+):
+    """Every head of its own: the documentation knows one number of heads."""
+    assert q.size(1) == k.size(1) == v.size(1)
+    return naive_kernel(q, k, v, query_ends, key_ends, max_q, max_k, scale=scale, window_size=window_size)
+
+
 def inputs(heads: int, groups: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(heads + groups)
     return [
@@ -98,22 +115,146 @@ def results(attended: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.T
     return [attended.detach(), *torch.autograd.grad((attended * factors).sum(), tensors)]
 
 
-@pytest.mark.parametrize("kernel", [False, True], ids=["by segment", "by kernel"])
+@pytest.mark.parametrize(
+    "kernel",
+    [None, naive_kernel, naive_kernel_of_torch_2_11],
+    ids=["by segment", "by kernel", "by the kernel of torch 2.11"],
+)
 @pytest.mark.parametrize("scaling", [None, 0.9])
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_attention_is_a_softmax_over_what_a_token_sees_and_so_is_its_gradient(
     how, groups, scaling, kernel, monkeypatch
 ):
-    monkeypatch.setattr(perl.attention, "varlen_attn", naive_kernel)  # the real one needs a GPU
-    function = perl.attention._by_kernel if kernel else packed_attention
     tensors, layout = inputs(4, groups), LAYOUTS[how]
-    arguments = (layout, scaling) if kernel else (layout,)
-    attended = function(*tensors, *arguments, **({} if kernel else {"scaling": scaling}))
+    if kernel is None:
+        attended = packed_attention(*tensors, layout, scaling=scaling)
+    else:
+        monkeypatch.setattr(perl.attention, "varlen_attn", kernel)  # the real one needs a GPU
+        call = kernel_call(inspect.signature(kernel))
+        attended = perl.attention._by_kernel(*tensors, layout, scaling, call)
     expected = naive(*tensors, layout, scaling)
     assert attended.shape == (1, LENGTH, 4, 6)
     for found, wanted in zip(results(attended, tensors), results(expected, tensors), strict=True):
         assert (found - wanted).norm() <= 1e-12 * wanted.norm()
+
+
+COMMON_PARAMETERS = "query key value cu_seq_q cu_seq_k max_q max_k"
+OPTIONS_OF_2_11 = "return_aux scale window_size"
+# Read from torch/nn/attention/varlen.py of each wheel: what stands behind the star of varlen_attn.
+OPTIONS = {
+    "2.11.0": OPTIONS_OF_2_11,
+    **dict.fromkeys(
+        ("2.12.0", "2.13.0", "2.14.0", "2.15.0"), f"{OPTIONS_OF_2_11} enable_gqa seqused_k block_table num_splits"
+    ),
+}
+
+
+def signature_with(options: str) -> inspect.Signature:
+    kind = inspect.Parameter
+    places = [kind(name, kind.POSITIONAL_OR_KEYWORD) for name in COMMON_PARAMETERS.split()]
+    return inspect.Signature([*places, *(kind(name, kind.KEYWORD_ONLY, default=None) for name in options.split())])
+
+
+@pytest.mark.parametrize("version", OPTIONS)
+def test_the_kernel_of_each_torch_is_called_with_names_that_it_has(version):
+    signature = signature_with(OPTIONS[version])
+    call = kernel_call(signature)
+    assert call.grouped == (version != "2.11.0")
+    for grouped in (False, True):
+        bound = signature.bind(*range(7), **call.keywords(0.5, grouped))
+        assert bound.arguments["window_size"] == (-1, 0)  # causal
+        assert bound.arguments["scale"] == 0.5
+        assert bound.arguments.get("enable_gqa", False) == (grouped and version != "2.11.0")
+
+
+def test_the_installed_kernel_has_one_of_the_signatures_that_are_known():
+    found = inspect.signature(perl.attention.varlen_attn).parameters.values()
+    options = " ".join(parameter.name for parameter in found if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
+    assert options in OPTIONS.values()
+
+
+def test_a_kernel_that_cannot_be_asked_for_causal_attention_is_not_asked():
+    assert kernel_call(signature_with("return_aux is_causal scale")) is None
+    assert kernel_call(signature_with("return_aux window_size")) is None
+
+
+HOPPER = Machine("cuda", (9, 0), flash=True)
+T4 = Machine("cuda", (7, 5), flash=True)
+CALL = KernelCall(grouped=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [8, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_the_kernel_runs_on_gpus_from_ampere_on_in_half_precision(capability, size, dtype):
+    assert why_by_segment(Machine("cuda", capability, flash=True), dtype, size, size, CALL) is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "sizes", "call", "why"),
+    [
+        (Machine("cpu"), torch.bfloat16, (64, 64), CALL, "cpu"),
+        (Machine("mps"), torch.bfloat16, (64, 64), CALL, "mps"),
+        (Machine("xpu"), torch.bfloat16, (64, 64), CALL, "xpu"),
+        (Machine("cuda", (9, 4), rocm=True, flash=True), torch.bfloat16, (64, 64), CALL, "ROCm"),
+        (HOPPER, torch.float32, (64, 64), CALL, "float32"),
+        (HOPPER, torch.float64, (64, 64), CALL, "float64"),
+        (T4, torch.float16, (64, 64), CALL, "7.5, below 8.0"),
+        (Machine("cuda", (7, 0), flash=True), torch.float16, (64, 64), CALL, "7.0, below 8.0"),  # V100
+        (Machine("cuda", (9, 0), flash=False), torch.bfloat16, (64, 64), CALL, "without FlashAttention"),
+        (HOPPER, torch.bfloat16, (64, 64), None, "unknown varlen_attn"),
+        (HOPPER, torch.bfloat16, (192, 128), CALL, "heads of 192 with values of 128"),  # DeepSeek
+        (HOPPER, torch.bfloat16, (36, 36), CALL, "multiple of 8"),
+        (HOPPER, torch.bfloat16, (264, 264), CALL, "above 256"),
+        (HOPPER, torch.bfloat16, (512, 512), CALL, "above 256"),
+        (Machine("cuda", (8, 6), flash=True), torch.bfloat16, (200, 200), CALL, "shared memory"),
+        (Machine("cuda", (12, 0), flash=True), torch.bfloat16, (224, 224), CALL, "shared memory"),
+    ],
+)
+def test_what_the_kernel_does_not_take_runs_segment_by_segment_and_says_why(machine, dtype, sizes, call, why):
+    assert why in why_by_segment(machine, dtype, *sizes, call)
+
+
+def refusing_kernel(*_, **__):
+    raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+
+
+@pytest.mark.parametrize(
+    ("machine", "size", "value_size"), [(T4, 8, 8), (HOPPER, 12, 8), (HOPPER, 6, 6), (HOPPER, 264, 264)]
+)
+def test_packed_attention_never_asks_a_kernel_that_would_refuse(machine, size, value_size, monkeypatch):
+    monkeypatch.setattr(perl.attention, "varlen_attn", refusing_kernel)
+    monkeypatch.setattr(perl.attention, "machine_of", lambda _: machine)
+    generator = torch.Generator().manual_seed(0)
+    tensors = [
+        torch.randn(1, heads, LENGTH, width, generator=generator).bfloat16()
+        for heads, width in ((4, size), (2, size), (2, value_size))
+    ]
+    found = packed_attention(*tensors, SHARED)
+    expected = naive(*(tensor.double() for tensor in tensors), SHARED, None)
+    assert found.shape == (1, LENGTH, 4, value_size)
+    assert (found.double() - expected).norm() <= 0.01 * expected.norm()  # bfloat16 has 8 bits
+
+
+def test_packed_attention_asks_the_kernel_where_it_fits(monkeypatch):
+    monkeypatch.setattr(perl.attention, "varlen_attn", refusing_kernel)
+    monkeypatch.setattr(perl.attention, "machine_of", lambda _: HOPPER)
+    tensors = [torch.randn(1, heads, LENGTH, 8).bfloat16() for heads in (4, 2, 2)]
+    with pytest.raises(RuntimeError, match="Ampere"):
+        packed_attention(*tensors, SHARED)
+
+
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_layers_of_a_model_in_parts_find_the_layout_on_their_own_device(how):
+    """As of a model that is divided by device_map, whose input, and so whose layout, is on the first device."""
+    tensors, here = inputs(4, 2), LAYOUTS[how]
+    elsewhere = Layout(here.segments, torch.device("meta"))
+    assert torch.equal(packed_attention(*tensors, elsewhere), packed_attention(*tensors, here))
+    own = elsewhere.on(CPU)
+    assert own is elsewhere.on(CPU)  # made once, for all layers there
+    assert {t.device for t in (own.query_ends, own.key_ends, own.keys, *own.masks.values())} == {CPU}
+    assert here.on(CPU) is here
 
 
 def qwen(**options) -> Qwen3ForCausalLM:

@@ -6,10 +6,15 @@ Registered with transformers under a name of its own. Where no layout is passed 
 rows), the model's own implementation runs. The layout travels as an argument of the forward pass and not as a global:
 gradient checkpointing runs a layer's forward again inside the backward pass, when any global has moved on. Shapes: H
 heads, K key-value heads, L tokens, D of a head.
+
+Two ways give the same numbers: one call of torch's variable-length kernel for all segments, or SDPA segment by segment.
+:func:`why_by_segment` says which, from the machine and the shapes alone.
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +27,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from perl.packing import Layout
 
 _PREFIX = "perl_packed_"
-# Types that the variable-length kernel takes.
+# What the variable-length kernel takes, as FlashAttention 2 in torch 2.11 to 2.15 checks it.
 _KERNEL_TYPES = (torch.bfloat16, torch.float16)
+_OLDEST_GPU = (8, 0)
+_LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8
+# Heads whose backward pass asks for more shared memory than GPUs for desktops, workstations and inference have.
+_WIDE_HEADS = range(193, 225)
+_LITTLE_SHARED_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 
 
 def use_packed_attention(model: PreTrainedModel) -> str | None:
@@ -100,6 +110,89 @@ def refuse_unknown(options: dict[str, Any]) -> None:
         raise NotImplementedError("its attention uses dropout")
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What decides whether a device can run the variable-length kernel.
+
+    Attributes:
+        device: Its type, ``cuda``.
+        capability: Of a GPU by NVIDIA.
+        rocm: Whether torch was built for GPUs by AMD, which call themselves ``cuda`` too.
+        flash: Whether torch holds FlashAttention, and nobody has switched it off.
+    """
+
+    device: str
+    capability: tuple[int, int] = (0, 0)
+    rocm: bool = False
+    flash: bool = False
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """How this torch's kernel is asked for causal attention.
+
+    Attributes:
+        grouped: Whether it takes fewer key-value heads than heads; if not, they are repeated.
+    """
+
+    grouped: bool
+
+    def keywords(self, scaling: float | None, grouped: bool) -> dict[str, Any]:
+        """Besides the tensors and the lengths."""
+        asked: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+        return asked | {"enable_gqa": grouped} if self.grouped else asked
+
+
+def machine_of(device: torch.device) -> Machine:
+    """What is known of a device."""
+    if device.type != "cuda":
+        return Machine(device.type)
+    flash = torch.backends.cuda.is_flash_attention_available() and torch.backends.cuda.flash_sdp_enabled()
+    return Machine("cuda", torch.cuda.get_device_capability(device), torch.version.hip is not None, flash)
+
+
+def kernel_call(signature: inspect.Signature) -> KernelCall | None:
+    """How a ``varlen_attn`` of this signature is called; None: it lacks what causal attention needs.
+
+    Torch 2.11 has no ``enable_gqa``; 2.12 to 2.15 have it.
+    """
+    if not {"scale", "window_size"} <= signature.parameters.keys():
+        return None
+    return KernelCall(grouped="enable_gqa" in signature.parameters)
+
+
+KERNEL_CALL = kernel_call(inspect.signature(varlen_attn))
+"""Of the torch that is installed."""
+
+
+def why_by_segment(
+    machine: Machine, dtype: torch.dtype, head_size: int, value_head_size: int, call: KernelCall | None
+) -> str | None:
+    """Why SDPA runs segment by segment; None: the variable-length kernel runs, all segments in one call.
+
+    Args:
+        machine: Where the queries are.
+        dtype: Of queries, keys and values, after autocast.
+        head_size: Numbers of a head of queries and keys.
+        value_head_size: Numbers of a head of values, which others than they have in DeepSeek's latent attention.
+        call: :data:`KERNEL_CALL`.
+    """
+    capability = machine.capability
+    whys = {
+        f"no GPU by NVIDIA ({'ROCm' if machine.rocm else machine.device})": machine.device != "cuda" or machine.rocm,
+        f"numbers are {str(dtype).removeprefix('torch.')}": dtype not in _KERNEL_TYPES,
+        f"a GPU of compute capability {capability[0]}.{capability[1]}, below 8.0": capability < _OLDEST_GPU,
+        "torch without FlashAttention, or it is switched off": not machine.flash,
+        "an unknown varlen_attn": call is None,
+        f"heads of {head_size} with values of {value_head_size}": head_size != value_head_size,
+        f"heads of {head_size}, not a multiple of {_HEAD_MULTIPLE}": head_size % _HEAD_MULTIPLE != 0,
+        f"heads of {head_size}, above {_LARGEST_HEAD}": head_size > _LARGEST_HEAD,
+        f"heads of {head_size} on a GPU of little shared memory": head_size in _WIDE_HEADS
+        and capability in _LITTLE_SHARED_MEMORY,
+    }
+    return next((why for why, holds in whys.items() if holds), None)
+
+
 def packed_attention(
     query_1HLD: torch.Tensor,
     key_1KLD: torch.Tensor,
@@ -113,20 +206,22 @@ def packed_attention(
     Args:
         query_1HLD: (1, H, L, D) float.
         key_1KLD: (1, K, L, D) float, K divides H.
-        value_1KLD: (1, K, L, D) float.
-        layout: Covers the L tokens.
+        value_1KLD: (1, K, L, V) float; V is D but for a few models.
+        layout: Covers the L tokens; on any device.
         scaling: What the scores are multiplied by; None: 1 / sqrt(D).
 
     Returns:
-        (1, L, H, D), as transformers' attention functions return it.
+        (1, L, H, V), as transformers' attention functions return it.
     """
     if query_1HLD.is_cuda and query_1HLD.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
         # What SDPA does under autocast; queries and keys that were rotated are float32 there if the weights are.
         dtype = torch.get_autocast_dtype("cuda")
         query_1HLD, key_1KLD, value_1KLD = query_1HLD.to(dtype), key_1KLD.to(dtype), value_1KLD.to(dtype)
-    if query_1HLD.is_cuda and query_1HLD.dtype in _KERNEL_TYPES:
-        return _by_kernel(query_1HLD, key_1KLD, value_1KLD, layout, scaling)
-    return _by_segment(query_1HLD, key_1KLD, value_1KLD, layout, scaling)
+    layout = layout.on(query_1HLD.device)  # of a model in parts the layers are on other devices than its input
+    machine, sizes = machine_of(query_1HLD.device), (query_1HLD.size(-1), value_1KLD.size(-1))
+    if KERNEL_CALL is None or why_by_segment(machine, query_1HLD.dtype, *sizes, KERNEL_CALL):
+        return _by_segment(query_1HLD, key_1KLD, value_1KLD, layout, scaling)
+    return _by_kernel(query_1HLD, key_1KLD, value_1KLD, layout, scaling, KERNEL_CALL)
 
 
 def _by_segment(
@@ -155,13 +250,24 @@ def _by_segment(
 
 
 def _by_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scaling: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout,
+    scaling: float | None,
+    call: KernelCall,
 ) -> torch.Tensor:
-    """One call for all segments; a segment's keys end where its queries end, which is where the kernel aligns them."""
-    grouped = query.size(1) != key.size(1)
+    """One call for all segments; a segment's keys end where its queries end, which is where FlashAttention aligns them.
+
+    cuDNN aligns them where they begin. Torch 2.15 prefers it, but only where one tensor has the lengths of both: it is
+    given two, also where they are equal.
+    """
+    groups = query.size(1) // key.size(1)
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     if layout.shares:
         k, v = k[layout.keys], v[layout.keys]
+    if groups > 1 and not call.grouped:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     longest_query, longest_key = layout.longest
     attended_LHD = varlen_attn(
         q.contiguous(),
@@ -171,8 +277,6 @@ def _by_kernel(
         layout.key_ends,
         longest_query,
         longest_key,
-        scale=scaling,
-        window_size=(-1, 0),
-        enable_gqa=grouped,
+        **call.keywords(scaling, grouped=groups > 1),
     )
     return attended_LHD.unsqueeze(0)  # type: ignore[union-attr]  # a pair only if asked for

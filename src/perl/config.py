@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from trl import GRPOConfig
 
+from perl.devices import accelerator
 from perl.errors import PerlError, Problem, RecipeError, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
@@ -186,7 +187,8 @@ class PeftRLConfig(GRPOConfig):
             self.learning_rate = method.learning_rate
         if self.peft_target_modules == ["all-linear"]:  # as the command-line parser gives it
             self.peft_target_modules = "all-linear"
-        on_cpu = self.use_cpu or not torch.accelerator.is_available()
+        on_cpu = self.use_cpu or accelerator() is None
+        self.use_cpu = self.use_cpu or (on_cpu and torch.accelerator.is_available())  # one that transformers would take
         if self.bf16 is None and on_cpu:
             self.bf16 = False
         if self.dataloader_pin_memory is None:

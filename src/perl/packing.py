@@ -60,6 +60,14 @@ class Layout:
     segments: tuple[Segment, ...]
     device: torch.device
 
+    def on(self, device: torch.device) -> "Layout":
+        """The same segments with their tensors on another device; made once for each."""
+        return self if device == self.device else self._elsewhere.setdefault(device, Layout(self.segments, device))
+
+    @cached_property
+    def _elsewhere(self) -> dict[torch.device, "Layout"]:
+        return {}
+
     @cached_property
     def shares(self) -> bool:
         """Whether any segment sees a prompt that stands elsewhere."""

@@ -23,6 +23,7 @@ from perl.callbacks.adapter import AdapterCallback
 from perl.callbacks.diagnosis import FlatRewards, MaskedRows
 from perl.callbacks.plots import draw_curves
 from perl.config import PeftRLConfig, rollout_section
+from perl.devices import check_device
 from perl.errors import ModelError, PerlError
 from perl.guards import check_optimizer, check_saved_adapter
 from perl.hub.card_form import CARD, LARGEST_CARD
@@ -102,6 +103,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             args = PeftRLConfig(f"{name.rstrip('/').split('/')[-1].replace(':', '-')}-GRPO")
         check_push(args, asked=args.push_to_hub)
         check_overrides(self)
+        check_device(args.device)
         given = reward_funcs
         reward_funcs, weights = self._rewards(reward_funcs, args)
         if isinstance(reward_processing_classes, list) and reward_funcs is not given:

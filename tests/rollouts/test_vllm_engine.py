@@ -15,7 +15,7 @@ from filelock import FileLock
 from peft import get_peft_model_state_dict
 
 from perl.adapter import attach_adapter
-from perl.errors import MissingExtraError, ModelError, PerlError
+from perl.errors import MissingExtraError, ModelError
 from perl.logprobs import token_log_probs
 from perl.methods.settings import adaptation
 from perl.model import load_base
@@ -23,7 +23,6 @@ from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Update
 from perl.rollouts.update import make_update
 from perl.rollouts.vllm_engine import BASE, InProcessEngine
-from perl.rollouts.vllm_version import check_version
 from perl.sandbox import BASE_FOLDER
 
 SCRIPT = Path(__file__).with_name("in_process.py")
@@ -294,15 +293,3 @@ def test_without_vllm_the_command_that_installs_it_is_named():
 def test_a_rank_that_no_slot_holds_is_refused_before_anything_is_loaded():
     with pytest.raises(ModelError, match=r"rank 513.*at most 512"):
         InProcessEngine(str(BASE_FOLDER), max_lora_rank=513)
-
-
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.7", "0.32.1+cpu"])
-def test_known_versions_are_taken(version):
-    check_version(version, "http://localhost:8000")
-
-
-@pytest.mark.parametrize("version", ["0.31.9", "0.32.0rc1", "0.33.0", "0.33.0rc1", "1.0", "dev"])
-def test_versions_that_are_not_known_are_refused_with_those_that_are(version):
-    with pytest.raises(PerlError) as raised:
-        check_version(version, "http://localhost:8000")
-    assert str(raised.value) == f"http://localhost:8000: vLLM {version} is not supported (install vllm>=0.32,<0.33)"

@@ -126,12 +126,24 @@ def test_nobody_there_is_a_server_that_is_down():
         ask(f"http://127.0.0.1:{free_port()}", VllmServer.facts)
 
 
-def test_another_version_is_refused_by_name():
+def test_an_older_version_is_refused_by_name():
     with answering({"/health": (200, ""), "/version": (200, '{"version": "0.31.1"}')}) as url:
         with pytest.raises(PerlError, match=r"0\.31\.1 is not supported.*>=0\.32,<0\.33"):
             ask(url, VllmServer.facts)
         with pytest.raises(PerlError, match=r"0\.31\.1 is not supported"):
             ServerPool([url], None, leads=False)
+
+
+def test_a_newer_version_is_asked_what_a_tested_one_is_asked():
+    """Whether it samples from the policy is proven as for any other, before the first rollout."""
+    answers = {
+        "/version": (200, '{"version": "0.34.0"}'),
+        "/v1/models": (200, '{"data": [{"id": "base", "max_model_len": 64}]}'),
+        "/metrics": (200, ""),
+    }
+    with answering(answers) as url:
+        facts = ask(url, VllmServer.facts)
+    assert (facts.version, facts.base_name, facts.longest) == ("0.34.0", "base", 64)
 
 
 @pytest.mark.parametrize(

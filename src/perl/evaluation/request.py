@@ -17,6 +17,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from perl.adapter import continue_adapter
+from perl.devices import accelerator
 from perl.errors import MissingExtraError, PerlError, raise_all
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
@@ -239,8 +240,8 @@ def _as_setting(address: ServerAddress) -> str | dict[str, str]:
 
 
 def _device(settings: EvalSettings) -> torch.device:
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cpu") if settings.device == "cpu" or here is None else here
+    here = None if settings.device == "cpu" else accelerator()
+    return torch.device("cpu") if here is None else here
 
 
 def _check_pass_at(pass_at: Sequence[int], k: int) -> None:

@@ -211,11 +211,14 @@ def _tag_and_classes(setting: ProcessRewardSetting, kind: str, config: Any, toke
 def _device(name: str) -> Any:  # noqa: ANN401 (a torch.device)
     import torch
 
-    if name == "auto" and not torch.accelerator.is_available():
-        return torch.device("cpu")
+    from perl.devices import accelerator
+
     if name == "auto":  # not the current one, which is another in another thread
+        here = accelerator()
+        if here is None:
+            return torch.device("cpu")
         number = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
-        name = f"{torch.accelerator.current_accelerator()}:{number}"
+        name = f"{here.type}:{number}"
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # NotImplementedError is a RuntimeError

@@ -26,7 +26,7 @@ from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlE
 from perl.methods.registry import LARGEST_RANK, served_rank
 from perl.processes import several, world_of_one
 from perl.rollouts.engine import Done, EngineSampling, OnGroup, Proof, Request, Sampled, Update
-from perl.rollouts.vllm_version import check_version, missing_vllm
+from perl.rollouts.vllm_version import check_version, explained, missing_vllm
 
 BASE = "base"
 """Name of the version before the first update."""
@@ -81,7 +81,7 @@ class InProcessEngine:
 
         Raises:
             MissingExtraError: vLLM is not installed.
-            PerlError: It is of a version that is not known.
+            PerlError: It is of a version that is too old, or of a newer one that cannot be called like those tested.
             ModelError: vLLM serves no LoRA of that rank.
         """
         self._llm: _Vllm = None
@@ -92,6 +92,7 @@ class InProcessEngine:
         self._version = BASE
         self._own_group = not _distributed()
         self._settings: list[Any] = []
+        self._of_vllm = ""
         options = {
             "model": model,
             "revision": revision,
@@ -111,10 +112,12 @@ class InProcessEngine:
         with self._as_vllm(), _environment(), world, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its own imports
             vllm = _vllm()
-            platform = importlib.import_module("vllm.platforms").current_platform
-            self._sleeps = platform.is_sleep_mode_available()
-            # On a CPU there are no graphs to capture, and compiling takes minutes.
-            self._llm = vllm.LLM(**options, enforce_eager=platform.is_cpu(), enable_sleep_mode=self._sleeps)
+            self._of_vllm = str(vllm.__version__)
+            with explained(self._of_vllm):
+                platform = importlib.import_module("vllm.platforms").current_platform
+                self._sleeps = platform.is_sleep_mode_available()
+                # On a CPU there are no graphs to capture, and compiling takes minutes.
+                self._llm = vllm.LLM(**options, enforce_eager=platform.is_cpu(), enable_sleep_mode=self._sleeps)
         if not frozen:
             gc.unfreeze()  # vLLM takes all objects that there are, the trainer's too, from the garbage collector
 
@@ -282,7 +285,8 @@ class InProcessEngine:
         trainers = _settings()
         _put_back(self._settings or trainers)
         try:
-            yield
+            with explained(self._of_vllm):
+                yield
         finally:
             self._settings = _settings()
             _put_back(trainers)

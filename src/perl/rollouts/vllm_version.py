@@ -1,38 +1,81 @@
 """Which versions of vLLM are known.
 
-version -> nothing, or an error that says which ones are
+version -> nothing, a warning, or an error that says which ones are
 
-Knows nothing of where a vLLM runs.
+A newer one than was tested is let in: whether it samples from the policy is proven before its first rollout is trained
+on. Knows nothing of where a vLLM runs.
 """
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
+import contextlib
+import logging
+from collections.abc import Iterator
+from functools import cache
+
+from packaging.version import InvalidVersion, Version
 
 from perl.errors import PerlError, Problem
 
-SUPPORTED = ">=0.32,<0.33"
-"""The LoRA manager, weight loading and log-probabilities change between minor releases; each of those is looked at."""
+logger = logging.getLogger("perl")
+
+OLDEST, NEWER = Version("0.32"), Version("0.33.dev0")
+"""The oldest that was tested, and where those begin that were not: the LoRA manager, weight loading and
+log-probabilities change between minor releases."""
+TESTED = f">={OLDEST},<0.33"
 
 
 def check_version(version: str, where: str = "") -> None:
-    """Refuses a vLLM whose inner parts are not known.
+    """Refuses a vLLM that is older than the oldest tested, and warns once of one that is newer than the newest.
+
+    Older ones lack what is called: the cache's memory is released, weights carry a label, a LoRA is put into its slot.
 
     Args:
         version: What it says of itself.
         where: The server, or the package.
 
     Raises:
-        PerlError: It is outside of :data:`SUPPORTED`.
+        PerlError: It is too old, or says no version.
     """
     try:
-        known = SpecifierSet(SUPPORTED).contains(version, prereleases=True)
+        found = Version(version)
     except InvalidVersion:
-        known = False
-    if not known:
-        raise PerlError(f"vLLM {version} is not supported", where, f"install vllm{SUPPORTED}")
+        found = None
+    if found is None or found < OLDEST:
+        raise PerlError(f"vLLM {version} is not supported", where, f"install vllm>={OLDEST}; {TESTED} is tested")
+    if found >= NEWER:
+        _warn_of(version)
+
+
+@cache
+def _warn_of(version: str) -> None:
+    """One line for each version, however many servers have it and however often they are asked."""
+    logger.warning(
+        "vLLM %s is newer than the newest tested (%s): it is used if its log-probabilities are the policy's",
+        version,
+        TESTED,
+    )
+
+
+@contextlib.contextmanager
+def explained(version: str) -> Iterator[None]:
+    """Says in one line that a newer vLLM lacks, inside, what was called or takes it otherwise.
+
+    Args:
+        version: Of the vLLM that is called; empty: not known yet, and the error stays.
+    """
+    try:
+        yield
+    except (AttributeError, ImportError, TypeError) as error:
+        if not version or Version(version) < NEWER:
+            raise
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise PerlError(
+            f"vLLM {version}, newer than the newest tested, cannot be called as {TESTED}: {reason}",
+            "rollout.backend",
+            f"install vllm{TESTED}, or rollout.backend: transformers",
+        ) from error
 
 
 def missing_vllm(needed_for: str) -> Problem:
     """The problem of a vLLM that is not installed; no extra, since it asks for an older transformers than ours."""
-    hint = f"pip install 'vllm{SUPPORTED}', then pip install perl-rl once more, for its newer transformers"
+    hint = f"pip install 'vllm{TESTED}', then pip install perl-rl once more, for its newer transformers"
     return Problem(f"{needed_for} needs the package vllm", hint=hint)

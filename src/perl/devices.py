@@ -1,0 +1,42 @@
+"""The accelerator that a run computes on, if there is one that it may.
+
+torch's accelerator -> a device, or None: the CPU
+"""
+
+import logging
+from functools import cache
+
+import torch
+
+from perl.errors import RecipeError
+
+logger = logging.getLogger("perl")
+
+
+def accelerator() -> torch.device | None:
+    """Torch's accelerator; None where there is none, and on Apple's, of which a line says so once.
+
+    What packing, adapters and guards rest on was never compared with a CPU's numbers on Apple's: attention with masks,
+    half precision under autocast, random states that a resumed run goes on with.
+    """
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is not None and found.type == "mps":
+        _say_that_mps_is_not_used()
+        return None
+    return found
+
+
+def check_device(device: torch.device) -> None:
+    """Refuses Apple's accelerator for whoever asks for it.
+
+    Raises:
+        RecipeError: It is one.
+    """
+    if device.type == "mps":
+        hint = "PeftRLConfig computes on the CPU of a Mac by itself; other arguments need use_cpu=True"
+        raise RecipeError("nothing is proven on Apple's GPUs (mps)", "train.use_cpu", hint)
+
+
+@cache
+def _say_that_mps_is_not_used() -> None:
+    logger.warning("computing on the CPU: nothing is proven on Apple's GPUs (mps)")
