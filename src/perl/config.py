@@ -15,7 +15,7 @@ from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.recipe import world_size
-from perl.recipe.sections import FIELD_OF_SETTING, PeftSection, RolloutSection, Section
+from perl.recipe.sections import FIELD_OF_SETTING, ModelSection, PeftSection, RolloutSection, Section
 from perl.recipe.train_fields import REFERENCE_PATTERN
 
 
@@ -68,6 +68,7 @@ class PeftRLConfig(GRPOConfig):
     prompts_per_step: int | None = field(
         default=None, metadata={"help": "Different prompts in one optimizer step; the other batch numbers follow."}
     )
+    quantization: str | None = _setting("quantization", ModelSection)
     peft_method: str = _setting("method")
     peft_rank: int | None = _setting("rank")
     peft_alpha: float | None = _setting("alpha")

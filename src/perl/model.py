@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from perl.errors import ModelError, PerlError, Problem, missing_extra
 from perl.hub_lookup import look_up
 from perl.methods.names import is_of_the_base, name_in_base
-from perl.quantised import is_packed, keep_packing, mark_as, source_tensors, was_quantised
+from perl.quantised import is_packed, keep_packing, mark_as, nf4_config, source_tensors, was_quantised
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
 
@@ -77,9 +77,10 @@ def load_base(section: ModelSection, device: torch.device) -> PreTrainedModel:
             attn_implementation=section.attn_implementation,
             use_safetensors=True,
             trust_remote_code=False,
+            **_quantising(section, device),
         )
     keep_packing(model)
-    return model.to(device).eval()
+    return (model if section.quantization else model.to(device)).eval()
 
 
 def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreTrainedModel:
@@ -345,6 +346,22 @@ def _dtype(section: ModelSection, device: torch.device) -> torch.dtype | str:
     if section.dtype != "auto":
         return getattr(torch, section.dtype)
     return torch.float32 if device.type == "cpu" else "auto"
+
+
+def _quantising(section: ModelSection, device: torch.device) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that quantise a base as it is loaded, on its device; none for an ordinary one."""
+    if section.quantization is None:
+        return {}
+    dtype = _dtype(section, device)
+    config = nf4_config(dtype if isinstance(dtype, torch.dtype) else _published_dtype(section))
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def _published_dtype(section: ModelSection) -> torch.dtype:
+    """The type of a checkpoint's numbers, as its config has it; float32 where that does not say."""
+    config = AutoConfig.from_pretrained(resolve_model(section.name), revision=section.revision, trust_remote_code=False)
+    dtype = config.dtype or config.get_text_config().dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def _check_exists(section: ModelSection) -> None:

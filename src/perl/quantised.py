@@ -15,12 +15,26 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers import BitsAndBytesConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from perl.errors import ModelError
 
 # What transformers and PEFT ask a model for to know that it is quantised.
 _MARKS = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method", "hf_quantizer")
+
+
+def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """How a base is loaded in NF4: as QLoRA has it, with the scales quantised too (0.13 instead of 0.5 bits a number).
+
+    Embeddings, norms and the head stay as they are; what is quantised is computed in the type of all else.
+
+    Args:
+        dtype: Of the model.
+    """
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
 
 
 def was_quantised(base: nn.Module) -> bool:

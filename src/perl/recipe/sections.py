@@ -27,6 +27,11 @@ class ModelSection(Section):
         "auto", description="auto: float32 on a CPU, the checkpoint's own type elsewhere."
     )
     attn_implementation: str | None = Field(None, description="As in transformers; flash_attention_2 needs [flash].")
+    quantization: Literal["nf4"] | None = Field(
+        None,
+        description="nf4: the linear layers in 4 bits, as QLoRA has them (needs [quantised]); None: as they are "
+        "published.",
+    )
 
 
 class PeftSection(Section):
@@ -286,6 +291,7 @@ SECTION_NAMES = (*SECTIONS, "rewards", "train")
 _OF_TRL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
 # Fields of PeftRLConfig whose home in a recipe is another section than `train`.
 FIELD_OF_SETTING: dict[tuple[str, str], str] = {
+    ("model", "quantization"): "quantization",
     **{("peft", key): "adapter" if key == "adapter" else f"peft_{key}" for key in PeftSection.model_fields},
     **{("rollout", key): key if key in _OF_TRL else f"rollout_{key}" for key in RolloutSection.model_fields},
 }
