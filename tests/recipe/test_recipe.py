@@ -160,7 +160,7 @@ def test_train_takes_every_field_of_the_trainers_arguments():
 
     hints = typing.get_type_hints(PeftRLConfig)
     homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields if key != "adapter"}
-    homes |= {"adapter": ("peft", "adapter")}
+    homes |= {"adapter": ("peft", "adapter"), "quantization": ("model", "quantization")}
     homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] == "rollout"}
     served = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
     names = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and f.name not in REFUSED]

@@ -76,6 +76,7 @@ def of_policy(results: Results) -> dict[str, Any]:
     subject = results.subject
     base, revision = public_name(str(subject.get("base")), subject.get("base_revision"))
     known = {"base_sha256": subject.get("base_sha256"), "policy": subject.get("policy")}
+    known["base_quantization"] = subject.get("base_quantization")
     return {"base": base, "base_revision": revision, **known}
 
 

@@ -6,6 +6,7 @@ Knows nothing of the rest of the card.
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import yaml
@@ -52,7 +53,7 @@ def in_percent(share: float) -> float:
 
 def model_index(results: Results) -> list[EvalResult]:
     """Every task's avg@k and pass@k as a card's metadata has them, in percent."""
-    return [entry for task in results.tasks for entry in _entries(task, _definition(task))]
+    return [entry for task in results.tasks for entry in _entries(task, _definition(task), _base_of(results))]
 
 
 def eval_result_files(results: Results) -> dict[str, str]:
@@ -67,7 +68,7 @@ def eval_result_files(results: Results) -> dict[str, str]:
     Raises:
         PerlError: A task's name is no name of a file.
     """
-    files = {}
+    files, of_base = {}, "".join(f"; base quantised to {value}" for value in _base_of(results).values())
     for task in results.tasks:
         if "/" in task.name or not is_simple_name(task.name.replace(":", "-")):  # a results file may come from anywhere
             raise PerlError(f"{task.name[:80]!r} is no name of a task", RESULTS)
@@ -85,7 +86,7 @@ def eval_result_files(results: Results) -> dict[str, str]:
             task_id=benchmark.task_id,
             value=in_percent(task.score.accuracy),
             dataset_revision=revision,
-            notes=f"avg@{task.score.k}; {results.protocol}; perl eval, protocol {task.protocol_hash}",
+            notes=f"avg@{task.score.k}; {results.protocol}; perl eval, protocol {task.protocol_hash}{of_base}",
         )
         written = eval_result_entries_to_yaml([entry])
         files[f".eval_results/{task.name}.yaml"] = yaml.dump(written, Dumper=PlainDumper, sort_keys=False)
@@ -103,12 +104,18 @@ def _definitions() -> dict[str, Task]:
     return all_tasks()
 
 
-def _entries(task: TaskResult, definition: Task | None) -> list[EvalResult]:
+def _base_of(results: Results) -> dict[str, str]:
+    """What a score must say of its base: that it was quantised, and is another one than its name says."""
+    quantization = results.subject.get("base_quantization")
+    return {"base_quantization": quantization} if quantization else {}
+
+
+def _entries(task: TaskResult, definition: Task | None, base: Mapping[str, str]) -> list[EvalResult]:
     source, score = str(task.data["source"]), task.score
     if definition is not None and source != definition.repository:
         source = definition.file
     known = definition if definition is not None and definition.repository == source else None
-    facts = {"k": score.k, "n": score.n, "protocol": task.protocol_hash}
+    facts = {"k": score.k, "n": score.n, "protocol": task.protocol_hash, **base}
     error = {} if score.stderr is None else {"stderr": in_percent(score.stderr)}
     metrics = [("accuracy", f"avg@{score.k}", score.accuracy, facts | error)]
     metrics += [("pass@k", f"pass@{k}", value, {**facts, "k": k}) for k, value in score.pass_at.items() if k > 1]

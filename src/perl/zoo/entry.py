@@ -74,6 +74,7 @@ class Entry(_Record):
         base: Hub id or sandbox name.
         base_revision: Commit.
         base_sha256: Fingerprint of the base's weights.
+        base_quantization: What the base was quantised to as it was loaded, for the training and the scores.
         policy: The one name of base, weights and config (see :mod:`perl.policy_name`).
         method: As in ``peft.method``, or what its authors call it.
         settings: Of the adapter and the training, name -> value, for people.
@@ -99,6 +100,7 @@ class Entry(_Record):
     base: str
     base_revision: str | None = None
     base_sha256: str | None = None
+    base_quantization: str | None = Field(None, pattern=r"^[\w-]{1,40}$")
     policy: str | None = Field(None, pattern=POLICY)
     method: str
     settings: dict[str, Any] = {}
@@ -133,6 +135,11 @@ class Entry(_Record):
         elif not self.adapter.sha256 or not all(score.protocol_hash for score in self.scores):
             raise ValueError("an entry that was measured names the adapter's files and the protocol of each score")
         return self
+
+    @property
+    def on_base(self) -> str:
+        """The base as it was scored: quantised it is another one than its name says."""
+        return f"{self.base} ({self.base_quantization})" if self.base_quantization else self.base
 
     def score(self, task: str) -> TaskScore | None:
         """The score on a task, if there is one."""

@@ -126,7 +126,7 @@ def row_of(entry: Entry) -> Row:
     plain_facts: dict[str, Value] = {
         "name": entry.name,
         "provenance": entry.provenance,
-        "base": entry.base,
+        "base": entry.on_base,
         "method": entry.method,
         "algorithm": entry.algorithm,
         "rank": rank if isinstance(rank, int | str) else None,

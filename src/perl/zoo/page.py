@@ -131,7 +131,7 @@ def html_page(zoo: Zoo) -> str:
         script_hash=_hash(script),
         provenances=sorted({entry.provenance for entry in entries}),
         methods=sorted({entry.method for entry in entries}),
-        bases=sorted({entry.base for entry in entries}),
+        bases=sorted({entry.on_base for entry in entries}),
         size=(_WIDTH, _HEIGHT),
         large=(_LARGE_WIDTH, _LARGE_HEIGHT),
         newest=max((entry.created for entry in entries if entry.created), default=None),
@@ -159,7 +159,7 @@ def _row(entry: Entry, axes: dict[str, tuple[float, float]]) -> PageRow:
         scores={score.task: _score_cell(entry, score, axes[score.task]) for score in entry.scores},
         curve=curve_of(entry.curve, _WIDTH, _HEIGHT),
         large_curve=curve_of(entry.curve, _LARGE_WIDTH, _LARGE_HEIGHT),
-        search=plain(" ".join((entry.name, entry.method, entry.base, entry.provenance, entry.source or ""))).lower(),
+        search=plain(" ".join((entry.name, entry.method, entry.on_base, entry.provenance, entry.source or ""))).lower(),
     )
 
 

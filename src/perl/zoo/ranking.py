@@ -78,7 +78,7 @@ class Ranking:
             notes.append(f"Of no score {what} are known: none can be told apart from any other.")
         elif unknown:
             notes.append(f"Without {what}, so not to be told apart from any other: {', '.join(unknown)}.")
-        bases = sorted({found.entry.base for found in self.ranked})
+        bases = sorted({found.entry.on_base for found in self.ranked})
         if len(bases) > 1:
             notes.append(f"The bases are not the same: {', '.join(bases)}.")
         notes += [
@@ -196,7 +196,7 @@ def _row(found: Ranked) -> Row:
         "rank": Cell(found.rank, found.rank),
         "name": fact_cell(found.entry.name),
         "method": fact_cell(found.entry.method),
-        "base": fact_cell(found.entry.base),
+        "base": fact_cell(found.entry.on_base),
         "score": Cell(score.adapter, score_text(score.adapter, found.error, score.n)),
         "error": Cell(found.error, percent(found.error)),
         "base score": Cell(score.base, score_text(score.base, score.base_stderr, score.n)),

@@ -49,6 +49,7 @@ def _facts(entry: Entry) -> Iterator[tuple[str, object]]:
     yield "provenance", entry.provenance
     yield "source", entry.source
     yield "base", f"{entry.base}@{entry.base_revision}" if entry.base_revision else entry.base
+    yield "base loaded as", entry.base_quantization
     yield "method", entry.method
     yield "settings", ", ".join(f"{name} {value}" for name, value in entry.settings.items())
     yield "algorithm", entry.algorithm

@@ -122,7 +122,7 @@ def _groups(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
             heading = entry.source or ""
         else:
             hashes = ", ".join(dict.fromkeys(f"{s.task} {s.protocol_hash}" for s in entry.scores))
-            heading = f"{entry.base}, protocol of {hashes}" if hashes else entry.base
+            heading = f"{entry.on_base}, protocol of {hashes}" if hashes else entry.on_base
         groups.setdefault(heading, []).append(entry)
     # Tables with scores first; folders nobody scored below.
     return dict(sorted(groups.items(), key=lambda item: not any(entry.scores for entry in item[1])))
@@ -139,8 +139,8 @@ def _table(entries: Sequence[Entry]) -> str:
         ("name", False, lambda e: f"`{e.name}`" + _marks(e, notes)),
         ("method", False, lambda e: in_markdown(e.method)),
     ]
-    if len({e.base for e in entries}) > 1:
-        columns.append(("base", False, lambda e: in_markdown(e.base.rpartition("/")[2])))
+    if len({e.on_base for e in entries}) > 1:
+        columns.append(("base", False, lambda e: in_markdown(e.on_base.rpartition("/")[2])))
     columns += [(in_markdown(task), True, _task_cell(task)) for task in tasks]
     facts: list[tuple[str, Callable[[Entry], Value], Callable[[Entry], str]]] = [
         ("tokens", lambda e: e.tokens, lambda e: _number(e.tokens)),
@@ -198,7 +198,7 @@ def _number(value: int | None) -> str:
 
 def _base_line(entries: Sequence[Entry], tasks: Sequence[str]) -> str:
     """``Base: user/name; math_500 80.9, ...``, as far as it is the same for all."""
-    names = {entry.base for entry in entries}
+    names = {entry.on_base for entry in entries}
     scores = []
     for task in tasks:
         asked = [score for entry in entries for score in entry.scores if score.task == task]
@@ -216,7 +216,7 @@ def _csv(entries: Sequence[Entry]) -> str:
         facts: dict[str, Value] = {
             "name": entry.name,
             "provenance": entry.provenance,
-            "base": entry.base,
+            "base": entry.on_base,
             "base_revision": entry.base_revision,
             "method": entry.method,
             "algorithm": entry.algorithm,
