@@ -23,10 +23,11 @@ from perl.logprobs import token_log_probs
 from perl.methods.anchor import anchored_layers
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.names import name_in_base
-from perl.model import base_dtype, clean_base, evaluating, public_name
+from perl.model import base_dtype, base_of, clean_base, evaluating, public_name
 from perl.precision import in_float32
+from perl.quantised import quantisation_of
 from perl.run import replace_folder, write_text
-from perl.saved_adapter import BASE_DTYPE, BASE_FINGERPRINT, CONFIG, START, WEIGHTS
+from perl.saved_adapter import BASE_DTYPE, BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, START, WEIGHTS
 
 
 def write_adapter(
@@ -68,7 +69,7 @@ def write_adapter_files(
     factors = {
         name_in_base(name): low_rank_update(layer, policy.active_adapter) for name, layer in anchored_layers(policy)
     }
-    facts = _of_the_base(fingerprint, base_dtype(policy))
+    facts = _of_the_base(fingerprint, base_dtype(policy), quantisation_of(base_of(policy)))
     if factors:
         facts[START] = getattr(policy, "start", None)
         _write(*as_lora(policy, factors), folder, base, revision, facts)
@@ -84,6 +85,7 @@ def write_lora(
     revision: str | None,
     fingerprint: str | None,
     dtype: str | None,
+    quantization: str | None = None,
 ) -> None:
     """Writes factors as a plain LoRA.
 
@@ -95,13 +97,16 @@ def write_lora(
         revision: Likewise.
         fingerprint: Likewise.
         dtype: Type in which the base was when the fingerprint was taken.
+        quantization: What the base on which they were trained was quantised to.
     """
-    _write(*as_lora(policy, factors), folder, base, revision, _of_the_base(fingerprint, dtype))
+    facts = _of_the_base(fingerprint, dtype, quantization)
+    _write(*as_lora(policy, factors), folder, base, revision, facts)
 
 
-def _of_the_base(fingerprint: str | None, dtype: str | None) -> dict[str, str | None]:
+def _of_the_base(fingerprint: str | None, dtype: str | None, quantization: str | None) -> dict[str, str | None]:
     """What the header says of the base; of its type nothing where the base is not known."""
-    return {BASE_FINGERPRINT: fingerprint, BASE_DTYPE: dtype if fingerprint is not None else None}
+    known = dtype if fingerprint is not None else None
+    return {BASE_FINGERPRINT: fingerprint, BASE_DTYPE: known, BASE_QUANTIZATION: quantization}
 
 
 def _write(

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from trl import GRPOConfig
 
-from perl.errors import PerlError, Problem, RecipeError, raise_all
+from perl.errors import PerlError, Problem, RecipeError, did_you_mean, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.recipe import world_size
-from perl.recipe.sections import FIELD_OF_SETTING, PeftSection, RolloutSection, Section
+from perl.recipe.sections import FIELD_OF_SETTING, QUANTIZATIONS, ModelSection, PeftSection, RolloutSection, Section
 from perl.recipe.train_fields import REFERENCE_PATTERN
 
 
@@ -68,6 +68,7 @@ class PeftRLConfig(GRPOConfig):
     prompts_per_step: int | None = field(
         default=None, metadata={"help": "Different prompts in one optimizer step; the other batch numbers follow."}
     )
+    quantization: str | None = _setting("quantization", ModelSection)
     peft_method: str = _setting("method")
     peft_rank: int | None = _setting("rank")
     peft_alpha: float | None = _setting("alpha")
@@ -177,6 +178,7 @@ class PeftRLConfig(GRPOConfig):
             raise RecipeError(
                 f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
             )
+        self._check_quantization()
         self._check_rewards()
         check_sampling(self, self.rollout)
         self.of_a_recipe = False
@@ -200,6 +202,11 @@ class PeftRLConfig(GRPOConfig):
             self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
         self.peft  # noqa: B018 (refuses impossible values now, not when the model is loaded)
+
+    def _check_quantization(self) -> None:
+        asked = self.quantization
+        if asked is not None and asked not in QUANTIZATIONS:
+            raise RecipeError(f"no quantization {asked!r}", "quantization", did_you_mean(asked, QUANTIZATIONS))
 
     def _check_rewards(self) -> None:
         if self.flat_reward_steps < 0:

@@ -6,6 +6,7 @@ Exact or refused: what is written is loaded again on a clean base and compared w
 """
 
 import copy
+import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -41,6 +42,8 @@ from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
 from perl.run import Run, replace_folder
 from perl.saved_adapter import CONFIG, SavedAdapter, find_adapter
+
+logger = logging.getLogger("perl")
 
 Form = Literal["lora", "merged"]
 # The same in nats for a merged model in half precision. How far rounding moves log-probabilities depends on the model,
@@ -90,6 +93,9 @@ def export(
     """
     folder, model_section = _located(str(source), base)
     saved = find_adapter(folder)
+    if saved.base_quantization is not None:
+        where = f"{saved.name} was trained on a base quantised to {saved.base_quantization}"
+        logger.warning("%s; what is written is for the ordinary base, on which it is another policy", where)
     policy = continue_adapter(load_base(model_section, torch.device("cpu")), saved).eval()
     target = Path(destination) if destination else Path(f"{str(source).rstrip('/').split('@')[0]}-{form}")
     staged = target.with_name(f".{target.name}.tmp")
@@ -196,7 +202,7 @@ def _write_lora(policy: PeftModel, source: SavedAdapter, folder: Path) -> int:
     # The base it was trained on, in the type of then; loading it in another one does not make it another base.
     known = source.base_fingerprint is not None
     of = (source.base_fingerprint, source.base_dtype) if known else (source_fingerprint(policy), base_dtype(policy))
-    write_lora(policy, factors, folder, *base_identity(policy), *of)
+    write_lora(policy, factors, folder, *base_identity(policy), *of, source.base_quantization)
     return max(factor.rank for factor in factors.values())
 
 

@@ -23,10 +23,19 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from perl.errors import ModelError, PerlError, Problem, missing_extra
+from perl.errors import MissingExtraError, ModelError, PerlError, Problem, missing_extra
 from perl.hub_lookup import look_up
 from perl.methods.names import is_of_the_base, name_in_base
-from perl.quantised import is_packed, keep_packing, mark_as, source_tensors, was_quantised
+from perl.quantised import (
+    half_precision,
+    is_packed,
+    keep_packing,
+    mark_as,
+    nf4_config,
+    quantised_fingerprint,
+    source_tensors,
+    was_quantised,
+)
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
 
@@ -68,18 +77,20 @@ def load_base(section: ModelSection, device: torch.device) -> PreTrainedModel:
 
     Raises:
         ModelError: There is no such model, or the Hub cannot be reached.
+        MissingExtraError: It is to be quantised, and there is no bitsandbytes.
     """
+    check_quantisation(section)
     with _explained(section):
         model = AutoModelForCausalLM.from_pretrained(
             resolve_model(section.name),
             revision=section.revision,
-            dtype=_dtype(section, device),
             attn_implementation=section.attn_implementation,
             use_safetensors=True,
             trust_remote_code=False,
+            **{"dtype": _dtype(section, device), **quantising(section, device, section.dtype)},
         )
     keep_packing(model)
-    return model.to(device).eval()
+    return (model if section.quantization else model.to(device)).eval()
 
 
 def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreTrainedModel:
@@ -96,12 +107,10 @@ def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreT
     if "flash_attention" in (section.attn_implementation or "") and not importlib.util.find_spec("flash_attn"):
         problem = missing_extra("flash-attn", "flash", f"attn_implementation {section.attn_implementation}")
         raise ModelError(problem.message, "model.attn_implementation", problem.hint)
-    with _explained(section):
-        config = AutoConfig.from_pretrained(
-            resolve_model(section.name), revision=section.revision, trust_remote_code=False
-        )
-        with device:
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    check_quantisation(section)
+    config = _config(section)
+    with _explained(section), device:
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def trainable_parameters(model: nn.Module) -> int:
@@ -144,6 +153,19 @@ def base_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str:
         dtype: Type that floating numbers are rounded to first; None: as they were loaded.
     """
     return _digest(_as_loaded(model), dtype)
+
+
+def answering_fingerprint(model: nn.Module) -> str:
+    """SHA-256 that names the base as it answers: a base that was quantised is not the one that it was made from.
+
+    Scores, cards and the zoo name a base by it.
+
+    Args:
+        model: The base, with or without an adapter.
+    """
+    if not was_quantised(base_of(model)):
+        return base_fingerprint(model)
+    return quantised_fingerprint(base_of(model), source_fingerprint(model) or base_fingerprint(model))
 
 
 def base_dtype(model: nn.Module) -> str:
@@ -345,6 +367,56 @@ def _dtype(section: ModelSection, device: torch.device) -> torch.dtype | str:
     if section.dtype != "auto":
         return getattr(torch, section.dtype)
     return torch.float32 if device.type == "cpu" else "auto"
+
+
+def quantising(section: ModelSection, device: torch.device, dtype: torch.dtype | str = "auto") -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that quantise a base as it is loaded, on its device; none for an ordinary one.
+
+    Args:
+        section: Which base, and to what.
+        device: Where it will lie.
+        dtype: Of all that is not quantised, and in which the rest is computed; ``auto``: float32 on a CPU, elsewhere
+            bfloat16, or float16 where there is no bfloat16 or the checkpoint is in it.
+    """
+    if section.quantization is None:
+        return {}
+    if isinstance(dtype, str) and dtype != "auto":
+        dtype = getattr(torch, dtype)
+    if not isinstance(dtype, torch.dtype):
+        half = half_precision(_config(section).dtype, has_bfloat16=has_bfloat16(device))
+        dtype = torch.float32 if device.type == "cpu" else half
+    return {"quantization_config": nf4_config(dtype), "device_map": {"": device}, "dtype": dtype}
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16 and does not only emulate it."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def check_quantisation(section: ModelSection) -> None:
+    """Refuses to quantise what cannot be, before weights are loaded.
+
+    Raises:
+        MissingExtraError: There is no bitsandbytes.
+        ModelError: The checkpoint is quantised already.
+    """
+    if section.quantization is None:
+        return
+    if not importlib.util.find_spec("bitsandbytes"):
+        problem = missing_extra("bitsandbytes", "quantised", "model.quantization")
+        raise MissingExtraError(problem.message, problem.where, problem.hint)
+    published = getattr(_config(section), "quantization_config", None)
+    if published is not None:
+        kind = published.get("quant_method") if isinstance(published, dict) else published.quant_method
+        what = f"{section.name} is published in quantised form already ({getattr(kind, 'value', kind)})"
+        raise ModelError(what, "model.quantization", "leave it out, or name the ordinary base")
+
+
+def _config(section: ModelSection) -> Any:  # noqa: ANN401 (a config of transformers)
+    with _explained(section):
+        return AutoConfig.from_pretrained(
+            resolve_model(section.name), revision=section.revision, trust_remote_code=False
+        )
 
 
 def _check_exists(section: ModelSection) -> None:

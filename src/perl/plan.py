@@ -22,9 +22,10 @@ from perl.errors import DataError, MissingExtraError, ModelError, Problem, raise
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import Prepared
 from perl.memory_estimate import MemoryEstimate, described, recipe_estimates
+from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
-from perl.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
+from perl.model import has_bfloat16, load_empty_base, load_tokenizer, total_parameters, trainable_parameters
 from perl.progress import live_line
 from perl.prompts import render_prompts
 from perl.recipe import Recipe
@@ -117,14 +118,17 @@ class Plan:
         heldout = len(self.problems.heldout) if self.problems.heldout is not None else 0
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         base = self.total_parameters - (self.trainable_parameters if self.method.config else 0)
-        yield f"model    {self.recipe.model.name}, {base:,} parameters"
+        quantization = self.recipe.model.quantization
+        in_bits = f", base in 4 bits ({quantization})" if quantization else ""
+        yield f"model    {self.recipe.model.name}, {base:,} parameters{in_bits}"
         yield f"adapter  {self.method.name} ({settings})" if self.method.config else "adapter  none: the model itself"
         yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
         yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
         if self.recipe.rollout.backend in ("vllm", "vllm-server"):
             what = "the changed weights" if self.served_rank is None else f"a LoRA of rank {self.served_rank}"
-            yield f"rollouts {self.recipe.rollout.backend}, which gets {what} after each step"
+            of_nf4 = "; its base must be quantised too, as `perl rollout command` starts it" if quantization else ""
+            yield f"rollouts {self.recipe.rollout.backend}, which gets {what} after each step{of_nf4}"
         yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards)}"
         yield f"batch    {self.recipe.batch}"
         yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"
@@ -144,6 +148,8 @@ def make_plan(recipe: Recipe) -> Plan:
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
+    if recipe.model.quantization is not None:
+        _check_quantised(recipe, how, arguments)
     empty = load_empty_base(recipe.model)
     total = total_parameters(empty)
     trained = count_trained(recipe.model, how, saved)
@@ -227,6 +233,8 @@ def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
     names = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
     found = {ours: getattr(saved.config, theirs, None) for ours, theirs in names.items()}
     shown = {ours: sorted(value) if isinstance(value, set) else value for ours, value in found.items()}
+    if saved.base_quantization is not None:
+        shown["continued base loaded as"] = saved.base_quantization
     return {"continues": saved.name, **{ours: value for ours, value in shown.items() if value is not None}}
 
 
@@ -236,6 +244,16 @@ def _check_extras(recipe: Recipe) -> None:
     if recipe.rollout.backend == "vllm" and importlib.util.find_spec("vllm") is None:
         missing.append(missing_vllm("rollout.backend"))
     raise_all(MissingExtraError, missing)
+
+
+def _check_quantised(recipe: Recipe, how: Adaptation, arguments: PeftRLConfig) -> None:
+    """Refuses what a base in 4 bits cannot carry, also where only the adapter that is continued tells."""
+    check_on_quantised(how)
+    if recipe.model.dtype == "bfloat16" and not has_bfloat16(arguments.device):
+        raise ModelError("this GPU has no bfloat16, and would emulate it", "model.dtype", "auto or float16")
+    if recipe.rollout.backend == "vllm-server" and _served_rank(recipe, how) is None:
+        what = f"{how.method.name} sends weights after each step, which servers of a quantised base do not take"
+        raise ModelError(what, "peft.method", "lora, or rollout.backend: transformers")
 
 
 def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) -> None:

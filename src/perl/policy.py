@@ -16,14 +16,16 @@ from trl import GRPOConfig
 from trl.trainer.utils import create_model_from_path
 
 from perl.adapter import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
-from perl.config import PeftRLConfig
+from perl.config import PeftRLConfig, rollout_section
 from perl.errors import ModelError, RecipeError
+from perl.methods.on_quantised import IN_PROCESS, check_on_quantised
 from perl.methods.registry import METHODS
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
-from perl.model import base_identity, trainable_parameters
-from perl.quantised import keep_packing
-from perl.recipe.sections import PeftSection
+from perl.model import base_identity, check_quantisation, quantising, trainable_parameters
+from perl.quantised import keep_packing, was_quantised
+from perl.recipe.sections import ModelSection, PeftSection, Quantization
 from perl.saved_adapter import SavedAdapter, find_adapter
+from perl.sharding import strategy_asked_for
 
 
 def adapted_policy(
@@ -41,6 +43,7 @@ def adapted_policy(
         PerlError: The method, the adapter or the model is not what it must be.
     """
     _check_arguments(args)
+    quantization = _asked_quantization(model, args, quantization_config)
     if isinstance(model, nn.Module):
         keep_packing(model)
     if isinstance(model, PeftModel):
@@ -61,12 +64,13 @@ def adapted_policy(
         how = continued_adaptation(args.peft, saved.config, own_method(saved)) if saved else adaptation(args.peft)
     if isinstance(args, PeftRLConfig) and not args.learning_rate_asked:
         args.learning_rate = how.method.learning_rate  # of a continued adapter's or a type's own method
+    _check_method(how, model, quantization)
     if how.config is None:
         return model, how, False
     _check_with_adapter(args)
     set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
     if isinstance(model, str):
-        model = _loaded(model, args, quantization_config)
+        model = _loaded(model, args, quantization_config, quantization)
     _check_head(args, model)
     if saved is not None:
         return continue_adapter(model, saved, how), how, True
@@ -152,12 +156,42 @@ def _to_continue(args: GRPOConfig, peft_config: PeftConfig | None, model: Any) -
     return find_adapter(args.adapter, _base_name(model))
 
 
-def _loaded(name: str, args: GRPOConfig, quantization_config: Any) -> Any:  # noqa: ANN401 (TRL's)
+def _check_method(how: Adaptation, model: Any, quantization: Quantization | None) -> None:  # noqa: ANN401 (a model)
+    if quantization is not None or (isinstance(model, nn.Module) and was_quantised(model)):
+        check_on_quantised(how)
+
+
+def _asked_quantization(model: Any, args: GRPOConfig, quantization_config: Any) -> Quantization | None:  # noqa: ANN401
+    """What the base is quantised to as it is loaded; refused where no base is loaded, or where two say how."""
+    asked: Quantization | None = getattr(args, "quantization", None)
+    if asked is None:
+        return None
+    if not isinstance(model, str):
+        what = "is of a base that is loaded by name; a model that is passed comes as it is"
+        raise ModelError(what, "quantization", "pass the model's name, or leave it out")
+    if quantization_config is not None or "quantization_config" in (args.model_init_kwargs or {}):
+        raise ModelError("is said twice", "quantization", "leave it or quantization_config out")
+    strategy = strategy_asked_for(args)
+    if strategy is not None:
+        what = f"a base in 4 bits cannot be in shards, which {strategy} makes of it"
+        raise RecipeError(what, "quantization", "run with DDP, or leave it out")
+    how = rollout_section(args)
+    if how.backend == "vllm":
+        raise ModelError(IN_PROCESS, "rollout_backend", "transformers, or vllm-server with servers of the same base")
+    revision = (args.model_init_kwargs or {}).get("revision")
+    check_quantisation(ModelSection(name=model, revision=revision, quantization=asked))
+    return asked
+
+
+def _loaded(name: str, args: GRPOConfig, quantization_config: Any, quantization: Quantization | None) -> Any:  # noqa: ANN401
     """The base as TRL loads it by name."""
     options = {**(args.model_init_kwargs or {}), "trust_remote_code": args.trust_remote_code}
+    if quantization is not None:
+        section = ModelSection(name=name, revision=options.get("revision"), quantization=quantization)
+        options |= quantising(section, args.device, options.get("dtype") or "auto")  # TRL would take float32
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
-    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED") and quantization is None:
         options["device_map"] = None
     model = create_model_from_path(name, **options)
     keep_packing(model)

@@ -5,6 +5,7 @@ base -> its quantised layers, the tensors of its checkpoint, layers that are nev
 Knows nothing of adapters.
 """
 
+import hashlib
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -15,12 +16,77 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers import BitsAndBytesConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from perl.errors import ModelError
 
+_NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+# Of how a base was quantised: in what it computes, where it lies and what it is called; the numbers are the same.
+_NOT_OF_THE_NUMBERS = ("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "llm_int8_enable_fp32_cpu_offload")
 # What transformers and PEFT ask a model for to know that it is quantised.
 _MARKS = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method", "hf_quantizer")
+
+
+def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """How a base is loaded in NF4: as QLoRA has it, with the scales quantised too (0.13 instead of 0.5 bits a number).
+
+    Embeddings, norms and the head stay as they are; what is quantised is computed in the type of all else.
+
+    Args:
+        dtype: Of the model.
+    """
+    return BitsAndBytesConfig(**_NF4, bnb_4bit_compute_dtype=dtype)
+
+
+def half_precision(published: torch.dtype | None, *, has_bfloat16: bool) -> torch.dtype:
+    """The type of all that is not quantised on an accelerator: the checkpoint's own if that is a half the device has.
+
+    Args:
+        published: The checkpoint's; None: it does not say.
+        has_bfloat16: Whether the device computes in it. Those before NVIDIA's Ampere (T4, V100) only emulate it.
+    """
+    if published == torch.float16 or not has_bfloat16:
+        return torch.float16
+    return torch.bfloat16
+
+
+def quantisation_of(base: nn.Module) -> str | None:
+    """What a model was quantised to as it was loaded: ``nf4`` if it is :func:`nf4_config`'s, else a word of its own.
+
+    Returns:
+        None: it was not quantised.
+    """
+    if not was_quantised(base):
+        return None
+    facts = _facts(base)
+    if facts.items() >= _NF4.items() and not facts["llm_int8_skip_modules"]:
+        return "nf4"
+    if facts.get("load_in_8bit"):
+        return "int8"
+    if facts.get("load_in_4bit"):
+        return f"{facts['bnb_4bit_quant_type']}-{'double' if facts['bnb_4bit_use_double_quant'] else 'single'}"
+    return str(facts.get("quant_method", "quantised"))
+
+
+def quantised_fingerprint(base: nn.Module, source: str) -> str:
+    """SHA-256 of a quantised base as it answers: of what it was made from, and of how.
+
+    The codes themselves do not count: two devices may round a few of them otherwise.
+
+    Args:
+        base: The base.
+        source: Fingerprint of what it was made from.
+    """
+    how = {name: value for name, value in _facts(base).items() if name not in _NOT_OF_THE_NUMBERS}
+    facts = {"source": source, "quantisation": how}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _facts(base: nn.Module) -> dict[str, Any]:
+    """How a base was quantised, by the names of transformers' config."""
+    facts: dict[str, Any] = base.hf_quantizer.quantization_config.to_dict()  # type: ignore[union-attr, operator]
+    return {name.removeprefix("_"): value for name, value in facts.items()}
 
 
 def was_quantised(base: nn.Module) -> bool:

@@ -23,6 +23,7 @@ class _Facts(BaseModel):
     method: str | None = None
     base: str | None = None
     revision: str | None = None
+    quantization: str | None = None
     repo_id: str | None = None
     seed: int | None = None
     trainable_parameters: int | None = None

@@ -6,6 +6,7 @@ Weights are safetensors only. Whoever made the files, they are read as data of a
 memory.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ BASE_FINGERPRINT = "base_sha256"
 """Key in the header of the weights: fingerprint of the base that the adapter was trained on."""
 BASE_DTYPE = "base_dtype"
 """Key in the header of the weights: type in which that base was loaded, hence the fingerprint taken."""
+BASE_QUANTIZATION = "base_quantization"
+"""Key in the header of the weights: what that base was quantised to as it was loaded; absent: it was not."""
 START = "perl_start"
 """Key in the header of the weights: the method whose start (its anchor) is the second half of the adapter's rank."""
 
@@ -42,6 +45,7 @@ class SavedAdapter:
         shapes: Tensor name -> shape.
         base_fingerprint: Of the base it was trained on, if it was saved by this package.
         base_dtype: Type of that base's numbers, if its fingerprint is known.
+        base_quantization: What that base was quantised to as it was loaded, as far as is known; None: it was not.
         start: The method on whose start it was trained, if half of its rank is that start.
         foreign_base: How a downloaded adapter names its base, if that is a path or an address: it counts for nothing.
     """
@@ -54,6 +58,7 @@ class SavedAdapter:
     base_dtype: str | None = None
     start: str | None = None
     foreign_base: str | None = None
+    base_quantization: str | None = None
 
     @property
     def weights(self) -> Path:
@@ -90,7 +95,8 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
     if base and made_for and made_for != base and _is_public(made_for) and _is_public(base):
         raise ModelError(f"{name} was made for {made_for}, not for {base}", "peft.adapter", f"model.name: {made_for}")
     fingerprint, dtype, start = (metadata.get(key) for key in (BASE_FINGERPRINT, BASE_DTYPE, START))
-    return SavedAdapter(name, folder, config, shapes, fingerprint, dtype, start, foreign)
+    quantization = _plain_word(metadata.get(BASE_QUANTIZATION))
+    return SavedAdapter(name, folder, config, shapes, fingerprint, dtype, start, foreign, quantization)
 
 
 def _folder(name: str) -> tuple[Path, bool]:
@@ -130,6 +136,11 @@ def _header(path: Path) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
                 raise ValueError(f"{key} holds numbers of type {kind}, an adapter's are {', '.join(known)}")
             shapes[key] = tuple(tensor.get_shape())
     return metadata, shapes
+
+
+def _plain_word(said: str | None) -> str | None:
+    """A word of a stranger's header that may be shown."""
+    return said if said is None or re.fullmatch(r"[\w-]{1,40}", said) else "unknown"
 
 
 def _one_line(error: Exception) -> str:

@@ -30,8 +30,10 @@ from transformers.trainer_utils import TrainOutput
 from perl.attention import without_packed_attention
 from perl.config import check_sampling
 from perl.errors import BrokenPromiseError, ModelError, PerlError, Problem, RecipeError, RewardError, RolloutError
+from perl.methods.on_quantised import IN_PROCESS
 from perl.model import base_of
 from perl.packed import PackedGRPOTrainer
+from perl.quantised import was_quantised
 from perl.recipe.sections import RolloutSection
 from perl.rewards.verifier import Judging, check_all
 from perl.rollouts.canary import Canary
@@ -441,6 +443,8 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
             raise RecipeError(
                 "is open, and an engine must be told", "rollout.max_completion_length", "a number of tokens"
             )
+        if how.backend == "vllm" and was_quantised(base_of(self.policy)):
+            raise ModelError(IN_PROCESS, what, "transformers, or vllm-server with servers of the quantised base")
         if self.rollout_func is not None:
             raise RecipeError("a rollout_func samples by itself", what, "leave one of them out")
         if self._is_vlm:

@@ -66,7 +66,7 @@ def check_push(args: TrainingArguments, *, asked: bool, strategy: str | None = N
     Raises:
         RecipeError: Names the strategy.
     """
-    strategy = strategy or _asked_for(args)
+    strategy = strategy or strategy_asked_for(args)
     if strategy is not None and asked:
         raise RecipeError(
             f"under {strategy} the adapter cannot be proven before it is pushed",
@@ -81,7 +81,7 @@ def check_unsharded_run(args: TrainingArguments) -> None:
     Raises:
         RecipeError: Names the strategy.
     """
-    strategy = _asked_for(args)
+    strategy = strategy_asked_for(args)
     if strategy is not None:
         raise RecipeError(
             f"a recipe's adapter is proven and scored by one process, which under {strategy} holds only a part of it",
@@ -90,7 +90,7 @@ def check_unsharded_run(args: TrainingArguments) -> None:
         )
 
 
-def _asked_for(args: TrainingArguments) -> str | None:
+def strategy_asked_for(args: TrainingArguments) -> str | None:
     """What arguments or the launcher ask for, before there is an accelerator."""
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
         return "FSDP"

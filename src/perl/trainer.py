@@ -36,10 +36,11 @@ from perl.logprobs import token_log_probs
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
 from perl.methods.settings import asks_for_random_start
-from perl.model import base_identity, evaluating, public_name, resolve_model, trainable_parameters
+from perl.model import base_identity, base_of, evaluating, public_name, resolve_model, trainable_parameters
 from perl.overrides import check_overrides, is_replaced, received
 from perl.policy import adapted_policy, load_processor, what_to_say
 from perl.precision import in_float32
+from perl.quantised import quantisation_of
 from perl.reference import Reference, reference_log_probs
 from perl.rewards.answers import completion_text
 from perl.rewards.named import JUDGES
@@ -346,6 +347,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             "repo_id": args.hub_model_id if has_hub_form(args.hub_model_id or "") else None,
             "base": label(base),
             "revision": revision,
+            "quantization": quantisation_of(base_of(self.policy)),
             "method": self.adaptation.method.name,
             "dataset": plain_word(label(dataset)) if dataset else None,
             "trainable_parameters": trainable_parameters(self.policy),

@@ -24,17 +24,26 @@ from perl.callbacks.stopping import OrderlyStop, sigterm_as_interrupt
 from perl.checkpoint import discard_incomplete, latest_checkpoint, step_of
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
 from perl.guards import check_saved_adapter, check_saved_model
+from perl.hub.candidate import source_of_run
 from perl.hub.login import check_login, publishing_problems
 from perl.hub.push import publish
 from perl.hub.run_card import write_card
+from perl.methods.on_quantised import quantization_problems
 from perl.methods.registry import METHODS
 from perl.methods.settings import method_problems
-from perl.model import base_fingerprint, base_identity, load_base, processor_name
+from perl.model import (
+    answering_fingerprint,
+    base_identity,
+    load_base,
+    processor_name,
+    source_fingerprint,
+)
 from perl.plan import Plan, make_plan
 from perl.policy_name import weights_digest
 from perl.probe import write_probe
 from perl.processes import others_told, told_by_first
 from perl.prompts import render_prompts
+from perl.quantised import quantisation_of
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import PeftSection
@@ -131,7 +140,8 @@ def read_recipe(
     Raises:
         RecipeError: With every problem found.
     """
-    recipe = load_recipe(source, overrides, checks=(method_problems, reward_problems, publishing_problems))
+    checks = (method_problems, quantization_problems, reward_problems, publishing_problems)
+    recipe = load_recipe(source, overrides, checks=checks)
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
     if output_dir is None:
@@ -184,21 +194,23 @@ def _located(recipe: Recipe) -> Iterator[None]:
 
 def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
     base, revision = base_identity(model)
-    fingerprint = base_fingerprint(model)
+    fingerprint, source = answering_fingerprint(model), source_fingerprint(model)
     known = run.facts.get("fingerprint", {}).get("base", fingerprint)
     if known != fingerprint:
         raise RunFolderError(
             f"was started with other weights of {plan.recipe.model.name}", str(run.path), "choose another with --output"
         )
+    fingerprints = {"base": fingerprint} | ({"source": source} if source not in (None, fingerprint) else {})
     run.record(
         base=base,
         revision=revision,
+        quantization=quantisation_of(model),
         repo_id=plan.recipe.hub.repo_id,
         method=plan.method.name,
         seed=plan.arguments.seed,
         trainable_parameters=plan.trainable_parameters,
         total_parameters=plan.total_parameters,
-        fingerprint={**run.facts.get("fingerprint", {}), "base": fingerprint},
+        fingerprint={**run.facts.get("fingerprint", {}), **fingerprints},
         settings=_settings(plan),
         loss=plan.arguments.loss_type,
         ratio_level=plan.arguments.importance_sampling_level,
@@ -211,8 +223,10 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
 def _settings(plan: Plan) -> dict[str, Any]:
     """What the run was asked for, for a person to read."""
     recipe, arguments = plan.recipe, plan.arguments
+    quantization = recipe.model.quantization
     return {
         **plan.settings,
+        **({"base loaded as": quantization} if quantization is not None else {}),
         "optimizer": arguments.optim.value,
         "learning rate": f"{arguments.learning_rate:g}",
         "KL coefficient (beta)": arguments.beta,
@@ -234,7 +248,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     )
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress says the same in a line
     trainer.judging = plan.judging
-    trainer.base_fingerprint = run.facts.get("fingerprint", {}).get("base")
+    trainer.base_fingerprint = source_of_run(run)
     own = [reward for reward in plan.rewards if reward.failures is not None]
     stop = OrderlyStop([reward.failures for reward in own if reward.failures is not None])
     scores = between_steps(plan, trainer, run)

@@ -88,6 +88,13 @@ class _Eval(click.Group):
     show_default=True,
     help="Of the base's weights; auto: float32 on a CPU, else the checkpoint's.",
 )
+@click.option(
+    "--quantization",
+    type=click.Choice(["auto", "none", "nf4"]),
+    default="auto",
+    show_default=True,
+    help="Of the base; auto: as the adapter was trained, none: the ordinary base.",
+)
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Of transformers.")
 @click.option(
     "--threads",

@@ -9,7 +9,7 @@ from perl.cli.output import say, set_up_output
 from perl.errors import RecipeError, did_you_mean
 from perl.methods.registry import METHODS, REFUSED_TYPES, Method
 
-_COLUMNS = ("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving", "tested")
+_COLUMNS = ("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving", "nf4", "tested")
 
 
 @click.command("methods", short_help="List the PEFT methods: settings, parameters, reference, serving.")
@@ -21,7 +21,8 @@ def command(*, name: str | None, model: str | None, all_types: bool, as_json: bo
     """List the methods that `peft.method` takes, or say everything about one NAME.
 
     rate: usual learning rate, relative to LoRA's. reference: how the base's policy is found again. rollout sync: what
-    an engine is given after each step. tested: reference, saving, reloading and resuming are measured for it.
+    an engine is given after each step. nf4: whether it stands on a base in 4 bits (model.quantization). tested:
+    reference, saving, reloading and resuming are measured for it.
     """
     if name is not None and name not in METHODS:
         raise RecipeError(f"no method {name!r}", hint=did_you_mean(name, METHODS))
@@ -53,6 +54,8 @@ def _row(method: Method) -> dict[str, Any]:
         "reference": method.reference,
         "sync": method.sync,
         "serving": method.serving,
+        "nf4": "no" if method.off_quantised else "yes",
+        "off_nf4": method.off_quantised,
         "tested": "yes",
     }
 
@@ -87,6 +90,7 @@ def _other_types() -> list[dict[str, Any]]:
             "reference": "refused" if kind.value in REFUSED_TYPES else "adapter off",
             "serving": "" if kind.value in REFUSED_TYPES else "as exported",
             "sync": "" if kind.value in REFUSED_TYPES else "as measured",
+            "nf4": "" if kind.value in REFUSED_TYPES else "as PEFT has it",
             "tested": "no",
             "refused": REFUSED_TYPES.get(kind.value, ""),
         }
@@ -131,4 +135,5 @@ def _page(row: dict[str, Any]) -> list[str]:
         f"reference      {row['reference']}",
         f"rollout sync   {row['sync']}",
         f"serving        {row['serving']}",
+        f"on nf4         {row['nf4']}{': ' * bool(row['off_nf4'])}{row['off_nf4']}",
     ]

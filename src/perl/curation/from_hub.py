@@ -166,6 +166,7 @@ def _of_recipe(recipe: Recipe | None) -> dict[str, Any]:
         "rank": peft.rank,
         "alpha": peft.alpha,
         "target_modules": peft.target_modules,
+        "base loaded as": recipe.model.quantization,
         "optimizer": train.get("optim"),
         "learning rate": train.get("learning_rate"),
         "KL coefficient (beta)": train.get("beta"),

@@ -34,9 +34,10 @@ from perl.evaluation.results import SAMPLES, TABLE, OtherScore, Results, TaskRes
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import rights, score_samples
 from perl.evaluation.stored import Stored, stored_samples
-from perl.model import base_dtype, base_identity, public_name
+from perl.model import base_dtype, base_identity, base_of, public_name
 from perl.policy_name import model_config_digest, policy_name
 from perl.progress import duration, progress
+from perl.quantised import quantisation_of
 from perl.rewards.verifier import verifier_version
 from perl.rollouts.open_engine import EngineSettings
 from perl.run import installed_versions, write_text
@@ -260,12 +261,14 @@ def _dtype(policies: Policies, who: Who) -> str:
 def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float) -> Results:
     own = {who: _by_lighteval(plan, groups) for who, groups in drawn.groups.items()}
     base, revision = public_name(*base_identity(policies.base))
+    quantization = quantisation_of(base_of(policies.base))
     return Results(
         subject={
             "name": plan.subject.name,
             "base": base,
             "base_revision": revision,
             "base_sha256": policies.base_sha256,
+            **({"base_quantization": quantization} if quantization is not None else {}),
             "adapter_sha256": plan.subject.adapter_sha256,
             "adapter_config_sha256": plan.subject.config_sha256,
             "policy": plan.subject.policy(policies.base_sha256),

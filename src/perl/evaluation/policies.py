@@ -19,7 +19,7 @@ from perl.adapter import base_only, continue_adapter
 from perl.errors import BrokenPromiseError
 from perl.evaluation.results import Who as Who
 from perl.evaluation.subject import Subject
-from perl.model import base_fingerprint, load_base, load_tokenizer
+from perl.model import answering_fingerprint, load_base, load_tokenizer
 from perl.recipe.sections import RolloutSection
 from perl.rollouts.canary import LENGTH, Canary
 from perl.rollouts.engine import Engine, Form
@@ -44,7 +44,7 @@ class Policies:
         base: The base; with an adapter its layers are the adapter's, and it answers as the base only without it.
         trained: The base with its adapter, or a model that was trained itself; None: there is none.
         tokenizer: The base's.
-        base_sha256: Of the base's weights.
+        base_sha256: Of the base's weights, and of how they were quantised.
     """
 
     base: PreTrainedModel
@@ -73,7 +73,7 @@ def load_policies(subject: Subject, device: torch.device) -> Policies:
         PerlError: One cannot be loaded, or the two do not belong together.
     """
     base = load_base(subject.base, device)
-    digest = base_fingerprint(base)
+    digest = answering_fingerprint(base)
     tokenizer = load_tokenizer(subject.base)
     if subject.adapter is not None:
         return Policies(base, continue_adapter(base, subject.adapter).eval(), tokenizer, digest)

@@ -21,7 +21,7 @@ from perl.errors import MissingExtraError, PerlError, raise_all
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
 from perl.evaluation.questions import Prepared, prepare_task, template_hash
-from perl.evaluation.subject import Subject, find_subject
+from perl.evaluation.subject import Quantization, Subject, find_subject
 from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.model import load_empty_base, load_tokenizer, resolve_model
@@ -33,7 +33,12 @@ from perl.rollouts.vllm_version import missing_vllm
 Backend = Literal["auto", "transformers", "vllm", "vllm-server"]
 
 # What a recipe's key is called here.
-_OPTIONS = {"tasks": "--tasks", "model.name": "--base", "peft.adapter": "--adapter"}
+_OPTIONS = {
+    "tasks": "--tasks",
+    "model.name": "--base",
+    "model.quantization": "--quantization",
+    "peft.adapter": "--adapter",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class EvalSettings:
         sync_folder: Folder through which servers get the adapter; None: in the output folder.
         device: ``auto`` or ``cpu``.
         dtype: Of the base's weights; auto: float32 on a CPU, the checkpoint's own elsewhere.
+        quantization: Of the base; auto: as the adapter was trained, none: the ordinary base.
         batch_size: Completions that transformers write at a time; no score depends on it.
         threads: CPU threads, likewise; None: the run's ``engine.threads``, but no more than PyTorch takes, or as many
             as the model is large enough for.
@@ -81,6 +87,7 @@ class EvalSettings:
     sync_folder: str | None = None
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Quantization = "auto"
     batch_size: int = 64
     threads: int | None = None
 
@@ -130,7 +137,8 @@ class Evaluation:
 
     def lines(self) -> Iterator[str]:
         """What will be done, for a person to read."""
-        on = f" on {self.subject.base.name}" if self.subject.trained else ""
+        quantized = f" in 4 bits ({self.subject.base.quantization})" if self.subject.base.quantization else ""
+        on = f" on {self.subject.base.name}{quantized}" if self.subject.trained else quantized
         yield f"policy   {self.subject.name}{on}"
         yield f"protocol {self.protocol.preset}: {self.protocol}"
         yield f"prompts  {'plain text' if self.template is None else f'chat template {self.template}'}"
@@ -164,7 +172,8 @@ def plan_evaluation(
             raise PerlError(f"{settings.limit} problems are too few", "--limit", "at least 1")
         if settings.threads is not None and settings.threads < 1:
             raise PerlError(f"{settings.threads} threads are too few", "--threads", "at least 1")
-        subject = find_subject(adapter, base, settings.dtype)
+        subject = find_subject(adapter, base, settings.dtype, settings.quantization)
+        engine = _for_the_base(engine, subject, settings)
         empty = load_empty_base(subject.base)
         if subject.adapter is not None:
             with contextlib.suppress(NotImplementedError):  # PEFT sets some up on weights; they are checked when loaded
@@ -230,6 +239,16 @@ def _engine(settings: EvalSettings) -> RolloutSection:
     except ValueError as error:  # pydantic's, with one line of ours in it
         reason = str(error).split("Value error, ")[-1].split(" [type=")[0]
         raise PerlError(reason, "--server") from None
+
+
+def _for_the_base(engine: RolloutSection, subject: Subject, settings: EvalSettings) -> RolloutSection:
+    """The engine, where it can have the base as it will be scored: vLLM in this process loads the ordinary one."""
+    if subject.base.quantization is None or engine.backend != "vllm":
+        return engine
+    if settings.backend == "vllm":
+        hint = "--backend transformers, --server URL, or --quantization none for the ordinary base"
+        raise PerlError("vLLM in this process holds the ordinary base, not the one in 4 bits", "--backend", hint)
+    return engine.model_copy(update={"backend": "transformers"})
 
 
 def _as_setting(address: ServerAddress) -> str | dict[str, str]:

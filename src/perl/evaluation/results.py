@@ -105,7 +105,8 @@ class Results:
 
     Attributes:
         subject: What was evaluated: its name, base, base_revision, base_sha256, adapter_sha256 (of its weights),
-            adapter_config_sha256, policy (see :mod:`perl.policy_name`) and chat_template.
+            adapter_config_sha256, policy (see :mod:`perl.policy_name`) and chat_template; base_quantization if the
+            base was quantised as it was loaded.
         protocol: How.
         engine: What drew the completions: backend, version, dtype, device, logp_diff.
         versions: Of packages.

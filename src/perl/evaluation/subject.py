@@ -5,8 +5,10 @@ run folder, checkpoint, adapter folder, Hub id, zoo:NAME, or a base alone -> Sub
 Knows nothing of tasks or sampling.
 """
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import HfApi, constants
 
@@ -20,7 +22,10 @@ from perl.run import Run, sha256_of
 from perl.sandbox import is_sandbox
 from perl.saved_adapter import CONFIG, SavedAdapter, find_adapter
 
+logger = logging.getLogger("perl")
+
 _WHOLE_MODEL = "config.json"
+_NF4 = "nf4"
 
 
 @dataclass(frozen=True)
@@ -57,18 +62,36 @@ class Subject:
         return self.adapter is not None or self.model is not None
 
 
-def find_subject(adapter: str | None, base: str | None = None, dtype: str = "auto") -> Subject:
+Quantization = Literal["auto", "none", "nf4"]
+
+
+def find_subject(
+    adapter: str | None, base: str | None = None, dtype: str = "auto", quantization: Quantization = "auto"
+) -> Subject:
     """Finds what a user named.
+
+    An adapter that was trained on a quantised base is put on a base that is quantised likewise, unless someone says
+    otherwise: on the ordinary one it is another policy, of another name.
 
     Args:
         adapter: A run folder, a checkpoint or an adapter's folder, a Hub id with an optional ``@revision``, or
             ``zoo:NAME``; None: the base alone.
         base: Hub id with an optional ``@revision``, or folder; None: the one that the adapter names.
         dtype: Type of the base's weights.
+        quantization: Of the base; ``auto``: as the adapter was trained, ``none``: the ordinary base.
 
     Raises:
         PerlError: There is no such thing, it is a whole model, or nobody says which base it belongs to.
     """
+    subject = _found(adapter, base, dtype)
+    if quantization == "auto":
+        return subject
+    section = subject.base.model_copy(update={"quantization": None if quantization == "none" else quantization})
+    return replace(subject, base=section)
+
+
+def _found(adapter: str | None, base: str | None, dtype: str) -> Subject:
+    """As :func:`find_subject`, the base quantised as the adapter was trained."""
     given = _section(base, dtype) if base is not None else None
     if adapter is None:
         if given is None:
@@ -83,7 +106,7 @@ def find_subject(adapter: str | None, base: str | None = None, dtype: str = "aut
     except ModelError as error:
         raise _explained(error, adapter) from None
     recipe = _recipe_above(path)
-    section = given or _base_of(saved, recipe, dtype)
+    section = _quantised_like(saved, given or _base_of(saved, recipe, dtype))
     name = _short(adapter)
     folder = Path("evals") / name.replace(":", "-")
     threads = recipe.engine.threads if recipe is not None else None
@@ -127,7 +150,16 @@ def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
         model = ModelSection(name=str(run.adapter))
         return Subject(name, section, None, model, *model_digests(run.adapter), path / "evals", threads)
     saved = find_adapter(str(run.adapter))
+    section = _quantised_like(saved, section)
     return Subject(name, section, saved, None, *adapter_digests(saved), path / "evals", threads)
+
+
+def _quantised_like(saved: SavedAdapter, section: ModelSection) -> ModelSection:
+    """The base as the adapter was trained on it; one that was quantised as no recipe can say is taken as published."""
+    was = saved.base_quantization
+    if was not in (None, _NF4):
+        logger.warning("%s was trained on a base quantised to %s, and is scored on the ordinary one", saved.name, was)
+    return section.model_copy(update={"quantization": _NF4 if was == _NF4 else None})
 
 
 def _with_dtype(section: ModelSection, dtype: str) -> ModelSection:

@@ -237,10 +237,15 @@ def _engine(results: Results) -> str:
     return ", ".join([backend, *named, *others])
 
 
+def in_few_bits(quantization: str | None) -> str:
+    """What follows a base's name: it was quantised as it was loaded, and is another one than its name says."""
+    return "" if quantization is None else f" in {'8' if quantization == 'int8' else '4'} bits ({quantization})"
+
+
 def _subject(results: Results, marks: Marks) -> str:
     subject = results.subject
     revision = f"@{subject['base_revision']}" if subject.get("base_revision") else ""
-    base = f"Base: {subject['base']}{revision}"
+    base = f"Base: {subject['base']}{revision}{in_few_bits(subject.get('base_quantization'))}"
     sha = subject.get("adapter_sha256")
     if sha is None:
         return f"{base}."

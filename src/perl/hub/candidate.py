@@ -119,6 +119,15 @@ def base_of_run(run: Run) -> str | None:
     return base if isinstance(base, str) else None
 
 
+def source_of_run(run: Run) -> str | None:
+    """The fingerprint of what a run's base was loaded from, which its adapter belongs to; None: it does not say.
+
+    That of the base itself, unless the base was quantised as it was loaded.
+    """
+    known = run.facts.get("fingerprint", {})
+    return known.get("source") if run.facts.get("quantization") else base_of_run(run)
+
+
 def _config_digest(folder: Path) -> str:
     try:
         return adapter_config_digest((folder / CONFIG).read_bytes())

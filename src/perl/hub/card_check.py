@@ -214,6 +214,10 @@ def _identity_problems(
     elif facts.revision is not None and subject.get("base_revision") not in (None, facts.revision):
         message = f"is of another revision of the base: {subject['base_revision']}, {CONFIG} says {facts.revision}"
         yield Problem(message, SCORES, hint)
+    quantization = subject.get("base_quantization")
+    if quantization != facts.quantization:
+        said, right = (shown(str(word or "the ordinary base")) for word in (quantization, facts.quantization))
+        yield Problem(f"is of another base: {said}, {RUN_FACTS} says {right}", SCORES, hint)
     if config is None or sha is None:
         return
     try:

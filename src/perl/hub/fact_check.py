@@ -103,6 +103,8 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
         if said is not None:
             yield fact, said, PUBLIC_RECIPE, train.get(name, _default(name))
     yield "base", run.base, PUBLIC_RECIPE, shown(recipe.model.name)
+    if run.quantization is not None or recipe.model.quantization is not None:
+        yield "quantization", run.quantization, PUBLIC_RECIPE, recipe.model.quantization
     yield from _of_adapter(run, recipe)
     if "KL coefficient (beta)" in run.settings:
         beta = train.get("beta", _default("beta"))

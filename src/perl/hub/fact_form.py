@@ -26,6 +26,8 @@ _NOT_OF_A_WORD = re.compile(r"[^\w.+:/-]+")
 # Names that runs and scripts give to what a trainer was asked for, and the form of their texts.
 _OURS = {
     "continues": re.compile(r"\w[\w.+:/@-]*"),
+    "continued base loaded as": re.compile(r"[\w-]{1,40}"),
+    "base loaded as": re.compile(r"[\w-]{1,40}"),
     "optimizer": re.compile(r"\w+"),
     "learning rate": re.compile(r"[\d.e+-]+"),
     "KL coefficient (beta)": re.compile(r"[\d.e+-]+"),

@@ -81,6 +81,7 @@ class CardFacts:
     Attributes:
         base: Public name of the base; a Hub id, a sandbox name, or the last part of a path.
         revision: Commit of the base.
+        quantization: What the base was quantised to as it was loaded; None: it was not.
         name: For people.
         repo_id: Where it will lie on the Hub.
         method: As in ``peft.method``; ``full``: there is no adapter, the model itself was trained.
@@ -110,6 +111,7 @@ class CardFacts:
 
     base: str
     revision: str | None = None
+    quantization: str | None = None
     name: str | None = None
     repo_id: str | None = None
     method: str | None = None
@@ -178,6 +180,7 @@ def facts_from_files(files: Files) -> CardFacts:
     return CardFacts(
         base=base,
         revision=config.revision if config else run.revision,
+        quantization=run.quantization,
         name=run.name,
         repo_id=run.repo_id,
         method=run.method,

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from perl.adapter import without_harmless_warnings
 from perl.errors import BrokenPromiseError, PerlError
 from perl.guards import RELOAD_TOLERANCE
-from perl.hub.candidate import Candidate
+from perl.hub.candidate import Candidate, source_of_run
 from perl.logprobs import token_log_probs
 from perl.model import is_the_base, load_base
 from perl.precision import in_float32
@@ -50,8 +50,8 @@ def check_round_trip(candidate: Candidate, staged: Path, device: torch.device) -
     run = candidate.run
     saved = find_adapter(str(staged))
     base = load_base(_section(candidate, saved), device)
-    known = run.facts.get("fingerprint", {})
-    if "base" in known and not is_the_base(base, known["base"], saved.base_dtype):
+    known, source = run.facts.get("fingerprint", {}), source_of_run(run)
+    if source is not None and not is_the_base(base, source, saved.base_dtype):
         hint = "its revision on the Hub, or the folder, has changed"
         raise PerlError(f"the base {run.facts.get('base')} is not the one it was trained on", str(run.path), hint)
     ours = known.get("adapter") == candidate.sha256

@@ -73,6 +73,7 @@ class RunFacts(BaseModel):
         repo_id: Where the adapter lies on the Hub.
         base: Public name of the base; ``adapter_config.json`` must say the same.
         revision: Commit of the base, likewise.
+        quantization: What the base was quantised to as it was loaded; None: it was not.
         method: As in ``peft.method``; ``full``: there is no adapter, the model itself was trained.
         licence: Of the base, which the adapter inherits.
         dataset: Name of the training problems, where no recipe lies beside it.
@@ -102,6 +103,7 @@ class RunFacts(BaseModel):
     repo_id: HubId | None = None
     base: Fact
     revision: Word | None = None
+    quantization: Word | None = None
     method: Word | None = None
     licence: Licence | None = None
     dataset: Word | None = None
@@ -176,6 +178,7 @@ def run_facts(
         "repo_id": repo_id,
         "base": label(base),
         "revision": revision,
+        "quantization": known.get("quantization"),
         "method": known.get("method"),
         "licence": licence or base_licence(base, revision),
         "data_version": data.get("train"),

@@ -17,6 +17,7 @@ from perl.sandbox import is_sandbox
 
 UNKNOWN_PLACE = "path/to/this/folder"
 _SANDBOX_FOLDER = "$(python -c 'from perl.sandbox import BASE_FOLDER; print(BASE_FOLDER)')"
+_WITH_NF4 = ", quantization_config=nf4"
 _NEUTRAL = {"top_k": 0, "min_p": 0.0}
 # Left as transformers and vLLM have it, these would come from the base's generation settings.
 _ALWAYS = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -47,7 +48,8 @@ def load_with_peft(facts: CardFacts) -> str:
     sandbox = is_sandbox(facts.base)
     base = "BASE_FOLDER" if sandbox else _python(facts.base)
     lines = [] if facts.whole else ["from peft import PeftModel"]
-    lines += ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    further, quantised = _nf4(facts)
+    lines += [f"from transformers import AutoModelForCausalLM, AutoTokenizer{further}", ""]
     if facts.whole:
         lines += [f"base = {_python(place(facts))}", "tokenizer = AutoTokenizer.from_pretrained(base)"]
         lines += [f"model = AutoModelForCausalLM.from_pretrained(base, dtype={dtype})", *_ask(facts.asking or Asking())]
@@ -56,11 +58,25 @@ def load_with_peft(facts: CardFacts) -> str:
         lines[-1:] = ["", f"from perl.sandbox import BASE_FOLDER  # {facts.base} comes with perl-rl", ""]
     lines += [
         f"tokenizer = AutoTokenizer.from_pretrained({base}{revision})",
-        f"base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype={dtype})",
+        *quantised,
+        f"base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype={dtype}{_WITH_NF4 * bool(quantised)})",
         f"model = PeftModel.from_pretrained(base, {_python(place(facts))})",
         *_ask(facts.asking or Asking()),
     ]
     return "\n".join(lines)
+
+
+def _nf4(facts: CardFacts) -> tuple[str, list[str]]:
+    """What is imported for a base in 4 bits, and the lines that say how; nothing for another one."""
+    if facts.quantization != "nf4":
+        return "", []
+    dtype = str(facts.results.engine.get("dtype") or "bfloat16") if facts.results else "bfloat16"
+    return ", BitsAndBytesConfig", [
+        "nf4 = BitsAndBytesConfig(  # the base that it was trained on",
+        '    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
+        f"    bnb_4bit_compute_dtype={_python(dtype)},",
+        ")",
+    ]
 
 
 def merge_with_peft() -> str:
@@ -91,7 +107,8 @@ def serve_with_vllm(facts: CardFacts) -> str:
         adapter = f"{name}-lora"
         lines.append(f"perl export {shlex.quote(place(facts))} --as lora -o {adapter}")
     options = f"--enable-lora --max-lora-rank {facts.serving.rank} --lora-modules {name}={adapter}"
-    return "\n".join([*lines, f"vllm serve {base}{revision} {options}"])
+    quantised = " --quantization bitsandbytes" if facts.quantization else ""
+    return "\n".join([*lines, f"vllm serve {base}{revision}{quantised} {options}"])
 
 
 def ask_server(facts: CardFacts) -> str:

@@ -66,6 +66,7 @@ class Method:
             export), ``full``, ``norms`` (no matrix changes, only norms do), ``weights`` (no adapter).
         delta_rank: For ``lora`` and ``low_rank``: the update's rank at most, as a formula for people.
         counted_as: Method whose number of parameters is the same, for one that PEFT cannot build without weights.
+        reads_weights: Whether PEFT computes with the numbers of W, which a quantised base has only packed.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Method:
     delta: Literal["lora", "low_rank", "full", "norms", "weights"] = "lora"
     delta_rank: str = "rank"
     counted_as: str = ""
+    reads_weights: bool = False
 
     @property
     def learning_rate(self) -> float:
@@ -97,6 +99,15 @@ class Method:
         An adapter's tensors are float32 on any base. In bfloat16 a norm of 1 moves by 1/256 or not at all.
         """
         return self.delta in ("norms", "weights")
+
+    @property
+    def off_quantised(self) -> str:
+        """Why it cannot stand on a quantised base; empty: it can."""
+        if self.trains_the_bases:
+            return "it trains the base's own weights"
+        if self.starts:
+            return "it starts on plain weights, and these are packed"
+        return "PEFT computes with the numbers of W, and these are packed" if self.reads_weights else ""
 
     @property
     def reference(self) -> str:
@@ -290,6 +301,7 @@ _ROWS = (
         settings={"rank": 8},
         delta="low_rank",
         rate=3.0,
+        reads_weights=True,
     ),
     _lora(
         "slicefine",
@@ -311,6 +323,7 @@ _ROWS = (
         defaults={"u": 64, "projection_seed": 42, "save_projection": True},
         delta="low_rank",
         rate=3.0,
+        reads_weights=True,
     ),
     _own(
         "randlora",
@@ -351,6 +364,7 @@ _ROWS = (
         delta="low_rank",
         delta_rank="rank²",
         rate=5.0,
+        reads_weights=True,
     ),
     _own(
         "lokr",
@@ -360,6 +374,7 @@ _ROWS = (
         settings={"rank": 8, "alpha": 8.0},
         delta="full",
         rate=5.0,
+        reads_weights=True,
     ),
     _own(
         "fourierft",
@@ -391,6 +406,7 @@ _ROWS = (
         defaults={"delora_lambda": 1},
         delta="low_rank",
         rate=5.0,
+        reads_weights=True,
     ),
     _own(
         "gralora",

@@ -5,7 +5,7 @@ YAML mapping -> Section
 ``train`` is not here: it takes any field of ``PeftRLConfig`` (see ``train_fields.py``). Knows nothing of files.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,6 +18,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+Quantization = Literal["nf4"]
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+"""What a base can be quantised to as it is loaded."""
+
+
 class ModelSection(Section):
     """The base model, loaded once and never written."""
 
@@ -27,6 +32,11 @@ class ModelSection(Section):
         "auto", description="auto: float32 on a CPU, the checkpoint's own type elsewhere."
     )
     attn_implementation: str | None = Field(None, description="As in transformers; flash_attention_2 needs [flash].")
+    quantization: Quantization | None = Field(
+        None,
+        description="nf4: the linear layers in 4 bits, as QLoRA has them (needs [quantised]); None: as they are "
+        "published.",
+    )
 
 
 class PeftSection(Section):
@@ -286,6 +296,7 @@ SECTION_NAMES = (*SECTIONS, "rewards", "train")
 _OF_TRL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
 # Fields of PeftRLConfig whose home in a recipe is another section than `train`.
 FIELD_OF_SETTING: dict[tuple[str, str], str] = {
+    ("model", "quantization"): "quantization",
     **{("peft", key): "adapter" if key == "adapter" else f"peft_{key}" for key in PeftSection.model_fields},
     **{("rollout", key): key if key in _OF_TRL else f"rollout_{key}" for key in RolloutSection.model_fields},
 }

@@ -78,7 +78,8 @@ def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel]) 
         return f"must be {wanted}, not {_shown(given)}", ""
     if kind == "literal_error":
         choice = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        return f"must be one of {', '.join(choice)}, not {_shown(given)}", (
+        one_of = "one of " if len(choice) > 1 else ""
+        return f"must be {one_of}{', '.join(choice)}, not {_shown(given)}", (
             did_you_mean(given, choice) if isinstance(given, str) and len(choice) > 1 else ""
         )
     return f"{first['msg'].replace('Input should', 'must').replace('String should', 'must')}, not {_shown(given)}", ""

@@ -44,6 +44,8 @@ def server_command(
     # Said always: vLLM would take half precision where the checkpoint, and so this process, is in float32.
     dtype = "float32" if on_cpu else str(load_empty_base(base).config.dtype or "auto")
     options["--dtype"] = dtype.removeprefix("torch.") if base.dtype == "auto" else base.dtype
+    if base.quantization is not None:
+        options["--quantization"] = "bitsandbytes"
     if base.revision:
         options["--revision"] = base.revision
     if on_cpu:
