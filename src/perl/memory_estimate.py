@@ -1,4 +1,4 @@
-"""What a run will need of a GPU's memory, from the model's config alone: for recipes and plans, before there is a model.
+"""What a run will need of a GPU, from the model's config alone: for recipes and plans, before there is a model.
 
 config, types, rank, lengths -> weights, adapter, cache of rollouts, tokens of a pass
 
