@@ -14,6 +14,7 @@ from perl.memory_estimate import (
     GPUS,
     Decoder,
     Types,
+    Work,
     cached_bytes,
     decoder_of,
     estimate_memory,
@@ -137,7 +138,7 @@ def test_a_known_model_has_the_parameters_and_the_cache_that_are_published():
 
 
 def test_a_run_on_an_80_gb_gpu_is_added_up_by_hand():
-    found = estimate_memory(QWEN2_1B5, Types(), 16, gpu="80 GB", longest_row=4096, completions=64)
+    found = estimate_memory(QWEN2_1B5, Types(), 16, "80 GB", Work(4096, completions=64))
     assert found.weights == 2 * 1_543_714_304
     assert found.adapter == 16 * 18_464_768
     assert found.cache == 28_672 * 4096 * 64
@@ -149,9 +150,7 @@ def test_a_run_on_an_80_gb_gpu_is_added_up_by_hand():
 
 
 def test_what_transformers_write_at_once_may_be_more_than_what_is_trained_on():
-    few, many = (
-        estimate_memory(QWEN2_1B5, Types(), 16, gpu="24 GB", longest_row=4096, completions=count) for count in (8, 512)
-    )
+    few, many = (estimate_memory(QWEN2_1B5, Types(), 16, "24 GB", Work(4096, completions=count)) for count in (8, 512))
     assert few.fits
     assert many.cache > GPUS["24 GB"]
     assert not many.fits
@@ -159,8 +158,7 @@ def test_what_transformers_write_at_once_may_be_more_than_what_is_trained_on():
 
 def test_an_engine_beside_the_trainer_leaves_fewer_tokens_and_needs_no_cache_of_ours():
     alone, beside = (
-        estimate_memory(QWEN2_1B5, Types(), 16, gpu="24 GB", longest_row=2048, completions=0, engine_share=share)
-        for share in (0.0, 0.4)
+        estimate_memory(QWEN2_1B5, Types(), 16, "24 GB", Work(2048, engine_share=share)) for share in (0.0, 0.4)
     )
     assert beside.engine == 0.4 * GPUS["24 GB"]
     assert beside.plan.tokens < alone.plan.tokens

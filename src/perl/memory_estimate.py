@@ -99,6 +99,26 @@ class Types:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a run does on a GPU.
+
+    Attributes:
+        longest_row: Tokens of the longest prompt with its completion.
+        completions: That transformers write at once; 0: something else writes them.
+        engine_share: Of the device's memory, for vLLM in this process.
+        kernel: Whether the GPU has the kernel for packed rows, which begins with compute capability 8.0. Below it
+            attention keeps its scores at worst, for each token as many as the longest row has tokens.
+        asked: Tokens of a pass, where they are asked for.
+    """
+
+    longest_row: int
+    completions: int = 0
+    engine_share: float = 0.0
+    kernel: bool = True
+    asked: int | None = None
+
+
+@dataclass(frozen=True)
 class MemoryEstimate:
     """What a GPU will hold.
 
@@ -110,7 +130,7 @@ class MemoryEstimate:
         tile: Logits of the head, at a time.
         per_token: What a token keeps for the backward pass.
         plan: Tokens of a pass, and whether activations are computed again.
-        longest_row: Tokens that a pass must hold.
+        in_a_pass: Tokens that a pass must hold: of the longest row, or as many as are asked for.
         gpu: Its name in :data:`GPUS`.
     """
 
@@ -121,14 +141,14 @@ class MemoryEstimate:
     tile: float
     per_token: TokenBytes
     plan: MemoryPlan
-    longest_row: int
+    in_a_pass: int
     gpu: str
 
     @property
     def least(self) -> float:
-        """Held while the longest row is trained on, or while rollouts are written, whichever is more."""
+        """Held while the shortest pass is run that may be, or while rollouts are written, whichever is more."""
         a_token = self.per_token.recomputed if self.plan.recompute else self.per_token.kept
-        passes = self.tile + self.longest_row * a_token
+        passes = self.tile + self.in_a_pass * a_token
         return _CONTEXT + self.weights + self.adapter + self.engine + max(passes, self.cache)
 
     @property
@@ -208,17 +228,7 @@ def token_bytes(model: Decoder, types: Types, rank: int, *, kernel: bool, scores
     return TokenBytes(kept=kept, recomputed=recomputed, fixed=fixed)
 
 
-def estimate_memory(
-    model: Decoder,
-    types: Types,
-    rank: int,
-    *,
-    gpu: str,
-    longest_row: int,
-    completions: int,
-    engine_share: float = 0.0,
-    kernel: bool = True,
-) -> MemoryEstimate:
+def estimate_memory(model: Decoder, types: Types, rank: int, gpu: str, work: Work) -> MemoryEstimate:
     """What a run needs of one GPU.
 
     Args:
@@ -226,26 +236,25 @@ def estimate_memory(
         types: Of its numbers.
         rank: Of the LoRA on all linear layers.
         gpu: One of :data:`GPUS`.
-        longest_row: Tokens of the longest prompt with its completion.
-        completions: That transformers write at once; 0: something else writes them.
-        engine_share: Of the device's memory, for vLLM in this process.
-        kernel: Whether the GPU has the kernel for packed rows, which begins with compute capability 8.0. Below it
-            attention keeps its scores at worst, for each token as many as the longest row has tokens.
+        work: What is done there.
     """
     trained = model.lora_parameters(rank)
     weights, tile = weight_bytes(model, types), float(_TILE * types.compute)
-    engine = engine_share * GPUS[gpu]
-    per_token = token_bytes(model, types, rank, kernel=kernel, scores=0 if kernel else longest_row)
+    engine = work.engine_share * GPUS[gpu]
+    scores = 0 if work.kernel else work.longest_row
+    per_token = token_bytes(model, types, rank, kernel=work.kernel, scores=scores)
+    in_a_pass = max(work.asked or 0, work.longest_row)
     free = GPUS[gpu] - _CONTEXT - weights - _OF_ADAPTER * trained - engine - tile
+    plan = plan_memory(free, trained, per_token, longest_row=in_a_pass)
     return MemoryEstimate(
         weights=weights,
         adapter=float(_BYTES_PER_TRAINED * trained),
-        cache=float(cached_bytes(model, types) * longest_row * completions),
+        cache=float(cached_bytes(model, types) * work.longest_row * work.completions),
         engine=engine,
         tile=tile,
         per_token=per_token,
-        plan=plan_memory(free, trained, per_token, longest_row=longest_row),
-        longest_row=longest_row,
+        plan=MemoryPlan(in_a_pass, plan.recompute) if work.asked else plan,
+        in_a_pass=in_a_pass,
         gpu=gpu,
     )
 
@@ -270,21 +279,14 @@ def recipe_estimates(
     plain = type(adapter) is LoraConfig and not (adapter.use_dora or adapter.lora_dropout or adapter.modules_to_save)
     if recipe.engine.device == "cpu" or model is None or not plain or adapter.target_modules != "all-linear":
         return []
-    colocated = recipe.rollout.backend == "vllm"
-    by_us = recipe.rollout.backend in ("auto", "transformers")
-    return [
-        estimate_memory(
-            model,
-            types_of(recipe, base),
-            adapter.r,
-            gpu=gpu,
-            longest_row=longest_row,
-            completions=arguments.generation_batch_size if by_us else 0,
-            engine_share=arguments.vllm_gpu_memory_utilization if colocated else 0.0,
-            kernel=not recipe.train.get("fp16"),  # asked for on GPUs without bfloat16, which have no kernel either
-        )
-        for gpu in GPUS
-    ]
+    work = Work(
+        longest_row,
+        completions=arguments.generation_batch_size if recipe.rollout.backend in ("auto", "transformers") else 0,
+        engine_share=arguments.vllm_gpu_memory_utilization if recipe.rollout.backend == "vllm" else 0.0,
+        kernel=not recipe.train.get("fp16"),  # asked for on GPUs without bfloat16, which have no kernel either
+        asked=arguments.train_tokens_per_microbatch,
+    )
+    return [estimate_memory(model, types_of(recipe, base), adapter.r, gpu, work) for gpu in GPUS]
 
 
 def types_of(recipe: Recipe, base: Any) -> Types:  # noqa: ANN401 (a config of transformers)
