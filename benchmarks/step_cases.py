@@ -1,4 +1,4 @@
-"""What ``training_step.py`` measures: lengths of prompts and completions, the models, the rollouts.
+"""What benchmarks of a training step measure: lengths of prompts and completions, the models, the rollouts.
 
 Case, Scale -> random model, rollouts of random tokens
 
@@ -13,7 +13,6 @@ from step_flops import Group
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-GENERATIONS = 8
 END = 1  # the token that ends a completion; 0 is padding
 
 
@@ -30,6 +29,7 @@ class Case:
         beta: Weight of the KL term.
         vocabulary: Size of the head.
         widths: Of the models that the case is run with; None: all.
+        generations: Completions of a prompt.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Case:
     beta: float = 0.0
     vocabulary: int = 8192
     widths: tuple[int, ...] | None = None
+    generations: int = 8
 
     def shorter(self, times: int) -> "Case":
         """The same with lengths divided, and the vocabulary of a toy."""
@@ -61,7 +62,6 @@ CASES = (
     Case("long-prompts", (480, 640), (40, 72)),
     replace(REASONING, name="reasoning-large-head", vocabulary=32768, widths=(256,)),
 )
-GPU_CASE = Case("reasoning-1.5b", (160, 240), (32, 16384), lognormal=(3000.0, 0.8), dead=0.4, vocabulary=151936)
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,6 @@ def cpu_scale(width: int, *, quick: bool) -> Scale:
     return Scale(width, "qwen3", shape, groups=2 if quick else 8, rows=8, arguments=arguments)
 
 
-def gpu_scale() -> Scale:
-    """Qwen2.5-1.5B; a toy of it where there is no CUDA."""
-    toy = not torch.cuda.is_available()
-    shape = {
-        "intermediate_size": 8960 // (16 if toy else 1),
-        "num_hidden_layers": 2 if toy else 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    }
-    arguments = {"use_cpu": toy, "bf16": True}
-    width, groups = (96, 2) if toy else (1536, 16)
-    return Scale(width, "qwen2", shape, groups=groups, rows=4, arguments=arguments, bf16=True)
-
-
 @dataclass(frozen=True)
 class Rollout:
     """A prompt, its completions, their rewards."""
@@ -140,14 +125,14 @@ def draw_rollouts(case: Case, groups: int) -> list[Rollout]:
     rollouts = []
     for group in range(groups):
         prompt = int(torch.randint(case.prompts[0], case.prompts[1] + 1, (1,), generator=generator))
-        lengths = torch.randint(case.completions[0], case.completions[1] + 1, (GENERATIONS,), generator=generator)
+        lengths = torch.randint(case.completions[0], case.completions[1] + 1, (case.generations,), generator=generator)
         if case.lognormal:
             mean, sigma = case.lognormal
-            logs = torch.tensor(mean).log() - sigma**2 / 2 + sigma * torch.randn(GENERATIONS, generator=generator)
+            logs = torch.tensor(mean).log() - sigma**2 / 2 + sigma * torch.randn(case.generations, generator=generator)
             lengths = logs.exp().long().clamp(*case.completions)
         dead = int((group + 1) * case.dead) > int(group * case.dead)
-        right = 0 if dead else int(torch.randint(1, GENERATIONS, (1,), generator=generator))
-        rewards = [float(place < right) for place in torch.randperm(GENERATIONS, generator=generator).tolist()]
+        right = 0 if dead else int(torch.randint(1, case.generations, (1,), generator=generator))
+        rewards = [float(place < right) for place in torch.randperm(case.generations, generator=generator).tolist()]
         rollouts.append(Rollout(tokens(prompt), [[*tokens(n - 1), END] for n in lengths.tolist()], rewards))
     return rollouts
 

@@ -1,8 +1,12 @@
 """Every recipe that is shipped says what it is, can be read, and can be planned where its model is at hand."""
 
 import pytest
+from transformers import Qwen2Config
 
 from perl.assets import packaged_recipes, recipes_folder
+from perl.config import training_arguments
+from perl.memory_estimate import GIB, GPUS, MemoryEstimate, recipe_estimates
+from perl.methods.settings import adaptation
 from perl.sandbox import is_sandbox
 from perl.training import prepare, read_recipe
 
@@ -46,3 +50,55 @@ def test_a_recipe_of_the_sandbox_can_be_planned(name):
 
 def test_some_recipe_can_be_planned_without_a_network():
     assert [name for name in RECIPES if is_sandbox(read_recipe(name).model.name)]
+
+
+# Sizes of models that are on the Hub; the GPU that a recipe is made for, and the longest prompt that it reckons with.
+QWEN_1B5 = Qwen2Config(
+    vocab_size=151936,
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_hidden_layers=28,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+)
+QWEN_7B = Qwen2Config(
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    tie_word_embeddings=False,
+)
+ON_A_GPU = {"t4-1.5b-nf4": (QWEN_1B5, "16 GB", 256), "a100-7b-vllm": (QWEN_7B, "80 GB", 512)}
+
+
+def estimate_of(name: str) -> MemoryEstimate:
+    config, gpu, prompt = ON_A_GPU[name]
+    recipe = read_recipe(name)
+    longest = prompt + recipe.rollout.max_completion_length
+    arguments = training_arguments(recipe, "out")
+    estimates = recipe_estimates(recipe, arguments, config, adaptation(recipe.peft).config, longest)
+    return next(estimate for estimate in estimates if estimate.gpu == gpu)
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_a_recipe_for_a_gpu_fits_it_by_the_estimate_and_keeps_its_activations(name):
+    estimate = estimate_of(name)
+    assert estimate.fits
+    assert estimate.least < 0.9 * GPUS[estimate.gpu]
+    assert estimate.plan.tokens >= estimate.in_a_pass
+    assert not estimate.plan.recompute
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_the_figures_at_the_head_of_a_recipe_for_a_gpu_are_those_of_the_estimate(name):
+    estimate = estimate_of(name)
+    head = " ".join(RECIPES[name].read_text(encoding="utf-8").split("model:")[0].replace("#", "").split())
+    for size in (estimate.weights, estimate.adapter, estimate.cache, estimate.engine):
+        assert not size or f"{size / GIB:.1f} GiB" in head
+    assert f"{estimate.per_token.kept / 1e6:.1f} MB" in head
+    assert f"{estimate.least / GIB:.1f} of " in head
+    assert f"{estimate.plan.tokens:,} tokens" in head or f"{estimate.plan.tokens} tokens" in head
+    assert "Not measured" in head

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
-from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from perl.packing import Scored
@@ -143,6 +143,16 @@ def head_log_probs(
             () if entropy == "none" else ("entropy",),
         )
     return log_probs_S, entropies_S.detach() if entropy == "value" else entropies_S
+
+
+def tile_bytes(vocabulary: int, dtype: torch.dtype) -> int:
+    """Bytes of the tile of logits that TRL's kernel, which runs on accelerators, holds at a time.
+
+    Args:
+        vocabulary: V.
+        dtype: In which the head computes.
+    """
+    return TOKEN_CHUNK_SIZE * min(vocabulary, _KERNEL_WIDTH) * dtype.itemsize
 
 
 class _Head(torch.autograd.Function):

@@ -2,30 +2,37 @@
 
 model, memory at hand -> MemoryPlan
 
-Measured, not guessed: two small passes show what the model, its adapter and its types keep for the backward pass. Knows
-nothing of data or losses.
+Measured, not guessed: a few small passes show what the model, its adapter and its types keep for the backward pass.
+Knows nothing of data or losses.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from perl.head import tile_bytes
 from perl.packing import Row
+from perl.precision import compute_dtype
 from perl.scoring import score
 
 # On a CPU: enough that matrix products run at full speed, few enough that activations of a small model stay small.
 CPU_TOKENS = 2048
 # On an accelerator no pass is made longer than this: products are as fast as they get, and rows are balanced better.
 MOST_TOKENS = 65536
-# Of the memory that is free before the first step, the part that activations may take. The rest is for gradients, the
-# optimizer's state (counted separately), temporary results and fragmentation.
+# Of the memory that is free before the first step, the part that activations may take. The rest is for temporary
+# results and fragmentation; gradients and the optimizer's state are counted separately.
 _SHARE = 0.7
 # Adapter parameters are float32, and so are their gradients and Adam's two averages.
 _BYTES_PER_TRAINED = 12
-# Tokens of the longer of the two rows that are measured.
-_PROBE = 256
+# Tokens of the shortest row that is measured; the others have twice and four times as many.
+_PROBE = 128
+# Of a layer's activations, what its backward pass adds: their gradients. Where activations are computed again one layer
+# is most of what is held. Counted by storages that are alive: 0.25 to 0.31 (Qwen2 shapes, bfloat16 and float32).
+_GRADIENTS = 0.3
 
 
 @dataclass(frozen=True)
@@ -43,17 +50,36 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """Bytes that a token keeps until the backward pass.
+    """Bytes that a token keeps until the backward pass, and what a pass takes besides.
 
     Attributes:
         kept: Without recomputation.
-        recomputed: With it: the inputs of the layers, and one layer's activations.
-        fixed: Bytes that a pass keeps however many tokens it has: weights as autocast has rounded them.
+        recomputed: With it: the inputs of the layers, one layer's activations and their gradients.
+        fixed: Bytes of a pass however many tokens it has: the tile of logits, the weights of a layer as they are
+            where its base is quantised.
+        kept_fixed: Such bytes without recomputation only: weights as autocast has rounded them.
+        kept_pair: Bytes for each pair of tokens of a row, where attention keeps its scores or a mask.
+        recomputed_pair: The same with recomputation.
     """
 
     kept: float
     recomputed: float
     fixed: float = 0.0
+    kept_fixed: float = 0.0
+    kept_pair: float = 0.0
+    recomputed_pair: float = 0.0
+
+    def of_token(self, row: int, *, recompute: bool) -> float:
+        """Bytes that a token of a row of so many tokens keeps."""
+        return self.recomputed + self.recomputed_pair * row if recompute else self.kept + self.kept_pair * row
+
+    def of_any_pass(self, *, recompute: bool) -> float:
+        """Bytes that a pass takes however many tokens it has."""
+        return self.fixed if recompute else self.fixed + self.kept_fixed
+
+    def of_pass(self, tokens: int, row: int, *, recompute: bool) -> float:
+        """Bytes that a pass of so many tokens takes, in rows of at most so many."""
+        return self.of_any_pass(recompute=recompute) + tokens * self.of_token(row, recompute=recompute)
 
 
 def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longest_row: int) -> MemoryPlan:
@@ -65,12 +91,16 @@ def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longe
         per_token: What a token keeps.
         longest_row: Tokens of the longest row that may come; it must fit, since rows are not cut.
     """
-    usable = max(_SHARE * (free_bytes - _BYTES_PER_TRAINED * trained) - per_token.fixed, 0.0)
-    kept = int(usable / per_token.kept)
+    usable = _SHARE * (free_bytes - _BYTES_PER_TRAINED * trained)
+
+    def fitting(*, recompute: bool) -> int:
+        rest = max(usable - per_token.of_any_pass(recompute=recompute), 0.0)
+        return min(int(rest / per_token.of_token(longest_row, recompute=recompute)), max(MOST_TOKENS, longest_row))
+
+    kept = fitting(recompute=False)
     if kept >= longest_row:
-        return MemoryPlan(min(kept, max(MOST_TOKENS, longest_row)), recompute=False)
-    recomputed = int(usable / per_token.recomputed)
-    return MemoryPlan(max(min(recomputed, max(MOST_TOKENS, longest_row)), longest_row), recompute=True)
+        return MemoryPlan(kept, recompute=False)
+    return MemoryPlan(max(fitting(recompute=True), longest_row), recompute=True)
 
 
 def free_bytes(asleep: int = 0) -> int:
@@ -84,25 +114,88 @@ def free_bytes(asleep: int = 0) -> int:
 
 
 def measure(model: nn.Module, *, packed: bool) -> TokenBytes:
-    """What a token keeps in this model, from passes of two rows of tokens that stand for nothing.
+    """What a token keeps in this model, from passes of tokens that stand for nothing.
 
     Args:
         model: Prepared by :func:`perl.head.add_scored_forward`; gradient checkpointing off.
-        packed: Whether rows will be packed.
+        packed: Whether rows will be packed; else a pass has two rows of two lengths, so that there is padding.
     """
-    parameter = next(model.parameters())
+    device = _device_of(model)
+    lengths = [_PROBE, 2 * _PROBE, 4 * _PROBE]
+    # A layer is given the same for each token, so any pass tells what.
+    inputs = _LayerInputs(model)
 
-    def kept_of(count: int) -> int:
-        tokens = torch.zeros(count + 1, dtype=torch.long, device=parameter.device)
-        row = Row(tokens[:1], tokens[1:], torch.ones(count, dtype=torch.bool))
-        return kept_bytes(lambda: score(model, [row], [[0]], packed=packed, columns=count), model)
+    def kept_of(length: int) -> int:
+        rows = [_row(length, device)] if packed else [_row(length, device), _row(length - 1, device)]
+        families = [[index] for index in range(len(rows))]
+        inputs.clear()
+        return kept_bytes(lambda: score(model, rows, families, packed=packed, columns=length), model)
 
-    short, long = kept_of(_PROBE // 2), kept_of(_PROBE)
-    kept = (long - short) / (_PROBE - _PROBE // 2)
-    fixed = long - kept * _PROBE
-    config = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    inputs = config.num_hidden_layers * config.hidden_size * parameter.element_size()
-    return TokenBytes(kept=kept, recomputed=inputs + kept / config.num_hidden_layers, fixed=max(fixed, 0.0))
+    rows = 1 if packed else 2
+    with inputs:
+        first, second, third = (kept_of(length) / rows for length in lengths)
+    # first = fixed + kept T + pair T^2, and so on with 2 T and 4 T
+    pair = max(((third - second) / 2 - (second - first)) / (3 * _PROBE**2), 0.0)
+    kept = (second - first) / _PROBE - 3 * _PROBE * pair
+    fixed = max(first - kept * _PROBE - pair * _PROBE**2, 0.0) * rows
+    outside = tile_bytes(model.config.get_text_config().vocab_size, compute_dtype(model))  # type: ignore[union-attr, operator]
+    outside = (outside if device.type != "cpu" else 0) + _dequantised_bytes(model)
+    if not inputs.layers:  # nothing that could be computed again
+        return TokenBytes(kept, kept, fixed + outside, 0.0, pair, pair)
+    layers = inputs.layers
+    return TokenBytes(
+        kept=kept,
+        recomputed=inputs.bytes / (rows * lengths[-1]) + (1 + _GRADIENTS) * kept / layers,
+        fixed=outside + fixed / layers,
+        kept_fixed=fixed - fixed / layers,
+        kept_pair=pair,
+        recomputed_pair=(1 + _GRADIENTS) * pair / layers,
+    )
+
+
+class _LayerInputs:
+    """Counts what the layers are given that gradient checkpointing would run again.
+
+    Attributes:
+        bytes: Of hidden states, in the type they have there, since cleared.
+        layers: How many were run.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        self.clear()
+
+    def clear(self) -> None:
+        self.bytes = self.layers = 0
+
+    def __enter__(self) -> None:
+        self._hooks = [module.register_forward_pre_hook(self._count, with_kwargs=True) for module in self._modules]
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _count(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        hidden = inputs[0] if inputs else named["hidden_states"]
+        self.bytes += hidden.numel() * hidden.element_size()
+        self.layers += 1
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Where a pass begins, whatever is kept elsewhere until it is needed."""
+    return next(parameter.device for parameter in model.parameters() if parameter.device.type != "meta")
+
+
+def _row(length: int, device: torch.device) -> Row:
+    """A prompt of one token and a completion."""
+    tokens = torch.zeros(length + 1, dtype=torch.long, device=device)
+    return Row(tokens[:1], tokens[1:], torch.ones(length, dtype=torch.bool))
+
+
+def _dequantised_bytes(model: nn.Module) -> int:
+    """Of the largest weight that is held in four bits, as numbers: a layer's are there while it computes."""
+    states = (getattr(parameter, "quant_state", None) for parameter in model.parameters())
+    return max((state.shape.numel() * state.dtype.itemsize for state in states if state is not None), default=0)
 
 
 def kept_bytes(run: Callable[[], object], model: nn.Module) -> int:

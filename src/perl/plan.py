@@ -21,6 +21,7 @@ from perl.data import ORIGINAL, ProblemSet, load_problem_set
 from perl.errors import DataError, MissingExtraError, ModelError, Problem, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import Prepared
+from perl.memory_estimate import MemoryEstimate, described, recipe_estimates
 from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
@@ -76,6 +77,7 @@ class Plan:
         method: The row of the table of methods.
         settings: The adapter's settings, defaults filled in.
         served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
+        memory: What it is estimated to need on GPUs of several sizes; empty if that is not known.
     """
 
     recipe: Recipe
@@ -92,6 +94,7 @@ class Plan:
     trainable_parameters: int
     total_parameters: int
     served_rank: int | None
+    memory: list[MemoryEstimate]
 
     @property
     def judging(self) -> Judging | None:
@@ -129,6 +132,8 @@ class Plan:
         yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards)}"
         yield f"batch    {self.recipe.batch}"
         yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"
+        if self.memory:
+            yield f"memory   {described(self.memory)}"
         yield f"output   {self.recipe.output_dir}"
 
 
@@ -178,6 +183,7 @@ def make_plan(recipe: Recipe) -> Plan:
         trainable_parameters=trained,
         total_parameters=total + trained if how.config else total,
         served_rank=_served_rank(recipe, how),
+        memory=recipe_estimates(recipe, arguments, empty.config, how.config, longest + arguments.max_completion_length),
     )
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text

@@ -1,0 +1,92 @@
+"""The notebook of a first run: well formed, without outputs, and its cells run in order in a fresh process."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import CHECKOUT
+
+NOTEBOOK = CHECKOUT / "examples" / "first_run.ipynb"
+SHORT = 'STEPS = 3\nSCORED = 16\nGPU_STEPS = 1\nOUTPUT = "runs/first_run"\n'
+# Runs sources that come as JSON, each under its name, in one namespace, as a kernel does.
+KERNEL = """
+import json, sys
+
+namespace = {"__name__": "__main__"}
+for name, source in json.load(sys.stdin):
+    print(f"[{name}]", flush=True)
+    exec(compile(source, name, "exec"), namespace)
+"""
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[dict]:
+    return json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+
+
+def source_of(cell: dict) -> str:
+    return "".join(cell["source"])
+
+
+def is_parameters(cell: dict) -> bool:
+    return "parameters" in cell["metadata"].get("tags", [])
+
+
+def test_the_notebook_is_one_of_format_4_5():
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert set(notebook) == {"cells", "metadata", "nbformat", "nbformat_minor"}
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    for cell in notebook["cells"]:
+        fields = {"cell_type", "id", "metadata", "source"}
+        if cell["cell_type"] == "code":
+            fields |= {"execution_count", "outputs"}
+        assert set(cell) == fields
+        assert cell["cell_type"] in ("code", "markdown")
+        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", cell["id"])
+        assert all(line.endswith("\n") for line in cell["source"][:-1])
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_nothing_that_a_run_printed_is_kept(cells):
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_one_cell_holds_the_parameters_and_the_test_replaces_all_of_them(cells):
+    (cell,) = filter(is_parameters, cells)
+    names = re.compile(r"^(\w+) =", re.MULTILINE)
+    assert names.findall(source_of(cell)) == names.findall(SHORT)
+
+
+def test_the_cells_run_in_order_in_a_fresh_process_without_a_gpu(cells, tmp_path):
+    sources = [
+        (cell["id"], SHORT if is_parameters(cell) else source_of(cell)) for cell in cells if cell["cell_type"] == "code"
+    ]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(
+        [sys.executable, "-c", KERNEL],
+        input=json.dumps(sources),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    said = dict(re.findall(r"^\[([\w-]+)\]\n(.*?)(?=^\[|\Z)", ran.stdout, re.MULTILINE | re.DOTALL))
+    assert list(said) == [name for name, _ in sources]
+    assert said["train"].startswith("done ")
+    assert re.findall(r"step +(\d+)  reward", said["curve"]) == ["1", "2", "3"]
+    run = json.loads((tmp_path / "runs/first_run/quickstart/run.json").read_text())
+    score = run["eval"]["sandbox:addition"]
+    assert f"base     {score['base']:.3f} " in said["scores"]
+    assert f"adapter  {score['adapter']:.3f} " in said["scores"]
+    assert re.search(r"asked +\d+\+\d+=", said["sample"])
+    assert re.search(r"verdict +(right|wrong)", said["sample"])
+    assert said["gpu"] == "The recipe t4-1.5b-nf4 is not run: there is no CUDA GPU.\n"
