@@ -158,6 +158,18 @@ class PeftRLConfig(GRPOConfig):
         metadata={"help": "Run plain LoRA layers as one operation instead of six; the same numbers in float32."},
     )
 
+    fused_head: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Take the derivative of the log-probabilities in the head's forward pass, which is two products "
+            "with the head instead of three. None: on a CPU; elsewhere TRL's kernel."
+        },
+    )
+    compile_layers: bool = field(
+        default=False,
+        metadata={"help": "Compile the layers for packed rows, which takes a minute or more before the first step."},
+    )
+
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs", "process_reward_kwargs"]
 
     bf16: bool | None = field(default=None, metadata={"help": "Train in bfloat16. None: not on a CPU."})
