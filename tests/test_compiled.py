@@ -10,10 +10,10 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from torch._dynamo.utils import counters
 
 import perl.compiled
-from perl import PeftGRPOTrainer
+from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.attention import use_packed_attention
 from perl.compiled import check_compiler, compile_layers
-from perl.errors import ModelError
+from perl.errors import ModelError, RecipeError
 from perl.head import LogitSettings, add_scored_forward, head_log_probs
 from perl.memory import measure
 from perl.methods.fused_lora import fuse_lora
@@ -220,6 +220,12 @@ def test_a_run_with_padded_rows_says_that_nothing_is_compiled(caplog):
     with caplog.at_level(logging.WARNING, "perl"):
         train(PeftGRPOTrainer, max_steps=1, gradient_accumulation_steps=4, compile_layers=True, padding_free=False)
     assert "layers are not compiled: its rows are padded" in caplog.messages
+
+
+@pytest.mark.parametrize("other", [{"torch_compile": True}, {"torch_compile_backend": "inductor"}], ids=str)
+def test_a_model_is_not_compiled_twice(other):
+    with pytest.raises(RecipeError, match=r"compile_layers.*torch_compile"):
+        PeftRLConfig("run", use_cpu=True, compile_layers=True, **other)
 
 
 def test_a_machine_without_a_compiler_is_refused_in_one_line(monkeypatch):

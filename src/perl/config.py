@@ -189,6 +189,10 @@ class PeftRLConfig(GRPOConfig):
             raise RecipeError(
                 f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
             )
+        if self.compile_layers and (self.torch_compile or self.torch_compile_backend or self.torch_compile_mode):
+            raise RecipeError(
+                "compiles the model that torch_compile compiles", "compile_layers", "leave one of them out"
+            )
         self._check_rewards()
         check_sampling(self, self.rollout)
         self.of_a_recipe = False
