@@ -37,6 +37,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/method_properties.py
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/compile_and_fuse.py
 	$(BIN)/python benchmarks/verifier.py
 	$(BIN)/python benchmarks/sync.py
 	$(BIN)/python benchmarks/rollouts.py

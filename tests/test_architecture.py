@@ -216,6 +216,8 @@ def test_the_fields_that_our_config_adds_to_trls():
         "reuse_old_log_probs": True,
         "share_prompts": True,
         "fused_lora": True,
+        "fused_head": None,
+        "compile_layers": False,
     }
 
 

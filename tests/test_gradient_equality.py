@@ -238,6 +238,7 @@ OFF = {
     "reuse_old_log_probs": False,
     "share_prompts": False,
     "fused_lora": False,
+    "fused_head": False,
 }
 SWITCHES = [{}, {"train_tokens_per_microbatch": 64}, *({name: value} for name, value in OFF.items()), OFF]
 SITUATIONS = [

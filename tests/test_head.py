@@ -20,7 +20,7 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer.utils import add_fused_lm_head
 
 import perl.head
-from perl.head import LogitSettings, add_scored_forward, head_log_probs, logit_settings
+from perl.head import LogitSettings, add_scored_forward, head_log_probs, logit_settings, tile_rows
 from perl.packing import Row, Scored, pad_right
 
 VOCABULARY, WIDTH = 97, 12
@@ -117,6 +117,68 @@ def test_the_tile_does_not_change_a_number(monkeypatch):
     assert_close((tiles, tiled_entropies), (whole, entropies), 1e-14)
     whole_gradient = torch.autograd.grad((whole * factors).sum(), hidden)
     assert_close(torch.autograd.grad((tiles * factors).sum(), hidden), whole_gradient, 1e-14)
+
+
+@pytest.mark.parametrize("entropy", ["none", "value"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_fused_or_by_trls_kernel_the_numbers_and_the_gradient_are_those_of_all_logits(settings, dtype, entropy):
+    hidden, weight, bias, targets, factors, _ = problem(dtype=dtype)
+    exact = [tensor.detach().double() for tensor in (hidden, weight, bias)]
+    exact[0].requires_grad_()
+    expected = by_hand(*exact, targets, SETTINGS[settings])
+    expected_gradient = torch.autograd.grad((expected[0] * factors.double()).sum(), exact[0])
+    # Of 8 bits of a bfloat16: logits are rounded once, slopes once, and the gradient where it is handed back.
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    for fused in (True, False):
+        log_probs, entropies = head_log_probs(
+            hidden, weight, bias, targets, SETTINGS[settings], entropy=entropy, fused=fused
+        )
+        assert (type(log_probs.grad_fn).__name__ == "_HeadBackward") == fused
+        assert log_probs.dtype == torch.float32
+        gradient = torch.autograd.grad((log_probs * factors.float()).sum(), hidden)
+        assert_close((log_probs, *gradient), (expected[0], *expected_gradient), limit)
+        if entropy == "value":
+            assert_close([entropies], [expected[1]], limit)
+
+
+def test_a_head_that_trains_and_an_entropy_with_a_gradient_are_not_fused():
+    for trains, entropy in ((True, "value"), (False, "gradient")):
+        tensors = problem(dtype=torch.float32, trains=trains)[:4]
+        log_probs, _ = head_log_probs(*tensors, LogitSettings(), entropy=entropy, fused=True)
+        assert type(log_probs.grad_fn).__name__ == "ChunkedLogProbFunctionBackward"
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "memory", "rows"),
+    [
+        (8192, None, 256),
+        (151936, None, 64),
+        (151936, 80 * GIB, 384),  # 233 MB of logits
+        (151936, 16 * GIB, 64),
+        (32000, 80 * GIB, 2048),
+        (32000, 16 * GIB, 512),
+        (2**20, 16 * GIB, 64),
+    ],
+)
+def test_a_tile_is_as_large_as_the_cache_or_a_small_part_of_an_accelerator(vocabulary, memory, rows):
+    assert tile_rows(vocabulary, memory) == rows
+    if memory is not None and rows > 64:
+        assert 4 * rows * vocabulary <= min(2**28, memory / 256) < 4 * (rows + 64) * vocabulary
+
+
+def test_the_tiles_of_an_accelerator_give_the_same_numbers(monkeypatch):
+    hidden, weight, bias, targets, factors, _ = problem(dtype=torch.float32)
+    found = []
+    for memory in (None, 2**24):  # of which tiles take 64 KiB, 128 of the 300 tokens
+        monkeypatch.setattr(perl.head, "_memory_of", lambda _, memory=memory: memory)
+        log_probs, entropies = head_log_probs(hidden, weight, bias, targets, LogitSettings(softcap=5.0), fused=True)
+        found.append((log_probs, entropies, *torch.autograd.grad((log_probs * factors).sum(), hidden)))
+    assert tile_rows(VOCABULARY, 2**24) == 128
+    assert_close(found[1], found[0], 1e-6)
 
 
 @pytest.mark.parametrize("entropy", ["none", "value", "gradient"])

@@ -90,11 +90,19 @@ def register(original: str) -> None:
         layout = options.pop("packed_layout", None)
         if layout is None:
             return unpacked(module, query, key, value, attention_mask, **options)
-        refuse_unknown(options)
-        return packed_attention(query, key, value, layout, scaling=options.get("scaling")), None
+        return _outside_graphs(query, key, value, layout, options), None
 
     AttentionInterface.register(_PREFIX + original, attention)
     AttentionMaskInterface.register(_PREFIX + original, AttentionMaskInterface()[original])
+
+
+@torch.compiler.disable(reason="the number and lengths of the segments differ from row to row")
+def _outside_graphs(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, options: dict[str, Any]
+) -> torch.Tensor:
+    """Attention of a packed row, never part of a compiled graph, which would be made anew for each layout."""
+    refuse_unknown(options)
+    return packed_attention(query, key, value, layout, scaling=options.get("scaling"))
 
 
 def refuse_unknown(options: dict[str, Any]) -> None:

@@ -160,6 +160,18 @@ class PeftRLConfig(GRPOConfig):
         metadata={"help": "Run plain LoRA layers as one operation instead of six; the same numbers in float32."},
     )
 
+    fused_head: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Take the derivative of the log-probabilities in the head's forward pass, which is two products "
+            "with the head instead of three. None: on a CPU; elsewhere TRL's kernel."
+        },
+    )
+    compile_layers: bool = field(
+        default=False,
+        metadata={"help": "Compile the layers for packed rows, which takes a minute or more before the first step."},
+    )
+
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs", "process_reward_kwargs"]
 
     bf16: bool | None = field(default=None, metadata={"help": "Train in bfloat16. None: not on a CPU."})
@@ -180,6 +192,10 @@ class PeftRLConfig(GRPOConfig):
                 f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
             )
         self._check_quantization()
+        if self.compile_layers and (self.torch_compile or self.torch_compile_backend or self.torch_compile_mode):
+            raise RecipeError(
+                "compiles the model that torch_compile compiles", "compile_layers", "leave one of them out"
+            )
         self._check_rewards()
         check_sampling(self, self.rollout)
         self.of_a_recipe = False

@@ -20,12 +20,19 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
+from perl.compiled import compiled as compiled_function
 from perl.packing import Scored
 
 EntropyKind = Literal["none", "value", "gradient"]
 
 # Numbers in a tile of logits on a CPU, 8 MiB of float32: a few passes over it stay in the cache.
 _TILE = 2**21
+# Bytes of a tile of logits in float32 on an accelerator, and the part of its memory that a tile may take: products of
+# some hundred rows run at full speed, and two or three tensors of the tile's size are alive at once.
+_LARGEST_TILE = 2**28
+_SHARE_OF_MEMORY = 256
+# Rows of a tile on an accelerator are a multiple of this, which its matrix units like.
+_ROWS = 64
 # Width of the tiles of TRL's kernel, which runs on accelerators; TRL's own value.
 _KERNEL_WIDTH = 32768
 
@@ -65,10 +72,31 @@ def logit_settings(config: PreTrainedConfig, *, temperature: float, float32: boo
     return LogitSettings(temperature, scale, getattr(text, "final_logit_softcapping", None), float32)
 
 
-def add_scored_forward(model: PreTrainedModel, settings: LogitSettings) -> None:
+def tile_rows(vocabulary: int, memory: int | None) -> int:
+    """Tokens whose logits are there at once.
+
+    Args:
+        vocabulary: Rows of the head.
+        memory: Bytes of the accelerator, all of them; None: on a CPU.
+    """
+    if memory is None:
+        return max(64, _TILE // vocabulary)
+    rows = min(_LARGEST_TILE, memory // _SHARE_OF_MEMORY) // (4 * vocabulary)
+    return max(rows - rows % _ROWS, _ROWS)
+
+
+def add_scored_forward(
+    model: PreTrainedModel, settings: LogitSettings, *, fused: bool | None = None, compiled: bool = False
+) -> None:
     """Teaches a causal model ``model(..., scored=Scored)``, which returns (log-probabilities, entropies) of (S,) each.
 
     Through the model's own forward, so that the wrappers around it (PEFT, DDP, autocast) act as on any other call.
+
+    Args:
+        model: Without wrappers.
+        settings: Of its logits.
+        fused: As in :func:`head_log_probs`.
+        compiled: As in :func:`head_log_probs`.
     """
     original = model.forward
 
@@ -93,7 +121,9 @@ def add_scored_forward(model: PreTrainedModel, settings: LogitSettings) -> None:
         hidden_SD = hidden[scored.predictors.to(hidden.device)].to(weight_VD.device)
         targets_S = scored.targets.to(weight_VD.device)
         with maybe_gather_lm_head_ctx(weight_VD, bias_V):  # ZeRO-3: the head's own forward, which would, does not run
-            return head_log_probs(hidden_SD, weight_VD, bias_V, targets_S, settings, entropy=entropy)
+            return head_log_probs(
+                hidden_SD, weight_VD, bias_V, targets_S, settings, entropy=entropy, fused=fused, compiled=compiled
+            )
 
     model.forward = types.MethodType(forward, model)
 
@@ -106,6 +136,8 @@ def head_log_probs(
     settings: LogitSettings,
     *,
     entropy: EntropyKind = "value",
+    fused: bool | None = None,
+    compiled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probabilities of the targets and entropies of the distributions they were drawn from.
 
@@ -116,10 +148,13 @@ def head_log_probs(
         targets_S: (S,) int64.
         settings: Temperature and the like.
         entropy: ``none``; ``value``: without a gradient; ``gradient``: with one.
+        fused: Whether the derivative is taken in the forward pass, which needs a head and an entropy without
+            gradient; else TRL's kernel runs. None: on a CPU.
+        compiled: Whether torch compiles what a fused pass does with a tile of logits.
 
     Returns:
-        (S,) log-probabilities and (S,) entropies in nats or None; float32, or on a CPU, where neither the head nor the
-        entropy has a gradient, float64 for float64 hidden states.
+        (S,) log-probabilities and (S,) entropies in nats or None; float32, or from a fused pass float64 for float64
+        hidden states.
     """
     trains = weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad)
     if settings.float32 and hidden_SD.dtype != torch.float64:
@@ -127,9 +162,12 @@ def head_log_probs(
     with torch.autocast(
         hidden_SD.device.type, enabled=torch.is_autocast_enabled(hidden_SD.device.type) and not settings.float32
     ):
-        if hidden_SD.device.type == "cpu" and not (trains and torch.is_grad_enabled()) and entropy != "gradient":
+        wanted = hidden_SD.device.type == "cpu" if fused is None else fused
+        if wanted and not (trains and torch.is_grad_enabled()) and entropy != "gradient":
             result: tuple[torch.Tensor, torch.Tensor | None]
-            result = _Head.apply(hidden_SD, weight_VD, bias_V, targets_S, settings, entropy == "value")  # type: ignore[no-untyped-call]
+            result = _Head.apply(  # type: ignore[no-untyped-call]
+                hidden_SD, weight_VD, bias_V, targets_S, settings, entropy == "value", compiled
+            )
             return result
         log_probs_S, entropies_S, *_ = ChunkedLogProbFunction.apply(
             hidden_SD,
@@ -167,37 +205,29 @@ class _Head(torch.autograd.Function):
         targets_S: torch.Tensor,
         settings: LogitSettings,
         with_entropy: bool,
+        compiled: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         kind = hidden_SD.device.type
         compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_SD.dtype
         exact = torch.promote_types(compute, torch.float32)
-        rows = max(64, _TILE // weight_VD.size(0))
+        rows = tile_rows(weight_VD.size(0), _memory_of(hidden_SD.device))
         weight_VD = weight_VD.to(compute)
+        bias_V = None if bias_V is None else bias_V.to(compute)
         slopes_SD = torch.empty_like(hidden_SD, dtype=exact) if ctx.needs_input_grad[0] else None
         log_probs_S = hidden_SD.new_empty(hidden_SD.size(0), dtype=exact)
         entropies_S = torch.empty_like(log_probs_S) if with_entropy else None
+        of_tile = compiled_function(_of_tile) if compiled else _of_tile
         with torch.autocast(kind, enabled=False):  # it would round the exponentials of an entropy
             for start in range(0, hidden_SD.size(0), rows):
                 tile = slice(start, start + rows)
                 logits_TV = torch.mm(hidden_SD[tile].to(compute), weight_VD.t())
-                if bias_V is not None:
-                    logits_TV += bias_V.to(compute)
-                logits_TV, cap_slope_TV = _transformed(logits_TV.to(exact), settings)
-                logits_TV -= logits_TV.amax(dim=-1, keepdim=True)
-                wanted_T1 = targets_S[tile].unsqueeze(-1)
-                target_logits_T = logits_TV.gather(-1, wanted_T1).squeeze(-1)
-                exp_TV = logits_TV.exp()
-                total_T = exp_TV.sum(dim=-1)
-                log_probs_S[tile] = target_logits_T - total_T.log()
+                log_probs_S[tile], entropies_T, slope_TV = of_tile(
+                    logits_TV, bias_V, targets_S[tile], settings, with_entropy, slopes_SD is not None
+                )
                 if entropies_S is not None:
-                    entropies_S[tile] = total_T.log() - torch.linalg.vecdot(exp_TV, logits_TV) / total_T
+                    entropies_S[tile] = entropies_T
                 if slopes_SD is not None:
-                    # d log p(target) / d logit = [is target] - p, then back through the cap and the head.
-                    slope_TV = exp_TV.div_(-total_T.unsqueeze(-1))
-                    slope_TV.scatter_add_(-1, wanted_T1, torch.ones_like(wanted_T1, dtype=exact))
-                    if cap_slope_TV is not None:
-                        slope_TV *= cap_slope_TV
-                    slopes_SD[tile] = torch.mm(slope_TV.to(compute), weight_VD)
+                    slopes_SD[tile] = torch.mm(slope_TV, weight_VD)
         if slopes_SD is not None:
             ctx.save_for_backward(slopes_SD.mul_(settings.scale / settings.temperature))
             ctx.hidden_dtype = hidden_SD.dtype
@@ -208,7 +238,51 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_S: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         (slopes_SD,) = ctx.saved_tensors
-        return (slopes_SD * grad_S.unsqueeze(-1)).to(ctx.hidden_dtype), None, None, None, None, None
+        return (slopes_SD * grad_S.unsqueeze(-1)).to(ctx.hidden_dtype), None, None, None, None, None, None
+
+
+def _of_tile(
+    logits_TV: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    targets_T: torch.Tensor,
+    settings: LogitSettings,
+    with_entropy: bool,
+    with_slope: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """From the head's products: (T,) log-probabilities, (T,) entropies, (T, V) derivative of the first by the products.
+
+    The derivative is in the products' type and without the factors that are alike for all, scale and temperature.
+    """
+    compute, exact = logits_TV.dtype, torch.promote_types(logits_TV.dtype, torch.float32)
+    if bias_V is not None:
+        logits_TV += bias_V
+    logits_TV, cap_slope_TV = _transformed(logits_TV.to(exact), settings)
+    logits_TV -= logits_TV.amax(dim=-1, keepdim=True)
+    wanted_T1 = targets_T.unsqueeze(-1)
+    target_logits_T = logits_TV.gather(-1, wanted_T1).squeeze(-1)
+    exp_TV = logits_TV.exp()
+    total_T = exp_TV.sum(dim=-1)
+    log_probs_T, entropies_T, slope_TV = target_logits_T - total_T.log(), None, None
+    if with_entropy:
+        entropies_T = total_T.log() - torch.linalg.vecdot(exp_TV, logits_TV) / total_T
+    if with_slope:
+        # d log p(target) / d logit = [is target] - p, then back through the cap.
+        slope_TV = exp_TV.div_(-total_T.unsqueeze(-1))
+        slope_TV.scatter_add_(-1, wanted_T1, torch.ones_like(wanted_T1, dtype=exact))
+        if cap_slope_TV is not None:
+            slope_TV *= cap_slope_TV
+        slope_TV = slope_TV.to(compute)
+    return log_probs_T, entropies_T, slope_TV
+
+
+@functools.cache
+def _memory_of(device: torch.device) -> int | None:
+    """Bytes of an accelerator; None for a CPU."""
+    return (
+        None
+        if device.type == "cpu"
+        else int(torch.get_device_module(device).get_device_properties(device).total_memory)
+    )
 
 
 def _transformed(logits: torch.Tensor, settings: LogitSettings) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -18,6 +18,7 @@ from datasets import Dataset
 from trl.models.utils import disable_gradient_checkpointing
 
 from perl.batching import have_advantage, rows_of
+from perl.compiled import check_compiler, compile_layers
 from perl.config import PeftRLConfig
 from perl.errors import ModelError
 from perl.head import EntropyKind, add_scored_forward, logit_settings
@@ -84,7 +85,11 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         model = base_of(self.policy)
         float32 = self.args.cast_lm_head_to_fp32
         self._width_of = rope_width(model)
-        add_scored_forward(model, logit_settings(model.config, temperature=self.temperature, float32=float32))
+        compiles = self._switch("compile_layers")
+        if compiles:
+            check_compiler(self.accelerator.device)
+        settings = logit_settings(model.config, temperature=self.temperature, float32=float32)
+        add_scored_forward(model, settings, fused=self._switch("fused_head"), compiled=compiles)
 
     @cached_property
     def step_is_ours(self) -> bool:
@@ -156,6 +161,10 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         if how.why:
             what = "prompts are not shared" if how.packed else "rows are padded to the longest of each pass"
             logger.warning("%s: %s", what, how.why)
+        if self._switch("compile_layers"):
+            why = compile_layers(base_of(self.policy), packed=how.packed, whole=self.whole_tensors)
+            if why:
+                logger.warning("layers are not compiled: %s", why)
         return how
 
     def _get_per_token_logps_and_entropies(
