@@ -31,8 +31,8 @@ from gpu_stages.setting import Row, Setting
 from gpu_stages.shapes import one_row, reasoning, scale_of
 from perl.attention import use_packed_attention
 from perl.head import LogitSettings, add_scored_forward
+from perl.memory import free_bytes, plan_memory
 from perl.memory import measure as bytes_of
-from perl.memory import plan_memory
 from perl.methods.fused_lora import fuse_lora
 from perl.model import trainable_parameters
 from perl.packing import Row as TokenRow
@@ -82,7 +82,7 @@ def of_plan(setting: Setting, name: str, gib: float, row: int) -> Row:
     with autocast(setting):
         per_token = bytes_of(policy, packed=True)
     plan = plan_memory(free, trained, per_token, longest_row=row)
-    there = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() if setting.device.type == "cuda" else free
+    there = free_bytes() if setting.device.type == "cuda" else free
     facts = {"kind": "plan", "gib": gib, "row": row, "tokens": plan.tokens, "recompute": plan.recompute}
     predicted = per_token.of_pass(plan.tokens // row * row, row, recompute=plan.recompute)
     if predicted > free - 12 * trained:
@@ -189,6 +189,7 @@ def of_recovery(setting: Setting, *, one: bool) -> Row:
         needed = meter.peaks[-1] if meter.peaks else 0
         with _too_little(trainer, needed or 0, one=one) if cramped else contextlib.nullcontext():
             update = take_turn(trainer, meter, start)
+        update = {name: tensor.cpu() for name, tensor in update.items()}  # not in what is held afterwards
         turns.append((update, meter.peaks[-1] or 0, _allocated(setting), trainer._tokens_in_a_pass(), _again(trainer)))
     (first, peak, held, tokens, again), (second, _, _, fewer, now), (_, later, left, _, _) = turns
     apart = difference(second, first)

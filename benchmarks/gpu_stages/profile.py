@@ -35,7 +35,8 @@ _KINDS = {
     "head": r"_forward_kernel|_backward_kernel|softmax|logsumexp|cross_entropy|nll_loss",
     "optimizer": r"multi_tensor_apply|adam|sgd|_foreach",
     "matmul": r"gemm|cutlass|cublas|nvjet|xmma|::mm\b|::addmm|::bmm|::baddbmm|::matmul|::linear|splitk|dot_kernel",
-    "copies": r"copy|memcpy|memset|::cat\b|catarray|index|gather|scatter|::to\b|::stack|::fill|fillfunctor|clone|embedding",
+    "copies": r"copy|memcpy|memset|::cat\b|catarray|index|gather|scatter|::to\b|::stack|::fill|fillfunctor|clone"
+    r"|embedding",
     "norm, rope, elementwise": r"elementwise|reduce|triton|rsqrt|norm|silu|::mul|::add|::sub|::neg|::pow|::mean|::sum"
     r"|::where|::exp|::div|::sin|::cos|sigmoid",
 }
@@ -98,7 +99,7 @@ def of_rows(setting: Setting, roof: Roof) -> Row:
     """As the stage ``step`` has them: a row a pass, activations computed again."""
     tokens = 48 if setting.tiny else 16_384
     case = one_row(tokens, tiny=setting.tiny)
-    options = {"gradient_checkpointing": True, "train_tokens_per_microbatch": tokens, "optim": "adamw_torch"}
+    options = {"gradient_checkpointing": True, "train_tokens_per_microbatch": tokens, "optim": "adamw_torch_fused"}
     scale = scale_of("Qwen3-0.6B", tiny=setting.tiny, device=setting.device, **options, learning_rate=1e-5)
     return of_step(setting, roof, case, replace(scale, rows=case.generations))
 
@@ -120,7 +121,7 @@ def of_step(setting: Setting, roof: Roof, case: Any, scale: Any) -> Row:  # noqa
     seconds = meter.seconds[-1]
 
     on_cuda = setting.device.type == "cuda"
-    meter.watch = profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])])
+    meter.watch = profiler = profile(activities=[ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU])
     take_turn(trainer, meter, start)
     kernels = kernels_of(profiler, on_cuda=on_cuda)
 
@@ -143,7 +144,7 @@ def kernels_of(profiler: profile, *, on_cuda: bool) -> list[tuple[str, float, fl
     kernels = []
     for event in profiler.events():
         begin = event.time_range.start / 1e6
-        if on_cuda and event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+        if on_cuda and event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False):
             kernels.append((event.name, begin, event.time_range.end / 1e6))
         elif not on_cuda and event.name.startswith("aten::") and event.self_cpu_time_total > 0:
             kernels.append((event.name, begin, begin + event.self_cpu_time_total / 1e6))
