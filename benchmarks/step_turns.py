@@ -31,12 +31,15 @@ class Meter:
     Attributes:
         on_cuda: Whether the trainer's model is there.
         counter: What counts FLOPs, if something does.
-        watch: A context that each step is taken in, if there is one.
+        watch: A context that one step of each turn is taken in, if there is one.
+        watched: Which step, from 0.
         seconds: Of each step since ``clear``.
         flops: Of each step.
         peaks: Bytes by which the peak of each step lay above what was in use before it; None if they are not told.
         totals: The peak itself, of what was in use.
         reserved: What PyTorch's allocator held at most; 0 on a CPU.
+        metrics: The trainer's own of the step so far.
+        passes: Forward and backward passes of each step, as our trainer counts them.
     """
 
     def __init__(self, *, on_cuda: bool) -> None:
@@ -44,6 +47,8 @@ class Meter:
         self.on_cuda = on_cuda
         self.counter: FlopCounterMode | None = None
         self.watch: AbstractContextManager[Any] | None = None
+        self.watched = 0
+        self.metrics: dict[str, list[float]] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -53,11 +58,12 @@ class Meter:
         self.peaks: list[int | None] = []
         self.totals: list[int] = []
         self.reserved: list[int] = []
+        self.passes: list[float | None] = []
 
     def begin(self) -> None:
         """Called before the first micro-batch of a step."""
         self._in_use = self._start_peak()
-        if self.watch is not None:
+        if self.watch is not None and len(self.seconds) == self.watched:
             self.watch.__enter__()
         self._flops = self.counter.get_total_flops() if self.counter else 0
         self._started = time.perf_counter()
@@ -66,9 +72,10 @@ class Meter:
         """Called after the optimizer's step."""
         if self.on_cuda:
             torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self._started)
-        if self.watch is not None:
+        if self.watch is not None and len(self.seconds) == self.watched:
             self.watch.__exit__(None, None, None)
+        self.seconds.append(time.perf_counter() - self._started)
+        self.passes.append(self.metrics.get("tokens/passes", [None])[-1])
         self.flops.append(self.counter.get_total_flops() - self._flops if self.counter else 0)
         peak = torch.cuda.max_memory_allocated() if self.on_cuda else _resident("VmHWM")
         self.peaks.append(None if self._in_use is None else peak - self._in_use)
@@ -159,6 +166,7 @@ def make_trainer(
         rollout_func=rollout_func,
         callbacks=[Begin(meter)],
     )
+    meter.metrics = trainer._metrics["train"]
     trainer.add_callback(End(meter))
     trainer.remove_callback(PrinterCallback)
     return trainer, meter

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpu_stages.setting import Row, Setting
-from gpu_stages.shapes import Roof, measure_roof, one_row, reasoning, scale_of
+from gpu_stages.shapes import Roof, measure_roof, one_row, reasoning, scale_of, warm_up
 
 # The first that is found in a name of a kernel or an operation decides.
 _KINDS = {
@@ -112,13 +112,13 @@ def of_reasoning(setting: Setting, roof: Roof) -> Row:
 
 
 def of_step(setting: Setting, roof: Roof, case: Any, scale: Any) -> Row:  # noqa: ANN401 (Case, Scale)
-    """The turns, after one that warms up."""
-    rollouts = draw_rollouts(case, scale.groups)
+    """The turns, after one that warms up; each ends in the step that is looked at."""
+    rollouts = warm_up(case, scale.groups) + draw_rollouts(case, scale.groups)
     trainer, meter = make_trainer("perl", case, scale, rollouts, str(setting.folder))
     start = {name: parameter.detach().clone() for name, parameter in adapter_of(trainer).items()}
     for _ in range(2):
         take_turn(trainer, meter, start)
-    seconds = meter.seconds[-1]
+    seconds, meter.watched = meter.seconds[-1], len(meter.seconds) - 1
 
     on_cuda = setting.device.type == "cuda"
     meter.watch = profiler = profile(activities=[ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU])

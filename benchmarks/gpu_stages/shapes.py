@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from step_cases import Case, Scale
+from step_cases import Case, Rollout, Scale, draw_rollouts
 from step_flops import ModelSize
 
 # hidden_size, and the rest of the config, as published with the models of these names.
@@ -131,6 +131,15 @@ def reasoning(*, tiny: bool) -> Case:
         vocabulary=vocabulary(tiny=tiny),
     )
     return replace(case.shorter(128), vocabulary=case.vocabulary) if tiny else case
+
+
+def warm_up(case: Case, groups: int) -> list[Rollout]:
+    """Two steps of short rows: kernels are compiled, and every tensor of an adapter has been seen to move.
+
+    LoRA's A moves in the second step only, and until then a run watches each tensor.
+    """
+    short = replace(case, completions=(8, 16), lognormal=None, dead=0.0)
+    return draw_rollouts(short, 2 * groups)
 
 
 def flops_per_token_of_prime_rl(size: ModelSize, *, layers: int, width: int, tokens: int) -> float:

@@ -26,7 +26,7 @@ from step_flops import Group, ModelSize, ideal_flops, model_size
 from step_turns import RANK, Meter, adapter_of, difference, make_trainer, take_turn, tokens_of
 
 from gpu_stages.setting import Row, Setting
-from gpu_stages.shapes import Roof, flops_per_token_of_prime_rl, measure_roof, one_row, reasoning, scale_of
+from gpu_stages.shapes import Roof, flops_per_token_of_prime_rl, measure_roof, one_row, reasoning, scale_of, warm_up
 
 GIB = 2**30
 GROUPS = 16
@@ -52,7 +52,7 @@ class Work:
         case: The lengths.
         scale: The model.
         rollouts: Of the step.
-        warm: Of a small step before it.
+        warm: Of the steps before it.
     """
 
     case: Case
@@ -103,7 +103,8 @@ def of_rows(setting: Setting, roof: Roof, name: str, tokens: int, *, recompute: 
         learning_rate=1e-5,
     )
     scale = replace(scale, rows=case.generations)
-    work = Work(case, scale, draw_rollouts(case, 1), draw_rollouts(case, 1))
+    rollouts = draw_rollouts(case, 1)
+    work = Work(case, scale, rollouts, warm_up(case, 1) + rollouts)
     count = flops_per_token_of_prime_rl(
         work.size, layers=scale.shape["num_hidden_layers"], width=scale.width, tokens=length
     )
@@ -146,8 +147,7 @@ def beside_trl(setting: Setting, roof: Roof) -> Row:
     if few is None:
         return {"skipped": f"a group by TRL needs about {trl_seconds(whole, 1):.0f} s"}
     scale = replace(whole.scale, groups=few, rows=min(4, whole.case.generations))
-    warm = draw_rollouts(replace(whole.case, completions=(8, 16), lognormal=None, dead=0.0), few)
-    work = Work(whole.case, scale, whole.rollouts[:few], warm)
+    work = Work(whole.case, scale, whole.rollouts[:few], warm_up(whole.case, few))
     taken, updates = {}, {}
     for name in ("perl", "TRL"):
         taken[name], updates[name] = step_of(name, work, setting, twice=name == "perl")
@@ -166,12 +166,11 @@ def beside_trl(setting: Setting, roof: Roof) -> Row:
 
 
 def reasoning_work(setting: Setting, groups: int) -> Work:
-    """The step of a reasoning model, and a short one of as many rows before it."""
+    """The step of a reasoning model, and short ones of as many rows before it."""
     case = reasoning(tiny=setting.tiny)
     scale = scale_of("Qwen2.5-1.5B", tiny=setting.tiny, device=setting.device)
     scale = replace(scale, groups=groups, rows=case.generations)
-    short = replace(case, completions=(8, 16), lognormal=None, dead=0.0)
-    return Work(case, scale, draw_rollouts(case, groups), draw_rollouts(short, groups))
+    return Work(case, scale, draw_rollouts(case, groups), warm_up(case, groups))
 
 
 def trl_seconds(whole: Work, groups: int) -> float:
@@ -187,7 +186,7 @@ def trl_seconds(whole: Work, groups: int) -> float:
 def step_of(
     name: str, work: Work, setting: Setting, *, twice: bool = True
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A warm step and the step that counts, by one trainer.
+    """Steps that warm up and the step that counts, by one trainer.
 
     Args:
         name: TRL or perl.
@@ -196,7 +195,7 @@ def step_of(
         twice: Whether the step is taken once more, if time allows; the faster one counts.
 
     Returns:
-        Seconds and memory; the update of the adapter by both steps.
+        Seconds and memory; the update of the adapter by all of these steps.
     """
     folder = str(setting.folder)
     trainer, meter = make_trainer(name, work.case, work.scale, work.warm + work.rollouts, folder)
@@ -209,7 +208,7 @@ def step_of(
         numbers = min(numbers, again, key=lambda n: n["step_seconds"])
     if name == "perl":
         numbers["tokens_in_a_pass"] = trainer._tokens_in_a_pass()
-        numbers["passes"] = trainer.state.log_history[-1]["tokens/passes"]
+        numbers["passes"] = meter.passes[-1]
     numbers["recompute"] = bool(trainer.model.get_base_model().is_activation_checkpointing)
     return numbers, {key: value.cpu() for key, value in update.items()}
 
