@@ -32,7 +32,7 @@ _BYTES_PER_TRAINED = 12
 _PROBE = 128
 # Of a layer's activations, what its backward pass adds: their gradients. Where activations are computed again one layer
 # is most of what is held. Counted by storages that are alive: 0.25 to 0.31 (Qwen2 shapes, bfloat16 and float32).
-_GRADIENTS = 0.3
+GRADIENTS = 0.3
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,11 @@ def measure(model: nn.Module, *, packed: bool) -> TokenBytes:
     layers = inputs.layers
     return TokenBytes(
         kept=kept,
-        recomputed=inputs.bytes / (rows * lengths[-1]) + (1 + _GRADIENTS) * kept / layers,
+        recomputed=inputs.bytes / (rows * lengths[-1]) + (1 + GRADIENTS) * kept / layers,
         fixed=outside + fixed / layers,
         kept_fixed=fixed - fixed / layers,
         kept_pair=pair,
-        recomputed_pair=(1 + _GRADIENTS) * pair / layers,
+        recomputed_pair=(1 + GRADIENTS) * pair / layers,
     )
 
 

@@ -7,14 +7,15 @@ decoders as Llama, Mistral, Qwen2 and Qwen3 have them, with a LoRA on all linear
 sizes are bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig
 
 from perl.config import PeftRLConfig
-from perl.memory import MemoryPlan, TokenBytes, plan_memory
+from perl.head import tile_bytes
+from perl.memory import GRADIENTS, MemoryPlan, TokenBytes, plan_memory
 from perl.recipe import Recipe
 
 GIB = 2**30
@@ -28,10 +29,9 @@ _CONTEXT = 0.6 * GIB
 _BYTES_PER_TRAINED, _OF_ADAPTER = 16, 4
 # NF4 with doubly quantised scales: half a byte a weight, a byte for 64 of them, a float32 for 256 of those.
 _NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
-# Tokens and words of a tile of logits on an accelerator.
-_TILE = 4096 * 32768
 # Linear layers of a decoder layer; each keeps A x for the gradient of B.
 _LINEARS = 7
+_FLOAT32 = 4
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Work:
         completions: That transformers write at once; 0: something else writes them.
         engine_share: Of the device's memory, for vLLM in this process.
         kernel: Whether the GPU has the kernel for packed rows, which begins with compute capability 8.0. Below it
-            attention keeps its scores at worst, for each token as many as the longest row has tokens.
+            attention keeps its scores at worst.
         asked: Tokens of a pass, where they are asked for.
     """
 
@@ -127,9 +127,9 @@ class MemoryEstimate:
         adapter: With gradient and Adam's averages.
         cache: Keys and values of the rollouts that transformers write at once; 0 with another engine.
         engine: What vLLM in this process takes, its own copy of the base included.
-        tile: Logits of the head, at a time.
-        per_token: What a token keeps for the backward pass.
+        per_token: What a pass keeps for the backward pass, the tile of logits included.
         plan: Tokens of a pass, and whether activations are computed again.
+        longest_row: Tokens of the longest prompt with its completion.
         in_a_pass: Tokens that a pass must hold: of the longest row, or as many as are asked for.
         gpu: Its name in :data:`GPUS`.
     """
@@ -138,17 +138,16 @@ class MemoryEstimate:
     adapter: float
     cache: float
     engine: float
-    tile: float
     per_token: TokenBytes
     plan: MemoryPlan
+    longest_row: int
     in_a_pass: int
     gpu: str
 
     @property
     def least(self) -> float:
         """Held while the shortest pass is run that may be, or while rollouts are written, whichever is more."""
-        a_token = self.per_token.recomputed if self.plan.recompute else self.per_token.kept
-        passes = self.tile + self.in_a_pass * a_token
+        passes = self.per_token.of_pass(self.in_a_pass, self.longest_row, recompute=self.plan.recompute)
         return _CONTEXT + self.weights + self.adapter + self.engine + max(passes, self.cache)
 
     @property
@@ -195,7 +194,7 @@ def cached_bytes(model: Decoder, types: Types) -> int:
     return 2 * model.layers * model.keys * types.compute
 
 
-def token_bytes(model: Decoder, types: Types, rank: int, *, kernel: bool, scores: int = 0) -> TokenBytes:
+def token_bytes(model: Decoder, types: Types, rank: int, *, kernel: bool, scores: bool = False) -> TokenBytes:
     """What a token of a packed pass keeps until the backward pass, as :func:`perl.memory.measure` counts it.
 
     Args:
@@ -204,9 +203,9 @@ def token_bytes(model: Decoder, types: Types, rank: int, *, kernel: bool, scores
         rank: Of the LoRA, without dropout.
         kernel: Whether attention is one call for all segments; else there is one for each, and what they return is
             copied together.
-        scores: Tokens of a row whose attention keeps its float32 scores, as without any kernel; 0: it keeps none.
+        scores: Whether attention keeps its scores, in float32, as without any kernel.
     """
-    stream, compute = types.weights, types.compute
+    stream, compute, layers = types.weights, types.compute, model.layers
     norms = 2 * (4 * model.hidden + 4)  # each keeps what it divides in float32, and by what
     if model.normed_heads:
         norms += 4 * (model.queries + model.keys) + 4 * (model.heads + model.keys // model.head_size)
@@ -217,15 +216,22 @@ def token_bytes(model: Decoder, types: Types, rank: int, *, kernel: bool, scores
     else:  # fused: q, k and v keep one input, gate and up another one
         inputs = stream * 2 * model.hidden + (0 if kernel else compute * model.queries)
         mlp = compute * 4 * model.inner  # and their product, the input of down
-    layer = norms + attended + 4 * model.heads * scores + inputs + mlp + compute * _LINEARS * rank
+    layer = norms + attended + inputs + mlp + compute * _LINEARS * rank
     # Rotary factors and positions; the last norm is there for the first one's, whose input has no gradient; the head
     # keeps a float32 gradient of its input.
-    once = 2 * stream * model.head_size + 24 + 4 * model.hidden
-    kept = float(model.layers * layer + once)
-    recomputed = stream * model.layers * model.hidden + kept / model.layers
-    # Autocast's copies of A and B, which the fused layers do without.
+    kept = float(layers * layer + 2 * stream * model.head_size + 24 + 4 * model.hidden)
+    # Autocast's copies of A and B, which the fused layers do without; the largest matrix as numbers, one at a time.
     fixed = float(compute * model.lora_parameters(rank)) if types.nf4 else 0.0
-    return TokenBytes(kept=kept, recomputed=recomputed, fixed=fixed)
+    unpacked = compute * model.inner * model.hidden if types.nf4 else 0
+    pair = 4.0 * model.heads * layers if scores else 0.0
+    return TokenBytes(
+        kept=kept,
+        recomputed=stream * layers * model.hidden + (1 + GRADIENTS) * kept / layers,
+        fixed=unpacked + fixed / layers,
+        kept_fixed=fixed - fixed / layers,
+        kept_pair=pair,
+        recomputed_pair=(1 + GRADIENTS) * pair / layers,
+    )
 
 
 def estimate_memory(model: Decoder, types: Types, rank: int, gpu: str, work: Work) -> MemoryEstimate:
@@ -239,21 +245,21 @@ def estimate_memory(model: Decoder, types: Types, rank: int, gpu: str, work: Wor
         work: What is done there.
     """
     trained = model.lora_parameters(rank)
-    weights, tile = weight_bytes(model, types), float(_TILE * types.compute)
-    engine = work.engine_share * GPUS[gpu]
-    scores = 0 if work.kernel else work.longest_row
-    per_token = token_bytes(model, types, rank, kernel=work.kernel, scores=scores)
+    weights, engine = weight_bytes(model, types), work.engine_share * GPUS[gpu]
+    tile = tile_bytes(model.vocabulary, torch.float32 if types.compute == _FLOAT32 else torch.bfloat16)
+    per_token = token_bytes(model, types, rank, kernel=work.kernel, scores=not work.kernel)
+    per_token = replace(per_token, fixed=per_token.fixed + tile)
     in_a_pass = max(work.asked or 0, work.longest_row)
-    free = GPUS[gpu] - _CONTEXT - weights - _OF_ADAPTER * trained - engine - tile
-    plan = plan_memory(free, trained, per_token, longest_row=in_a_pass)
+    free = GPUS[gpu] - _CONTEXT - weights - _OF_ADAPTER * trained - engine
+    plan = plan_memory(free, trained, per_token, longest_row=work.longest_row)
     return MemoryEstimate(
         weights=weights,
         adapter=float(_BYTES_PER_TRAINED * trained),
         cache=float(cached_bytes(model, types) * work.longest_row * work.completions),
         engine=engine,
-        tile=tile,
         per_token=per_token,
-        plan=MemoryPlan(in_a_pass, plan.recompute) if work.asked else plan,
+        plan=plan if not work.asked else MemoryPlan(in_a_pass, plan.recompute),
+        longest_row=work.longest_row,
         in_a_pass=in_a_pass,
         gpu=gpu,
     )
@@ -276,8 +282,7 @@ def recipe_estimates(
         longest_row: Tokens of the longest prompt with its completion.
     """
     model = decoder_of(base)
-    plain = type(adapter) is LoraConfig and not (adapter.use_dora or adapter.lora_dropout or adapter.modules_to_save)
-    if recipe.engine.device == "cpu" or model is None or not plain or adapter.target_modules != "all-linear":
+    if recipe.engine.device == "cpu" or model is None or adapter is None or not _is_plain(adapter):
         return []
     work = Work(
         longest_row,
@@ -287,6 +292,13 @@ def recipe_estimates(
         asked=arguments.train_tokens_per_microbatch,
     )
     return [estimate_memory(model, types_of(recipe, base), adapter.r, gpu, work) for gpu in GPUS]
+
+
+def _is_plain(adapter: PeftConfig) -> bool:
+    """Whether an adapter is a LoRA on all linear layers and no more."""
+    if type(adapter) is not LoraConfig or adapter.target_modules != "all-linear":
+        return False
+    return not (adapter.use_dora or adapter.lora_dropout or adapter.modules_to_save)
 
 
 def types_of(recipe: Recipe, base: Any) -> Types:  # noqa: ANN401 (a config of transformers)
