@@ -132,6 +132,7 @@ def sample(name, hint):
         "top_p": 0.5,
         "min_p": 0.5,
         "peft_dropout": 0.5,
+        "quantization": "nf4",
         "reference": "rolling:8",
         "rollout_backend": "vllm-server",
         "rollout_sync": "merged",
