@@ -63,6 +63,21 @@ def test_a_step_is_measured_beside_trl_and_for_rows_of_one_length(tmp_path):
     assert beside["trl_seconds_of_all_at_least"] == pytest.approx(theirs["step_seconds"] * share)
 
 
+def test_where_trl_runs_out_of_memory_fewer_rows_are_tried_and_then_the_case_is_left_out(tmp_path, monkeypatch):
+    asked = []
+
+    def out_of_memory(name, work, _, *, twice=True):
+        if name == "TRL":
+            asked.append((work.scale.rows, twice))
+            raise torch.OutOfMemoryError("none left")
+        return {}, {}
+
+    monkeypatch.setattr(step, "step_of", out_of_memory)
+    setting = Setting(CPU, tiny=True, done=frozenset(), folder=tmp_path, seconds=600.0)
+    assert "TRL runs out of memory" in step.beside_trl(setting, Roof(None, 1e12, 1e11))["skipped"]
+    assert asked == [(4, False), (1, False)]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_passes_take_what_is_planned_and_a_step_recovers_from_too_little(tmp_path):
     rows = taken(memory, tmp_path)

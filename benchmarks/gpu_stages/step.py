@@ -146,18 +146,26 @@ def beside_trl(setting: Setting, roof: Roof) -> Row:
         few = 2
     if few is None:
         return {"skipped": f"a group by TRL needs about {trl_seconds(whole, 1):.0f} s"}
-    scale = replace(whole.scale, groups=few, rows=min(4, whole.case.generations))
-    work = Work(whole.case, scale, whole.rollouts[:few], warm_up(whole.case, few))
+    work = Work(whole.case, replace(whole.scale, groups=few), whole.rollouts[:few], warm_up(whole.case, few))
     taken, updates = {}, {}
-    for name in ("perl", "TRL"):
-        taken[name], updates[name] = step_of(name, work, setting, twice=name == "perl")
+    taken["perl"], updates["perl"] = step_of("perl", work, setting)
+    for rows in (4, 1):
         setting.clear()
+        try:
+            fitting = replace(work, scale=replace(work.scale, rows=rows))
+            taken["TRL"], updates["TRL"] = step_of("TRL", fitting, setting, twice=False)
+            break
+        except torch.OutOfMemoryError:
+            continue
+    else:
+        return {"skipped": "TRL runs out of memory with a single row in a micro-batch"}
     padded = tokens_of(whole.groups, len(whole.groups), with_reference=False)["padded"]
     part = tokens_of(work.groups, few, with_reference=False)["padded"]
     return {
         "kind": "beside TRL",
         "groups": few,
         "of_groups": len(whole.rollouts),
+        "rows_of_trl": rows,
         "ratio": taken["TRL"]["step_seconds"] / taken["perl"]["step_seconds"],
         "difference": difference(updates["perl"], updates["TRL"]),
         "trl_seconds_of_all_at_least": taken["TRL"]["step_seconds"] * padded / part,
