@@ -1,0 +1,57 @@
+"""The stages of the GPU benchmark that run whole trainings judge what they find; the runner's own test runs them."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from gpu_stages import train, vllm
+from gpu_stages.random_base import random_recipe, write_random_base
+from gpu_stages.setting import Setting
+from safetensors.torch import save_file
+
+from perl.training import prepare, read_recipe
+
+
+def write_run(folder, tensor, rewards=(0.5, 0.75)):
+    (folder / "adapter").mkdir(parents=True)
+    save_file({"a": tensor}, folder / "adapter" / "adapter_model.safetensors")
+    lines = [json.dumps({"step": step + 1, "reward": reward}) for step, reward in enumerate(rewards)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("moved", "rewards", "exact", "ok"),
+    [
+        (0.0, (0.5, 0.75), True, True),
+        (1e-7, (0.5, 0.75), True, False),
+        (0.0, (0.5, 0.5), True, False),
+        (1e-7, (0.5, 0.5), False, True),
+        (0.0, (0.5, 0.75, 0.75), False, False),
+    ],
+    ids=["same", "another adapter", "another reward", "on a GPU", "another step"],
+)
+def test_a_resumed_run_is_held_to_the_undisturbed_one(tmp_path, moved, rewards, exact, ok):
+    whole = write_run(tmp_path / "whole", torch.zeros(3))
+    resumed = write_run(tmp_path / "resumed", torch.zeros(3) + moved, rewards)
+    row = train.compared(whole, resumed, exact=exact)
+    assert row["ok"] is ok
+    assert row["largest_difference"] == pytest.approx(moved)
+
+
+def test_without_vllm_one_row_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    setting = Setting(torch.device("cpu"), tiny=True, done=frozenset(), folder=tmp_path, seconds=1.0)
+    (row,) = vllm.measure(setting)
+    assert "not installed" in row["skipped"]
+
+
+def test_the_random_base_can_be_planned_by_its_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    device = torch.device("cpu")
+    write_random_base(tmp_path, tiny=True, device=device)
+    path = random_recipe(tmp_path, tiny=True, device=device, backend="transformers", steps=2, save=1)
+    plan = prepare(read_recipe(path))
+    assert (plan.steps, plan.recipe.batch.completions_per_step) == (2, 8)
+    assert plan.rewards[0].function(completions=["", ""], completion_ids=[[2, 500], [2, 3]]) == [0.5, 1.0]
