@@ -271,10 +271,12 @@ def test_a_base_in_4_bits_computes_in_the_type_of_the_rest(dtype):
     assert quantisation_of(base) == "nf4"
 
 
-def test_a_gpu_without_bfloat16_computes_in_float16():
-    types = [torch.float32, torch.bfloat16, torch.float16, None]
-    assert [half_precision(t, has_bfloat16=False) for t in types] == [torch.float16] * 4
-    found = [half_precision(t, has_bfloat16=True) for t in types]
+def test_a_gpu_without_bfloat16_computes_in_float16(monkeypatch):
+    types, gpu = [torch.float32, torch.bfloat16, torch.float16, None], torch.device("cuda")
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert [half_precision(t, gpu) for t in types] == [torch.float16] * 4
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: True)
+    found = [half_precision(t, gpu) for t in types]
     assert found == [torch.bfloat16, torch.bfloat16, torch.float16, torch.bfloat16]
 
 

@@ -380,17 +380,10 @@ def quantising(section: ModelSection, device: torch.device, dtype: torch.dtype |
     """
     if section.quantization is None:
         return {}
-    if isinstance(dtype, str) and dtype != "auto":
-        dtype = getattr(torch, dtype)
-    if not isinstance(dtype, torch.dtype):
-        half = half_precision(_config(section).dtype, has_bfloat16=has_bfloat16(device))
-        dtype = torch.float32 if device.type == "cpu" else half
+    if dtype == "auto":
+        dtype = torch.float32 if device.type == "cpu" else half_precision(_config(section).dtype, device)
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     return {"quantization_config": nf4_config(dtype), "device_map": {"": device}, "dtype": dtype}
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """Whether a device computes in bfloat16 and does not only emulate it."""
-    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def check_quantisation(section: ModelSection) -> None:

@@ -25,9 +25,10 @@ from perl.memory_estimate import MemoryEstimate, described, recipe_estimates
 from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
-from perl.model import has_bfloat16, load_empty_base, load_tokenizer, total_parameters, trainable_parameters
+from perl.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
 from perl.progress import live_line
 from perl.prompts import render_prompts
+from perl.quantised import has_bfloat16
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import missing_packages
 from perl.recipe.recipe import is_first_process

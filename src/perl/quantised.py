@@ -39,16 +39,19 @@ def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
     return BitsAndBytesConfig(**_NF4, bnb_4bit_compute_dtype=dtype)
 
 
-def half_precision(published: torch.dtype | None, *, has_bfloat16: bool) -> torch.dtype:
-    """The type of all that is not quantised on an accelerator: the checkpoint's own if that is a half the device has.
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16; GPUs before NVIDIA's Ampere (T4, V100) only emulate it."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def half_precision(published: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The type of all that is not quantised on an accelerator: bfloat16, or float16 where that is all there is.
 
     Args:
-        published: The checkpoint's; None: it does not say.
-        has_bfloat16: Whether the device computes in it. Those before NVIDIA's Ampere (T4, V100) only emulate it.
+        published: The checkpoint's, kept if it is float16; None: it does not say.
+        device: The accelerator.
     """
-    if published == torch.float16 or not has_bfloat16:
-        return torch.float16
-    return torch.bfloat16
+    return torch.float16 if published == torch.float16 or not has_bfloat16(device) else torch.bfloat16
 
 
 def quantisation_of(base: nn.Module) -> str | None:
