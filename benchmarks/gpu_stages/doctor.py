@@ -212,6 +212,8 @@ def _compile(device: torch.device) -> Row:
     """Whether torch.compile works here: it needs triton and a C compiler."""
     if device.type != "cuda":
         return {"skipped": f"the device is a {device.type}"}
+    if not (os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")):
+        return {"skipped": "no C compiler, which triton needs"}
     started = time.perf_counter()
     numbers = torch.randn(1000, device=device)
     found = torch.compile(lambda x: (x.sin() + x).square().sum())(numbers)
