@@ -188,7 +188,8 @@ class PeftRLConfig(GRPOConfig):
         if self.peft_target_modules == ["all-linear"]:  # as the command-line parser gives it
             self.peft_target_modules = "all-linear"
         on_cpu = self.use_cpu or accelerator() is None
-        self.use_cpu = self.use_cpu or (on_cpu and torch.accelerator.is_available())  # one that transformers would take
+        if on_cpu and torch.accelerator.is_available():  # one that transformers would take
+            self.use_cpu: bool = True
         if self.bf16 is None and on_cpu:
             self.bf16 = False
         if self.dataloader_pin_memory is None:
