@@ -9,11 +9,13 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 import perl
 from perl.methods.registry import METHODS
+from perl.rollouts.vllm_version import TESTED
 from tests.conftest import CHECKOUT
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
@@ -76,6 +78,7 @@ def test_the_readme_make_targets_exist():
         "MODEL_ZOO.md",
         "docs/architecture.md",
         "docs/evaluation.md",
+        "docs/installation.md",
         "docs/publishing.md",
         "docs/zoo.md",
         "benchmarks/README.md",
@@ -92,6 +95,19 @@ def test_the_architecture_names_every_module_of_the_package():
     modules = [module.name for module in pkgutil.iter_modules(perl.__path__) if module.name != "__main__"]
     assert len(modules) > 20
     assert [name for name in modules if not re.search(rf"`{name}(\.py|/)", text)] == []
+
+
+def test_the_installation_page_says_what_the_metadata_and_the_code_say():
+    text = (CHECKOUT / "docs" / "installation.md").read_text(encoding="utf-8")
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert f"Python {', '.join(pythons[:-1])} or {pythons[-1]}" in text
+    assert project["requires-python"] == f">={pythons[0]}"
+    (torch,) = [needed for needed in project["dependencies"] if needed.startswith("torch>")]
+    assert f"torch {torch.removeprefix('torch>=').partition(',')[0]} to " in text
+    assert f"'vllm{TESTED}'" in text
+    extras = set(project["optional-dependencies"]) - {"dev"}
+    assert extras == set(re.findall(r"^\| `perl-rl\[(\w+)\]`", text, flags=re.MULTILINE))
 
 
 def test_contributing_fits_a_screen():

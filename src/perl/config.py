@@ -192,10 +192,7 @@ class PeftRLConfig(GRPOConfig):
                 f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
             )
         self._check_quantization()
-        if self.compile_layers and (self.torch_compile or self.torch_compile_backend or self.torch_compile_mode):
-            raise RecipeError(
-                "compiles the model that torch_compile compiles", "compile_layers", "leave one of them out"
-            )
+        self._check_compilation()
         self._check_rewards()
         check_sampling(self, self.rollout)
         self.of_a_recipe = False
@@ -206,7 +203,8 @@ class PeftRLConfig(GRPOConfig):
         if self.peft_target_modules == ["all-linear"]:  # as the command-line parser gives it
             self.peft_target_modules = "all-linear"
         on_cpu = self.use_cpu or accelerator() is None
-        self.use_cpu = self.use_cpu or (on_cpu and torch.accelerator.is_available())  # one that transformers would take
+        if on_cpu and torch.accelerator.is_available():  # one that transformers would take
+            self.use_cpu: bool = True
         if self.bf16 is None and on_cpu:
             self.bf16 = False
         if self.dataloader_pin_memory is None:
@@ -225,6 +223,12 @@ class PeftRLConfig(GRPOConfig):
         asked = self.quantization
         if asked is not None and asked not in QUANTIZATIONS:
             raise RecipeError(f"no quantization {asked!r}", "quantization", did_you_mean(asked, QUANTIZATIONS))
+
+    def _check_compilation(self) -> None:
+        if self.compile_layers and (self.torch_compile or self.torch_compile_backend or self.torch_compile_mode):
+            raise RecipeError(
+                "compiles the model that torch_compile compiles", "compile_layers", "leave one of them out"
+            )
 
     def _check_rewards(self) -> None:
         if self.flat_reward_steps < 0:

@@ -95,13 +95,13 @@ def _continued(tmp_path, name, says):
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("zoo:lora", "zoo:lora"), ("user/first@v2", "user/first@v2"), ("/srv/adapters/first", "first"), ("a run/first", None)],
+    [("zoo:lora", "zoo:lora"), ("user/first@v2", "user/first@v2"), ("/srv/runs/first", "first"), ("a run/first", None)],
 )
 def test_a_run_that_goes_on_from_an_adapter_says_from_which(name, shown, tmp_path):
     package, run = _continued(tmp_path, name, name)
     assert [str(problem) for problem in package_problems(package, run.path)] == []
     assert json.loads(package.files[RUN_FACTS])["settings"].get("continues") == shown
-    assert b"/srv/adapters" not in b"".join(package.files.values())
+    assert b"/srv/runs" not in b"".join(package.files.values())
 
 
 def test_another_adapter_than_the_recipes_is_found(tmp_path):
