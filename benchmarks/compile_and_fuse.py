@@ -4,11 +4,12 @@ Run as ``python benchmarks/compile_and_fuse.py``: random Qwen3-shaped models wit
 packed rows of random tokens; forward, loss and backward pass of what a trainer runs, without its data and rewards.
 ``--device cuda`` takes the shape of Qwen2.5-1.5B in bfloat16; ``--tiny`` runs everything small and writes nothing.
 
-* seconds: of a pass, forward and backward. The four variants take turns on the same rows in one process, since other
-  work on the machine slows all alike; of each batch of rows the fastest repeat counts, and batches are averaged.
+* seconds: of a pass, forward and backward; on a CPU of the processor's time, which other work on the machine changes
+  little. The four variants take turns on the same rows in one process; of each batch of rows the fastest repeat counts,
+  and batches are averaged.
 * ratio: seconds of neither over those of the variant, above 1 where it is faster.
-* compile: seconds of the first two passes above those of later ones; the layers' graphs of ``both`` are those that
-  ``compile`` has made already.
+* compile: seconds on the wall's clock of the first two passes above those of ``off``; the layers' graphs of ``both``
+  are those that ``compile`` has made already, and what torch finds in its cache on disk is not compiled again.
 * graphs: that torch made in these two passes; and in all others, whose rows have other lengths: 0 if none is made anew.
 * memory: how far the peak of a pass lies above what was there before it: on CUDA what PyTorch's allocator has given
   out, else resident memory, with freed tensors given back to the system at once.
@@ -145,12 +146,13 @@ def run_pass(policy: PeftModel, rows: list[Row], shape: Shape) -> tuple[float, t
     columns = max(row.completion.numel() for row in rows)
     signs_N1 = torch.tensor([[1.0], [-1.0]], device=device).repeat(len(rows) // 2, 1)
     _settle(device)
-    started = time.perf_counter()
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    started = clock()
     with torch.autocast(device.type, torch.bfloat16, enabled=shape.bf16):
         log_probs_NT, _ = score(policy, rows, [list(range(len(rows)))], packed=True, columns=columns)
     (log_probs_NT * signs_N1).mean().backward()
     _settle(device)
-    seconds = time.perf_counter() - started
+    seconds = clock() - started
     return seconds, torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
@@ -197,8 +199,9 @@ def measure_shape(shape: Shape, device: torch.device) -> list[dict[str, Any]]:
         return result
 
     for name in policies:
+        started = time.perf_counter()
         runs = [counted(name, rows, 0) for rows in batches[:WARM_UP]]
-        first[name] = sum(seconds for seconds, _ in runs)
+        first[name] = time.perf_counter() - started
         expected = runs[1][1] if name == "off" else expected
         differences[name] = float((runs[1][1] - expected).norm() / expected.norm())
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in range(shape.batches)] for name in policies}
@@ -217,7 +220,7 @@ def measure_shape(shape: Shape, device: torch.device) -> list[dict[str, Any]]:
             "seconds": means[name],
             "ratio": means["off"] / means[name],
             "turns": seconds[name],
-            "compile_seconds": max(first[name] - WARM_UP * means[name], 0.0),
+            "compile_seconds": max(first[name] - first["off"], 0.0),
             "graphs": graphs[name][0],
             "graphs_later": graphs[name][1],
             "peak_bytes": peak_bytes(policies[name], batches[-1], shape),
