@@ -70,7 +70,8 @@ def compile_layers(model: nn.Module, *, packed: bool, whole: bool = True) -> str
     for layer in layers:
         # Another class and not another ``forward`` on the instance: a copy of the layer then runs its own tensors, and
         # hooks stay where they are.
-        layer.__class__ = _compiled_class(type(layer), _BACKEND)
+        kind: Any = type(layer)
+        layer.__class__ = _compiled_class(kind, _BACKEND)
     return None
 
 

@@ -11,6 +11,7 @@ tokens, D of a hidden state, V vocabulary.
 import functools
 import math
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -216,7 +217,7 @@ class _Head(torch.autograd.Function):
         slopes_SD = torch.empty_like(hidden_SD, dtype=exact) if ctx.needs_input_grad[0] else None
         log_probs_S = hidden_SD.new_empty(hidden_SD.size(0), dtype=exact)
         entropies_S = torch.empty_like(log_probs_S) if with_entropy else None
-        of_tile = compiled_function(_of_tile) if compiled else _of_tile
+        of_tile: Callable[..., Any] = compiled_function(_of_tile) if compiled else _of_tile
         with torch.autocast(kind, enabled=False):  # it would round the exponentials of an entropy
             for start in range(0, hidden_SD.size(0), rows):
                 tile = slice(start, start + rows)
