@@ -23,6 +23,7 @@ FULL = CardFacts(
     revision="0123abcd",
     name="my-adapter",
     repo_id="me/my-adapter",
+    quantization="nf4",
     method="dora",
     licence=Licence("mit"),
     dataset="someone/problems",
@@ -53,6 +54,7 @@ FULL = CardFacts(
 # What each fact that may be unknown looks like on the card.
 SHOWN = {
     "revision": ["(revision `0123abcd`)", 'revision="0123abcd"', "--revision 0123abcd"],
+    "quantization": ["loaded (nf4, by bitsandbytes)", "BitsAndBytesConfig", ", quantization_config=nf4)"],
     "name": ["# my-adapter"],
     "repo_id": ['"me/my-adapter"', "hf download me/my-adapter perl_recipe.yaml", "my-adapter=me/my-adapter"],
     "method": ["A dora adapter", "| method | dora |", "- dora\n", "arXiv:2402.09353"],
@@ -156,7 +158,7 @@ def test_an_unknown_fact_is_left_out(name):
 
 def test_any_two_facts_may_be_unknown():
     pairs = list(itertools.combinations(SHOWN, 2))
-    assert len(pairs) == 406
+    assert len(pairs) == 435
     for pair in pairs:
         assert_finished(render_card(without(FULL, *pair)))
 
@@ -269,7 +271,7 @@ def test_a_hash_that_could_be_a_number_stays_text():
     ],
 )
 def test_the_snippet_loads_the_base_at_its_revision_as_it_was_scored(changed, line):
-    block = python_block(render_card(replace(FULL, **changed)))
+    block = python_block(render_card(replace(FULL, quantization=None, **changed)))
     assert f"base = AutoModelForCausalLM.{line}\n" in block
     compile(block, "card", "exec")
 
@@ -321,9 +323,10 @@ def test_plain_text_is_asked_as_plain_text():
     ids=["adapter", "lora", "merged"],
 )
 def test_vllm_is_given_what_it_takes(serving, lines):
-    card = render_card(replace(FULL, serving=serving))
     shown = "\n".join(lines).replace("serve B", "serve owner/base-7b --revision 0123abcd")
-    assert f"```bash\n{shown}\n```" in card
+    assert f"```bash\n{shown}\n```" in render_card(replace(FULL, serving=serving, quantization=None))
+    quantised = shown.replace("0123abcd", "0123abcd --quantization bitsandbytes")
+    assert f"```bash\n{quantised}\n```" in render_card(replace(FULL, serving=serving))
 
 
 def test_a_name_with_quotes_cannot_leave_its_snippet():
