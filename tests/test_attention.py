@@ -237,6 +237,27 @@ def test_packed_attention_never_asks_a_kernel_that_would_refuse(machine, size, v
     assert (found.double() - expected).norm() <= 0.01 * expected.norm()  # bfloat16 has 8 bits
 
 
+@pytest.mark.parametrize(("machine", "grouped"), [(T4, False), (HOPPER, False), (Machine("cpu"), True)])
+def test_on_a_gpu_no_grouped_heads_reach_a_kernel_that_would_keep_all_scores(machine, grouped, monkeypatch):
+    """In float32, which no GPU's FlashAttention takes; gradients are those of grouped heads."""
+    monkeypatch.setattr(perl.attention, "machine_of", lambda _: machine)
+    real, asked = torch.nn.functional.scaled_dot_product_attention, []
+
+    def recording(q, k, v, **options):
+        asked.append((q.size(1) != k.size(1), options["enable_gqa"]))
+        return real(q, k, v, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recording)
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, heads, LENGTH, 8, generator=generator).double() for heads in (4, 2, 2)]
+    own, reference = ([tensor.clone().requires_grad_() for tensor in tensors] for _ in range(2))
+    packed_attention(*own, SHARED).square().sum().backward()
+    naive(*reference, SHARED, None).square().sum().backward()
+    assert set(asked) == {(grouped, grouped)}
+    for ours, theirs in zip(own, reference, strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
 def test_packed_attention_asks_the_kernel_where_it_fits(monkeypatch):
     monkeypatch.setattr(perl.attention, "varlen_attn", refusing_kernel)
     monkeypatch.setattr(perl.attention, "machine_of", lambda _: HOPPER)

@@ -201,6 +201,20 @@ def why_by_segment(
     return next((why for why, holds in whys.items() if holds), None)
 
 
+def needs_every_head(machine: Machine) -> bool:
+    """Whether SDPA gets as many key-value heads as heads, though it could be given fewer.
+
+    On a GPU on which FlashAttention does not run, its memory-efficient kernel does, but not with grouped heads: those
+    would take plain products, which keep all scores of a segment for the backward pass.
+    """
+    return machine.device == "cuda"
+
+
+def _repeated(tensor_1KLD: torch.Tensor, heads: int) -> torch.Tensor:
+    groups = heads // tensor_1KLD.size(1)
+    return tensor_1KLD.repeat_interleave(groups, dim=1) if groups > 1 else tensor_1KLD
+
+
 def packed_attention(
     query_1HLD: torch.Tensor,
     key_1KLD: torch.Tensor,
@@ -228,6 +242,8 @@ def packed_attention(
     layout = layout.on(query_1HLD.device)  # of a model in parts the layers are on other devices than its input
     machine, sizes = machine_of(query_1HLD.device), (query_1HLD.size(-1), value_1KLD.size(-1))
     if KERNEL_CALL is None or why_by_segment(machine, query_1HLD.dtype, *sizes, KERNEL_CALL):
+        if needs_every_head(machine):
+            key_1KLD, value_1KLD = (_repeated(tensor, query_1HLD.size(1)) for tensor in (key_1KLD, value_1KLD))
         return _by_segment(query_1HLD, key_1KLD, value_1KLD, layout, scaling)
     return _by_kernel(query_1HLD, key_1KLD, value_1KLD, layout, scaling, KERNEL_CALL)
 
