@@ -1,4 +1,4 @@
-"""The first hour on a GPU: one command, seven stages, each a table and a JSON file.
+"""The first hour on a GPU: one command, eight stages, each a table and a JSON file.
 
 Run as ``python benchmarks/gpu.py`` on a machine with a CUDA device; ``--tiny --device cpu`` runs all of it small, which
 shows that it works and measures nothing. Stages by letter or name, in the order in which they are worth most:
@@ -9,7 +9,8 @@ shows that it works and measures nothing. Stages by letter or name, in the order
 * c ``memory``: the memory that is predicted and the true peak; an out-of-memory and what is left after it.
 * f ``train``: whole runs with transformers' rollouts, killed and resumed.
 * e ``profile``: which kernels the time goes to.
-* g ``vllm``: whole runs with vLLM's rollouts, where it is installed.
+* g ``vllm``: rollouts from vLLM in the process, where it is installed.
+* h ``fuse``: whether compiled layers and a fused head make a step faster there.
 
 A stage runs in a process of its own and is stopped at its limit, with every process it has started; what it has
 measured until then is kept, and the next stage begins. The same command again goes on where it was: rows that are there
@@ -43,7 +44,7 @@ MARK = "PERL_GPU_STAGE"  # in the environment of all that a stage starts: how it
 GRACE_SECONDS = 5.0  # between being asked to end and being ended
 
 
-NAMES = ("doctor", "correct", "step", "memory", "train", "profile", "vllm")
+NAMES = ("doctor", "correct", "step", "memory", "train", "profile", "vllm", "fuse")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Stage:
     least: float = 45.0  # with less time than this it is not begun
 
 
-STAGES = tuple(Stage(letter, name, f"gpu_stages.{name}") for letter, name in zip("abdcfeg", NAMES, strict=True))
+STAGES = tuple(Stage(letter, name, f"gpu_stages.{name}") for letter, name in zip("abdcfegh", NAMES, strict=True))
 
 
 @dataclass

@@ -15,6 +15,8 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
+from gpu_stages.shapes import SHAPES, VOCABULARY
+
 PROMPTS, PROMPT_WORDS = 64, 24
 _REWARD = '''
 def share_of_low_tokens(completion_ids, below, **kwargs):
@@ -25,15 +27,20 @@ def share_of_low_tokens(completion_ids, below, **kwargs):
 
 def qwen3_config(*, tiny: bool) -> Qwen3Config:
     """The shape of Qwen3-0.6B, or a toy's."""
+    _, width, published = SHAPES["Qwen3-0.6B"]
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "max_position_embeddings": 40960, **published}
+    toy = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "max_position_embeddings": 1024,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    }
     shape: dict[str, Any] = {
-        "vocab_size": 512 if tiny else 151936,
-        "hidden_size": 64 if tiny else 1024,
-        "intermediate_size": 192 if tiny else 3072,
-        "num_hidden_layers": 2 if tiny else 28,
-        "num_attention_heads": 4 if tiny else 16,
-        "num_key_value_heads": 2 if tiny else 8,
-        "head_dim": 32 if tiny else 128,
-        "max_position_embeddings": 1024 if tiny else 40960,
+        **(toy if tiny else sizes),
         # Wide enough that an adapter can move the policy: logits of a deviation of about 1.6. The usual 0.02 leaves the
         # toy all but uniform whatever its layers do, and an engine cannot be proven to bind what changes nothing.
         "initializer_range": 0.2 if tiny else 0.05,
