@@ -1,7 +1,9 @@
-"""The stages of the GPU benchmark that run whole trainings judge what they find; the runner's own test runs them."""
+"""The stages of the GPU benchmark that run whole trainings: on a CPU, small, and how they judge what they find."""
 
 import importlib.util
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -55,3 +57,14 @@ def test_the_random_base_can_be_planned_by_its_recipe(tmp_path, monkeypatch):
     plan = prepare(read_recipe(path))
     assert (plan.steps, plan.recipe.batch.completions_per_step) == (2, 8)
     assert plan.rewards[0].function(completions=["", ""], completion_ids=[[2, 500], [2, 3]]) == [0.5, 1.0]
+
+
+def test_whole_runs_killed_and_resumed_are_a_stage_that_holds_on_a_cpu(tmp_path, checkout):
+    command = [sys.executable, str(checkout / "benchmarks" / "gpu.py"), "train", "vllm", "--tiny", "--device", "cpu"]
+    done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    rows = {row["case"]: row for row in json.loads((tmp_path / "train.json").read_text())["rows"]}
+    assert len(rows) == 4
+    assert not any("error" in row or "skipped" in row or row.get("ok") is False for row in rows.values())
+    assert [row["largest_difference"] for row in rows.values() if "largest_difference" in row] == [0.0]
+    assert "skipped" in json.loads((tmp_path / "vllm.json").read_text())["rows"][0]
