@@ -1,6 +1,7 @@
 """``model.quantization: nf4``: a run on a base in 4 bits, from plan to Hub, and what such a base cannot carry."""
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import shutil
@@ -96,7 +97,9 @@ def header(adapter):
 
 
 def test_the_run_says_on_which_base_it_was_trained_and_scored(run):
-    facts, subject = run.facts, read_results(run.path / "eval").subject
+    facts, results = run.facts, read_results(run.path / "eval")
+    subject, version = results.subject, importlib.metadata.version("bitsandbytes")
+    assert facts["versions"]["bitsandbytes"] == results.versions["bitsandbytes"] == version
     assert facts["quantization"] == subject["base_quantization"] == "nf4"
     assert facts["fingerprint"]["source"] == of_the_file(torch.float32)
     assert subject["base_sha256"] == facts["fingerprint"]["base"] != of_the_file(torch.float32)

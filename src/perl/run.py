@@ -23,11 +23,12 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from perl import __version__
 from perl.errors import InterruptedRunError, RunFolderError
 from perl.recipe import Recipe
 from perl.run_facts import parse_run_facts
 
-_PACKAGES = ("perl-rl", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 _LARGEST_LOGGED = 2**63
 # Settings that say where things are or go, not what is done: a run may go on with others.
 _PLACES = (
@@ -180,16 +181,16 @@ def replace_folder(staged: Path, path: Path) -> None:
 
 
 def installed_versions(further: Sequence[str] = ()) -> dict[str, str]:
-    """Versions of the packages that a result depends on.
+    """Versions of the packages that a result depends on; of this one also where it is only on the path.
 
     Args:
         further: Packages that are named only where they are installed.
     """
-    versions = {}
+    versions = {"perl-rl": __version__}
     for package in _PACKAGES:
         try:
             versions[package] = version(package)
-        except PackageNotFoundError:  # a checkout that is on the path but not installed
+        except PackageNotFoundError:
             versions[package] = "not installed"
     for package in further:
         with suppress(PackageNotFoundError):
@@ -240,15 +241,19 @@ def _claim(path: Path, recipe: Recipe) -> Run:
         )
     run = Run.read(path) if (path / "run.json").exists() else Run(path)
     if run.status != "done":
-        run.record(status="running", versions=installed_versions())
+        run.record(status="running", versions=_versions(recipe))
     return run
 
 
 def _begin(path: Path, recipe: Recipe) -> Run:
     write_text(path / "recipe.yaml", recipe.to_yaml())
     run = Run(path)
-    run.record(status="running", steps=0, created=_now(), git_commit=git_commit(), versions=installed_versions())
+    run.record(status="running", steps=0, created=_now(), git_commit=git_commit(), versions=_versions(recipe))
     return run
+
+
+def _versions(recipe: Recipe) -> dict[str, str]:
+    return installed_versions(("bitsandbytes",) if recipe.model.quantization is not None else ())
 
 
 def _holds_work(path: Path) -> bool:

@@ -2,12 +2,15 @@
 
 import json
 import math
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
+from perl import __version__
 from perl.hub.candidate import find_candidate
 from perl.hub.package import Package, package_candidate, package_problems
 from perl.hub.run_facts import RUN_FACTS
+from perl.run import installed_versions
 from tests.hub.card_runs import make_run
 
 TRAIN = {"seed": 3, "loss_type": "dapo", "learning_rate": 1e-5}
@@ -107,3 +110,17 @@ def test_a_run_that_goes_on_from_an_adapter_says_from_which(name, shown, tmp_pat
 def test_another_adapter_than_the_recipes_is_found(tmp_path):
     package, run = _continued(tmp_path, "zoo:lora", "zoo:dora")
     assert any("settings.continues" in str(problem) for problem in package_problems(package, run.path))
+
+
+def test_a_run_of_a_checkout_that_is_only_on_the_path_can_be_published(tmp_path, monkeypatch):
+    def version(package):
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("perl.run.version", version)
+    run = _logged(tmp_path, {"max_steps": 50}, _rows(range(1, 51)))
+    run.record(versions=installed_versions())
+    package = package_candidate(find_candidate(run), "user/adapter")
+    assert [str(problem) for problem in package_problems(package, run.path)] == []
+    facts = json.loads(package.files[RUN_FACTS])
+    assert (facts["perl"], facts["versions"]["perl-rl"]) == (__version__, __version__)
+    assert facts["versions"]["torch"] == "not installed"
