@@ -120,6 +120,21 @@ def test_a_profile_says_where_the_time_of_a_step_goes(tmp_path):
     assert 0.9 * least < flops < 3 * least
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_profile_whose_counting_fails_keeps_its_times_and_kernels(tmp_path, monkeypatch):
+    def broken():
+        raise TypeError("no such formula")
+
+    monkeypatch.setattr(profile, "counter", broken)
+    (row,) = taken(profile, tmp_path, "Qwen2.5-1.5B reasoning").values()
+    assert row["step_seconds"] > 0
+    assert row["kinds"]["matmul"]["seconds"] > 0
+    assert row["ok"] is False
+    assert row["not_counted"] == "TypeError: no such formula"
+    assert "no such formula" in row["log"][-1]
+    assert "not counted: TypeError: no such formula" in profile.table([row])
+
+
 @pytest.mark.parametrize(
     ("name", "block", "head", "adapter"),
     [
@@ -241,7 +256,8 @@ def test_traffic_is_what_operations_read_and_write():
         product.view(-1)
         product.transpose(0, 1)
         product * 2
+        torch.mm(left, right, out=product)  # is written once
     assert traffic.bytes == {
-        "matmul": 4 * (200 + 600 + 300),
+        "matmul": 2 * 4 * (200 + 600 + 300),
         "norm, rope, elementwise": 4 * (300 + 300),
     }
