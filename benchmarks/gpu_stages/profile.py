@@ -3,8 +3,9 @@
 Setting -> rows: a step each, its kernels by kind, its roofline
 
 A steady step is taken again and again: timed; under ``torch.profiler``; with FLOPs, then with bytes counted. Where
-counting fails there is no roofline, and the row, which keeps the rest, says so. A case fails then, and where our trainer
-padded rows or did not share prompts.
+counting fails there is no roofline, and the row, which keeps the rest, says so. A case fails then, and where our
+trainer padded rows or did not share prompts.
+
 Idle is what the timed step took beyond the time in which some kernel ran. The roofline of a kind of kernels is the
 larger of its FLOPs over the measured speed of a large product and its bytes, read and written, over the measured
 bandwidth, so "roof" is the least that these operations can take; attention and products are bound by the first, all

@@ -285,8 +285,9 @@ def table(rows: list[Row]) -> str:
             for name, numbers in row["trainers"].items():
                 lines += [_line(f"  {name}, {row['groups']} groups", numbers), _how(numbers)]
             lines.append(
-                f"  TRL's seconds over ours, first steps of both, {row['ratio']:.1f}; updates differ by "
-                f"{row['difference']:.1e}; all {row['of_groups']} groups by TRL: {row['trl_seconds_of_all_at_least']:.0f} s at least"
+                f"  TRL's seconds over ours, first steps of both: {row['ratio']:.1f}; updates differ by "
+                f"{row['difference']:.1e}; all {row['of_groups']} groups by TRL: "
+                f"{row['trl_seconds_of_all_at_least']:.0f} s at least"
             )
         else:
             lines += [_line(row["case"], row), _how(row)]
