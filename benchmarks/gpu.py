@@ -15,7 +15,9 @@ shows that it works and measures nothing. Stages by letter or name, in the order
 A stage runs in a process of its own and is stopped at its limit, with every process it has started; what it has
 measured until then is kept, and the next stage begins. The same command again goes on where it was: rows that are there
 for the same device and versions are not measured again (``--again``: all are), those that failed are. Prints tables and
-writes ``results/gpu/STAGE.json`` after every row (``gpu_tiny`` with ``--tiny``; on a CPU into ``runs/gpu_benchmark``).
+writes ``results/gpu/STAGE.json`` after every row (``gpu_tiny`` with ``--tiny``; on a CPU into ``runs/gpu_benchmark``),
+and beside it ``STAGE.log``, all that the stage and its runs have said. ``--earlier`` goes on from the results in
+another folder, which is left as it is.
 Ends with 1 if a row has an error or a check failed, with 130 if it was interrupted.
 """
 
@@ -37,11 +39,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gpu_log import Log
 from gpu_stages import OF_THE_STAGE
 
 HERE = Path(__file__).resolve().parent
 MARK = "PERL_GPU_STAGE"  # in the environment of all that a stage starts: how it is found when the stage ends
 GRACE_SECONDS = 5.0  # between being asked to end and being ended
+EXIT_SECONDS = 60.0  # that a process which tells no more is given for its exit code: it may have a GPU to give back
 
 
 NAMES = ("doctor", "correct", "step", "memory", "train", "profile", "vllm", "fuse")
@@ -95,7 +99,7 @@ def run_stages(stages: list[Stage], options: argparse.Namespace) -> int:
 
     Args:
         stages: In this order.
-        options: ``device``, ``tiny``, ``again``, ``output``, ``minutes``.
+        options: ``device``, ``tiny``, ``again``, ``output``, ``earlier``, ``minutes``.
 
     Returns:
         The exit code.
@@ -137,9 +141,10 @@ def run_stage(outcome: Outcome, options: argparse.Namespace, seconds: float) -> 
     started, began = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     path = options.output / f"{outcome.stage.name}.json"
     folder = Path(tempfile.mkdtemp(prefix=f"gpu-{outcome.stage.name}-"))
-    log, mark = folder / "log.txt", uuid.uuid4().hex
-    (folder / "scratch").mkdir()
-    written = True
+    mark, written = uuid.uuid4().hex, True
+    if options.earlier and not options.again:
+        _bring(path, options.earlier)
+    log = Log(path.with_suffix(".log"), f"== {began} ==\n")
     process, pipe = _start(outcome.stage, options, path, folder, mark, seconds)
     try:
         for message in _messages(process, pipe, started + seconds):
@@ -152,14 +157,23 @@ def run_stage(outcome: Outcome, options: argparse.Namespace, seconds: float) -> 
                 _print_progress(message["row"])
         trouble = _trouble(process, started + seconds, outcome)
         if trouble:
-            outcome.rows.append({"case": OF_THE_STAGE, "error": trouble, "log": _tail(log)})
+            outcome.rows.append({"case": OF_THE_STAGE, "error": trouble, "log": log.tail()})
             written = False
     finally:
         _end(process, mark)
         os.close(pipe)
         if not written:
             _write(path, outcome, began, seconds)
+        log.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bring(path: Path, earlier: Path) -> None:
+    """Copies a stage's results and log from another folder to where there are none yet."""
+    for wanted in (path, path.with_suffix(".log")):
+        if (earlier / wanted.name).is_file() and not wanted.exists():
+            wanted.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(earlier / wanted.name, wanted)
 
 
 def _start(
@@ -173,7 +187,7 @@ def _start(
         "tiny": options.tiny,
         "again": options.again,
         "earlier": str(path.resolve()),
-        "folder": str(folder / "scratch"),
+        "folder": str(folder),
         "seconds": seconds,
         "pipe": theirs,
     }
@@ -185,11 +199,12 @@ def _start(
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "PYTHONUNBUFFERED": "1",  # what was said is in the log, however the process ends
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, places)),
         MARK: mark,
     }
-    with (folder / "log.txt").open("wb") as log:
+    with path.with_suffix(".log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 (ourselves)
             [sys.executable, "-W", "ignore", "-m", "gpu_stages", json.dumps(told)],
             cwd=HERE.parent,
@@ -244,13 +259,17 @@ def _print_progress(row: dict[str, Any]) -> None:
 
 def _trouble(process: subprocess.Popen[bytes], end: float, outcome: Outcome) -> str:
     """Why the stage did not come to its end, if it has not said so itself."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        code = process.wait(timeout=max(0.0, min(end - time.monotonic(), GRACE_SECONDS)))
-        said = any(row["case"] == OF_THE_STAGE for row in outcome.rows)
-        if outcome.complete or outcome.refused or said:
-            return ""
-        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return "" if outcome.complete else "stopped at its limit; run it again to go on"
+    said = any(row["case"] == OF_THE_STAGE for row in outcome.rows)
+    fine = bool(outcome.complete or outcome.refused or said)
+    left = end - time.monotonic()
+    try:
+        code = process.wait(timeout=max(0.0, min(left, GRACE_SECONDS if fine else EXIT_SECONDS)))
+    except subprocess.TimeoutExpired:
+        stopped = "stopped at its limit; run it again to go on"
+        return "" if fine else stopped if left < EXIT_SECONDS else "told no more, and did not end by itself"
+    if fine:
+        return ""
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
@@ -298,11 +317,6 @@ def _write(path: Path, outcome: Outcome, began: str, limit: float) -> None:
     partial.replace(path)
 
 
-def _tail(log: Path, lines: int = 20) -> list[str]:
-    """The last that the stage said."""
-    return log.read_bytes()[-20_000:].decode(errors="replace").splitlines()[-lines:]
-
-
 def _print_outcome(outcome: Outcome) -> None:
     """The stage's table, then what has no place in it."""
     if outcome.kept:
@@ -337,6 +351,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="models of a toy's size: shows that it runs")
     parser.add_argument("--again", action="store_true", help="measures what is there already anew")
     parser.add_argument("--output", type=Path, help="folder of the results")
+    parser.add_argument("--earlier", type=Path, help="folder of results to go on from where --output has none")
     parser.add_argument("--minutes", type=float, default=25.0, help="after which no stage goes on (default 25)")
     options = parser.parse_args(arguments)
     known = {name: stage for stage in STAGES for name in (stage.letter, stage.name)}

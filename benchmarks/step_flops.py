@@ -16,12 +16,14 @@ positions that predict nothing, and the last token of a completion.
 
 **Executed** are the matrix products and attention calls that PyTorch dispatches, also backward and inside of autograd
 functions. A causal call counts the pairs it needs; a call with a mask counts all pairs, since its kernel runs them all;
-attention's backward pass counts five products, since the kernels compute the scores again. Kernels of other packages
-(flash-attn) are not seen.
+attention's backward pass counts five products, since the kernels compute the scores again. Products are counted by
+formulas of our own: PyTorch's raise where a product's type is given (``out_dtype``, as TRL's head does on CUDA).
+Kernels of other packages (flash-attn) are not seen.
 
 Knows nothing of trainers. Shapes of sdpa: (B, heads, T, head_dim); of varlen attention: (tokens, heads, head_dim).
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +46,8 @@ _ATTENTION = {
     torch.ops.torch_attn._varlen_attn: _FORWARD,
     torch.ops.torch_attn._varlen_attn_backward: _BACKWARD,
 }
+# Which argument is the product's left side.
+_PRODUCTS = {torch.ops.aten.mm: 0, torch.ops.aten.addmm: 1, torch.ops.aten.bmm: 0, torch.ops.aten.baddbmm: 1}
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,23 @@ def ideal_flops(size: ModelSize, groups: Iterable[Group], *, with_reference: boo
 
 def counter() -> FlopCounterMode:
     """A context that counts what is executed in it: ``get_total_flops()``."""
-    return FlopCounterMode(display=False, custom_mapping={op: _formula(op, n) for op, n in _ATTENTION.items()})
+    attention = {operation: _formula(operation, products) for operation, products in _ATTENTION.items()}
+    products = {operation: _of_product(place) for operation, place in _PRODUCTS.items()}
+    return FlopCounterMode(display=False, custom_mapping={**attention, **products})
+
+
+def _of_product(place: int) -> Callable[..., int]:
+    """FLOPs of a matrix product, or of a batch of them, whatever else the operation is given, by place or by name.
+
+    Args:
+        place: Of its left side among the arguments; the right side is the next.
+    """
+
+    def flops(*shapes: Any, **_: Any) -> int:  # noqa: ANN401 (the counter's signature)
+        left, right = shapes[place], shapes[place + 1]
+        return 2 * math.prod(left) * right[-1]
+
+    return flops
 
 
 def _formula(operation: Any, products: int) -> Callable[..., int]:  # noqa: ANN401 (an OpOverloadPacket)

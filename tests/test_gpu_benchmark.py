@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import gpu
+import gpu_log
 import gpu_wheels
 import pytest
 import torch
@@ -83,6 +84,24 @@ FAKES = {
             (Path(__file__).parent / "child").write_text(str(child))
             os._exit(3)
         """,
+    # Tells no more, then takes longer to end than a stage that is asked to.
+    "slow": """
+        import os, time
+        def measure(setting):
+            yield {"case": "before"}
+            os.closerange(3, 256)
+            time.sleep(1.5)
+            os._exit(3)
+        """,
+    "loud": """
+        import sys
+        def measure(setting):
+            print("a warning")
+            sys.stdout.flush()
+            sys.stderr.write("x" * 5000)
+            yield {"case": "before"}
+            print("the last of it")
+        """,
     "table": """
         def measure(setting):
             yield {"case": "before", "value": 1}
@@ -105,7 +124,15 @@ def fakes(tmp_path, monkeypatch):
 
 
 def run(tmp_path: Path, *names: str, **changes) -> int:
-    options = {"device": "cpu", "tiny": True, "again": False, "output": tmp_path / "out", "minutes": 5.0, **changes}
+    options = {
+        "device": "cpu",
+        "tiny": True,
+        "again": False,
+        "output": tmp_path / "out",
+        "earlier": None,
+        "minutes": 5.0,
+    }
+    options |= changes
     stages = [Stage(name[0], name, f"fake_{name}", limit=LIMIT, least=1.0) for name in names]
     return gpu.run_stages(stages, argparse.Namespace(**options))
 
@@ -142,6 +169,11 @@ def test_a_stage_that_fails_keeps_its_rows_and_the_next_one_runs(fakes, tmp_path
         assert said in result["rows"][1]["error"]
         assert not result["complete"]
     assert found(tmp_path, "crashes")["rows"][1]["log"][-1] == "last words"
+    assert (tmp_path / "out" / "crashes.log").read_text().endswith("==\nlast words\n")
+    assert not (tmp_path / "out" / "fork.log").exists()  # it said nothing
+    raised = found(tmp_path, "raises")["rows"][1]["log"]
+    assert any('raise ValueError("it went' in line for line in raised)
+    assert "ValueError: it went" in (tmp_path / "out" / "raises.log").read_text()
     assert gone(int((fakes / "child").read_text()))
     good = found(tmp_path, "good")
     assert good["complete"]
@@ -161,6 +193,48 @@ def test_a_stage_that_hangs_is_ended_at_its_limit_with_all_that_it_has_started(f
     assert [row["case"] for row in result["rows"]] == ["before", OF_THE_STAGE]
     assert "limit" in result["rows"][1]["error"]
     assert all(gone(pid) for pid in stage_and_sleeper(fakes))
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_stage_that_takes_long_to_end_is_not_taken_for_one_that_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "GRACE_SECONDS", 0.3)
+    assert run(tmp_path, "slow") == 1
+    assert found(tmp_path, "slow")["rows"][1]["error"] == "ended with exit code 3"
+
+
+@pytest.mark.usefixtures("fakes")
+def test_what_a_stage_said_lies_beside_its_results_and_does_not_grow_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_log, "LOG_BYTES", 200)
+    log = tmp_path / "out" / "loud.log"
+    for _ in range(3):
+        assert run(tmp_path, "loud", again=True) == 0
+        kept = log.read_text()
+        assert "a warning" in kept[:200]
+        assert "bytes are left out" in kept
+        assert kept.endswith("the last of it\n")
+        assert len(kept) < 500
+    assert run(tmp_path, "loud") == 0  # nothing to do, nothing to say
+    assert log.read_text() == kept
+
+
+def test_results_of_another_folder_are_gone_on_from_and_left_as_they_are(fakes, tmp_path):
+    assert run(tmp_path, "good") == 1
+    earlier = (tmp_path / "out").rename(tmp_path / "earlier")
+    before = {path.name: path.read_bytes() for path in earlier.iterdir()}
+    assert before.keys() == {"good.json", "good.log"}
+    (fakes / "repaired").write_text("yes")
+    (fakes / "taken").write_text("")
+    assert run(tmp_path, "good", earlier=earlier) == 0
+    assert (fakes / "taken").read_text().split() == ["second"]
+    assert len(found(tmp_path, "good")["rows"]) == 3
+    assert {path.name: path.read_bytes() for path in earlier.iterdir()} == before
+    assert (tmp_path / "out" / "good.log").read_bytes().startswith(before["good.log"])
+    # A stage with nothing left to do is among the results all the same, and what is there counts before the other.
+    again = (tmp_path / "out").rename(tmp_path / "again")
+    assert run(tmp_path, "good", earlier=again) == 0
+    assert run(tmp_path, "good", earlier=earlier) == 0
+    assert (fakes / "taken").read_text().split() == ["second"]
+    assert (tmp_path / "out" / "good.json").read_bytes() == (again / "good.json").read_bytes()
 
 
 def test_the_same_command_goes_on_where_it_was(fakes, tmp_path):

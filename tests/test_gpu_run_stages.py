@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpu_stages import train, vllm
 from gpu_stages.random_base import random_recipe, write_random_base
-from gpu_stages.setting import Setting
+from gpu_stages.setting import Setting, attempt
 from safetensors.torch import save_file
 
 from perl.training import prepare, read_recipe
@@ -40,6 +40,27 @@ def test_a_resumed_run_is_held_to_the_undisturbed_one(tmp_path, moved, rewards, 
     row = train.compared(whole, resumed, exact=exact)
     assert row["ok"] is ok
     assert row["largest_difference"] == pytest.approx(moved)
+
+
+def test_adapters_with_other_tensors_are_a_line_of_the_table(tmp_path):
+    whole, resumed = write_run(tmp_path / "whole", torch.zeros(3)), write_run(tmp_path / "resumed", torch.zeros(3))
+    save_file({"b": torch.zeros(3)}, resumed / "adapter" / "adapter_model.safetensors")
+    row = train.compared(whole, resumed, exact=False)
+    assert row["ok"] is False
+    row |= {"case": train.KILLED, "killed_after_step": 4, "resumed_from_step": 3}
+    assert train.table([row]).endswith("resumed from 3; the same steps, the adapters hold other tensors")
+
+
+def test_what_a_run_said_is_in_the_log_and_its_end_in_the_row(tmp_path, capfd, monkeypatch):
+    program = tmp_path / "perl.py"
+    words = "\n".join(f"print('word {n}')" for n in range(30))
+    program.write_text(f"{words}\nimport sys; sys.exit(7)\n")
+    monkeypatch.setattr(train.perl, "__file__", str(tmp_path / "perl" / "__init__.py"))
+    setting = Setting(torch.device("cpu"), tiny=True, done=frozenset(), folder=tmp_path, seconds=60.0)
+    row = attempt("case", lambda: train._train(["recipe.yaml"], tmp_path / "run", tmp_path, setting))
+    assert row["error"] == "_RunFailed: exit code 7: word 29"
+    assert row["log"][-10:] == [f"word {n}" for n in range(20, 30)]
+    assert "-- perl train recipe.yaml --\nword 0\nword 1\n" in capfd.readouterr().out
 
 
 def test_without_vllm_one_row_says_so(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Stages of the GPU benchmark that measure a step, its memory and its kernels: run small on a CPU, figures by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from gpu_stages.shapes import (
     SHAPES,
     Roof,
     flops_per_token_of_prime_rl,
+    measure_masked_attention,
     measure_roof,
     one_row,
     reasoning,
@@ -18,7 +20,11 @@ from gpu_stages.shapes import (
 )
 from step_cases import draw_rollouts, make_base
 from step_flops import Group, ideal_flops, model_size
-from step_turns import RANK, tokens_of
+from step_turns import RANK, adapter_of, make_trainer, take_turn, tokens_of
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from perl import guards, scoring
+from perl.callbacks import adapter as adapter_callback
 
 CPU = torch.device("cpu")
 
@@ -57,6 +63,14 @@ def test_a_step_is_measured_beside_trl_and_for_rows_of_one_length(tmp_path):
     assert beside["ratio"] == pytest.approx(theirs["step_seconds"] / ours["step_seconds"])
     assert ours["tokens"] == theirs["tokens"]
     assert theirs["recompute"]
+    assert beside["trl_seconds_estimated"] > 30
+    for one in (row, kept, ours, rows["Qwen2.5-1.5B reasoning"]):
+        assert (one["packed"], one["shared"], one["why_not"]) == (True, True, "")
+    assert all("attention" in name for one in (row, ours, theirs) for name in one["attention"])
+    assert all(one["ok"] for name, one in rows.items() if name != "roof")
+    printed = step.table(list(rows.values()))
+    assert printed.count("packed, prompts shared; attention _scaled_dot_product") == 4
+    assert printed.count("    padded; attention") == 1
     whole = rows["Qwen2.5-1.5B reasoning"]["tokens"]
     assert whole["live"] < whole["real"] < whole["padded"]
     share = whole["padded"] / ours["tokens"]["padded"]
@@ -67,15 +81,55 @@ def test_where_trl_runs_out_of_memory_fewer_rows_are_tried_and_then_the_case_is_
     asked = []
 
     def out_of_memory(name, work, _, *, twice=True):
+        asked.append((name, work.scale.rows, twice))
         if name == "TRL":
-            asked.append((work.scale.rows, twice))
             raise torch.OutOfMemoryError("none left")
         return {}, {}
 
     monkeypatch.setattr(step, "step_of", out_of_memory)
     setting = Setting(CPU, tiny=True, done=frozenset(), folder=tmp_path, seconds=600.0)
     assert "TRL runs out of memory" in step.beside_trl(setting, Roof(None, 1e12, 1e11))["skipped"]
-    assert asked == [(4, False), (1, False)]
+    # A step of each is compared, the first of its length: ours does not get a second attempt.
+    assert asked == [("perl", 8, False), ("TRL", 4, False), ("TRL", 1, False)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_whose_rows_were_padded_is_not_taken_for_one_that_was_packed(tmp_path, monkeypatch):
+    monkeypatch.setattr(scoring, "use_packed_attention", lambda _: "no such layer")
+    setting = Setting(CPU, tiny=True, done=frozenset(), folder=tmp_path, seconds=600.0)
+    row = {"case": "case", **step.of_rows(setting, Roof(None, 1e12, 1e11), "Qwen3-0.6B", 16_384)}
+    assert (row["packed"], row["why_not"], row["ok"]) == (False, "no such layer", False)
+    assert "PADDED, prompts not shared: no such layer; attention" in step.table([row])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainers_of_benchmarks_do_not_hash_the_base_and_a_watch_ends_with_a_step_that_fails(tmp_path, monkeypatch):
+    for module in (adapter_callback, guards):
+        monkeypatch.setattr(module, "base_fingerprint", lambda _: pytest.fail("the base was hashed"))
+    monkeypatch.setattr(adapter_callback, "source_fingerprint", lambda _: pytest.fail("the base was hashed"))
+    case = one_row(16, tiny=True)
+    scale = replace(scale_of("Qwen3-0.6B", tiny=True, device=CPU), rows=case.generations)
+    trainer, meter = make_trainer("perl", case, scale, draw_rollouts(case, 2), str(tmp_path))
+    start = {name: parameter.detach().clone() for name, parameter in adapter_of(trainer).items()}
+    take_turn(trainer, meter, start)
+    meter.watch, meter.watched = profile.Traffic(), 1
+    monkeypatch.setattr(profile, "kind_of", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        take_turn(trainer, meter, start)
+    assert len(meter.seconds) == 1
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_trl_gets_the_seconds_that_its_products_and_its_masked_attention_take(tmp_path):
+    setting = Setting(CPU, tiny=True, done=frozenset(), folder=tmp_path, seconds=600.0)
+    whole = step.reasoning_work(setting, 2)
+    rows = [rollout.lengths for rollout in whole.rollouts]
+    longest = max(group.prompt for group in rows) + max(max(group.completions) for group in rows)
+    products = 2 * 3 * whole.size.block * 16 * longest  # forward, again, backward to the inputs
+    attention = 2 * (2 + 2 + 5) * whole.size.attention * 16 * longest**2
+    assert step.trl_seconds(whole, 2, Roof(None, 1e9, 1.0), 1e15) == pytest.approx(products / 0.25e9 + 30)
+    assert step.trl_seconds(whole, 2, Roof(None, 1e18, 1.0), 1e9) == pytest.approx(attention / 1e9 + 30)
+    assert measure_masked_attention(CPU, tiny=True) > 1e6
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -118,6 +172,21 @@ def test_a_profile_says_where_the_time_of_a_step_goes(tmp_path):
     least = ideal_flops(size, [Group(1, (47, 47))], with_reference=False)
     flops = sum(kind["flops"] for kind in kinds.values())
     assert 0.9 * least < flops < 3 * least
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_profile_whose_counting_fails_keeps_its_times_and_kernels(tmp_path, monkeypatch):
+    def broken():
+        raise TypeError("no such formula")
+
+    monkeypatch.setattr(profile, "counter", broken)
+    (row,) = taken(profile, tmp_path, "Qwen2.5-1.5B reasoning").values()
+    assert row["step_seconds"] > 0
+    assert row["kinds"]["matmul"]["seconds"] > 0
+    assert row["ok"] is False
+    assert row["not_counted"] == "TypeError: no such formula"
+    assert "no such formula" in row["log"][-1]
+    assert "not counted: TypeError: no such formula" in profile.table([row])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +243,11 @@ def test_peaks_are_known_by_the_names_of_drivers():
     assert stated_peak("NVIDIA H100 PCIe") == 756e12
     assert stated_peak("NVIDIA A100-SXM4-80GB") == 312e12
     assert stated_peak("NVIDIA L4") == 121e12
-    assert stated_peak("NVIDIA L40S") != 121e12
+    assert stated_peak("NVIDIA L40S") == 362e12
+    assert stated_peak("NVIDIA L40") == 181e12
+    assert stated_peak("NVIDIA H200 NVL") == stated_peak("NVIDIA H100 NVL") == 835e12
+    assert stated_peak("NVIDIA GH200 480GB") is None
+    assert stated_peak("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None  # a seventh of it
     assert stated_peak("Tesla T4") == 65e12
     assert stated_peak("NVIDIA GeForce RTX 4090") is None
     assert Roof(None, 5e13, 1e12).peak == 5e13
@@ -241,7 +314,8 @@ def test_traffic_is_what_operations_read_and_write():
         product.view(-1)
         product.transpose(0, 1)
         product * 2
+        torch.mm(left, right, out=product)  # is written once
     assert traffic.bytes == {
-        "matmul": 4 * (200 + 600 + 300),
+        "matmul": 2 * 4 * (200 + 600 + 300),
         "norm, rope, elementwise": 4 * (300 + 300),
     }

@@ -136,3 +136,20 @@ def test_products_inside_autograd_functions_are_counted():
     with step_flops.counter() as executed:
         Product.apply(left, torch.randn(4, 5)).sum().backward()
     assert executed.get_total_flops() == 2 * (2 * 3 * 4 * 5)
+
+
+@pytest.mark.parametrize("name", ["mm", "addmm", "bmm"])
+def test_products_whose_type_is_given_are_counted(name):
+    batch = (2,) if name == "bmm" else ()
+    left, right = (torch.empty(*batch, *shape, dtype=torch.bfloat16, device="meta") for shape in ((3, 4), (4, 5)))
+    onto = torch.empty(*batch, 3, 5, device="meta")
+    operands = [onto, left, right] if name == "addmm" else [left, right]
+    with step_flops.counter() as executed:
+        getattr(torch, name)(*operands, out_dtype=torch.float32, out=onto)
+    assert executed.get_total_flops() == 2 * 3 * 4 * 5 * (2 if batch else 1)
+
+
+def test_a_batch_of_products_added_onto_another_is_counted_with_a_type():
+    formula = step_flops.counter().flop_registry[torch.ops.aten.baddbmm]
+    left, right, onto = torch.empty(2, 3, 4), torch.empty(2, 4, 5), torch.empty(2, 3, 5)
+    assert formula(onto, left, right, torch.float32, beta=0, out_val=onto) == 2 * 2 * 3 * 4 * 5

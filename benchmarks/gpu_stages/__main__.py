@@ -37,10 +37,10 @@ def main() -> int:
         try:
             return _run(options, send)
         except Exception as error:  # noqa: BLE001 (the boundary of the process)
-            from gpu_stages.setting import one_line
+            from gpu_stages.setting import failure
 
             traceback.print_exc()
-            send({"row": {"case": OF_THE_STAGE, "error": one_line(error)}})
+            send({"row": {"case": OF_THE_STAGE, **failure(error)}})
             return 1
 
 

@@ -2,7 +2,10 @@
 
 Setting -> rows: a step each, its kernels by kind, its roofline
 
-A steady step is taken again and again: timed; under ``torch.profiler``; with FLOPs, then with bytes counted.
+A steady step is taken again and again: timed; under ``torch.profiler``; with FLOPs, then with bytes counted. Where
+counting fails there is no roofline, and the row, which keeps the rest, says so. A case fails then, and where our
+trainer padded rows or did not share prompts.
+
 Idle is what the timed step took beyond the time in which some kernel ran. The roofline of a kind of kernels is the
 larger of its FLOPs over the measured speed of a large product and its bytes, read and written, over the measured
 bandwidth, so "roof" is the least that these operations can take; attention and products are bound by the first, all
@@ -20,13 +23,13 @@ from typing import Any
 import torch
 from step_cases import draw_rollouts
 from step_flops import counter
-from step_turns import adapter_of, make_trainer, take_turn
+from step_turns import Meter, adapter_of, how_it_ran, make_trainer, take_turn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpu_stages.setting import Row, Setting
+from gpu_stages.setting import Row, Setting, attempt
 from gpu_stages.shapes import Roof, measure_roof, one_row, reasoning, scale_of, warm_up
 
 # The first that is found in a name of a kernel or an operation decides.
@@ -79,7 +82,8 @@ class Traffic(TorchDispatchMode):
         """Runs the operation and adds its arguments' and its results' bytes."""
         result = func(*args, **(kwargs or {}))
         if not func.is_view and "empty" not in str(func):
-            tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+            read = {name: value for name, value in (kwargs or {}).items() if name != "out"}  # it is the result
+            tensors = [leaf for leaf in tree_leaves((args, read, result)) if isinstance(leaf, torch.Tensor)]
             self.bytes[kind_of(str(func).replace(".", "::"))] += sum(tensor.nbytes for tensor in tensors)
         return result
 
@@ -125,15 +129,24 @@ def of_step(setting: Setting, roof: Roof, case: Any, scale: Any) -> Row:  # noqa
     take_turn(trainer, meter, start)
     kernels = kernels_of(profiler, on_cuda=on_cuda)
 
+    how = how_it_ran(trainer)
+    counted = attempt("counts", partial(counts_of, trainer, meter, start))
+    row = summary(seconds, kernels, counted.get("flops", {}), counted.get("bytes", {}), roof) | how
+    if "error" in counted:
+        row |= {"ok": False, "not_counted": counted["error"], "log": counted["log"]}
+    return row
+
+
+def counts_of(trainer: Any, meter: Meter, start: dict[str, torch.Tensor]) -> Row:  # noqa: ANN401 (a trainer)
+    """FLOPs and bytes of the step that is watched, by kind."""
     flops, traffic = counter(), Traffic()
     for watch in (flops, traffic):
         meter.watch = watch
         take_turn(trainer, meter, start)
-    meter.watch = None
     work = Counter[str]()
     for operation, count in flops.get_flop_counts()["Global"].items():
         work[kind_of(str(operation).replace(".", "::"))] += count
-    return summary(seconds, kernels, dict(work), dict(traffic.bytes), roof)
+    return {"flops": dict(work), "bytes": dict(traffic.bytes)}
 
 
 def kernels_of(profiler: profile, *, on_cuda: bool) -> list[tuple[str, float, float]]:
@@ -203,10 +216,11 @@ def table(rows: list[Row]) -> str:
     """For each step the kinds by time, what they could take, and what most is lost on."""
     lines = []
     for row in rows:
-        lines.append(
-            f"{row['case']}: {row['step_seconds']:.3f} s, {row['busy_seconds']:.3f} of it busy, roofline "
-            f"{row['roof_seconds']:.3f} ({row['of_roof']:.0%})"
-        )
+        found = f"{row['case']}: {row['step_seconds']:.3f} s, {row['busy_seconds']:.3f} of it busy, "
+        roofline = f"roofline {row['roof_seconds']:.3f} ({row['of_roof']:.0%})"
+        lines.append(found + (f"not counted: {row['not_counted']}" if "not_counted" in row else roofline))
+        if row["why_not"]:
+            lines.append(f"  rows are {'packed, prompts not shared' if row['packed'] else 'PADDED'}: {row['why_not']}")
         lines.append(f"  {'kind':26} {'seconds':>9} {'share':>6} {'roofline':>9} {'lost':>9}")
         for kind, numbers in row["kinds"].items():
             taken, least = numbers["seconds"], numbers["roof_seconds"]

@@ -19,7 +19,9 @@ import torch
 
 # One thing measured. "case" is its name, once in a stage. "error" in one line: it failed; "skipped": why it was not
 # taken; "ok": whether a check held, if it is one. What is left is the stage's own and goes into a JSON file.
+# "log", of a row in error: the last lines of what was said of it.
 Row = dict[str, Any]
+_LINES, _WIDEST = 15, 300  # of a "log"
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,20 @@ class Setting:
 
 
 def attempt(case: str, take: Callable[[], Row]) -> Row:
-    """The row of a case, or its error in one line; the traceback goes to the stage's log."""
+    """The row of a case, or its error in one line with the traceback's end; all of that goes to the stage's log."""
     started = time.perf_counter()
     try:
         row = take()
     except Exception as error:  # noqa: BLE001 (whatever it is: a row of the table, and the next case is taken)
         traceback.print_exc()
-        row = {"error": one_line(error)}
+        row = failure(error)
     return {"case": case, **row, "seconds": round(time.perf_counter() - started, 2)}
+
+
+def failure(error: BaseException) -> Row:
+    """What a row says of an error: one line, and the traceback's last ones."""
+    lines = [line.rstrip() for line in "".join(traceback.format_exception(error)).splitlines()]
+    return {"error": one_line(error), "log": [line[:_WIDEST] for line in lines[-_LINES:]]}
 
 
 def one_line(error: BaseException) -> str:

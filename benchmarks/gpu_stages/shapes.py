@@ -5,6 +5,7 @@ name -> Scale; name of a GPU -> FLOP/s; device -> measured FLOP/s, bytes/s
 Nothing is read from the Hub. Knows nothing of trainers.
 """
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from step_cases import Case, Rollout, Scale, draw_rollouts
 from step_flops import ModelSize
+from torch.nn.functional import scaled_dot_product_attention
 
 # hidden_size, and the rest of the config, as published with the models of these names.
 SHAPES: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -48,7 +50,7 @@ VOCABULARY = 151_936
 _TINY_WIDTH, _TINY_LAYERS, _TINY_VOCABULARY = 64, 2, 64
 
 # Dense FLOP/s of the matrix units as the vendor states them: bfloat16, and float16 where there is no bfloat16 (T4).
-# What comes first in a name counts: other forms of the H100 are slower.
+# The first whose words stand in a name counts: other forms of the H100 are slower.
 _STATED = {
     "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
@@ -56,6 +58,7 @@ _STATED = {
     "H200 NVL": 835e12,
     "H200": 989e12,
     "A100": 312e12,
+    "L40S": 362e12,
     "L40": 181e12,
     "L4": 121e12,
     "A10G": 70e12,
@@ -84,8 +87,10 @@ class Roof:
 
 
 def stated_peak(name: str) -> float | None:
-    """FLOP/s of a GPU by the name that its driver gives; None: not known."""
-    return next((flops for part, flops in _STATED.items() if part.lower() in name.lower()), None)
+    """FLOP/s of a GPU by the name that its driver gives; None: not known, as of a part of a GPU (MIG)."""
+    if re.search(r"\bMIG\b", name):
+        return None
+    return next((flops for words, flops in _STATED.items() if re.search(rf"\b{words}\b", name, re.IGNORECASE)), None)
 
 
 def scale_of(name: str, *, tiny: bool, device: torch.device, **arguments: Any) -> Scale:  # noqa: ANN401
@@ -169,6 +174,17 @@ def measure_roof(device: torch.device, *, tiny: bool) -> Roof:
     copy = _fastest(lambda: target.copy_(source), device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return Roof(stated_peak(name), 2 * size**3 / product, 2 * source.numel() / copy)
+
+
+def measure_masked_attention(device: torch.device, *, tiny: bool) -> float:
+    """FLOP/s of SDPA with a mask, forward and backward, as transformers runs padded rows: five products backward."""
+    heads, tokens, width = 12, 64 if tiny else 4096, 128
+    query, key, value = (
+        torch.randn(2, heads, tokens, width, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
+    mask = torch.ones(tokens, tokens, device=device, dtype=torch.bool).tril().expand(2, 1, -1, -1)
+    seconds = _fastest(lambda: scaled_dot_product_attention(query, key, value, mask).sum().backward(), device)
+    return (2 + 5) * 2 * 2 * heads * tokens**2 * width / seconds
 
 
 def _fastest(run: Callable[[], object], device: torch.device, repeats: int = 5) -> float:

@@ -5,14 +5,16 @@ Setting -> rows: one model and one kind of batch each
 * ``reasoning``: the shape of Qwen2.5-1.5B, LoRA of rank 16 on all linear layers, 128 completions of 16 prompts; ours
   alone, with the plan that the free memory gives. TRL pads all of them to the longest, which would take minutes, so
   beside TRL (``beside TRL``) only the first groups of the same rollouts are run, by both; the ratio is of that step,
-  and the seconds of the whole for TRL are those times its padded tokens, a lower bound: its attention grows faster.
+  the first of its length for both, and the seconds of the whole for TRL are those times its padded tokens, a lower
+  bound: its attention grows faster.
 * ``row``: rows of one length, each a pass of its own, two of them a step with AdamW, activations computed again: what
   prime-rl publishes for one H100. ``kept``: the same without recomputation.
 
 Seconds are from the first micro-batch to the end of the optimizer's step, with the look-up and decoding of completions
 in between. MFU: the FLOPs that the gradient needs at least (``step_flops.py``) over seconds and the GPU's stated peak.
 "prime-rl's MFU" counts as that project does, see ``shapes.flops_per_token_of_prime_rl``; its peak memory is what
-PyTorch's allocator has reserved, so ours is told likewise.
+PyTorch's allocator has reserved, so ours is told likewise. A case fails where our trainer padded rows or did not share
+prompts. The base's SHA-256 is not taken here (``step_turns.py``).
 """
 
 from collections.abc import Iterator
@@ -23,16 +25,27 @@ from typing import Any
 import torch
 from step_cases import Case, Rollout, Scale, draw_rollouts, make_base
 from step_flops import Group, ModelSize, ideal_flops, model_size
-from step_turns import RANK, Meter, adapter_of, difference, make_trainer, take_turn, tokens_of
+from step_turns import RANK, Meter, adapter_of, difference, how_it_ran, make_trainer, take_turn, tokens_of
 
+from gpu_stages.doctor import Attentions
 from gpu_stages.setting import Row, Setting
-from gpu_stages.shapes import Roof, flops_per_token_of_prime_rl, measure_roof, one_row, reasoning, scale_of, warm_up
+from gpu_stages.shapes import (
+    Roof,
+    flops_per_token_of_prime_rl,
+    measure_masked_attention,
+    measure_roof,
+    one_row,
+    reasoning,
+    scale_of,
+    warm_up,
+)
 
 GIB = 2**30
 GROUPS = 16
-# Of a step that both trainers take. TRL has done 120 to 250 TFLOP/s of what it executes on such cards; with less than
-# this many seconds at the lower end, fewer groups are run.
-_TRL_FLOPS = 120e12
+# Of a step that both trainers take. How fast TRL's is, nobody knows before: it is assumed that its products, with all
+# that runs between them, reach a quarter of what a large one does, and its attention what masked SDPA does here. Where
+# that comes to more than this share of the seconds left, fewer groups are run.
+_TRL_OF_ROOF = 0.25
 _TRL_SHARE = 0.35
 # One H100, RL with LoRA of rank 16, FlashAttention 3, recomputation; benchmarks of prime-rl, February 2026.
 PUBLISHED = {
@@ -138,17 +151,17 @@ def of_reasoning(setting: Setting, roof: Roof) -> Row:
 def beside_trl(setting: Setting, roof: Roof) -> Row:
     """Both trainers on the first groups of the same rollouts: as many as TRL has time for."""
     whole = reasoning_work(setting, 4 if setting.tiny else GROUPS)
-    few = next(
-        (n for n in (5, 3, 2, 1) if n <= len(whole.rollouts) and trl_seconds(whole, n) < _TRL_SHARE * setting.left()),
-        None,
-    )
+    attention = measure_masked_attention(setting.device, tiny=setting.tiny)
+    setting.clear()
+    needed = {n: trl_seconds(whole, n, roof, attention) for n in (5, 3, 2, 1)}
+    few = next((n for n, seconds in needed.items() if seconds < _TRL_SHARE * setting.left()), None)
     if setting.tiny:
         few = 2
     if few is None:
-        return {"skipped": f"a group by TRL needs about {trl_seconds(whole, 1):.0f} s"}
+        return {"skipped": f"a group by TRL needs about {needed[1]:.0f} s, {setting.left():.0f} s are left"}
     work = Work(whole.case, replace(whole.scale, groups=few), whole.rollouts[:few], warm_up(whole.case, few))
     taken, updates = {}, {}
-    taken["perl"], updates["perl"] = step_of("perl", work, setting)
+    taken["perl"], updates["perl"] = step_of("perl", work, setting, twice=False)
     for rows in (4, 1):
         setting.clear()
         try:
@@ -166,6 +179,9 @@ def beside_trl(setting: Setting, roof: Roof) -> Row:
         "groups": few,
         "of_groups": len(whole.rollouts),
         "rows_of_trl": rows,
+        "trl_seconds_estimated": needed[few],
+        "masked_attention_flops": attention,
+        "ok": taken["perl"].pop("ok"),
         "ratio": taken["TRL"]["step_seconds"] / taken["perl"]["step_seconds"],
         "difference": difference(updates["perl"], updates["TRL"]),
         "trl_seconds_of_all_at_least": taken["TRL"]["step_seconds"] * padded / part,
@@ -181,14 +197,21 @@ def reasoning_work(setting: Setting, groups: int) -> Work:
     return Work(case, scale, draw_rollouts(case, groups), warm_up(case, groups))
 
 
-def trl_seconds(whole: Work, groups: int) -> float:
-    """About what TRL takes for the first groups: forward, forward again, backward, over the padded rectangle."""
+def trl_seconds(whole: Work, groups: int, roof: Roof, attention_flops: float) -> float:
+    """About what TRL takes for the first groups: forward, forward again, backward, over the padded rectangle.
+
+    Args:
+        whole: Of which the first groups are run.
+        groups: How many.
+        roof: The device's.
+        attention_flops: FLOP/s of its attention, which runs all pairs of a row.
+    """
     few = whole.groups[:groups]
     padded = tokens_of(few, groups, with_reference=False)["padded"]
     rows = sum(len(group.completions) for group in few)
     products = 6 * whole.size.block * padded
     attention = 4.5 * 4 * whole.size.attention * padded**2 / rows
-    return (products + attention) / _TRL_FLOPS + 30
+    return products / (_TRL_OF_ROOF * roof.flops) + attention / attention_flops + 30
 
 
 def step_of(
@@ -200,7 +223,8 @@ def step_of(
         name: TRL or perl.
         work: What it trains on.
         setting: The stage's.
-        twice: Whether the step is taken once more, if time allows; the faster one counts.
+        twice: Whether the step is taken once more, if time allows; the faster one counts. Not where trainers are
+            compared: the other one has time for a first step only.
 
     Returns:
         Seconds and memory; the update of the adapter by all of these steps.
@@ -208,7 +232,9 @@ def step_of(
     folder = str(setting.folder)
     trainer, meter = make_trainer(name, work.case, work.scale, work.warm + work.rollouts, folder)
     start = {key: parameter.detach().clone() for key, parameter in adapter_of(trainer).items()}
+    meter.watch = operators = Attentions()  # of the first step, which warms up
     update = take_turn(trainer, meter, start)
+    meter.watch = None
     numbers = _numbers(meter)
     if twice and 3 * numbers["step_seconds"] < setting.left() - 60:
         take_turn(trainer, meter, start)
@@ -217,6 +243,8 @@ def step_of(
     if name == "perl":
         numbers["tokens_in_a_pass"] = trainer._tokens_in_a_pass()
         numbers["passes"] = meter.passes[-1]
+        numbers |= how_it_ran(trainer)
+    numbers["attention"] = list(operators.names) or ["math"]
     numbers["recompute"] = bool(trainer.model.get_base_model().is_activation_checkpointing)
     return numbers, {key: value.cpu() for key, value in update.items()}
 
@@ -254,16 +282,28 @@ def table(rows: list[Row]) -> str:
             measured = f"measured {row['flops'] / 1e12:.3g}; copies {row['bandwidth'] / 1e9:.0f} GB/s"
             lines.append(f"peak TFLOP/s: stated {stated}, {measured}")
         elif row["kind"] == "beside TRL":
-            lines += [_line(f"  {name}, {row['groups']} groups", numbers) for name, numbers in row["trainers"].items()]
+            for name, numbers in row["trainers"].items():
+                lines += [_line(f"  {name}, {row['groups']} groups", numbers), _how(numbers)]
             lines.append(
-                f"  TRL's seconds over ours {row['ratio']:.1f}; updates differ by {row['difference']:.1e}; all "
-                f"{row['of_groups']} groups by TRL: {row['trl_seconds_of_all_at_least']:.0f} s at least"
+                f"  TRL's seconds over ours, first steps of both: {row['ratio']:.1f}; updates differ by "
+                f"{row['difference']:.1e}; all {row['of_groups']} groups by TRL: "
+                f"{row['trl_seconds_of_all_at_least']:.0f} s at least"
             )
         else:
-            lines.append(_line(row["case"], row))
+            lines += [_line(row["case"], row), _how(row)]
             if row.get("published"):
                 lines.append(_line("  prime-rl, published, H100", row["published"]))
     return "\n".join(lines)
+
+
+def _how(row: dict[str, Any]) -> str:
+    """Whether rows were packed, and what attention ran: numbers of a trainer that pads stand for something else."""
+    attention = "attention " + " + ".join(row["attention"])
+    if "packed" not in row:
+        return f"    padded; {attention}"
+    found = "packed" if row["packed"] else "PADDED"
+    found += ", prompts shared" if row["shared"] else ", prompts not shared"
+    return f"    {found}{': ' if row['why_not'] else ''}{row['why_not']}; {attention}"
 
 
 def _line(name: str, row: dict[str, Any]) -> str:

@@ -4,9 +4,10 @@ quickstart; random Qwen3-0.6B with rollouts from transformers -> seconds, tokens
 
 Each run is a process of its own, ``perl train`` on the stage's device. The adapter of the run that was killed and went
 on is compared with the undisturbed one's: bit for bit on a CPU; on CUDA, where sums have no fixed order, the difference
-is reported and the steps must be the same.
+is reported and the steps must be the same. What the runs say goes into the stage's log.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -34,6 +35,7 @@ QUICKSTART, ROLLOUTS, WHOLE, KILLED = "quickstart", "rollouts", "undisturbed", "
 _STEPS, _SAVE = 8, 3
 _WHOLE = "undisturbed"  # its folder
 _POLL_SECONDS = 0.05
+_LOG_BYTES = 50_000  # of what a run has said, that goes into the stage's log
 
 
 def measure(setting: Setting) -> Iterator[Row]:
@@ -56,7 +58,13 @@ def table(rows: list[Row]) -> str:
 
 
 class _RunFailed(RuntimeError):
-    """A run did not end as it must."""
+    """A run did not end as it must; the last that it said is added to the traceback."""
+
+    def __init__(self, problem: str, log: Path) -> None:
+        """What is wrong, and where the run's words are."""
+        said = [line.rstrip() for line in _words(log).splitlines() if line.strip()]
+        super().__init__(f"{problem}: {said[-1].strip()[:200] if said else 'it said nothing'}")
+        self.add_note("\n".join(said[-10:]))
 
 
 def _quickstart(setting: Setting) -> Row:
@@ -67,7 +75,7 @@ def _quickstart(setting: Setting) -> Row:
     folder = setting.folder / "quickstart"
     setting.folder.mkdir(parents=True, exist_ok=True)
     _train(["quickstart", *settings, f"engine.device={device}"], folder, setting.folder, setting)
-    row = _facts(folder)
+    row = _facts(folder, setting.folder)
     score = json.loads((folder / "run.json").read_text(encoding="utf-8"))["eval"]["sandbox:addition"]
     return row | {"score_before": score["base"], "score_after": score["adapter"]}
 
@@ -95,7 +103,7 @@ def _undisturbed(setting: Setting) -> Row:
     """The random base with a LoRA, from the first step to the last."""
     folder, recipe = _random_run(setting)
     _train([str(recipe)], folder / _WHOLE, folder, setting)
-    return _facts(folder / _WHOLE)
+    return _facts(folder / _WHOLE, folder)
 
 
 def _killed(setting: Setting) -> Row:
@@ -107,7 +115,7 @@ def _killed(setting: Setting) -> Row:
     killed_after = _train_and_kill([str(recipe)], run, folder, setting)
     checkpoint = latest_checkpoint(run / "checkpoints")
     _train([str(recipe)], run, folder, setting)
-    row = _facts(run)
+    row = _facts(run, folder)
     row |= {"killed_after_step": killed_after, "resumed_from_step": step_of(checkpoint) if checkpoint else 0}
     return row | compared(folder / _WHOLE, run, exact=setting.device.type == "cpu")
 
@@ -145,33 +153,38 @@ def _random_run(setting: Setting) -> tuple[Path, Path]:
     return folder, recipe
 
 
-def _start(arguments: list[str], run: Path, folder: Path) -> subprocess.Popen[str]:
-    """``perl train`` as a process, with this package, in a folder; what it says goes to a file there."""
+@contextlib.contextmanager
+def _started(arguments: list[str], run: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """``perl train`` as a process, with this package, in a folder; what it says goes to a file, then to our own log."""
     package = str(Path(perl.__file__).parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "perl", "train", *arguments, "--output", str(run)]
-    with (folder / f"{run.name}.log").open("a", encoding="utf-8") as log:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, text=True)  # noqa: S603
+    with _log_of(run, folder).open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, text=True)  # noqa: S603
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        print(f"-- perl train {' '.join(arguments)} --\n{_words(_log_of(run, folder))}", flush=True)
 
 
 def _train(arguments: list[str], run: Path, folder: Path, setting: Setting) -> None:
     """A run that must end well."""
-    process = _start(arguments, run, folder)
-    try:
-        code = process.wait(timeout=max(setting.left(), 1.0))
-    except subprocess.TimeoutExpired:
-        raise _RunFailed("the run did not end within the stage's time") from None
-    finally:
-        _end(process)
+    with _started(arguments, run, folder) as process:
+        try:
+            code = process.wait(timeout=max(setting.left(), 1.0))
+        except subprocess.TimeoutExpired:
+            raise _RunFailed("the run did not end within the stage's time", _log_of(run, folder)) from None
     if code != 0:
-        raise _RunFailed(f"exit code {code}: {_last_line(folder / f'{run.name}.log')}")
+        raise _RunFailed(f"exit code {code}", _log_of(run, folder))
 
 
 def _train_and_kill(arguments: list[str], run: Path, folder: Path, setting: Setting) -> int:
     """Kills a run when it is a step beyond its first checkpoint; the last step that it logged."""
-    process = _start(arguments, run, folder)
-    try:
+    with _started(arguments, run, folder) as process:
         while process.poll() is None and setting.left() > 0:
             checkpoint, logged = latest_checkpoint(run / "checkpoints"), _last_step(run)
             if checkpoint is not None and logged > step_of(checkpoint):
@@ -179,22 +192,23 @@ def _train_and_kill(arguments: list[str], run: Path, folder: Path, setting: Sett
                 process.wait()
                 return logged
             time.sleep(_POLL_SECONDS)
-    finally:
-        _end(process)
-    raise _RunFailed(f"ended before it was killed: {_last_line(folder / f'{run.name}.log')}")
+    raise _RunFailed("ended before it was killed", _log_of(run, folder))
+
+
+def _log_of(run: Path, folder: Path) -> Path:
+    return folder / f"{run.name}.log"
+
+
+def _words(log: Path) -> str:
+    """What a run has said, its end if that is long."""
+    return log.read_bytes()[-_LOG_BYTES:].decode(errors="replace") if log.is_file() else ""
 
 
 def _last_step(run: Path) -> int:
     return max((int(line["step"]) for line in read_log(run / "metrics.jsonl")), default=0)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-
-
-def _facts(run: Path) -> Row:
+def _facts(run: Path, folder: Path) -> Row:
     """What a run says of itself; an error if it is not done."""
     facts: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
     log = read_log(run / "metrics.jsonl")
@@ -211,13 +225,8 @@ def _facts(run: Path) -> Row:
         "hardware": facts.get("hardware"),
     }
     if facts["status"] != "done":
-        raise _RunFailed(f"{run.name} is {facts['status']}")
+        raise _RunFailed(f"{run.name} is {facts['status']}", _log_of(run, folder))
     return row
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "it said nothing"
 
 
 def _number(value: float | None, places: int = 1) -> str:
@@ -231,5 +240,7 @@ def _remark(row: Row) -> str:
     if "largest_difference" in row:
         same = "the same steps" if row["same_steps"] else "other steps"
         where = f"killed after step {row['killed_after_step']}, resumed from {row['resumed_from_step']}"
-        return f"{where}; {same}, adapter differs by {row['largest_difference']:.1e}"
+        difference = row["largest_difference"]
+        apart = "the adapters hold other tensors" if difference is None else f"adapter differs by {difference:.1e}"
+        return f"{where}; {same}, {apart}"
     return "the base, no training" if row["case"] == ROLLOUTS else ""
