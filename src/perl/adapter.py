@@ -131,6 +131,9 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
         elif method_of(saved.config).fixed.get("init_lora_weights"):  # plain PEFT decomposes again when it loads
             getattr(starts, method_of(saved.config).starts)(policy, {})
         set_peft_model_state_dict(policy, tensors, low_cpu_mem_usage=False)
+        # PEFT makes AdaLoRA's factors anew as it loads their ranks, in the base's type, in which small steps are lost.
+        cast = {"autocast_adapter_dtype": True} | adapter_type_options(model)
+        policy.base_model._cast_adapter_dtype(policy.active_adapter, **cast)
         policy.start = saved.start or own_method(saved).name
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)
