@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from perl.methods.registry import METHODS
 from perl.model import answering_fingerprint, base_fingerprint, load_base, quantising
 from perl.policy_name import adapter_policy_name
 from perl.probe import read_probe
-from perl.quantised import half_precision, quantisation_of
+from perl.quantised import half_precision, quantisation_of, quantised_fingerprint
 from perl.recipe.sections import ModelSection
 from perl.rollouts.server_command import server_command
 from perl.run import Run
@@ -39,6 +40,7 @@ from tests.test_quantised import of_the_file, steps_of, trainer, weights_of
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
 
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 CPU, REPO = torch.device("cpu"), "user/adapter"
 AS_QLORA = BitsAndBytesConfig(
     load_in_4bit=True,
@@ -128,6 +130,15 @@ def test_a_run_goes_on_with_no_other_base(copied):
     copied.record(status="interrupted", fingerprint={**copied.facts["fingerprint"], "base": of_the_file(torch.float32)})
     with pytest.raises(PerlError, match="was started with other weights"):
         perl.train(recipe(), output_dir=copied.path)
+
+
+def test_a_run_that_goes_on_in_another_type_says_which(copied):
+    copied.record(status="interrupted", fingerprint={**copied.facts["fingerprint"], "base": "0" * 64})
+    copied.record(base_dtype="float16")
+    with pytest.raises(PerlError) as refused:
+        perl.train(recipe(), output_dir=copied.path)
+    expected = "was started with other weights of sandbox:base: they were loaded in float16, here in float32"
+    assert f"{expected} (model.dtype=float16, or choose another" in str(refused.value)
 
 
 def scored(adapter, output, quantization="auto"):
@@ -294,6 +305,36 @@ def test_the_name_of_a_base_tells_how_it_was_quantised_and_not_in_what_it_comput
     assert answering_fingerprint(ordinary) == base_fingerprint(ordinary)
 
 
+def fingerprint_of(**how):
+    """Of a base that was quantised so, whose layers are not needed for it."""
+    return quantised_fingerprint(
+        SimpleNamespace(hf_quantizer=SimpleNamespace(quantization_config=BitsAndBytesConfig(**how))), "checkpoint"
+    )
+
+
+def test_the_name_of_a_base_in_4_bits_is_counted_from_what_makes_its_numbers():
+    facts = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "llm_int8_skip_modules": []}
+    counted = {"source": "checkpoint", "quantisation": {"load_in_4bit": True, **facts}}
+    expected = hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+    assert fingerprint_of(**NF4) == expected
+    assert fingerprint_of(**NF4, llm_int8_skip_modules=["lm_head"]) != expected
+    skipping = [fingerprint_of(**NF4, llm_int8_skip_modules=names) for names in (["a", "b"], ["b", "a"])]
+    assert skipping[0] == skipping[1]
+    eight = [fingerprint_of(load_in_8bit=True, llm_int8_threshold=t) for t in (6.0, 5.0)]
+    assert len({expected, *eight}) == 3
+
+
+def test_a_setting_that_transformers_adds_gives_a_base_no_other_name_unless_it_is_set(monkeypatch):
+    expected, plain = fingerprint_of(**NF4), BitsAndBytesConfig.to_dict
+    monkeypatch.setattr(BitsAndBytesConfig, "to_dict", lambda config: plain(config) | {"blocks": 64})
+    assert fingerprint_of(**NF4) == expected
+    added = {"nf4": 32, "fp4": 64}  # only who asks for something has another number
+    monkeypatch.setattr(
+        BitsAndBytesConfig, "to_dict", lambda config: plain(config) | {"blocks": added[config.bnb_4bit_quant_type]}
+    )
+    assert fingerprint_of(**NF4) != expected
+
+
 SERVED = {"backend": "vllm-server", "servers": ["http://a:1"]}
 IN_PROCESS = "vLLM in this process holds the ordinary base"
 
@@ -391,6 +432,8 @@ def test_a_script_is_refused_what_it_cannot_have(tmp_path, monkeypatch):
         trainer(tmp_path, model=load_base(ModelSection(quantization="nf4"), CPU), peft_method="milora")
     with pytest.raises(ModelError, match=rf"rollout_backend: {IN_PROCESS}"):
         trainer(tmp_path, quantization="nf4", rollout_backend="vllm")
+    with pytest.raises(ModelError, match=r"model_init_kwargs: a base in 4 bits lies whole .*leave device_map out"):
+        trainer(tmp_path, quantization="nf4", model_init_kwargs={"device_map": "auto"})
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits cannot be in shards, which FSDP makes"):
         PeftGRPOTrainer("sandbox:base", [len], PeftRLConfig(str(tmp_path), quantization="nf4", use_cpu=True))
