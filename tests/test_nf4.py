@@ -259,7 +259,11 @@ def test_it_is_exported_for_the_ordinary_base_and_says_so(run, tmp_path, caplog)
     ids = torch.arange(40).reshape(2, 20)
     torch.testing.assert_close(log_probs(merged, ids), log_probs(loaded(run.adapter), ids), rtol=0, atol=1e-4)
     as_lora = export(run.path, "lora", tmp_path / "lora")
-    assert find_adapter(str(as_lora.path)).base_quantization == "nf4"
+    assert as_lora.difference < 1e-4
+    assert header(as_lora.path)["base_sha256"] == of_the_file(torch.float32)
+    assert "base_quantization" not in header(as_lora.path)
+    assert find_subject(str(as_lora.path)).base.quantization is None
+    torch.testing.assert_close(log_probs(loaded(as_lora.path), ids), log_probs(merged, ids), rtol=0, atol=1e-4)
 
 
 def test_the_plan_counts_numbers_and_not_bytes():

@@ -86,9 +86,8 @@ def write_lora(
     revision: str | None,
     fingerprint: str | None,
     dtype: str | None,
-    quantization: str | None = None,
 ) -> None:
-    """Writes factors as a plain LoRA.
+    """Writes factors as a plain LoRA for the ordinary base.
 
     Args:
         policy: As in :func:`as_lora`.
@@ -98,10 +97,8 @@ def write_lora(
         revision: Likewise.
         fingerprint: Likewise.
         dtype: Type in which the base was when the fingerprint was taken.
-        quantization: What the base on which they were trained was quantised to.
     """
-    facts = _of_the_base(fingerprint, dtype, quantization)
-    _write(*as_lora(policy, factors), folder, base, revision, facts)
+    _write(*as_lora(policy, factors), folder, base, revision, _of_the_base(fingerprint, dtype, None))
 
 
 def _of_the_base(fingerprint: str | None, dtype: str | None, quantization: str | None) -> dict[str, str | None]:
