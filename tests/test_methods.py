@@ -11,9 +11,11 @@ import method_properties as properties
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.adapter_files import reload_difference
 from perl.errors import BrokenPromiseError, ModelError, RecipeError
 from perl.methods import adalora
 from perl.methods.anchor import anchor_of, anchored_layers
@@ -114,6 +116,24 @@ def test_a_run_with_another_reference_resumes_exactly(reference, model_path, tmp
     assert torch.equal(properties.logits_of(resumed.policy), properties.logits_of(whole.policy))
     assert torch.equal(properties.reference_logits(resumed), properties.reference_logits(whole))
     assert kl_of(resumed)[-2:] == kl_of(whole)[-2:]
+
+
+def test_adalora_on_a_half_precision_base_ends_as_the_policy_that_is_saved_and_resumes_exactly(model_path, tmp_path):
+    changes = {"peft_method": "adalora", "save_strategy": "steps", "save_steps": 3}
+    whole = trainer_of(properties.fresh(model_path).bfloat16(), tmp_path, **changes)
+    whole.train()
+    whole.save_adapter(tmp_path / "adapter")
+    factors = [p for p in whole.policy.parameters() if p.requires_grad]
+    assert all(torch.equal(p, p.bfloat16().float()) and p.dtype == torch.float32 for p in factors)
+    assert reload_difference(whole.policy, tmp_path / "adapter", torch.arange(20)[None]) < 1e-6
+    last = load_file(tmp_path / "checkpoint-5" / "policy.safetensors")  # what later steps would go on from
+    kept = {name: t for name, t in last.items() if name.startswith("adapter/") and "lora_A" in name}
+    assert any(not torch.equal(t, t.bfloat16().float()) for t in kept.values())
+    for step in (3, 5):
+        resumed = trainer_of(properties.fresh(model_path).bfloat16(), tmp_path, **changes)
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        ends = [p for p in resumed.policy.parameters() if p.requires_grad]
+        assert all(torch.equal(p, q) for p, q in zip(factors, ends, strict=True))
 
 
 REFERENCES = ("base", "initial", "rolling:2")

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from perl.methods.registry import METHODS
 from perl.model import answering_fingerprint, base_fingerprint, load_base, quantising
 from perl.policy_name import adapter_policy_name
 from perl.probe import read_probe
-from perl.quantised import half_precision, quantisation_of
+from perl.quantised import half_precision, quantisation_of, quantised_fingerprint
 from perl.recipe.sections import ModelSection
 from perl.rollouts.server_command import server_command
 from perl.run import Run
@@ -40,6 +41,7 @@ from tests.test_quantised import of_the_file, steps_of, trainer, weights_of
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
 
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 CPU, REPO = torch.device("cpu"), "user/adapter"
 AS_QLORA = BitsAndBytesConfig(
     load_in_4bit=True,
@@ -131,6 +133,15 @@ def test_a_run_goes_on_with_no_other_base(copied):
     copied.record(status="interrupted", fingerprint={**copied.facts["fingerprint"], "base": of_the_file(torch.float32)})
     with pytest.raises(PerlError, match="was started with other weights"):
         perl.train(recipe(), output_dir=copied.path)
+
+
+def test_a_run_that_goes_on_in_another_type_says_which(copied):
+    copied.record(status="interrupted", fingerprint={**copied.facts["fingerprint"], "base": "0" * 64})
+    copied.record(base_dtype="float16")
+    with pytest.raises(PerlError) as refused:
+        perl.train(recipe(), output_dir=copied.path)
+    expected = "was started with other weights of sandbox:base: they were loaded in float16, here in float32"
+    assert f"{expected} (model.dtype=float16, or choose another" in str(refused.value)
 
 
 def scored(adapter, output, quantization="auto"):
@@ -251,7 +262,11 @@ def test_it_is_exported_for_the_ordinary_base_and_says_so(run, tmp_path, caplog)
     ids = torch.arange(40).reshape(2, 20)
     torch.testing.assert_close(log_probs(merged, ids), log_probs(loaded(run.adapter), ids), rtol=0, atol=1e-4)
     as_lora = export(run.path, "lora", tmp_path / "lora")
-    assert find_adapter(str(as_lora.path)).base_quantization == "nf4"
+    assert as_lora.difference < 1e-4
+    assert header(as_lora.path)["base_sha256"] == of_the_file(torch.float32)
+    assert "base_quantization" not in header(as_lora.path)
+    assert find_subject(str(as_lora.path)).base.quantization is None
+    torch.testing.assert_close(log_probs(loaded(as_lora.path), ids), log_probs(merged, ids), rtol=0, atol=1e-4)
 
 
 def test_the_plan_counts_numbers_and_not_bytes():
@@ -295,6 +310,36 @@ def test_the_name_of_a_base_tells_how_it_was_quantised_and_not_in_what_it_comput
     assert named(bnb_4bit_compute_dtype="bfloat16") == ours
     ordinary = load_base(ModelSection(), CPU)
     assert answering_fingerprint(ordinary) == base_fingerprint(ordinary)
+
+
+def fingerprint_of(**how):
+    """Of a base that was quantised so, whose layers are not needed for it."""
+    return quantised_fingerprint(
+        SimpleNamespace(hf_quantizer=SimpleNamespace(quantization_config=BitsAndBytesConfig(**how))), "checkpoint"
+    )
+
+
+def test_the_name_of_a_base_in_4_bits_is_counted_from_what_makes_its_numbers():
+    facts = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "llm_int8_skip_modules": []}
+    counted = {"source": "checkpoint", "quantisation": {"load_in_4bit": True, **facts}}
+    expected = hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+    assert fingerprint_of(**NF4) == expected
+    assert fingerprint_of(**NF4, llm_int8_skip_modules=["lm_head"]) != expected
+    skipping = [fingerprint_of(**NF4, llm_int8_skip_modules=names) for names in (["a", "b"], ["b", "a"])]
+    assert skipping[0] == skipping[1]
+    eight = [fingerprint_of(load_in_8bit=True, llm_int8_threshold=t) for t in (6.0, 5.0)]
+    assert len({expected, *eight}) == 3
+
+
+def test_a_setting_that_transformers_adds_gives_a_base_no_other_name_unless_it_is_set(monkeypatch):
+    expected, plain = fingerprint_of(**NF4), BitsAndBytesConfig.to_dict
+    monkeypatch.setattr(BitsAndBytesConfig, "to_dict", lambda config: plain(config) | {"blocks": 64})
+    assert fingerprint_of(**NF4) == expected
+    added = {"nf4": 32, "fp4": 64}  # only who asks for something has another number
+    monkeypatch.setattr(
+        BitsAndBytesConfig, "to_dict", lambda config: plain(config) | {"blocks": added[config.bnb_4bit_quant_type]}
+    )
+    assert fingerprint_of(**NF4) != expected
 
 
 SERVED = {"backend": "vllm-server", "servers": ["http://a:1"]}
@@ -394,6 +439,8 @@ def test_a_script_is_refused_what_it_cannot_have(tmp_path, monkeypatch):
         trainer(tmp_path, model=load_base(ModelSection(quantization="nf4"), CPU), peft_method="milora")
     with pytest.raises(ModelError, match=rf"rollout_backend: {IN_PROCESS}"):
         trainer(tmp_path, quantization="nf4", rollout_backend="vllm")
+    with pytest.raises(ModelError, match=r"model_init_kwargs: a base in 4 bits lies whole .*leave device_map out"):
+        trainer(tmp_path, quantization="nf4", model_init_kwargs={"device_map": "auto"})
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits cannot be in shards, which FSDP makes"):
         PeftGRPOTrainer("sandbox:base", [len], PeftRLConfig(str(tmp_path), quantization="nf4", use_cpu=True))

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from perl.errors import BrokenPromiseError, ModelError
 from perl.methods import starts
 from perl.methods.anchor import lift_anchor, without_anchor
+from perl.methods.butterflies import say_who_can_load, without_extension
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, initialisation_of, method_of
@@ -33,12 +34,10 @@ from perl.targets import check_targets, full_names, leave_out_unreached, linear_
 
 logger = logging.getLogger("perl")
 
-# What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT without its CUDA extension,
-# AdaLoRA's ranks taken for LoRA's, a layer of AdaLoRA without any rank left.
+# What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, AdaLoRA's ranks taken for LoRA's, a
+# layer of AdaLoRA without any rank left.
 _HARMLESS = (
     "Unsupported layer type",
-    "Failed to load the CUDA extension",
-    "Setting boft_n_butterfly_factor",
     "The following rank_pattern keys",
     "Adapter .* LoRA tensor",
     "Specified to not save",
@@ -82,6 +81,9 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     if getattr(config, "modules_to_save", None):
         config.modules_to_save = full_names(model, config.modules_to_save)
     _quiet_sparse_tensors(config)
+    without_extension(config)
+    if model.device.type != "meta":
+        say_who_can_load(config)
     with _explained(model):
         policy = get_peft_model(model, config, **adapter_type_options(model))
     if model.device.type != "meta":
@@ -120,6 +122,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
     config = without_anchor(saved.config) if saved.start else copy.deepcopy(saved.config)
     config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
     _quiet_sparse_tensors(config)
+    without_extension(config)
     with _explained(model, "peft.adapter"):
         policy = get_peft_model(model, _without_weight_init(config), **adapter_type_options(model))
     own_names = _check_fits(policy, saved)
@@ -131,6 +134,9 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
         elif method_of(saved.config).fixed.get("init_lora_weights"):  # plain PEFT decomposes again when it loads
             getattr(starts, method_of(saved.config).starts)(policy, {})
         set_peft_model_state_dict(policy, tensors, low_cpu_mem_usage=False)
+        # PEFT makes AdaLoRA's factors anew as it loads their ranks, in the base's type, in which small steps are lost.
+        cast = {"autocast_adapter_dtype": True} | adapter_type_options(model)
+        policy.base_model._cast_adapter_dtype(policy.active_adapter, **cast)
         policy.start = saved.start or own_method(saved).name
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)

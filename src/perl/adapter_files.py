@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.adapter import without_harmless_warnings
 from perl.logprobs import token_log_probs
+from perl.methods import adalora
 from perl.methods.anchor import anchored_layers
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.names import name_in_base
@@ -85,9 +86,8 @@ def write_lora(
     revision: str | None,
     fingerprint: str | None,
     dtype: str | None,
-    quantization: str | None = None,
 ) -> None:
-    """Writes factors as a plain LoRA.
+    """Writes factors as a plain LoRA for the ordinary base.
 
     Args:
         policy: As in :func:`as_lora`.
@@ -97,10 +97,8 @@ def write_lora(
         revision: Likewise.
         fingerprint: Likewise.
         dtype: Type in which the base was when the fingerprint was taken.
-        quantization: What the base on which they were trained was quantised to.
     """
-    facts = _of_the_base(fingerprint, dtype, quantization)
-    _write(*as_lora(policy, factors), folder, base, revision, facts)
+    _write(*as_lora(policy, factors), folder, base, revision, _of_the_base(fingerprint, dtype, None))
 
 
 def _of_the_base(fingerprint: str | None, dtype: str | None, quantization: str | None) -> dict[str, str | None]:
@@ -171,7 +169,7 @@ def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConf
 def _as_peft_saves(
     policy: PeftModel, gathered: Mapping[str, torch.Tensor] | None = None
 ) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
-    """The adapter in the method's own form. AdaLoRA's comes with its ranks pruned."""
+    """The adapter in the method's own form. AdaLoRA's comes with its ranks pruned, as PEFT rounds what it loads."""
     pattern = getattr(policy.peft_config[policy.active_adapter], "rank_pattern", None)
     # The base's embeddings never change, so they are never part of the adapter.
     with without_harmless_warnings():
@@ -181,7 +179,7 @@ def _as_peft_saves(
     config = copy.deepcopy(policy.peft_config[policy.active_adapter])  # PEFT renames AdaLoRA's pattern as it saves
     if pattern is not None:
         policy.peft_config[policy.active_adapter].rank_pattern = pattern
-    return config, tensors
+    return config, adalora.as_loaded(policy, tensors)
 
 
 def _sort_metadata(weights: Path) -> None:

@@ -199,10 +199,11 @@ def _write_lora(policy: PeftModel, source: SavedAdapter, folder: Path) -> int:
             "use --as merged",
         )
     _refuse_changed_biases(policy, method.name)
-    # The base it was trained on, in the type of then; loading it in another one does not make it another base.
+    # The base it was trained on, in the type of then; loading it in another one does not make it another base. Of what
+    # that was quantised to nothing is said: these factors are proven on the ordinary one, where they are to be loaded.
     known = source.base_fingerprint is not None
     of = (source.base_fingerprint, source.base_dtype) if known else (source_fingerprint(policy), base_dtype(policy))
-    write_lora(policy, factors, folder, *base_identity(policy), *of, source.base_quantization)
+    write_lora(policy, factors, folder, *base_identity(policy), *of)
     return max(factor.rank for factor in factors.values())
 
 

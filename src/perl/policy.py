@@ -171,6 +171,9 @@ def _asked_quantization(model: Any, args: GRPOConfig, quantization_config: Any) 
         raise ModelError(what, "quantization", "pass the model's name, or leave it out")
     if quantization_config is not None or "quantization_config" in (args.model_init_kwargs or {}):
         raise ModelError("is said twice", "quantization", "leave it or quantization_config out")
+    if (args.model_init_kwargs or {}).get("device_map") is not None:
+        what = "a base in 4 bits lies whole on the device of its process, device_map would do nothing"
+        raise ModelError(what, "model_init_kwargs", "leave device_map out")
     strategy = strategy_asked_for(args)
     if strategy is not None:
         what = f"a base in 4 bits cannot be in shards, which {strategy} makes of it"

@@ -7,7 +7,7 @@ Knows nothing of adapters.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,19 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import BitsAndBytesConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.quantization_config import QuantizationConfigMixin, QuantizationMethod
 
 from perl.errors import ModelError
 
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 # Of how a base was quantised: in what it computes, where it lies and what it is called; the numbers are the same.
 _NOT_OF_THE_NUMBERS = ("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "llm_int8_enable_fp32_cpu_offload")
+# What makes the numbers of bitsandbytes' layers, by the bits that they are loaded in.
+_OF_BITS = {
+    "load_in_4bit": ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
+    "load_in_8bit": ("llm_int8_threshold", "llm_int8_has_fp16_weight"),
+}
+_SKIPPED = "llm_int8_skip_modules"
 # What transformers and PEFT ask a model for to know that it is quantised.
 _MARKS = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized", "quantization_method", "hf_quantizer")
 
@@ -81,15 +88,32 @@ def quantised_fingerprint(base: nn.Module, source: str) -> str:
         base: The base.
         source: Fingerprint of what it was made from.
     """
-    how = {name: value for name, value in _facts(base).items() if name not in _NOT_OF_THE_NUMBERS}
-    facts = {"source": source, "quantisation": how}
+    facts = {"source": source, "quantisation": _how(_facts(base))}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _how(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes the numbers of a quantised base.
+
+    Of bitsandbytes a fixed list, so that a setting that another version of transformers adds gives no base another name
+    unless someone sets it.
+    """
+    if facts.get("quant_method") != QuantizationMethod.BITS_AND_BYTES:
+        return {name: value for name, value in facts.items() if name not in _NOT_OF_THE_NUMBERS}
+    bits = "load_in_4bit" if facts["load_in_4bit"] else "load_in_8bit"
+    how = {bits: True} | {name: facts[name] for name in _OF_BITS[bits]} | {_SKIPPED: sorted(facts[_SKIPPED] or ())}
+    usual, listed = _named(BitsAndBytesConfig()), {*_OF_BITS, *sum(_OF_BITS.values(), ()), _SKIPPED, "quant_method"}
+    further = facts.keys() - listed - {*_NOT_OF_THE_NUMBERS}
+    return how | {name: facts[name] for name in further if facts[name] != usual.get(name)}
 
 
 def _facts(base: nn.Module) -> dict[str, Any]:
     """How a base was quantised, by the names of transformers' config."""
-    facts: dict[str, Any] = base.hf_quantizer.quantization_config.to_dict()  # type: ignore[union-attr, operator]
-    return {name.removeprefix("_"): value for name, value in facts.items()}
+    return _named(base.hf_quantizer.quantization_config)  # type: ignore[union-attr, arg-type]
+
+
+def _named(config: QuantizationConfigMixin) -> dict[str, Any]:
+    return {name.removeprefix("_"): value for name, value in config.to_dict().items()}
 
 
 def was_quantised(base: nn.Module) -> bool:

@@ -32,6 +32,7 @@ from perl.checkpoint import (
     unseal,
 )
 from perl.errors import ModelError
+from perl.methods import adalora
 from perl.model import base_identity
 from perl.reference import Reference
 from perl.sampler import ResumableRepeatSampler
@@ -229,5 +230,6 @@ class ResumableGRPOTrainer(GRPOTrainer):
         if state.global_step < (self.args.max_steps if self.args.max_steps > 0 else state.max_steps):
             return None
         self._load_from_checkpoint(str(checkpoint))
+        adalora.finish(self.policy)
         self.state = state
         return TrainOutput(state.global_step, math.nan, {})

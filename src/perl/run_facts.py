@@ -24,6 +24,7 @@ class _Facts(BaseModel):
     base: str | None = None
     revision: str | None = None
     quantization: str | None = None
+    base_dtype: str | None = None
     repo_id: str | None = None
     seed: int | None = None
     trainable_parameters: int | None = None

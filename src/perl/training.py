@@ -33,6 +33,7 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import method_problems
 from perl.model import (
     answering_fingerprint,
+    base_dtype,
     base_identity,
     load_base,
     processor_name,
@@ -195,16 +196,15 @@ def _located(recipe: Recipe) -> Iterator[None]:
 def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
     base, revision = base_identity(model)
     fingerprint, source = answering_fingerprint(model), source_fingerprint(model)
-    known = run.facts.get("fingerprint", {}).get("base", fingerprint)
+    known, dtype = run.facts.get("fingerprint", {}).get("base", fingerprint), base_dtype(model)
     if known != fingerprint:
-        raise RunFolderError(
-            f"was started with other weights of {plan.recipe.model.name}", str(run.path), "choose another with --output"
-        )
+        raise _other_weights(plan, run, dtype)
     fingerprints = {"base": fingerprint} | ({"source": source} if source not in (None, fingerprint) else {})
     run.record(
         base=base,
         revision=revision,
         quantization=quantisation_of(model),
+        base_dtype=dtype,
         repo_id=plan.recipe.hub.repo_id,
         method=plan.method.name,
         seed=plan.arguments.seed,
@@ -218,6 +218,16 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
         data={"train": plan.problems.train_version, "eval": plan.problems.heldout_version},
         hardware={"device": processor_name(plan.arguments.device), "count": plan.arguments.world_size},
     )
+
+
+def _other_weights(plan: Plan, run: Run, dtype: str) -> RunFolderError:
+    """Why a run cannot go on with the base that was loaded; ``dtype: auto`` depends on the device."""
+    what = f"was started with other weights of {plan.recipe.model.name}"
+    then = run.facts.get("base_dtype", dtype)
+    if then == dtype:
+        return RunFolderError(what, str(run.path), "choose another with --output")
+    hint = f"model.dtype={then}, or choose another with --output"
+    return RunFolderError(f"{what}: they were loaded in {then}, here in {dtype}", str(run.path), hint)
 
 
 def _settings(plan: Plan) -> dict[str, Any]:

@@ -9,23 +9,33 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.tuners.adalora.layer import AdaLoraLayer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from perl.adapter import attach_adapter, continue_adapter
-from perl.adapter_files import write_adapter
+from perl.adapter_files import reload_difference, write_adapter
 from perl.checkpoint import load_policy, save_policy
 from perl.errors import RecipeError
 from perl.logprobs import token_log_probs
 from perl.methods import adalora
 from perl.methods.settings import adaptation
 from perl.model import base_fingerprint
+from perl.precision import in_float32
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
-from perl.saved_adapter import find_adapter
+from perl.saved_adapter import WEIGHTS, find_adapter
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
 RANK = 4
 LAYERS = 4 * 7
+WIDE = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 128,
+}
 
 
 @functools.cache
@@ -265,3 +275,62 @@ def test_saving_while_ranks_move_changes_nothing():
 def test_other_policies_have_nothing_to_allocate():
     assert not adalora.allocates(base())
     assert not adalora.allocates(attach_adapter(base(), adaptation(PeftSection())))
+
+
+@functools.cache
+def half_base():
+    """Random weights of real width, in the type that GPUs load."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**WIDE)).to(torch.bfloat16).eval()
+
+
+@pytest.fixture(scope="module")
+def trained_on_half():
+    """A policy on such a base whose ranks have moved, as it is in the last step."""
+    torch.manual_seed(0)
+    policy = attach_adapter(copy.deepcopy(half_base()), adaptation(PeftSection(method="adalora", rank=RANK))).eval()
+    adalora.set_schedule(policy, 10)
+    train(policy, optimizer_of(policy), range(1, 11))
+    return policy
+
+
+def in_exact_numbers(policy):
+    with in_float32(policy):
+        return log_probs(policy)
+
+
+def test_on_a_half_precision_base_a_trained_policy_is_the_one_that_others_load(trained_on_half):
+    policy = copy.deepcopy(trained_on_half)
+    unrounded, ids = in_exact_numbers(policy), PROBE
+    adalora.finish(policy)
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    assert reload_difference(policy, Path("adapter"), ids) < 1e-5
+    assert (in_exact_numbers(policy) - unrounded).abs().max() > 1e-5  # what PEFT would have rounded
+    assert all(p.dtype == torch.float32 for p in trained(policy))
+
+
+def test_what_is_saved_is_the_same_before_and_after_the_last_rounding(trained_on_half):
+    policy = copy.deepcopy(trained_on_half)
+    before = {name: p.clone() for name, p in policy.named_parameters()}
+    write_adapter(policy, Path("between"), "sandbox:base", None)
+    assert all(torch.equal(p, before[name]) for name, p in policy.named_parameters())
+    adalora.finish(policy)
+    write_adapter(policy, Path("finished"), "sandbox:base", None)
+    assert Path("between", WEIGHTS).read_bytes() == Path("finished", WEIGHTS).read_bytes()
+
+
+def test_a_finished_adapter_is_continued_in_float32_on_a_half_precision_base(trained_on_half):
+    policy = copy.deepcopy(trained_on_half)
+    adalora.finish(policy)
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    again = continue_adapter(copy.deepcopy(half_base()), find_adapter("adapter")).eval()
+    assert {p.dtype for p in trained(again)} == {torch.float32}
+    torch.testing.assert_close(in_exact_numbers(again), in_exact_numbers(policy), rtol=0, atol=1e-5)
+
+
+def test_before_ranks_have_moved_and_in_float32_nothing_is_rounded():
+    fresh = attach_adapter(copy.deepcopy(half_base()), adaptation(PeftSection(method="adalora", rank=RANK)))
+    for policy in (fresh, finished()):
+        before = [p.clone() for p in trained(policy)]
+        adalora.finish(policy)
+        assert all(torch.equal(p, q) for p, q in zip(trained(policy), before, strict=True))

@@ -85,8 +85,9 @@ class AdapterCallback(TrainerCallback):
             self.trainer.reference.after_step(self.trainer.policy, state.global_step)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
-        """Proves that something was trained, and that the base was not touched."""
+        """Proves that something was trained, and that the base was not touched; the policy is then what is saved."""
         if self.movement is not None:
             self.movement.at_end()
+        adalora.finish(self.trainer.policy)
         if self.weights is not None:
             check_base_unchanged(self.trainer.policy, self.weights)

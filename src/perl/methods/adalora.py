@@ -1,12 +1,12 @@
 """AdaLoRA's parts that a trainer must run: the budget's schedule, its moves, the regulariser, the state.
 
-policy, step -> ranks
+policy, step -> ranks; a trained policy -> the one that is loaded
 
 PEFT has the allocator but nothing calls it outside its own training loop, and its regulariser hangs on a loss that the
 model itself computes, which GRPO's does not. Where these functions say nothing, the allocation is PEFT's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from peft import AdaLoraConfig, PeftModel
@@ -20,6 +20,7 @@ from perl.errors import RecipeError
 _WARM_UP, _FINAL = 0.1, 0.3
 _ALLOCATIONS = 100
 _FEWEST_STEPS = 2
+_FACTORS = ("lora_A", "lora_B", "lora_E")
 _SMOOTHED = ("ipt", "exp_avg_ipt", "exp_avg_unc")
 
 
@@ -104,6 +105,47 @@ def load_allocator_state(policy: PeftModel, state: Mapping[str, torch.Tensor]) -
         setattr(policy.base_model.rankallocator, part, tensors)
 
 
+def as_loaded(policy: PeftModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a file with the numbers that they have once plain PEFT has loaded them.
+
+    Where ranks were taken away PEFT makes the factors anew as it loads, in the type of the weight beside them, and
+    rounds the file's numbers to it. Rounded before, they are the same on any base; their own type stays.
+
+    Args:
+        policy: A policy of any method; only of an AdaLoRA with a pattern of ranks something is rounded.
+        tensors: By their names in the adapter's file.
+    """
+    rounded = dict(tensors)
+    for name, layer in _rounded_layers(policy):
+        for part in _FACTORS:
+            values = tensors[f"{name}.{part}"]
+            rounded[f"{name}.{part}"] = values.to(layer.get_base_layer().weight.dtype).to(values.dtype)
+    return rounded
+
+
+def finish(policy: torch.nn.Module) -> None:
+    """Makes a trained policy the one that others load: see :func:`as_loaded`.
+
+    Args:
+        policy: Whose training is over. Resumed steps go on from the unrounded numbers, which a checkpoint has.
+    """
+    if not isinstance(policy, PeftModel):
+        return
+    with torch.no_grad():
+        for _, layer in _rounded_layers(policy):
+            for part in _FACTORS:
+                factor = getattr(layer, part)[policy.active_adapter]
+                factor.copy_(factor.to(layer.get_base_layer().weight.dtype))
+
+
+def _rounded_layers(policy: PeftModel) -> Iterator[tuple[str, AdaLoraLayer]]:
+    """Layers whose factors PEFT rounds as it loads; beside packed weights it keeps float32."""
+    if isinstance(policy.base_model, AdaLoraModel) and _config(policy).rank_pattern:
+        yield from (
+            (n, layer) for n, layer in _named_layers(policy) if layer.get_base_layer().weight.is_floating_point()
+        )
+
+
 def _config(policy: PeftModel) -> AdaLoraConfig:
     return policy.peft_config[policy.active_adapter]
 
@@ -118,4 +160,10 @@ def _finished(policy: PeftModel) -> bool:
 
 
 def _layers(policy: PeftModel) -> list[AdaLoraLayer]:
-    return [m for m in policy.modules() if isinstance(m, AdaLoraLayer) and policy.active_adapter in m.lora_A]
+    return [layer for _, layer in _named_layers(policy)]
+
+
+def _named_layers(policy: PeftModel) -> Iterator[tuple[str, AdaLoraLayer]]:
+    for name, module in policy.named_modules():
+        if isinstance(module, AdaLoraLayer) and policy.active_adapter in module.lora_A:
+            yield name, module

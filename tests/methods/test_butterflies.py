@@ -1,0 +1,104 @@
+"""BOFT without PEFT's CUDA extension: PEFT's own numbers, any number of butterflies, no build."""
+
+import copy
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from peft import BOFTConfig, PeftModel, get_peft_model
+from peft.tuners.boft import layer as boft_layer
+from transformers import AutoModelForCausalLM
+
+from perl.adapter import attach_adapter, continue_adapter
+from perl.adapter_files import reload_difference, write_adapter
+from perl.methods.butterflies import BlockDiagonal, without_extension
+from perl.model import base_fingerprint
+from perl.sandbox import BASE_FOLDER
+from perl.saved_adapter import find_adapter
+
+TARGETS = ["q_proj", "down_proj"]
+
+
+@pytest.fixture(autouse=True)
+def _as_imported(monkeypatch):
+    monkeypatch.setattr(boft_layer, "_FBD_CUDA", None)
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """How often PEFT has tried to build its extension, which fails."""
+    tried = []
+
+    def load(**_):
+        tried.append(1)
+        raise OSError("no compiler")
+
+    monkeypatch.setattr("torch.utils.cpp_extension.load", load)
+    return tried
+
+
+@pytest.fixture(scope="module")
+def published():
+    return AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32).eval()
+
+
+def config(butterflies=1):
+    return BOFTConfig(boft_block_size=4, boft_n_butterfly_factor=butterflies, target_modules=TARGETS)
+
+
+def moved(policy) -> PeftModel:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return policy.eval()
+
+
+def gradients(policy):
+    ids = torch.arange(8)[None]
+    logits = policy(input_ids=ids).logits
+    (logits**2).mean().backward()
+    return logits.detach(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_blocks_and_their_gradient_are_those_of_torch_bit_for_bit(dtype):
+    blocks_NDHH = torch.randn(3, 5, 4, 4, dtype=dtype)
+    (ours,) = BlockDiagonal.forward(blocks_NDHH)
+    assert torch.equal(ours, torch.stack([torch.block_diag(*blocks) for blocks in blocks_NDHH]))
+    grad = torch.randn(20, 20, 3, dtype=dtype).permute(2, 0, 1)  # as from a product, not contiguous
+    expected = torch.stack([grad[:, 4 * i : 4 * i + 4, 4 * i : 4 * i + 4] for i in range(5)], dim=1)
+    assert torch.equal(BlockDiagonal.backward(grad, blocks_NDHH)[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore:Failed to load the CUDA extension", "ignore:Setting boft_n_butterfly")
+def test_nothing_is_built_and_the_policy_is_that_of_plain_peft(published, builds):
+    plain = moved(get_peft_model(copy.deepcopy(published), config()))
+    assert len(builds) == len([m for m in plain.modules() if isinstance(m, boft_layer.BOFTLayer)])
+    builds.clear()
+    ours = moved(attach_adapter(copy.deepcopy(published), config()))
+    (logits, grads), (expected, expected_grads) = gradients(ours), gradients(plain)
+    assert torch.equal(logits, expected)
+    assert grads.keys() == expected_grads.keys()
+    assert all(torch.equal(grads[name], expected_grads[name]) for name in grads)
+    write_adapter(ours, Path("adapter"), "sandbox:base", None, base_fingerprint(ours))
+    assert reload_difference(ours, Path("adapter"), torch.arange(8)[None]) == 0.0
+    continue_adapter(copy.deepcopy(published), find_adapter("adapter"))
+    assert not builds
+
+
+def test_as_many_butterflies_as_were_asked_for(published, builds, caplog):
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        policy = moved(attach_adapter(copy.deepcopy(published), config(2)))
+    assert "plain PEFT loads it only on a GPU" in caplog.text
+    assert {m.boft_R["default"].shape[0] for m in policy.modules() if isinstance(m, boft_layer.BOFTLayer)} == {2}
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    assert reload_difference(policy, Path("adapter"), torch.arange(8)[None]) == 0.0
+    assert not builds
+
+
+def test_other_methods_change_nothing():
+    without_extension(object())
+    assert boft_layer._FBD_CUDA is None
