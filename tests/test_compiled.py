@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import pickle
 import shutil
 
 import pytest
@@ -44,13 +45,16 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def make_policy(*, checkpointing: bool = False):
+def make_policy(*, checkpointing: bool = False, layers: int = 1):
     torch.manual_seed(2)
     lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     model = copy.deepcopy(base(torch.float32))
-    model.config.num_hidden_layers, model.model.layers = 1, model.model.layers[:1]  # each kind of layer costs graphs
+    first = model.model.layers[0]
+    shared = {id(model.config): model.config}
+    model.model.layers = torch.nn.ModuleList([first, *(copy.deepcopy(first, dict(shared)) for _ in range(layers - 1))])
+    model.config.num_hidden_layers, model.config.layer_types = layers, ["full_attention"] * layers
     policy = get_peft_model(model, lora).train()
-    assert fuse_lora(policy) == 7
+    assert fuse_lora(policy) == 7 * layers
     add_scored_forward(model, LogitSettings())
     assert use_packed_attention(model) is None
     if checkpointing:
@@ -158,6 +162,37 @@ def test_rollouts_and_names_are_those_of_the_layers_as_they_were_written(pair):
     assert list(twin.state_dict()) == list(policy.state_dict())
     assert list(get_peft_model_state_dict(twin)) == list(get_peft_model_state_dict(policy))
     assert [type(m).__name__ for m in twin.modules()] == [type(m).__name__ for m in policy.modules()]
+
+
+def test_layers_after_the_second_run_the_graphs_of_those_before(monkeypatch):
+    monkeypatch.setattr(perl.compiled, "_BACKEND", "eager")  # graphs are counted, and need not be run fast
+    policy = make_policy(layers=4)
+    base_model = policy.get_base_model()
+    plain = run(policy, 1).detach()
+    assert compile_layers(base_model, packed=True) is None
+    made: list[int] = []
+    for layer in base_model.model.layers:
+        layer.register_forward_pre_hook(lambda *_: made.append(-graphs()))
+        layer.register_forward_hook(lambda *_: made.append(made.pop() + graphs()))
+    assert_close(with_gradient(policy, 1)[0], plain)
+    # The first layer's input has no gradient, the second's has.
+    assert min(made[:2]) > 0
+    assert made[2:] == [0, 0]
+    with torch.no_grad():
+        run(policy, 1)
+    assert made[4] > 0
+    assert made[5:] == [0, 0, 0]
+
+
+def test_a_pickled_layer_is_the_one_that_was_written_and_a_copied_one_is_compiled(pair):
+    layer = pair[1].get_base_model().model.layers[0]
+    written = type(pair[0].get_base_model().model.layers[0])
+    assert type(layer) is not written
+    loaded = pickle.loads(pickle.dumps(layer))  # noqa: S301 (ours)
+    assert type(loaded) is written
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    assert type(copy.deepcopy(layer)) is type(copy.copy(layer)) is type(layer)
 
 
 def test_a_copy_runs_its_own_tensors_and_a_second_time_changes_nothing(pair):

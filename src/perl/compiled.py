@@ -6,6 +6,8 @@ A layer is compiled for packed rows alone, whose attention stays outside of the 
 depends on a layout or a length. Rollouts and padded rows run it as it was written. Knows nothing of trainers.
 """
 
+import copy
+import copyreg
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from perl.errors import ModelError
 
 _BACKEND = "inductor"
+
+
+class _CompiledKind(type):
+    """The kind of classes whose layers run compiled: copies have the same class, pickles the one that is written."""
+
+
+# A pickle names a class by its module and name, under which the written class is found. Whoever loads it compiles anew.
+copyreg.pickle(_CompiledKind, lambda kind: (copy.copy, (kind.__base__,)))  # a class is its own copy
 
 
 def check_compiler(device: torch.device) -> None:
@@ -91,4 +101,6 @@ def _compiled_class(
         run = plain if kwargs.get("packed_layout") is None else graphs
         return run(self, *args, **kwargs)
 
-    return type(kind.__name__, (kind,), {"forward": forward, "runs_compiled": True, "__module__": kind.__module__})
+    return _CompiledKind(
+        kind.__name__, (kind,), {"forward": forward, "runs_compiled": True, "__module__": kind.__module__}
+    )
