@@ -173,6 +173,8 @@ def test_a_stage_that_fails_keeps_its_rows_and_the_next_one_runs(fakes, tmp_path
     assert not (tmp_path / "out" / "fork.log").exists()  # it said nothing
     raised = found(tmp_path, "raises")["rows"][1]["log"]
     assert any('raise ValueError("it went' in line for line in raised)
+    assert any('fakes/fake_raises.py", line' in line for line in raised)
+    assert str(tmp_path) not in "".join(raised)  # results are published
     assert "ValueError: it went" in (tmp_path / "out" / "raises.log").read_text()
     assert gone(int((fakes / "child").read_text()))
     good = found(tmp_path, "good")

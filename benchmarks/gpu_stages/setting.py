@@ -8,6 +8,7 @@ neither an error nor skipped.
 """
 
 import gc
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ import torch
 # "log", of a row in error: the last lines of what was said of it.
 Row = dict[str, Any]
 _LINES, _WIDEST = 15, 300  # of a "log"
+# The end of a file's path: where it lies on this machine is nobody's business, and results are published.
+_FILE = re.compile(r'File "[^"\n]*?/((?:[^"/\n]+/){0,2}[^"/\n]+)"')
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def attempt(case: str, take: Callable[[], Row]) -> Row:
 
 def failure(error: BaseException) -> Row:
     """What a row says of an error: one line, and the traceback's last ones."""
-    lines = [line.rstrip() for line in "".join(traceback.format_exception(error)).splitlines()]
+    said = _FILE.sub(r'File "\1"', "".join(traceback.format_exception(error)))
+    lines = [line.rstrip() for line in said.splitlines()]
     return {"error": one_line(error), "log": [line[:_WIDEST] for line in lines[-_LINES:]]}
 
 
