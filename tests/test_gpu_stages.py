@@ -102,6 +102,16 @@ def test_passes_take_what_is_planned_and_a_step_recovers_from_too_little(tmp_pat
     assert "skipped" in rows["fragmentation expandable"]
 
 
+@pytest.mark.parametrize("times", [0.5, 1.0, 1.25])
+def test_a_pass_that_fits_but_is_not_what_was_planned_is_found(tmp_path, monkeypatch, times):
+    right = memory.peak_of_pass
+    monkeypatch.setattr(memory, "peak_of_pass", lambda *given, **options: times * right(*given, **options))
+    setting = Setting(CPU, tiny=True, done=frozenset(), folder=tmp_path, seconds=600.0)
+    row = memory.of_plan(setting, "Qwen3-0.6B", 24 / 1024, 256)
+    assert row["peak_gib"] <= row["room_gib"]
+    assert row["ok"] is (times == 1.0)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_profile_says_where_the_time_of_a_step_goes(tmp_path):
     (row,) = taken(profile, tmp_path, "Qwen2.5-1.5B reasoning").values()
