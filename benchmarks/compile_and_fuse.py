@@ -258,7 +258,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(
             f"{row['shape']:14} {row['variant']:10} {row['tokens']:>6.0f} {row['pass_seconds']:>8.3f} "
             f"{row['ratio']:>6.2f} {row['compile_seconds']:>9.1f} {row['graphs']:>4}+{row['graphs_later']:<2} "
-            f"{memory:>7} {row['difference']:>10.1e}{'' if row['ok'] else '  FAILED'}"
+            f"{memory:>7} {row['difference']:>10.1e}{'  FAILED' if row.get('ok') is False else ''}"
         )
     return "\n".join(lines)
 

@@ -216,7 +216,7 @@ def _head(device: torch.device, dtype: torch.dtype) -> Row:
     exact_SD = hidden_SD.detach().double().requires_grad_()
     exact_S = (exact_SD @ weight_VD.double().t()).log_softmax(dim=-1).gather(1, targets_S[:, None])[:, 0]
     expected = exact_S, *torch.autograd.grad(exact_S.sum(), exact_SD)
-    off = [float((one - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True)]
+    off = [float(((one - other).norm() / other.norm()).detach()) for one, other in zip(found, expected, strict=True)]
     value = f"works, off by {off[0]:.1e}, its gradient by {off[1]:.1e}; {seconds:.1f} s for a first small pass"
     return {"value": value, "off": off, "ok": all(one <= _HEAD_TOLERANCE for one in off)}
 
