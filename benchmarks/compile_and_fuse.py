@@ -5,46 +5,47 @@ packed rows of random tokens; forward, loss and backward pass of what a trainer 
 ``--device cuda`` takes the shape of Qwen2.5-1.5B in bfloat16; ``--tiny`` runs everything small and writes nothing.
 
 * seconds: of a pass, forward and backward; on a CPU of the processor's time, which other work on the machine changes
-  little. The four variants take turns on the same rows in one process; of each batch of rows the fastest repeat counts,
-  and batches are averaged.
-* ratio: seconds of neither over those of the variant, above 1 where it is faster.
+  little. All variants run the same tensors in one process, and each takes turns with ``off`` on the same rows; of each
+  batch of rows the fastest repeat counts, and batches are averaged.
+* ratio: seconds of neither in these turns over those of the variant, above 1 where it is faster.
 * compile: seconds on the wall's clock of the first two passes above those of ``off``; the layers' graphs of ``both``
   are those that ``compile`` has made already, and what torch finds in its cache on disk is not compiled again.
 * graphs: that torch made in these two passes; and in all others, whose rows have other lengths: 0 if none is made anew.
 * memory: how far the peak of a pass lies above what was there before it: on CUDA what PyTorch's allocator has given
   out, else resident memory, with freed tensors given back to the system at once.
-* difference: of the adapter's gradient to that of neither, relative (Frobenius norms).
+* difference: of the adapter's gradient to that of neither, relative (Frobenius norms); a check that no variant leaves
+  something out. How right each is the stage ``correct`` of ``gpu.py`` says, which has float32 to hold it to.
 
 Prints a table; writes ``results/compile_and_fuse.json`` (``compile_and_fuse_cuda.json`` on CUDA).
 """
 
 import argparse
-import contextlib
 import copy
 import ctypes
 import json
+import math
 import os
 import platform
 import statistics
+import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import torch
+from gpu_stages.random_models import compiling_quickly, make_ready
+from gpu_stages.setting import Setting
+from gpu_stages.shapes import SHAPES, VOCABULARY
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import perl.compiled
-from perl.attention import use_packed_attention
-from perl.compiled import compile_layers
-from perl.head import LogitSettings, add_scored_forward
-from perl.methods.fused_lora import fuse_lora
 from perl.packing import Row
 from perl.run import installed_versions
 from perl.scoring import score
@@ -53,6 +54,8 @@ RESULTS = Path(__file__).parent / "results"
 GENERATIONS = 8
 WARM_UP = 2
 M_MMAP_THRESHOLD = -3  # of malloc.h
+# Of gradients, relative: with bfloat16 each variant rounds in other places, in every layer.
+SAME = {"float32": 1e-4, "bfloat16": 0.1}
 # Name -> whether layers are compiled, whether the head is fused.
 VARIANTS = {
     "off": (False, False),
@@ -94,9 +97,10 @@ def shapes(device: torch.device, *, tiny: bool) -> list[Shape]:
         small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": 64}
         return [Shape("tiny float32", "qwen3", {**heads, **small}, False, 4, (6, 12), batches=2, repeats=1)]
     if device.type == "cuda":
-        large = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151936}
-        grouped = {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}
-        return [Shape("1.5B bfloat16", "qwen2", {**large, **grouped}, True, 200, (3000, 16384))]
+        architecture, width, published = SHAPES["Qwen2.5-1.5B"]
+        large = {"hidden_size": width, "vocab_size": VOCABULARY, "tie_word_embeddings": True, **published}
+        # About 12 thousand tokens, whose activations are all kept: half of what 80 GB hold.
+        return [Shape("1.5B bfloat16", architecture, large, True, 200, (1500, 4096))]
     middle = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "head_dim": 64, "vocab_size": 8192}
     return [
         Shape(kind, "qwen3", {**heads, **middle}, kind == "bfloat16", 64, (128, 512))
@@ -105,23 +109,18 @@ def shapes(device: torch.device, *, tiny: bool) -> list[Shape]:
 
 
 def make_policies(shape: Shape, device: torch.device) -> dict[str, PeftModel]:
-    """The same policy for each variant, prepared as the trainer does."""
+    """A policy for each variant, prepared as the trainer does; all have their parameters in common."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(shape.architecture, pad_token_id=0, eos_token_id=1, **shape.config)
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if shape.bf16 else torch.float32)
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     policy = get_peft_model(model, lora)
-    fuse_lora(policy)
+    shared = {id(parameter): parameter for parameter in policy.parameters()}
     policies = {}
     for name, (compiles, fuses) in VARIANTS.items():
-        policies[name] = own = copy.deepcopy(policy)
-        own.train()
-        base = own.get_base_model()
-        add_scored_forward(base, LogitSettings(), fused=fuses, compiled=compiles)
-        why = use_packed_attention(base) or (compile_layers(base, packed=True) if compiles else None)
-        if why:
-            raise RuntimeError(why)
+        policies[name] = copy.deepcopy(policy, dict(shared)).train()
+        make_ready(policies[name], fused=fuses, compiled=compiles)
     return policies
 
 
@@ -186,69 +185,65 @@ def peak_bytes(policy: PeftModel, rows: list[Row], shape: Shape) -> int | None:
     return resident("VmHWM") - before
 
 
-def measure_shape(shape: Shape, device: torch.device) -> list[dict[str, Any]]:
-    """A row for each variant."""
-    policies = make_policies(shape, device)
-    batches = [draw_rows(shape, device, seed) for seed in range(WARM_UP + shape.batches)]
-    graphs = {name: [0, 0] for name in policies}
-    first: dict[str, float] = {}
-    differences, expected = {}, torch.zeros(0)
+def measure_variant(name: str, shape: Shape, policies_of: Callable[[], dict[str, PeftModel]]) -> dict[str, Any]:
+    """The row of a variant, which takes turns with ``off``.
 
-    def counted(name: str, rows: list[Row], when: int) -> tuple[float, torch.Tensor]:
+    Args:
+        name: Of :data:`VARIANTS`.
+        shape: What is run.
+        policies_of: Makes them once.
+    """
+    policies = policies_of()
+    device = policies[name].device
+    batches = [draw_rows(shape, device, seed) for seed in range(WARM_UP + shape.batches)]
+    pair = list(dict.fromkeys(["off", name]))
+    graphs = [0, 0]  # in the first passes, in all others
+    first, gradients = {}, {}
+
+    def counted(which: str, rows: list[Row], when: int) -> tuple[float, torch.Tensor]:
         before = counters["stats"]["unique_graphs"]
-        result = run_pass(policies[name], rows, shape)
-        graphs[name][when] += counters["stats"]["unique_graphs"] - before
+        result = run_pass(policies[which], rows, shape)
+        if which == name:
+            graphs[when] += counters["stats"]["unique_graphs"] - before
         return result
 
-    for name in policies:
+    for which in pair:
         started = time.perf_counter()
-        runs = [counted(name, rows, 0) for rows in batches[:WARM_UP]]
-        first[name] = time.perf_counter() - started
-        expected = runs[1][1] if name == "off" else expected
-        differences[name] = float((runs[1][1] - expected).norm() / expected.norm())
-    seconds: dict[str, list[list[float]]] = {name: [[] for _ in range(shape.batches)] for name in policies}
+        gradients[which] = [counted(which, rows, 0) for rows in batches[:WARM_UP]][1][1]
+        first[which] = time.perf_counter() - started
+    apart = float((gradients[name] - gradients["off"]).norm() / gradients["off"].norm())
+    gradients.clear()
+    turns: dict[str, list[list[float]]] = {which: [[] for _ in range(shape.batches)] for which in pair}
     for _ in range(shape.repeats):
         for place, rows in enumerate(batches[WARM_UP:]):
-            for name in policies:
-                seconds[name][place].append(counted(name, rows, 1)[0])
-    means = {name: statistics.mean(min(times) for times in every) for name, every in seconds.items()}
-    tokens = sum(row.tokens for rows in batches[WARM_UP:] for row in rows) / shape.batches
-    return [
-        {
-            "case": f"{shape.name}, {name}",
-            "shape": shape.name,
-            "variant": name,
-            "tokens": tokens,
-            "seconds": means[name],
-            "ratio": means["off"] / means[name],
-            "turns": seconds[name],
-            "compile_seconds": max(first[name] - first["off"], 0.0),
-            "graphs": graphs[name][0],
-            "graphs_later": graphs[name][1],
-            "peak_bytes": peak_bytes(policies[name], batches[-1], shape),
-            "difference": differences[name],
-        }
-        for name in policies
-    ]
+            for which in pair:
+                turns[which][place].append(counted(which, rows, 1)[0])
+    means = {which: statistics.mean(min(times) for times in every) for which, every in turns.items()}
+    return {
+        "shape": shape.name,
+        "variant": name,
+        "tokens": sum(row.tokens for rows in batches[WARM_UP:] for row in rows) / shape.batches,
+        "pass_seconds": means[name],
+        "ratio": means["off"] / means[name],
+        "turns": turns[name],
+        "turns_of_off": turns["off"],
+        "compile_seconds": max(first[name] - first["off"], 0.0),
+        "graphs": graphs[0],
+        "graphs_later": graphs[1],
+        "peak_bytes": peak_bytes(policies[name], batches[-1], shape),
+        "difference": apart,
+        "ok": apart <= SAME["bfloat16" if shape.bf16 else "float32"],
+    }
 
 
-def measure(setting: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 (a Setting of gpu_stages: device, tiny, done)
-    """A row for each shape and variant, for ``benchmarks/gpu.py``; a shape all of whose rows are done is left out."""
+def measure(setting: Setting) -> Iterator[dict[str, Any]]:
+    """A row for each shape and variant, each as soon as it is measured."""
     for shape in shapes(setting.device, tiny=setting.tiny):
-        if {f"{shape.name}, {name}" for name in VARIANTS} <= set(setting.done):
-            continue
-        with _quick_backend() if setting.tiny else contextlib.nullcontext():
-            yield from measure_shape(shape, setting.device)
-
-
-@contextlib.contextmanager
-def _quick_backend() -> Iterator[None]:
-    """Graphs that are traced and run without code being generated, which takes seconds for each."""
-    usual, perl.compiled._BACKEND = perl.compiled._BACKEND, "aot_eager"
-    try:
-        yield
-    finally:
-        perl.compiled._BACKEND = usual
+        policies_of = cache(partial(make_policies, shape, setting.device))
+        with compiling_quickly(setting.tiny):
+            yield from setting.each(
+                {f"{shape.name}, {name}": partial(measure_variant, name, shape, policies_of) for name in VARIANTS}
+            )
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -261,23 +256,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         memory = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:,.0f}"
         lines.append(
-            f"{row['shape']:14} {row['variant']:10} {row['tokens']:>6.0f} {row['seconds']:>8.3f} {row['ratio']:>6.2f} "
-            f"{row['compile_seconds']:>9.1f} {row['graphs']:>4}+{row['graphs_later']:<2} {memory:>7} "
-            f"{row['difference']:>10.1e}"
+            f"{row['shape']:14} {row['variant']:10} {row['tokens']:>6.0f} {row['pass_seconds']:>8.3f} "
+            f"{row['ratio']:>6.2f} {row['compile_seconds']:>9.1f} {row['graphs']:>4}+{row['graphs_later']:<2} "
+            f"{memory:>7} {row['difference']:>10.1e}{'  FAILED' if row.get('ok') is False else ''}"
         )
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command line asks for."""
-
-    device: torch.device
-    tiny: bool
-    done: frozenset[str] = frozenset()
-
-
-def main() -> None:
+def main() -> int:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -289,13 +275,18 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     rows: list[dict[str, Any]] = []
     path = arguments.results / ("compile_and_fuse_cuda.json" if arguments.device == "cuda" else "compile_and_fuse.json")
-    for row in measure(Asked(torch.device(arguments.device), arguments.tiny)):
+    setting = Setting(torch.device(arguments.device), arguments.tiny, frozenset(), Path(), math.inf)
+    for row in measure(setting):
         rows.append(row)
         if not arguments.tiny:
             facts = {"versions": installed_versions(), "threads": arguments.threads, "rows": rows}
             path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(table(rows))
+    print(table([row for row in rows if "error" not in row]))
+    failed = [row for row in rows if "error" in row or not row["ok"]]
+    for row in failed:
+        print(f"{row['case']}: {row.get('error', 'its gradient is another')}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,12 +6,14 @@ stages run as they are, small and on a CPU.
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import gpu
@@ -20,12 +22,13 @@ import gpu_wheels
 import pytest
 import torch
 from gpu import Stage
-from gpu_stages import OF_THE_STAGE, attention_cases, methods, pass_cases, requirements
+from gpu_stages import OF_THE_STAGE, attention_cases, methods, pass_cases, random_models, requirements
 from gpu_stages.doctor import HEAD_SIZES
 from gpu_stages.setting import Setting
 
 from perl import PeftGRPOTrainer
-from perl.attention import packed_attention
+from perl.attention import Machine, packed_attention
+from perl.methods.registry import METHODS
 from perl.packing import Layout, Segment
 
 CPU = torch.device("cpu")
@@ -333,6 +336,7 @@ def test_the_doctor_finds_the_machine_its_packages_and_the_attention_that_runs(t
     assert rows["packages"]["value"]["torch"] == torch.__version__
     assert rows["matmul bfloat16"]["tflops"] > 0
     assert rows["bandwidth"]["gb_per_s"] > 0
+    assert max(rows["head float32"]["off"]) < 1e-5 < max(rows["head bfloat16"]["off"]) < 2e-2
     for size in HEAD_SIZES:
         assert "scaled_dot_product" in rows[f"attention bfloat16 {size}"]["value"]
     assert set(rows["gpu"]) >= {"skipped"}
@@ -347,6 +351,9 @@ def test_every_type_and_head_size_is_checked_with_shared_prompts_and_grouped_hea
             assert cases[f"attention {dtype} {size} mha alone"]["of"].keys() == {"output", "query", "key", "value"}
     for kind in pass_cases.TYPES:
         assert f"pass {kind} recomputed shared" in cases
+        assert f"pass {kind} fused head" in cases
+    assert cases["pass float32 compiled"]["gradient"] < 1e-5
+    assert "pass bfloat16 autocast recomputed fused head compiled" in cases
     assert cases["step beside TRL's, float32"]["difference"] < 1e-5
     assert cases["pass float32 shared"]["gradient"] < 1e-5
 
@@ -379,6 +386,58 @@ def test_attention_that_is_wrong_is_found(wrong, dtype, monkeypatch):
     assert attention_cases.compare(CPU, layout, dtype, 64, (8, 2))["ok"]
     monkeypatch.setattr(attention_cases, "packed_attention", wrong)
     assert not attention_cases.compare(CPU, layout, dtype, 64, (8, 2))["ok"]
+
+
+@pytest.mark.parametrize("wrong_in", ["output", "gradient"])
+def test_attention_that_is_no_number_is_found(wrong_in, monkeypatch):
+    def none(query, key, value, layout):
+        if wrong_in == "gradient":  # of the keys alone, which are not the first to be judged
+            key = key + 0 * torch.nan_to_num(key - key.detach()).sqrt()
+            return packed_attention(query, key, value, layout)
+        return packed_attention(query, key, value, layout) * torch.nan
+
+    layout = attention_cases.layout_of(attention_cases.SHORT_LENGTHS["shared"], CPU)
+    monkeypatch.setattr(attention_cases, "packed_attention", none)
+    row = attention_cases.compare(CPU, layout, "bfloat16", 64, (8, 2))
+    assert not row["ok"]
+    assert row["difference"] == math.inf
+    assert (row["of"]["output"] < 0.1) == (wrong_in == "gradient")
+
+
+def test_a_yardstick_that_is_no_number_lets_nothing_pass(monkeypatch):
+    layout = attention_cases.layout_of(attention_cases.SHORT_LENGTHS["shared"], CPU)
+    by_sdpa = attention_cases._by_sdpa
+    monkeypatch.setattr(attention_cases, "_by_sdpa", lambda *tensors: by_sdpa(*tensors) * torch.nan)
+    monkeypatch.setattr(attention_cases, "packed_attention", other_scale)
+    assert not attention_cases.compare(CPU, layout, "float32", 64, (8, 2))["ok"]
+    right, broken = (pass_cases.Numbers(torch.ones(3) * factor, torch.ones(3)) for factor in (1.0, torch.inf))
+    assert pass_cases.judged(right, right, right, half=True)["ok"]
+    assert not pass_cases.judged(right, broken, right, half=True)["ok"]
+
+
+def test_numbers_that_hold_without_the_kernel_are_a_failure_where_it_should_have_run(monkeypatch):
+    layout = attention_cases.layout_of(attention_cases.SHORT_LENGTHS["shared"], CPU)
+    compare = partial(attention_cases.compare, CPU, layout, size=64, heads=(8, 2))
+    assert compare("bfloat16")["ok"]
+    monkeypatch.setattr(attention_cases, "machine_of", lambda _: Machine("cuda", (9, 0), flash=True))
+    row = compare("bfloat16")
+    assert (row["ok"], row["by segment"]) == (False, "no")
+    assert row["difference"] <= row["tolerance"]
+    assert not compare("float32", autocast=True)["ok"]  # which is bfloat16 to the kernel
+    assert compare("float32")["ok"]
+    # As torch calls it where it runs.
+    assert str(torch.ops.torch_attn._varlen_attn.default).split(".")[1].startswith(attention_cases.KERNEL)
+
+
+def test_a_compiled_pass_that_is_not_compiled_is_found(monkeypatch):
+    monkeypatch.setattr(random_models, "compile_layers", lambda *_, **__: None)
+    with pytest.raises(RuntimeError, match="nothing was compiled"):
+        pass_cases.compare(CPU, True, "float32", fused=False, compiled=True)
+
+
+def test_every_method_is_taken_and_the_slow_ones_last():
+    assert sorted(methods.in_order()) == sorted(METHODS)
+    assert methods.in_order()[-1] == "boft"
 
 
 @pytest.mark.parametrize("kind", pass_cases.TYPES)

@@ -17,7 +17,7 @@ from perl.training import prepare, read_recipe
 
 def write_run(folder, tensor, rewards=(0.5, 0.75)):
     (folder / "adapter").mkdir(parents=True)
-    save_file({"a": tensor}, folder / "adapter" / "adapter_model.safetensors")
+    save_file({"a": torch.zeros(3), "b": tensor}, folder / "adapter" / "adapter_model.safetensors")
     lines = [json.dumps({"step": step + 1, "reward": reward}) for step, reward in enumerate(rewards)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return folder
@@ -31,15 +31,16 @@ def write_run(folder, tensor, rewards=(0.5, 0.75)):
         (0.0, (0.5, 0.5), True, False),
         (1e-7, (0.5, 0.5), False, True),
         (0.0, (0.5, 0.75, 0.75), False, False),
+        (float("nan"), (0.5, 0.75), False, False),
     ],
-    ids=["same", "another adapter", "another reward", "on a GPU", "another step"],
+    ids=["same", "another adapter", "another reward", "on a GPU", "another step", "no number"],
 )
 def test_a_resumed_run_is_held_to_the_undisturbed_one(tmp_path, moved, rewards, exact, ok):
     whole = write_run(tmp_path / "whole", torch.zeros(3))
     resumed = write_run(tmp_path / "resumed", torch.zeros(3) + moved, rewards)
     row = train.compared(whole, resumed, exact=exact)
     assert row["ok"] is ok
-    assert row["largest_difference"] == pytest.approx(moved)
+    assert row["largest_difference"] == pytest.approx(moved, nan_ok=True)
 
 
 def test_adapters_with_other_tensors_are_a_line_of_the_table(tmp_path):

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+import compile_and_fuse
 import pytest
 import torch
-from gpu_stages import memory, profile, step
+from gpu_stages import fuse, memory, profile, step
 from gpu_stages.setting import Setting
 from gpu_stages.shapes import (
     SHAPES,
@@ -156,6 +157,16 @@ def test_passes_take_what_is_planned_and_a_step_recovers_from_too_little(tmp_pat
     assert "skipped" in rows["fragmentation expandable"]
 
 
+@pytest.mark.parametrize("times", [0.5, 1.0, 1.25])
+def test_a_pass_that_fits_but_is_not_what_was_planned_is_found(tmp_path, monkeypatch, times):
+    right = memory.peak_of_pass
+    monkeypatch.setattr(memory, "peak_of_pass", lambda *given, **options: times * right(*given, **options))
+    setting = Setting(CPU, tiny=True, done=frozenset(), folder=tmp_path, seconds=600.0)
+    row = memory.of_plan(setting, "Qwen3-0.6B", 24 / 1024, 256)
+    assert row["peak_gib"] <= row["room_gib"]
+    assert row["ok"] is (times == 1.0)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_profile_says_where_the_time_of_a_step_goes(tmp_path):
     (row,) = taken(profile, tmp_path, "Qwen2.5-1.5B reasoning").values()
@@ -187,6 +198,60 @@ def test_a_profile_whose_counting_fails_keeps_its_times_and_kernels(tmp_path, mo
     assert row["not_counted"] == "TypeError: no such formula"
     assert "no such formula" in row["log"][-1]
     assert "not counted: TypeError: no such formula" in profile.table([row])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_variant_is_a_row_of_its_own_and_one_that_fails_costs_no_other(tmp_path, monkeypatch):
+    right = compile_and_fuse.run_pass
+
+    def out_of_memory(policy, rows, shape):
+        if policy.get_base_model() is made[-1]["compile"].get_base_model():
+            raise torch.OutOfMemoryError("none left")
+        return right(policy, rows, shape)
+
+    made, make = [], compile_and_fuse.make_policies
+
+    def kept(*given):
+        made.append(make(*given))
+        return made[-1]
+
+    monkeypatch.setattr(compile_and_fuse, "make_policies", kept)
+    monkeypatch.setattr(compile_and_fuse, "run_pass", out_of_memory)
+    setting = Setting(CPU, tiny=True, done=frozenset({"tiny float32, off"}), folder=tmp_path, seconds=600.0)
+    rows = list(fuse.measure(setting))
+    assert [row["case"].split(", ")[1] for row in rows] == ["compile", "fused head", "both"]
+    assert "none left" in rows[0]["error"]
+    assert all(row["ok"] and row["difference"] < 1e-5 and row["pass_seconds"] > 0 for row in rows[1:])
+    assert rows[2]["graphs"] > 0
+    assert fuse.table(rows[1:]).count("\n") == 2
+    # One set of weights, whatever runs them.
+    (policies,) = made
+    own = [[parameter.data_ptr() for parameter in policy.parameters()] for policy in policies.values()]
+    assert len(own) == 4
+    assert all(other == own[0] for other in own)
+
+
+def test_a_variant_with_another_gradient_is_found(monkeypatch):
+    right, calls = compile_and_fuse.run_pass, []
+
+    def wrong(*given):
+        calls.append(given)
+        seconds, gradient = right(*given)
+        return seconds, gradient * (1.0 if len(calls) <= compile_and_fuse.WARM_UP else 1.01)
+
+    monkeypatch.setattr(compile_and_fuse, "run_pass", wrong)
+    (shape,) = compile_and_fuse.shapes(CPU, tiny=True)
+    policies = compile_and_fuse.make_policies(shape, CPU)
+    row = compile_and_fuse.measure_variant("fused head", shape, lambda: policies)
+    assert row["difference"] == pytest.approx(0.01, rel=1e-3)
+    assert not row["ok"]
+
+
+def test_the_variants_of_a_gpu_fit_it_with_all_activations_kept():
+    (shape,) = compile_and_fuse.shapes(torch.device("cuda"), tiny=False)
+    seeds = range(compile_and_fuse.WARM_UP + shape.batches)
+    longest = max(sum(row.tokens for row in compile_and_fuse.draw_rows(shape, CPU, seed)) for seed in seeds)
+    assert 8000 < longest < 16_000
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 Setting -> a row for each fact
 
-Rows ``matmul ...`` have ``tflops``, the row ``bandwidth`` has ``gb_per_s``: what other stages hold their numbers to.
+Rows ``matmul ...`` have ``tflops``, the row ``bandwidth`` has ``gb_per_s``: what this device reaches at all.
+Other stages measure their own roof, since each can be run alone.
 """
 
 import importlib.metadata
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_stages.requirements import dependencies, not_importable, unmet
 from gpu_stages.setting import Row, Setting
+from gpu_stages.timing import fastest
 from perl.attention import packed_attention
 from perl.packing import Layout, Segment
 
@@ -28,6 +30,7 @@ CORE = ("torch", "triton", "transformers", "trl", "peft", "accelerate", "dataset
 OPTIONAL = ("flash_attn", "bitsandbytes", "liger_kernel", "vllm", "matplotlib", "kernels")
 HEAD_SIZES = (64, 80, 96, 128, 256, 512)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_HEAD_TOLERANCE = 2e-2  # relative: bfloat16's rounding
 SETUP = (
     "where there is an index: python benchmarks/gpu_wheels.py; then copy the checkout with .whl/, and there: "
     f"{INSTALL} && export PYTHONPATH=$PWD/src:$PWD/.site"
@@ -54,6 +57,8 @@ def measure(setting: Setting) -> Iterator[Row]:
     for name, dtype in DTYPES.items():
         for head_size in HEAD_SIZES:
             cases[f"attention {name} {head_size}"] = partial(_attention, device, dtype, head_size)
+    for name in ("float32", "bfloat16"):
+        cases[f"head {name}"] = partial(_head, device, DTYPES[name])
     cases["compile"] = partial(_compile, device)
     cases["set up"] = lambda: {"value": SETUP}
     yield from setting.each(cases)
@@ -151,7 +156,7 @@ def _matmul(device: torch.device, dtype: torch.dtype, size: int, *, tf32: bool =
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        seconds = seconds_of(lambda: left @ right, device)
+        seconds = fastest(lambda: left @ right, device)
     finally:
         torch.set_float32_matmul_precision(before)
     tflops = 2 * size**3 / seconds / 1e12
@@ -162,22 +167,8 @@ def _bandwidth(device: torch.device, count: int) -> Row:
     """Bytes a second that a copy moves, read and written."""
     source = torch.zeros(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    gb_per_s = 2 * count / seconds_of(lambda: target.copy_(source), device) / 1e9
+    gb_per_s = 2 * count / fastest(lambda: target.copy_(source), device) / 1e9
     return {"value": f"{gb_per_s:.4g} GB/s", "gb_per_s": gb_per_s}
-
-
-def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int = 10) -> float:
-    """Of one call, the mean of several after three that warm up."""
-    for _ in range(3):
-        run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - started) / repeats
 
 
 class Attentions(TorchDispatchMode):
@@ -206,6 +197,28 @@ def _attention(device: torch.device, dtype: torch.dtype, head_size: int) -> Row:
     with Attentions() as seen:
         packed_attention(query, key, value, layout).float().square().sum().backward()
     return {"value": " + ".join(seen.names) or "math (matrix products)"}
+
+
+def _head(device: torch.device, dtype: torch.dtype) -> Row:
+    """Whether the head of a trainer runs, forward and backward: without it nothing is trained.
+
+    On CUDA it is a Triton kernel, which needs a C compiler.
+    """
+    from perl.head import LogitSettings, head_log_probs  # with TRL, which may be missing: that costs this row alone
+
+    started = time.perf_counter()
+    hidden_SD = torch.randn(70, 64, device=device).to(dtype).requires_grad_()
+    weight_VD = (torch.randn(1000, 64, device=device) / 8).to(dtype)
+    targets_S = torch.randint(1000, (70,), device=device)
+    log_probs_S, _ = head_log_probs(hidden_SD, weight_VD, None, targets_S, LogitSettings())
+    found = log_probs_S, *torch.autograd.grad(log_probs_S.sum(), hidden_SD)
+    seconds = time.perf_counter() - started
+    exact_SD = hidden_SD.detach().double().requires_grad_()
+    exact_S = (exact_SD @ weight_VD.double().t()).log_softmax(dim=-1).gather(1, targets_S[:, None])[:, 0]
+    expected = exact_S, *torch.autograd.grad(exact_S.sum(), exact_SD)
+    off = [float(((one - other).norm() / other.norm()).detach()) for one, other in zip(found, expected, strict=True)]
+    value = f"works, off by {off[0]:.1e}, its gradient by {off[1]:.1e}; {seconds:.1f} s for a first small pass"
+    return {"value": value, "off": off, "ok": all(one <= _HEAD_TOLERANCE for one in off)}
 
 
 def _compile(device: torch.device) -> Row:

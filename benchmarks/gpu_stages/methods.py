@@ -6,6 +6,7 @@ A random Qwen3 of 50 million parameters in bfloat16 on CUDA; a toy in float32 on
 all of them. What is compared is computed in float32.
 """
 
+import math
 import random
 import shutil
 from collections.abc import Iterator
@@ -29,18 +30,25 @@ from perl.precision import in_float32
 GENERATIONS, PROMPTS, STEPS = 4, 4, 3
 # Of the toy: a LoRA, one whose update is no LoRA, one that starts on the weights, norms, and no adapter at all.
 STAND_FOR_ALL = ("lora", "dora", "pissa", "ln_tuning", "full")
+# On CUDA PEFT builds an extension for it, and where that fails, once more for each layer: what time is left is its own.
+SLOW = ("boft",)
 LEAST_MOVED = 1e-3  # nats, ten times what a reload may differ by
 
 
 def method_cases(setting: Setting) -> Iterator[Row]:
     """The row of each method, then which were left out."""
-    names = [name for name in METHODS if not setting.tiny or name in STAND_FOR_ALL]
+    names = [name for name in in_order() if not setting.tiny or name in STAND_FOR_ALL]
     base = setting.folder / "base"
     random_qwen3(tiny=setting.tiny, dtype=_dtype(setting)).save_pretrained(base)
     yield from setting.each({f"method {name}": partial(take, setting, METHODS[name], base) for name in names})
     if len(names) < len(METHODS):
         left = f"{len(METHODS) - len(names)} methods are left out with --tiny"
         yield {"case": "methods left out", "skipped": left}
+
+
+def in_order() -> list[str]:
+    """All methods, the slow ones last."""
+    return [*(name for name in METHODS if name not in SLOW), *SLOW]
 
 
 def take(setting: Setting, method: Method, base: Path) -> Row:
@@ -65,13 +73,15 @@ def take(setting: Setting, method: Method, base: Path) -> Row:
     again = PeftModel.from_pretrained(fresh, str(saved)) if method.config else _load(saved, setting)
     reloaded = float((log_probs(again.to(setting.device), ids) - trained).abs().max())
     shutil.rmtree(folder)
+    agree = reloaded <= RELOAD_TOLERANCE and guard <= RELOAD_TOLERANCE
+    trained_well = moved >= LEAST_MOVED and len(losses) == STEPS and all(map(math.isfinite, losses))
     return {
-        "difference": max(reloaded, guard),
+        "difference": reloaded if math.isnan(reloaded) else max(reloaded, guard),
         "moved": moved,
         "tolerance": RELOAD_TOLERANCE,
         "guard": guard,
         "losses": losses,
-        "ok": max(reloaded, guard) <= RELOAD_TOLERANCE and moved >= LEAST_MOVED and len(losses) == STEPS,
+        "ok": agree and trained_well,
     }
 
 

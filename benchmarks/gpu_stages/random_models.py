@@ -1,11 +1,23 @@
-"""Models of random weights and rows of random tokens for the stage ``correct``.
+"""Models of random weights and rows of random tokens; policies made ready for packed rows as a trainer does it.
 
-Nothing is read from the Hub; every draw has its own seed.
+seed -> random Qwen3, rows; policy with an adapter -> the same, its layers and head replaced
+
+Nothing is read from the Hub; every draw has its own seed. Knows nothing of trainers.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
+from peft import PeftModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+import perl.compiled
+from perl.attention import use_packed_attention
+from perl.compiled import compile_layers
+from perl.head import add_scored_forward, logit_settings
+from perl.methods.fused_lora import fuse_lora
+from perl.model import base_of
 from perl.packing import Row
 
 # About 50 million parameters, most of them in the embeddings: few layers, so that every method is set up quickly.
@@ -56,9 +68,7 @@ def random_rows(vocabulary: int, device: torch.device, *, tiny: bool) -> tuple[l
     def tokens(count: int) -> torch.Tensor:
         return torch.randint(2, vocabulary, (count,), generator=generator).to(device)
 
-    lengths = (
-        {7: (3, 1, 16), 1: (9, 2), 20: (5,)} if tiny else {70: (300, 1, 161, 40), 1: (9, 2), 257: (129, 64), 33: (5,)}
-    )
+    lengths = SHORT_ROWS if tiny else ROWS
     rows: list[Row] = []
     families: list[list[int]] = []
     for prompt_length, completions in lengths.items():
@@ -69,3 +79,38 @@ def random_rows(vocabulary: int, device: torch.device, *, tiny: bool) -> tuple[l
             scored[0] = True
             rows.append(Row(prompt, tokens(count), scored))
     return rows, families
+
+
+def make_ready(policy: PeftModel, *, fused: bool | None = None, compiled: bool = False) -> None:
+    """What a trainer does with a LoRA before its first packed pass.
+
+    Args:
+        policy: Changed in place.
+        fused: Whether the head takes its derivative in the forward pass; None: as a trainer decides.
+        compiled: Whether its layers are compiled, and what a fused head does with a tile.
+    """
+    fuse_lora(policy)
+    base = base_of(policy)
+    settings = logit_settings(base.config, temperature=1.0, float32=False)
+    add_scored_forward(base, settings, fused=fused, compiled=compiled)
+    why = use_packed_attention(base) or (compile_layers(base, packed=True) if compiled else None)
+    if why:
+        raise RuntimeError(why)
+
+
+def recompute_activations(policy: PeftModel) -> None:
+    """In the backward pass, as a trainer lets them be recomputed."""
+    base = base_of(policy)
+    base.activation_checkpointing_enable({"use_reentrant": False})
+    base.enable_input_require_grads()
+
+
+@contextlib.contextmanager
+def compiling_quickly(tiny: bool) -> Iterator[None]:
+    """For toys: graphs that are traced and run without code being generated, which takes seconds for each."""
+    usual = perl.compiled._BACKEND
+    perl.compiled._BACKEND = "aot_eager" if tiny else usual
+    try:
+        yield
+    finally:
+        perl.compiled._BACKEND = usual

@@ -6,8 +6,6 @@ Nothing is read from the Hub. Knows nothing of trainers.
 """
 
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +13,8 @@ import torch
 from step_cases import Case, Rollout, Scale, draw_rollouts
 from step_flops import ModelSize
 from torch.nn.functional import scaled_dot_product_attention
+
+from gpu_stages.timing import fastest
 
 # hidden_size, and the rest of the config, as published with the models of these names.
 SHAPES: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -170,8 +170,8 @@ def measure_roof(device: torch.device, *, tiny: bool) -> Roof:
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     source = torch.empty(2**20 if tiny else 2**31, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    product = _fastest(lambda: torch.mm(left, right), device)
-    copy = _fastest(lambda: target.copy_(source), device)
+    product = fastest(lambda: torch.mm(left, right), device)
+    copy = fastest(lambda: target.copy_(source), device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return Roof(stated_peak(name), 2 * size**3 / product, 2 * source.numel() / copy)
 
@@ -183,17 +183,5 @@ def measure_masked_attention(device: torch.device, *, tiny: bool) -> float:
         torch.randn(2, heads, tokens, width, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
     )
     mask = torch.ones(tokens, tokens, device=device, dtype=torch.bool).tril().expand(2, 1, -1, -1)
-    seconds = _fastest(lambda: scaled_dot_product_attention(query, key, value, mask).sum().backward(), device)
+    seconds = fastest(lambda: scaled_dot_product_attention(query, key, value, mask).sum().backward(), device)
     return (2 + 5) * 2 * 2 * heads * tokens**2 * width / seconds
-
-
-def _fastest(run: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """Seconds of the fastest run, after one that warms up."""
-    times = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
