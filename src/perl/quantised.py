@@ -109,7 +109,7 @@ def _how(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _facts(base: nn.Module) -> dict[str, Any]:
     """How a base was quantised, by the names of transformers' config."""
-    return _named(base.hf_quantizer.quantization_config)  # type: ignore[union-attr, arg-type]
+    return _named(base.hf_quantizer.quantization_config)  # type: ignore[union-attr]
 
 
 def _named(config: QuantizationConfigMixin) -> dict[str, Any]:
