@@ -6,7 +6,17 @@ import random
 import pytest
 import torch
 
-from perl.batching import MicroBatch, Window, idle_micro_batch, join, live_rows, micro_batches, rows_of, token_batches
+from perl.batching import (
+    MicroBatch,
+    Window,
+    idle_micro_batch,
+    join,
+    live_rows,
+    micro_batches,
+    renumbered,
+    rows_of,
+    token_batches,
+)
 from perl.packing import Row, pack, pad_right
 
 PAD = 0
@@ -176,6 +186,25 @@ def test_the_pass_that_takes_the_most_memory_comes_first(packed, share, budget):
         passes = micro_batches(window, live, budget=budget, packed=packed, share=share)
         sizes = [size(batch, packed) for batch in passes]
         assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("seen_again", [0.0, 0.25, 2.0])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_what_completions_see_of_a_shared_prompt_counts_for_each_of_them(budget, seen_again):
+    def cost(rows, families) -> float:
+        layout = pack(rows, families).layout
+        tokens, keys = (ends[-1].item() for ends in (layout.query_ends, layout.key_ends))
+        return tokens + seen_again * (keys - tokens)
+
+    window = some_window()
+    passes = micro_batches(window, range(12), budget=budget, packed=True, share=True, seen_again=seen_again)
+    costs = [cost(batch.rows, batch.families) for batch in passes]
+    assert [batch.cost(seen_again) for batch in passes] == costs == sorted(costs, reverse=True)
+    if budget:
+        assert all(found <= budget or len(batch.rows) == 1 for found, batch in zip(costs, passes, strict=True))
+        for families in token_batches(window.rows, budget=budget, packed=True, share=True, seen_again=seen_again):
+            indices, own = renumbered(families)
+            assert cost([window.rows[index] for index in indices], own) <= budget or len(indices) == 1
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

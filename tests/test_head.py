@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -20,7 +21,7 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer.utils import add_fused_lm_head
 
 import perl.head
-from perl.head import LogitSettings, add_scored_forward, head_log_probs, logit_settings, tile_rows
+from perl.head import LogitSettings, add_scored_forward, head_bytes, head_log_probs, logit_settings, tile_rows
 from perl.packing import Row, Scored, pad_right
 
 VOCABULARY, WIDTH = 97, 12
@@ -174,11 +175,31 @@ def test_the_tiles_of_an_accelerator_give_the_same_numbers(monkeypatch):
     hidden, weight, bias, targets, factors, _ = problem(dtype=torch.float32)
     found = []
     for memory in (None, 2**24):  # of which tiles take 64 KiB, 128 of the 300 tokens
-        monkeypatch.setattr(perl.head, "_memory_of", lambda _, memory=memory: memory)
+        monkeypatch.setattr(perl.head, "memory_of", lambda _, memory=memory: memory)
         log_probs, entropies = head_log_probs(hidden, weight, bias, targets, LogitSettings(softcap=5.0), fused=True)
         found.append((log_probs, entropies, *torch.autograd.grad((log_probs * factors).sum(), hidden)))
     assert tile_rows(VOCABULARY, 2**24) == 128
     assert_close(found[1], found[0], 1e-6)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_a_fused_pass_holds_is_what_is_planned_for_it(stored, autocast, monkeypatch):
+    memory, vocabulary, width, tokens = 2**28, 1000, 16, 600
+    monkeypatch.setattr(perl.head, "memory_of", lambda _: memory)
+    compute = torch.bfloat16 if autocast else stored
+    hidden = torch.randn(tokens, width, dtype=stored, requires_grad=True)
+    weight, targets = torch.randn(vocabulary, width, dtype=stored), torch.zeros(tokens, dtype=torch.long)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), LiveBytes() as live:
+        kept = head_log_probs(hidden, weight, None, targets, LogitSettings(), fused=True)
+    slopes = 4 * tokens * width
+    held = head_bytes((vocabulary, width), stored, compute, memory, fused=True)
+    assert len(kept) == 2
+    assert live.peak - slopes == pytest.approx(held, rel=0.06)
+    # A base of 1.5B on a GPU of 80 GB: tiles of 384 tokens; all weights of its head where autocast rounds them.
+    sizes = (151_936, 1536)
+    known = head_bytes(sizes, torch.float32, torch.bfloat16, 80 * 2**30, fused=True)
+    assert known == 384 * 151_936 * 14 + 2 * 151_936 * 1536
 
 
 @pytest.mark.parametrize("entropy", ["none", "value", "gradient"])

@@ -14,11 +14,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from perl import head
 from perl.attention import use_packed_attention
-from perl.head import LogitSettings, add_scored_forward, tile_bytes
+from perl.head import LogitSettings, add_scored_forward, head_bytes
 from perl.memory import _SHARE, MOST_TOKENS, MemoryPlan, TokenBytes, free_bytes, kept_bytes, measure, plan_memory
 from perl.packing import Row
 from perl.rollouts.vllm_engine import InProcessEngine
 from perl.scoring import score
+from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
 
 GIGA = 2**30
 
@@ -219,17 +220,17 @@ def adapted(model, rank=4, dtype=torch.float32):
     return get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")).train()
 
 
-def true_peak(policy, tokens: int, *, recompute: bool) -> int:
+def true_peak(policy, tokens: int, *, recompute: bool, prompt: int = 1, completions: int = 1) -> int:
     """The most that a pass holds at once, counted storage by storage, gradients of parameters left out."""
     base = policy.get_base_model()
     if recompute:
         base.activation_checkpointing_enable({"use_reentrant": False})
         base.enable_input_require_grads()
-    ids = torch.randint(64, (tokens + 1,))
-    row = Row(ids[:1], ids[1:], torch.ones(tokens, dtype=torch.bool))
+    ids = torch.randint(64, (prompt + tokens,))
+    rows = [Row(ids[:prompt], ids[prompt:], torch.ones(tokens, dtype=torch.bool))] * completions
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     with LiveBytes() as live:
-        log_probs_NT, _ = score(policy, [row], [[0]], packed=True, columns=tokens)
+        log_probs_NT, _ = score(policy, rows, [list(range(completions))], packed=True, columns=tokens)
         log_probs_NT.sum().backward()
     gradients = sum(parameter.grad.nbytes for parameter in trained)
     policy.zero_grad()
@@ -257,6 +258,24 @@ def test_what_is_planned_for_a_pass_is_its_true_peak(recompute, dtype):
         per_token = measure(policy, packed=True)
         peak = true_peak(policy, 600, recompute=recompute)
     assert peak == pytest.approx(per_token.of_pass(600, 600, recompute=recompute), rel=0.15)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("how", EVERY_WAY, ids=str)
+def test_what_completions_see_of_a_shared_prompt_is_in_the_plan(how, recompute, monkeypatch):
+    as_on_a_gpu(monkeypatch, how)
+    policy = adapted(qwen(layers=4), dtype=torch.bfloat16)
+    per_token = measure(policy, packed=True, shared=True)
+    prompt, completion, count = 800, 8, 24
+    tokens = prompt + count * (completion - 1)
+    planned = per_token.of_pass(tokens, prompt + completion, recompute=recompute, seen_again=count * prompt)
+    without = per_token.of_pass(tokens, prompt + completion, recompute=recompute)
+    peak = true_peak(policy, completion, recompute=recompute, prompt=prompt, completions=count)
+    if how.kernel:
+        assert 1.08 * planned >= peak >= 0.85 * planned
+        assert peak > 1.2 * without or recompute
+    else:  # masks are planned as if each completion were as long as the longest row
+        assert 1.08 * planned >= peak >= 0.6 * planned
 
 
 def test_weights_that_autocast_has_rounded_are_one_layers_where_activations_are_computed_again():
@@ -338,6 +357,9 @@ def test_of_a_quantised_base_the_largest_weight_as_numbers_is_counted():
 
 
 def test_the_tile_of_logits_is_as_large_as_the_kernels(monkeypatch):
+    def tile_bytes(vocabulary: int, dtype: torch.dtype) -> int:
+        return head_bytes((vocabulary, 1), torch.float32, dtype, GIGA, fused=False)
+
     assert tile_bytes(151_936, torch.bfloat16) == 4096 * 32_768 * 2
     assert tile_bytes(1000, torch.float32) == 4096 * 1000 * 4
     monkeypatch.setattr(head, "_KERNEL_WIDTH", 64)

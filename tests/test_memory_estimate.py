@@ -9,9 +9,10 @@ from perl.adapter import attach_adapter
 from perl.attention import use_packed_attention
 from perl.config import PeftRLConfig
 from perl.head import LogitSettings, add_scored_forward
-from perl.memory import measure
+from perl.memory import measure, plan_memory
 from perl.memory_estimate import (
     GPUS,
+    Attention,
     Decoder,
     Types,
     Work,
@@ -28,6 +29,7 @@ from perl.model import load_base, total_parameters, trainable_parameters
 from perl.recipe import load_recipe
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.training import prepare, read_recipe
+from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
 
 GIB = 2**30
 WITHIN = 0.01
@@ -40,6 +42,7 @@ SHAPES = {
     "llama with biases": ("llama", 2, 64, 128, 4, 1, 64, 2, {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral", 2, 64, 160, 4, 2, 64, 32, {"head_dim": 32, "sliding_window": None}),
 }
+BY_SEGMENT = Attention(kernel=False)  # as on a CPU
 every_shape = pytest.mark.parametrize("name", SHAPES)
 
 
@@ -87,7 +90,7 @@ def test_bytes_of_a_token_are_those_that_are_measured(name, dtype, autocast):
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
         measured = measure(policy, packed=True)
     types = Types(weights=dtype.itemsize, compute=(autocast or dtype).itemsize)
-    estimated = token_bytes(decoder_of(config_of(name)), types, SHAPES[name][7], kernel=False)
+    estimated = token_bytes(decoder_of(config_of(name)), types, SHAPES[name][7], BY_SEGMENT)
     assert estimated.kept == pytest.approx(measured.kept, rel=WITHIN)
     assert estimated.recomputed == pytest.approx(measured.recomputed, rel=WITHIN)
 
@@ -110,7 +113,7 @@ def test_bytes_of_a_token_on_a_base_in_nf4_and_of_its_weights_are_those_that_are
     assert use_packed_attention(base) is None
     with torch.autocast("cpu", torch.bfloat16):
         measured = measure(policy, packed=True)
-    estimated = token_bytes(decoder, types, rank, kernel=False)
+    estimated = token_bytes(decoder, types, rank, BY_SEGMENT)
     assert estimated.kept == pytest.approx(measured.kept, rel=WITHIN)
     assert estimated.recomputed == pytest.approx(measured.recomputed, rel=WITHIN)
     assert estimated.fixed + estimated.kept_fixed == pytest.approx(measured.fixed + measured.kept_fixed, rel=0.1)
@@ -165,13 +168,37 @@ def test_an_engine_beside_the_trainer_leaves_fewer_tokens_and_needs_no_cache_of_
     assert alone.cache == beside.cache == 0
 
 
-def test_without_a_kernel_each_pair_of_tokens_costs_a_score_for_each_head_and_layer():
-    with_scores, without = (
-        token_bytes(QWEN2_1B5, Types(), 16, kernel=False, scores=scores) for scores in (True, False)
-    )
-    assert with_scores.kept_pair == 28 * 12 * 4
-    assert without.kept_pair == without.recomputed_pair == 0
-    assert with_scores.of_token(2000, recompute=False) - without.kept == 28 * 12 * 4 * 2000
+every_way = pytest.mark.parametrize("attention", EVERY_WAY, ids=str)
+
+
+@every_way
+@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
+def test_bytes_of_shared_prompts_are_those_that_are_measured_whatever_way_attention_takes(name, attention, monkeypatch):
+    as_on_a_gpu(monkeypatch, attention)
+    policy = policy_of(name, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        measured = measure(policy, packed=True, shared=True)
+    estimated = token_bytes(decoder_of(config_of(name)), Types(), SHAPES[name][7], attention)
+    assert estimated.kept == pytest.approx(measured.kept, rel=WITHIN)
+    assert estimated.recomputed == pytest.approx(measured.recomputed, rel=WITHIN)
+    # Where a key stands, in 8 bytes for all layers, and the mask of a single token are nothing to a model of real size.
+    assert estimated.kept_key <= measured.kept_key <= estimated.kept_key + 13
+    assert estimated.recomputed_key <= measured.recomputed_key <= estimated.recomputed_key + 13
+    assert estimated.kept_pair == pytest.approx(measured.kept_pair, rel=0.02)
+
+
+def test_what_a_completion_sees_of_a_shared_prompt_is_counted_by_hand():
+    grouped, repeated = (token_bytes(QWEN2_1B5, Types(), 16, Attention(True, each, True)) for each in (True, False))
+    assert grouped.kept_key == 28 * 2 * 256 * 2  # layers, key and value, their numbers, bytes
+    assert repeated.kept_key == 28 * 2 * 1536 * 2  # as many as the query's
+    assert repeated.kept - grouped.kept == 28 * 2 * (1536 - 256) * 2
+    assert token_bytes(QWEN2_1B5, Types(), 16, Attention()).kept_key == 0
+    # A prompt of 4000 tokens and 8 completions of 100: 4800 tokens are run, 32,000 are seen again.
+    more = repeated.of_pass(4800, 4100, recompute=False, seen_again=32_000) - 4800 * repeated.kept
+    assert more == 32_000 * 172_032
+    plan = plan_memory(40 * GIB, 10**7, repeated, longest_row=4100)
+    assert plan.seen_again == 172_032 / repeated.kept
+    assert 4800 + 32_000 * plan.seen_again == pytest.approx((4800 * repeated.kept + more) / repeated.kept)
 
 
 def test_nothing_is_said_of_a_run_on_the_cpu_of_an_unknown_model_or_of_another_method():

@@ -4,6 +4,7 @@ import pytest
 from transformers import Qwen2Config
 
 from perl.assets import packaged_recipes, recipes_folder
+from perl.attention import KernelCall
 from perl.config import training_arguments
 from perl.memory_estimate import GIB, GPUS, MemoryEstimate, recipe_estimates
 from perl.methods.settings import adaptation
@@ -92,8 +93,9 @@ def test_a_recipe_for_a_gpu_fits_it_by_the_estimate_and_keeps_its_activations(na
     assert not estimate.plan.recompute
 
 
-@pytest.mark.parametrize("name", ON_A_GPU)
-def test_the_figures_at_the_head_of_a_recipe_for_a_gpu_are_those_of_the_estimate(name):
+@pytest.mark.parametrize(("name", "grouped"), [*((name, True) for name in ON_A_GPU), ("a100-7b-vllm", False)])
+def test_the_figures_at_the_head_of_a_recipe_for_a_gpu_are_those_of_the_estimate(name, grouped, monkeypatch):
+    monkeypatch.setattr("perl.memory_estimate.KERNEL_CALL", KernelCall(grouped=grouped))  # not of the torch at hand
     estimate = estimate_of(name)
     head = " ".join(RECIPES[name].read_text(encoding="utf-8").split("model:")[0].replace("#", "").split())
     for size in (estimate.weights, estimate.adapter, estimate.cache, estimate.engine):

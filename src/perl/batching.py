@@ -75,6 +75,12 @@ class MicroBatch:
             return len(self.rows) * max(row.tokens for row in self.rows)
         return sum(family_tokens([self.rows[index] for index in family]) for family in self.families)
 
+    def cost(self, seen_again: float) -> float:
+        """In tokens of a budget, as in :func:`micro_batches`."""
+        if not self.packed:
+            return self.tokens
+        return sum(_family_cost([self.rows[index] for index in family], seen_again) for family in self.families)
+
 
 def _no_width(_: int) -> int:
     """Of models whose rotary factors do not depend on what is run."""
@@ -155,7 +161,9 @@ def have_advantage(advantages: torch.Tensor, largest: float | torch.Tensor) -> t
     return advantages.abs().view(len(advantages), -1).amax(dim=1) > DEAD_ADVANTAGE * largest
 
 
-def micro_batches(window: Window, live: Sequence[int], *, budget: int, packed: bool, share: bool) -> list[MicroBatch]:
+def micro_batches(
+    window: Window, live: Sequence[int], *, budget: int, packed: bool, share: bool, seen_again: float = 0.0
+) -> list[MicroBatch]:
     """Distributes rows over passes.
 
     Args:
@@ -164,17 +172,18 @@ def micro_batches(window: Window, live: Sequence[int], *, budget: int, packed: b
         budget: Tokens in a pass; a longer row gets one of its own. 0: as the micro-batches came.
         packed: Whether rows will be packed; if not, padding counts as tokens and rows of like length go together.
         share: Whether prompts are run once for all their completions in a pass.
+        seen_again: What a token of a shared prompt costs for each completion that sees it, in tokens of the budget.
 
     Returns:
-        The passes, the one with the most tokens first: if memory does not suffice, that shows at once.
+        The passes, the one that costs most first: if memory does not suffice, that shows at once.
     """
     if budget == 0:
         families = _families([window.rows[index] for index in live], live, share=share)
         bins = _by_origin(families, window.micro_batch_N.tolist())
     else:
-        bins = _filled(window.rows, live, budget=budget, packed=packed, share=share)
+        bins = _filled(window.rows, live, budget=budget, packed=packed, share=share, seen_again=seen_again)
     passes = [_cut(window, members, packed=packed) for members in bins]
-    return sorted(passes, key=lambda batch: batch.tokens, reverse=True)
+    return sorted(passes, key=lambda batch: batch.cost(seen_again), reverse=True)
 
 
 def idle_micro_batch(window: Window, *, packed: bool) -> MicroBatch:
@@ -194,9 +203,17 @@ def family_tokens(rows: Sequence[Row]) -> int:
     return prompt + sum(row.tokens - prompt for row in rows)
 
 
-def token_batches(rows: Sequence[Row], *, budget: int, packed: bool, share: bool) -> list[list[list[int]]]:
+def _family_cost(rows: Sequence[Row], seen_again: float) -> float:
+    """The tokens that are run, and what the keys of a shared prompt cost that attention copies for each completion."""
+    seeing = sum(row.completion.numel() > 1 for row in rows) if len(rows) > 1 else 0  # the last token is not run
+    return family_tokens(rows) + seen_again * seeing * rows[0].prompt.numel()
+
+
+def token_batches(
+    rows: Sequence[Row], *, budget: int, packed: bool, share: bool, seen_again: float = 0.0
+) -> list[list[list[int]]]:
     """Rows distributed over passes without gradient: lists of families of indices into ``rows``."""
-    return _filled(rows, range(len(rows)), budget=budget, packed=packed, share=share)
+    return _filled(rows, range(len(rows)), budget=budget, packed=packed, share=share, seen_again=seen_again)
 
 
 def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
@@ -207,7 +224,7 @@ def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tupl
 
 
 def _filled(
-    rows: Sequence[Row], indices: Iterable[int], *, budget: int, packed: bool, share: bool
+    rows: Sequence[Row], indices: Iterable[int], *, budget: int, packed: bool, share: bool, seen_again: float
 ) -> list[list[list[int]]]:
     """Some rows distributed over passes; each pass has rows of one width, whose rotary factors are the same."""
     by_width: dict[int, list[int]] = {}
@@ -216,7 +233,7 @@ def _filled(
     bins: list[list[list[int]]] = []
     for same in by_width.values():
         if packed:
-            bins += _fill(rows, _families([rows[index] for index in same], same, share=share), budget)
+            bins += _fill(rows, _families([rows[index] for index in same], same, share=share), budget, seen_again)
         else:
             bins += _fill_padded(rows, same, budget)
     return bins
@@ -232,25 +249,29 @@ def _families(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> li
     return list(by_prompt.values())
 
 
-def _fill(rows: Sequence[Row], families: list[list[int]], budget: int) -> list[list[list[int]]]:
+def _fill(rows: Sequence[Row], families: list[list[int]], budget: int, seen_again: float) -> list[list[list[int]]]:
     """First fit, longest first; a family that is too long is divided, which costs its prompt once more."""
+
+    def cost(family: list[int]) -> float:
+        return _family_cost([rows[index] for index in family], seen_again)
+
     pieces = []
     for family in families:
         piece: list[int] = []
         for index in sorted(family, key=lambda i: -rows[i].tokens):
-            if piece and family_tokens([rows[i] for i in [*piece, index]]) > budget:
+            if piece and cost([*piece, index]) > budget:
                 pieces.append(piece)
                 piece = []
             piece.append(index)
         pieces.append(piece)
-    bins: list[tuple[int, list[list[int]]]] = []
-    for tokens, piece in sorted(((family_tokens([rows[i] for i in piece]), piece) for piece in pieces), reverse=True):
+    bins: list[tuple[float, list[list[int]]]] = []
+    for needed, piece in sorted(((cost(piece), piece) for piece in pieces), reverse=True):
         for slot, (filled, members) in enumerate(bins):
-            if filled + tokens <= budget:
-                bins[slot] = (filled + tokens, [*members, piece])
+            if filled + needed <= budget:
+                bins[slot] = (filled + needed, [*members, piece])
                 break
         else:
-            bins.append((tokens, [piece]))
+            bins.append((needed, [piece]))
     return [members for _, members in bins]
 
 

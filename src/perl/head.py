@@ -29,7 +29,7 @@ EntropyKind = Literal["none", "value", "gradient"]
 # Numbers in a tile of logits on a CPU, 8 MiB of float32: a few passes over it stay in the cache.
 _TILE = 2**21
 # Bytes of a tile of logits in float32 on an accelerator, and the part of its memory that a tile may take: products of
-# some hundred rows run at full speed, and two or three tensors of the tile's size are alive at once.
+# some hundred rows run at full speed, and up to three and a half tensors of its size are alive.
 _LARGEST_TILE = 2**28
 _SHARE_OF_MEMORY = 256
 # Rows of a tile on an accelerator are a multiple of this, which its matrix units like.
@@ -159,7 +159,7 @@ def head_log_probs(
     """
     trains = weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad)
     if settings.float32 and hidden_SD.dtype != torch.float64:
-        hidden_SD = hidden_SD.float()  # the head's weight follows tile by tile
+        hidden_SD = hidden_SD.float()  # the head's weight follows: in TRL's kernel by tiles, in a fused pass as a whole
     with torch.autocast(
         hidden_SD.device.type, enabled=torch.is_autocast_enabled(hidden_SD.device.type) and not settings.float32
     ):
@@ -184,14 +184,26 @@ def head_log_probs(
     return log_probs_S, entropies_S.detach() if entropy == "value" else entropies_S
 
 
-def tile_bytes(vocabulary: int, dtype: torch.dtype) -> int:
-    """Bytes of the tile of logits that TRL's kernel, which runs on accelerators, holds at a time.
+def head_bytes(
+    sizes: tuple[int, int], stored: torch.dtype, compute: torch.dtype, memory: int | None, *, fused: bool
+) -> int:
+    """Bytes that the head holds on an accelerator while it computes, besides what it keeps for the backward pass.
 
     Args:
-        vocabulary: V.
-        dtype: In which the head computes.
+        sizes: V and D.
+        stored: Type of the head's weights.
+        compute: In which it multiplies.
+        memory: Of the accelerator, all bytes; None: on a CPU.
+        fused: As in :func:`head_log_probs`; else TRL's kernel runs, which holds one tile of logits.
     """
-    return TOKEN_CHUNK_SIZE * min(vocabulary, _KERNEL_WIDTH) * dtype.itemsize
+    vocabulary, width = sizes
+    if not fused:
+        return TOKEN_CHUNK_SIZE * min(vocabulary, _KERNEL_WIDTH) * compute.itemsize
+    exact = torch.promote_types(compute, torch.float32)
+    # Logits, exponentials and the product of both for the entropy; the head's products where they are of another type.
+    of_tile = 3 * exact.itemsize + (0 if compute == exact else compute.itemsize)
+    converted = 0 if stored == compute else vocabulary * width * compute.itemsize
+    return tile_rows(vocabulary, memory) * vocabulary * of_tile + converted
 
 
 class _Head(torch.autograd.Function):
@@ -211,7 +223,7 @@ class _Head(torch.autograd.Function):
         kind = hidden_SD.device.type
         compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_SD.dtype
         exact = torch.promote_types(compute, torch.float32)
-        rows = tile_rows(weight_VD.size(0), _memory_of(hidden_SD.device))
+        rows = tile_rows(weight_VD.size(0), memory_of(hidden_SD.device))
         weight_VD = weight_VD.to(compute)
         bias_V = None if bias_V is None else bias_V.to(compute)
         slopes_SD = torch.empty_like(hidden_SD, dtype=exact) if ctx.needs_input_grad[0] else None
@@ -229,6 +241,7 @@ class _Head(torch.autograd.Function):
                     entropies_S[tile] = entropies_T
                 if slopes_SD is not None:
                     slopes_SD[tile] = torch.mm(slope_TV, weight_VD)
+                del logits_TV, slope_TV  # before the next ones are made
         if slopes_SD is not None:
             ctx.save_for_backward(slopes_SD.mul_(settings.scale / settings.temperature))
             ctx.hidden_dtype = hidden_SD.dtype
@@ -277,8 +290,8 @@ def _of_tile(
 
 
 @functools.cache
-def _memory_of(device: torch.device) -> int | None:
-    """Bytes of an accelerator; None for a CPU."""
+def memory_of(device: torch.device) -> int | None:
+    """All bytes of an accelerator; None for a CPU."""
     return (
         None
         if device.type == "cpu"

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from perl.head import tile_bytes
+from perl.head import head_bytes, memory_of
+from perl.model import base_of
 from perl.packing import Row
 from perl.precision import compute_dtype
 from perl.scoring import score
@@ -30,6 +31,8 @@ _SHARE = 0.7
 _BYTES_PER_TRAINED = 12
 # Tokens of the shortest row that is measured; the others have twice and four times as many.
 _PROBE = 128
+# Of the prompt that two completions share.
+_SEEN = 512
 # Of a layer's activations, what its backward pass adds: their gradients. Where activations are computed again one layer
 # is most of what is held. Counted by storages that are alive: 0.25 to 0.31 (Qwen2 shapes, bfloat16 and float32).
 GRADIENTS = 0.3
@@ -42,10 +45,12 @@ class MemoryPlan:
     Attributes:
         tokens: In one forward and backward pass.
         recompute: Whether activations are computed again in the backward pass (gradient checkpointing).
+        seen_again: What a token of a shared prompt costs for each completion that sees it, in tokens.
     """
 
     tokens: int
     recompute: bool
+    seen_again: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,9 @@ class TokenBytes:
         kept_fixed: Such bytes without recomputation only: weights as autocast has rounded them.
         kept_pair: Bytes for each pair of tokens of a row, where attention keeps its scores or a mask.
         recomputed_pair: The same with recomputation.
+        kept_key: Bytes for each token of a shared prompt and each completion that sees it: attention keeps what a
+            completion sees end to end, so the prompt's keys and values once for each.
+        recomputed_key: The same with recomputation: of one layer, with their gradients.
     """
 
     kept: float
@@ -68,6 +76,8 @@ class TokenBytes:
     kept_fixed: float = 0.0
     kept_pair: float = 0.0
     recomputed_pair: float = 0.0
+    kept_key: float = 0.0
+    recomputed_key: float = 0.0
 
     def of_token(self, row: int, *, recompute: bool) -> float:
         """Bytes that a token of a row of so many tokens keeps."""
@@ -77,9 +87,21 @@ class TokenBytes:
         """Bytes that a pass takes however many tokens it has."""
         return self.fixed if recompute else self.fixed + self.kept_fixed
 
-    def of_pass(self, tokens: int, row: int, *, recompute: bool) -> float:
-        """Bytes that a pass of so many tokens takes, in rows of at most so many."""
-        return self.of_any_pass(recompute=recompute) + tokens * self.of_token(row, recompute=recompute)
+    def of_key(self, *, recompute: bool) -> float:
+        """Bytes of a token of a shared prompt for each completion that sees it."""
+        return self.recomputed_key if recompute else self.kept_key
+
+    def of_pass(self, tokens: int, row: int, *, recompute: bool, seen_again: int = 0) -> float:
+        """Bytes that a pass of so many tokens takes.
+
+        Args:
+            tokens: That are run, a shared prompt's once.
+            row: Of the longest row.
+            recompute: Whether activations are computed again.
+            seen_again: The sum over completions that share a prompt of its tokens.
+        """
+        of_tokens = tokens * self.of_token(row, recompute=recompute)
+        return self.of_any_pass(recompute=recompute) + of_tokens + seen_again * self.of_key(recompute=recompute)
 
 
 def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longest_row: int) -> MemoryPlan:
@@ -97,10 +119,9 @@ def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longe
         rest = max(usable - per_token.of_any_pass(recompute=recompute), 0.0)
         return min(int(rest / per_token.of_token(longest_row, recompute=recompute)), max(MOST_TOKENS, longest_row))
 
-    kept = fitting(recompute=False)
-    if kept >= longest_row:
-        return MemoryPlan(kept, recompute=False)
-    return MemoryPlan(max(fitting(recompute=True), longest_row), recompute=True)
+    recompute = fitting(recompute=False) < longest_row
+    seen_again = per_token.of_key(recompute=recompute) / per_token.of_token(longest_row, recompute=recompute)
+    return MemoryPlan(max(fitting(recompute=recompute), longest_row), recompute, seen_again)
 
 
 def free_bytes(asleep: int = 0) -> int:
@@ -113,43 +134,57 @@ def free_bytes(asleep: int = 0) -> int:
     return int(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - asleep
 
 
-def measure(model: nn.Module, *, packed: bool) -> TokenBytes:
+def measure(model: nn.Module, *, packed: bool, shared: bool = False, fused_head: bool | None = None) -> TokenBytes:
     """What a token keeps in this model, from passes of tokens that stand for nothing.
 
     Args:
         model: Prepared by :func:`perl.head.add_scored_forward`; gradient checkpointing off.
         packed: Whether rows will be packed; else a pass has two rows of two lengths, so that there is padding.
+        shared: Whether completions in a pass will share their prompt; then two do.
+        fused_head: As in :func:`perl.head.head_log_probs`.
     """
     device = _device_of(model)
     lengths = [_PROBE, 2 * _PROBE, 4 * _PROBE]
     # A layer is given the same for each token, so any pass tells what.
     inputs = _LayerInputs(model)
 
-    def kept_of(length: int) -> int:
-        rows = [_row(length, device)] if packed else [_row(length, device), _row(length - 1, device)]
-        families = [[index] for index in range(len(rows))]
+    def kept_of(rows: list[Row]) -> int:
+        families = [list(range(len(rows)))] if shared else [[index] for index in range(len(rows))]
+        columns = max(row.completion.numel() for row in rows)
         inputs.clear()
-        return kept_bytes(lambda: score(model, rows, families, packed=packed, columns=length), model)
+        return kept_bytes(lambda: score(model, rows, families, packed=packed, columns=columns), model)
 
-    rows = 1 if packed else 2
+    rows = 2 if shared or not packed else 1
+    shorter = 0 if shared else 1
     with inputs:
-        first, second, third = (kept_of(length) / rows for length in lengths)
+        first, second, third = (
+            kept_of([_row(1, length - shorter * index, device) for index in range(rows)]) / rows for length in lengths
+        )
+        given = inputs.bytes / inputs.tokens if inputs.layers else 0.0
+        # The same tokens once with two completions that see the prompt, once with one that is part of its row.
+        key = 0.0
+        if shared:
+            alone, both = kept_of([_row(_SEEN, 3, device)]), kept_of([_row(_SEEN, 2, device)] * 2)
+            key = max(both - alone, 0) / (2 * _SEEN)
     # first = fixed + kept T + pair T^2, and so on with 2 T and 4 T
     pair = max(((third - second) / 2 - (second - first)) / (3 * _PROBE**2), 0.0)
     kept = (second - first) / _PROBE - 3 * _PROBE * pair
     fixed = max(first - kept * _PROBE - pair * _PROBE**2, 0.0) * rows
-    outside = tile_bytes(model.config.get_text_config().vocab_size, compute_dtype(model))  # type: ignore[union-attr, operator]
-    outside = (outside if device.type != "cpu" else 0) + _dequantised_bytes(model)
+    outside = _dequantised_bytes(model)
+    if device.type != "cpu":
+        outside += _head_bytes(model, device, fused=bool(fused_head))
     if not inputs.layers:  # nothing that could be computed again
-        return TokenBytes(kept, kept, fixed + outside, 0.0, pair, pair)
+        return TokenBytes(kept, kept, fixed + outside, 0.0, pair, pair, key, key)
     layers = inputs.layers
     return TokenBytes(
         kept=kept,
-        recomputed=inputs.bytes / (rows * lengths[-1]) + (1 + GRADIENTS) * kept / layers,
+        recomputed=given + (1 + GRADIENTS) * kept / layers,
         fixed=outside + fixed / layers,
         kept_fixed=fixed - fixed / layers,
         kept_pair=pair,
         recomputed_pair=(1 + GRADIENTS) * pair / layers,
+        kept_key=key,
+        recomputed_key=(1 + GRADIENTS) * key / layers,
     )
 
 
@@ -159,6 +194,7 @@ class _LayerInputs:
     Attributes:
         bytes: Of hidden states, in the type they have there, since cleared.
         layers: How many were run.
+        tokens: That the last of them was given.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -166,7 +202,7 @@ class _LayerInputs:
         self.clear()
 
     def clear(self) -> None:
-        self.bytes = self.layers = 0
+        self.bytes = self.layers = self.tokens = 0
 
     def __enter__(self) -> None:
         self._hooks = [module.register_forward_pre_hook(self._count, with_kwargs=True) for module in self._modules]
@@ -179,6 +215,7 @@ class _LayerInputs:
         hidden = inputs[0] if inputs else named["hidden_states"]
         self.bytes += hidden.numel() * hidden.element_size()
         self.layers += 1
+        self.tokens = hidden.numel() // hidden.size(-1)
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -186,10 +223,18 @@ def _device_of(model: nn.Module) -> torch.device:
     return next(parameter.device for parameter in model.parameters() if parameter.device.type != "meta")
 
 
-def _row(length: int, device: torch.device) -> Row:
-    """A prompt of one token and a completion."""
-    tokens = torch.zeros(length + 1, dtype=torch.long, device=device)
-    return Row(tokens[:1], tokens[1:], torch.ones(length, dtype=torch.bool))
+def _row(prompt: int, completion: int, device: torch.device) -> Row:
+    """Of so many tokens each."""
+    tokens = torch.zeros(prompt + completion, dtype=torch.long, device=device)
+    return Row(tokens[:prompt], tokens[prompt:], torch.ones(completion, dtype=torch.bool))
+
+
+def _head_bytes(model: nn.Module, device: torch.device, *, fused: bool) -> int:
+    """What the head holds while it computes."""
+    text = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    stored = base_of(model).get_output_embeddings().weight.dtype
+    sizes = (text.vocab_size, text.hidden_size)
+    return head_bytes(sizes, stored, compute_dtype(model), memory_of(device), fused=fused)
 
 
 def _dequantised_bytes(model: nn.Module) -> int:

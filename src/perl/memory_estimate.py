@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftConfig
 
+from perl.attention import KERNEL_CALL, Machine, needs_every_head
 from perl.config import PeftRLConfig
-from perl.head import tile_bytes
+from perl.head import head_bytes
 from perl.memory import GRADIENTS, MemoryPlan, TokenBytes, plan_memory
 from perl.recipe import Recipe
 
@@ -99,6 +100,21 @@ class Types:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """How packed rows are attended to, as :func:`perl.attention.packed_attention` decides it on a machine.
+
+    Attributes:
+        kernel: Whether one call takes all segments, which begins with compute capability 8.0; else SDPA takes each.
+        grouped: Whether keys and values are given as they are; else repeated, once for each head of the query.
+        shared: Whether completions in a pass see one prompt.
+    """
+
+    kernel: bool = True
+    grouped: bool = True
+    shared: bool = False
+
+
+@dataclass(frozen=True)
 class Work:
     """What a run does on a GPU.
 
@@ -106,15 +122,16 @@ class Work:
         longest_row: Tokens of the longest prompt with its completion.
         completions: That transformers write at once; 0: something else writes them.
         engine_share: Of the device's memory, for vLLM in this process.
-        kernel: Whether the GPU has the kernel for packed rows, which begins with compute capability 8.0. Below it
-            attention keeps its scores at worst.
+        attention: How.
+        fused_head: Whether the head's derivative is taken in its forward pass.
         asked: Tokens of a pass, where they are asked for.
     """
 
     longest_row: int
     completions: int = 0
     engine_share: float = 0.0
-    kernel: bool = True
+    attention: Attention = Attention()
+    fused_head: bool = False
     asked: int | None = None
 
 
@@ -194,26 +211,30 @@ def cached_bytes(model: Decoder, types: Types) -> int:
     return 2 * model.layers * model.keys * types.compute
 
 
-def token_bytes(model: Decoder, types: Types, rank: int, *, kernel: bool, scores: bool = False) -> TokenBytes:
+def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention) -> TokenBytes:
     """What a token of a packed pass keeps until the backward pass, as :func:`perl.memory.measure` counts it.
 
     Args:
         model: The base.
         types: Of its numbers.
         rank: Of the LoRA, without dropout.
-        kernel: Whether attention is one call for all segments; else there is one for each, and what they return is
-            copied together.
-        scores: Whether attention keeps its scores, in float32, as without any kernel.
+        attention: How packed rows are attended to. No kernel that it may reach keeps scores.
     """
     stream, compute, layers = types.weights, types.compute, model.layers
+    kernel = attention.kernel
     norms = 2 * (4 * model.hidden + 4)  # each keeps what it divides in float32, and by what
     if model.normed_heads:
         norms += 4 * (model.queries + model.keys) + 4 * (model.heads + model.keys // model.head_size)
-    attended = compute * (2 * model.queries + 2 * model.keys) + 4 * model.heads  # q, k, v, result; its normaliser
+    seen = compute * 2 * (model.keys if attention.grouped else model.queries)  # k and v
+    attended = compute * 2 * model.queries + seen + 4 * model.heads  # q, result; its normaliser
+    by_segment = attention.shared and not kernel
+    if by_segment:  # a completion's own keys are copied behind the prompt's
+        attended += seen
     if types.nf4:  # each LoRA keeps a copy of its input in the type that is computed in
         inputs = compute * (5 * model.hidden + model.queries + model.inner)
         mlp = compute * 3 * model.inner  # gate, its activation, up
     else:  # fused: q, k and v keep one input, gate and up another one
+        # What the segments return is copied together.
         inputs = stream * 2 * model.hidden + (0 if kernel else compute * model.queries)
         mlp = compute * 4 * model.inner  # and their product, the input of down
     layer = norms + attended + inputs + mlp + compute * _LINEARS * rank
@@ -223,7 +244,8 @@ def token_bytes(model: Decoder, types: Types, rank: int, *, kernel: bool, scores
     # Autocast's copies of A and B, which the fused layers do without; the largest matrix as numbers, one at a time.
     fixed = float(compute * model.lora_parameters(rank)) if types.nf4 else 0.0
     unpacked = compute * model.inner * model.hidden if types.nf4 else 0
-    pair = 4.0 * model.heads * layers if scores else 0.0
+    pair = float(compute * layers) if by_segment else 0.0  # the mask of a completion and its prompt, as numbers
+    key = float(layers * seen) if attention.shared else 0.0
     return TokenBytes(
         kept=kept,
         recomputed=stream * layers * model.hidden + (1 + GRADIENTS) * kept / layers,
@@ -231,6 +253,8 @@ def token_bytes(model: Decoder, types: Types, rank: int, *, kernel: bool, scores
         kept_fixed=fixed - fixed / layers,
         kept_pair=pair,
         recomputed_pair=(1 + GRADIENTS) * pair / layers,
+        kept_key=key,
+        recomputed_key=(1 + GRADIENTS) * key / layers,
     )
 
 
@@ -246,9 +270,11 @@ def estimate_memory(model: Decoder, types: Types, rank: int, gpu: str, work: Wor
     """
     trained = model.lora_parameters(rank)
     weights, engine = weight_bytes(model, types), work.engine_share * GPUS[gpu]
-    tile = tile_bytes(model.vocabulary, torch.float32 if types.compute == _FLOAT32 else torch.bfloat16)
-    per_token = token_bytes(model, types, rank, kernel=work.kernel, scores=not work.kernel)
-    per_token = replace(per_token, fixed=per_token.fixed + tile)
+    stored, compute = (torch.float32 if size == _FLOAT32 else torch.bfloat16 for size in (types.weights, types.compute))
+    sizes = (model.vocabulary, model.hidden)
+    head = head_bytes(sizes, stored, compute, int(GPUS[gpu]), fused=work.fused_head)
+    per_token = token_bytes(model, types, rank, work.attention)
+    per_token = replace(per_token, fixed=per_token.fixed + head)
     in_a_pass = max(work.asked or 0, work.longest_row)
     free = GPUS[gpu] - _CONTEXT - weights - _OF_ADAPTER * trained - engine
     plan = plan_memory(free, trained, per_token, longest_row=work.longest_row)
@@ -288,10 +314,19 @@ def recipe_estimates(
         longest_row,
         completions=arguments.generation_batch_size if recipe.rollout.backend in ("auto", "transformers") else 0,
         engine_share=arguments.vllm_gpu_memory_utilization if recipe.rollout.backend == "vllm" else 0.0,
-        kernel=not recipe.train.get("fp16"),  # asked for on GPUs without bfloat16, which have no kernel either
+        attention=attention_of(arguments, fp16=bool(recipe.train.get("fp16"))),
+        fused_head=bool(arguments.fused_head),
         asked=arguments.train_tokens_per_microbatch,
     )
     return [estimate_memory(model, types_of(recipe, base), adapter.r, gpu, work) for gpu in GPUS]
+
+
+def attention_of(arguments: PeftRLConfig, *, fp16: bool) -> Attention:
+    """Of a run on a GPU, with the torch that is installed."""
+    shared = bool(arguments.padding_free and arguments.share_prompts)
+    if fp16:  # asked for on GPUs without bfloat16, which have no kernel either
+        return Attention(kernel=False, grouped=not needs_every_head(Machine("cuda")), shared=shared)
+    return Attention(grouped=KERNEL_CALL is not None and KERNEL_CALL.grouped, shared=shared)
 
 
 def _is_plain(adapter: PeftConfig) -> bool:

@@ -76,6 +76,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     vllm_importance_sampling_correction: bool
     _scores_rollouts = True
     _scored_tokens: int | None = None
+    _seen_again = 0.0
 
     def prepare_passes(self) -> None:
         """Teaches the model the passes; called once it is complete."""
@@ -303,10 +304,10 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
             )
         return log_probs_NT  # type: ignore[return-value]  # none only while TRL makes rollouts
 
-    def _grouping(self, rows: Sequence[Row]) -> dict[str, bool]:
+    def _grouping(self, rows: Sequence[Row]) -> dict[str, Any]:
         """How rows are put into passes."""
         packed = self.passes.packs(rows)
-        return {"packed": packed, "share": packed and self.passes.shared}
+        return {"packed": packed, "share": packed and self.passes.shared, "seen_again": self._seen_again}
 
     def _tokens_in_a_pass(self) -> int:
         """The budget of a pass with gradient; 0: rows as TRL cuts them."""
@@ -328,13 +329,18 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
             self.accelerator.autocast(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
         ):
-            per_token = measure(self.policy if self.whole_tensors else self.model, packed=self.passes.packed)
+            per_token = measure(
+                self.policy if self.whole_tensors else self.model,
+                packed=self.passes.packed,
+                shared=self.passes.shared,
+                fused_head=self._switch("fused_head"),
+            )
         longest = self._longest_prompt(longest_prompt) + (self.max_completion_length or 0)
         free = free_bytes(self.asleep_bytes())
         plan = plan_memory(free, trainable_parameters(self.policy), per_token, longest_row=longest)
         found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=self.accelerator.device)
         tokens, fits = self.accelerator.gather(found).amin(dim=0).tolist()
-        self._budget = int(tokens)
+        self._budget, self._seen_again = int(tokens), plan.seen_again
         model = base_of(self.policy)
         if fits and model.is_gradient_checkpointing and not getattr(self.args, "recompute_asked", True):
             model.activation_checkpointing_disable()
