@@ -18,6 +18,7 @@ from pathlib import Path
 
 import gpu
 import gpu_log
+import gpu_stages.__main__ as stage_process
 import gpu_wheels
 import pytest
 import torch
@@ -507,3 +508,11 @@ def test_modules_that_do_not_come_are_named_with_the_reason(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     (missing,) = requirements.not_importable(("json", "broken_one"))
     assert missing == ("broken_one", "ModuleNotFoundError: No module named 'no_such_module'")
+
+
+def test_an_import_that_fails_says_all_that_is_missing_and_where_to_read(monkeypatch):
+    assert stage_process.how_to_set_up() == ""
+    monkeypatch.setattr(requirements, "unmet", lambda _: iter([("pydantic", "missing, perl-rl needs it")]))
+    said = stage_process.how_to_set_up()
+    assert "pydantic (missing, perl-rl needs it)" in said
+    assert "benchmarks/README.md" in said

@@ -40,8 +40,20 @@ def main() -> int:
             from gpu_stages.setting import failure
 
             traceback.print_exc()
-            send({"row": {"case": OF_THE_STAGE, **failure(error)}})
+            row = {"case": OF_THE_STAGE, **failure(error)}
+            if isinstance(error, ImportError):
+                row["error"] += how_to_set_up()
+            send({"row": row})
             return 1
+
+
+def how_to_set_up() -> str:
+    """What follows an import that failed: all that is missing or too old here, and where it says how to bring it."""
+    from gpu_stages.requirements import dependencies, unmet
+
+    found = [f"{name} ({what})" for name, what in unmet(dependencies())]
+    where = "benchmarks/README.md says how to set up a machine without a package index"
+    return f"; pyproject.toml asks for what is not here: {', '.join(found)}; {where}" if found else ""
 
 
 def _run(options: dict[str, Any], send: Any) -> int:  # noqa: ANN401 (a function)
