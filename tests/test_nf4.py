@@ -149,12 +149,14 @@ def scored(adapter, output, quantization="auto"):
     return perl.evaluate(adapter, tasks=["sandbox:addition"], k=1, output=output, settings=settings).subject
 
 
-def test_it_is_scored_on_the_base_in_4_bits_unless_someone_says_otherwise(run, tmp_path):
+def test_it_is_scored_on_the_base_in_4_bits_unless_someone_says_otherwise(run, tmp_path, caplog):
     own, base = read_results(run.path / "eval").subject, run.facts["fingerprint"]["base"]
     shutil.copytree(run.adapter, tmp_path / "alone")
     for adapter in (run.path, run.path / "checkpoints" / "checkpoint-4", tmp_path / "alone"):
         assert find_subject(str(adapter)).base.quantization == "nf4"
     assert find_subject(str(tmp_path / "alone"), "sandbox:base", quantization="none").base.quantization is None
+    said = "alone was trained on a base quantised to nf4, and is scored on the ordinary base"
+    assert [record.getMessage() for record in caplog.records].count(said) == 1
     there = scored(tmp_path / "alone", tmp_path / "there")
     assert (there["base_sha256"], there["policy"], there["base_quantization"]) == (base, own["policy"], "nf4")
     ordinary = scored(tmp_path / "alone", tmp_path / "ordinary", "none")

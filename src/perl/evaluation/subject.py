@@ -87,7 +87,14 @@ def find_subject(
     if quantization == "auto":
         return subject
     section = subject.base.model_copy(update={"quantization": None if quantization == "none" else quantization})
+    if subject.adapter is not None and subject.adapter.base_quantization != section.quantization:
+        bases = [_named(subject.adapter.base_quantization), _named(section.quantization)]
+        logger.warning("%s was trained on %s, and is scored on %s", subject.name, *bases)
     return replace(subject, base=section)
+
+
+def _named(quantization: str | None) -> str:
+    return "the ordinary base" if quantization is None else f"a base quantised to {quantization}"
 
 
 def _found(adapter: str | None, base: str | None, dtype: str) -> Subject:
@@ -158,7 +165,7 @@ def _quantised_like(saved: SavedAdapter, section: ModelSection) -> ModelSection:
     """The base as the adapter was trained on it; one that was quantised as no recipe can say is taken as published."""
     was = saved.base_quantization
     if was not in (None, _NF4):
-        logger.warning("%s was trained on a base quantised to %s, and is scored on the ordinary one", saved.name, was)
+        logger.warning("%s was trained on %s, and is scored on %s", saved.name, _named(was), _named(None))
     return section.model_copy(update={"quantization": _NF4 if was == _NF4 else None})
 
 
