@@ -34,10 +34,12 @@ from perl.targets import check_targets, full_names, leave_out_unreached, linear_
 
 logger = logging.getLogger("perl")
 
-# What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, AdaLoRA's ranks taken for LoRA's, a
-# layer of AdaLoRA without any rank left.
+# What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT that it loads without its CUDA
+# extension, AdaLoRA's ranks taken for LoRA's, a layer of AdaLoRA without any rank left.
 _HARMLESS = (
     "Unsupported layer type",
+    "Failed to load the CUDA extension",
+    "Setting boft_n_butterfly_factor",
     "The following rank_pattern keys",
     "Adapter .* LoRA tensor",
     "Specified to not save",
