@@ -188,21 +188,21 @@ def test_the_pass_that_takes_the_most_memory_comes_first(packed, share, budget):
         assert sizes == sorted(sizes, reverse=True)
 
 
-@pytest.mark.parametrize("seen_again", [0.0, 0.25, 2.0])
+@pytest.mark.parametrize("copy_cost", [0.0, 0.25, 2.0])
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_what_completions_see_of_a_shared_prompt_counts_for_each_of_them(budget, seen_again):
+def test_what_completions_see_of_a_shared_prompt_counts_for_each_of_them(budget, copy_cost):
     def cost(rows, families) -> float:
         layout = pack(rows, families).layout
         tokens, keys = (ends[-1].item() for ends in (layout.query_ends, layout.key_ends))
-        return tokens + seen_again * (keys - tokens)
+        return tokens + copy_cost * (keys - tokens)
 
     window = some_window()
-    passes = micro_batches(window, range(12), budget=budget, packed=True, share=True, seen_again=seen_again)
+    passes = micro_batches(window, range(12), budget=budget, packed=True, share=True, copy_cost=copy_cost)
     costs = [cost(batch.rows, batch.families) for batch in passes]
-    assert [batch.cost(seen_again) for batch in passes] == costs == sorted(costs, reverse=True)
+    assert [batch.cost(copy_cost) for batch in passes] == costs == sorted(costs, reverse=True)
     if budget:
         assert all(found <= budget or len(batch.rows) == 1 for found, batch in zip(costs, passes, strict=True))
-        for families in token_batches(window.rows, budget=budget, packed=True, share=True, seen_again=seen_again):
+        for families in token_batches(window.rows, budget=budget, packed=True, share=True, copy_cost=copy_cost):
             indices, own = renumbered(families)
             assert cost([window.rows[index] for index in indices], own) <= budget or len(indices) == 1
 

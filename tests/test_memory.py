@@ -268,7 +268,7 @@ def test_what_completions_see_of_a_shared_prompt_is_in_the_plan(how, recompute, 
     per_token = measure(policy, packed=True, shared=True)
     prompt, completion, count = 800, 8, 24
     tokens = prompt + count * (completion - 1)
-    planned = per_token.of_pass(tokens, prompt + completion, recompute=recompute, seen_again=count * prompt)
+    planned = per_token.of_pass(tokens, prompt + completion, recompute=recompute, copies=count * prompt)
     without = per_token.of_pass(tokens, prompt + completion, recompute=recompute)
     peak = true_peak(policy, completion, recompute=recompute, prompt=prompt, completions=count)
     if how.kernel:

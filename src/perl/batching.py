@@ -75,11 +75,11 @@ class MicroBatch:
             return len(self.rows) * max(row.tokens for row in self.rows)
         return sum(family_tokens([self.rows[index] for index in family]) for family in self.families)
 
-    def cost(self, seen_again: float) -> float:
+    def cost(self, copy_cost: float) -> float:
         """In tokens of a budget, as in :func:`micro_batches`."""
         if not self.packed:
             return self.tokens
-        return sum(_family_cost([self.rows[index] for index in family], seen_again) for family in self.families)
+        return sum(_family_cost([self.rows[index] for index in family], copy_cost) for family in self.families)
 
 
 def _no_width(_: int) -> int:
@@ -162,7 +162,7 @@ def have_advantage(advantages: torch.Tensor, largest: float | torch.Tensor) -> t
 
 
 def micro_batches(
-    window: Window, live: Sequence[int], *, budget: int, packed: bool, share: bool, seen_again: float = 0.0
+    window: Window, live: Sequence[int], *, budget: int, packed: bool, share: bool, copy_cost: float = 0.0
 ) -> list[MicroBatch]:
     """Distributes rows over passes.
 
@@ -172,7 +172,7 @@ def micro_batches(
         budget: Tokens in a pass; a longer row gets one of its own. 0: as the micro-batches came.
         packed: Whether rows will be packed; if not, padding counts as tokens and rows of like length go together.
         share: Whether prompts are run once for all their completions in a pass.
-        seen_again: What a token of a shared prompt costs for each completion that sees it, in tokens of the budget.
+        copy_cost: What a token of a shared prompt costs for each completion that sees it, in tokens of the budget.
 
     Returns:
         The passes, the one that costs most first: if memory does not suffice, that shows at once.
@@ -181,9 +181,9 @@ def micro_batches(
         families = _families([window.rows[index] for index in live], live, share=share)
         bins = _by_origin(families, window.micro_batch_N.tolist())
     else:
-        bins = _filled(window.rows, live, budget=budget, packed=packed, share=share, seen_again=seen_again)
+        bins = _filled(window.rows, live, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
     passes = [_cut(window, members, packed=packed) for members in bins]
-    return sorted(passes, key=lambda batch: batch.cost(seen_again), reverse=True)
+    return sorted(passes, key=lambda batch: batch.cost(copy_cost), reverse=True)
 
 
 def idle_micro_batch(window: Window, *, packed: bool) -> MicroBatch:
@@ -203,17 +203,17 @@ def family_tokens(rows: Sequence[Row]) -> int:
     return prompt + sum(row.tokens - prompt for row in rows)
 
 
-def _family_cost(rows: Sequence[Row], seen_again: float) -> float:
+def _family_cost(rows: Sequence[Row], copy_cost: float) -> float:
     """The tokens that are run, and what the keys of a shared prompt cost that attention copies for each completion."""
     seeing = sum(row.completion.numel() > 1 for row in rows) if len(rows) > 1 else 0  # the last token is not run
-    return family_tokens(rows) + seen_again * seeing * rows[0].prompt.numel()
+    return family_tokens(rows) + copy_cost * seeing * rows[0].prompt.numel()
 
 
 def token_batches(
-    rows: Sequence[Row], *, budget: int, packed: bool, share: bool, seen_again: float = 0.0
+    rows: Sequence[Row], *, budget: int, packed: bool, share: bool, copy_cost: float = 0.0
 ) -> list[list[list[int]]]:
     """Rows distributed over passes without gradient: lists of families of indices into ``rows``."""
-    return _filled(rows, range(len(rows)), budget=budget, packed=packed, share=share, seen_again=seen_again)
+    return _filled(rows, range(len(rows)), budget=budget, packed=packed, share=share, copy_cost=copy_cost)
 
 
 def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
@@ -224,7 +224,7 @@ def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tupl
 
 
 def _filled(
-    rows: Sequence[Row], indices: Iterable[int], *, budget: int, packed: bool, share: bool, seen_again: float
+    rows: Sequence[Row], indices: Iterable[int], *, budget: int, packed: bool, share: bool, copy_cost: float
 ) -> list[list[list[int]]]:
     """Some rows distributed over passes; each pass has rows of one width, whose rotary factors are the same."""
     by_width: dict[int, list[int]] = {}
@@ -233,7 +233,7 @@ def _filled(
     bins: list[list[list[int]]] = []
     for same in by_width.values():
         if packed:
-            bins += _fill(rows, _families([rows[index] for index in same], same, share=share), budget, seen_again)
+            bins += _fill(rows, _families([rows[index] for index in same], same, share=share), budget, copy_cost)
         else:
             bins += _fill_padded(rows, same, budget)
     return bins
@@ -249,11 +249,11 @@ def _families(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> li
     return list(by_prompt.values())
 
 
-def _fill(rows: Sequence[Row], families: list[list[int]], budget: int, seen_again: float) -> list[list[list[int]]]:
+def _fill(rows: Sequence[Row], families: list[list[int]], budget: int, copy_cost: float) -> list[list[list[int]]]:
     """First fit, longest first; a family that is too long is divided, which costs its prompt once more."""
 
     def cost(family: list[int]) -> float:
-        return _family_cost([rows[index] for index in family], seen_again)
+        return _family_cost([rows[index] for index in family], copy_cost)
 
     pieces = []
     for family in families:

@@ -27,15 +27,15 @@ MOST_TOKENS = 65536
 # Of the memory that is free before the first step, the part that activations may take. The rest is for temporary
 # results and fragmentation; gradients and the optimizer's state are counted separately.
 _SHARE = 0.7
-# Adapter parameters are float32, and so are their gradients and Adam's two averages.
-_BYTES_PER_TRAINED = 12
+BYTES_PER_TRAINED = 12
+"""Besides the float32 number itself: its gradient and Adam's two averages."""
 # Tokens of the shortest row that is measured; the others have twice and four times as many.
 _PROBE = 128
 # Of the prompt that two completions share.
 _SEEN = 512
 # Of a layer's activations, what its backward pass adds: their gradients. Where activations are computed again one layer
 # is most of what is held. Counted by storages that are alive: 0.25 to 0.31 (Qwen2 shapes, bfloat16 and float32).
-GRADIENTS = 0.3
+_GRADIENTS = 0.3
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ class MemoryPlan:
     Attributes:
         tokens: In one forward and backward pass.
         recompute: Whether activations are computed again in the backward pass (gradient checkpointing).
-        seen_again: What a token of a shared prompt costs for each completion that sees it, in tokens.
+        copy_cost: In tokens of such a pass, what a token of a shared prompt costs again for each completion that sees
+            it: attention copies its key and value.
     """
 
     tokens: int
     recompute: bool
-    seen_again: float = 0.0
+    copy_cost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class TokenBytes:
         kept_fixed: Such bytes without recomputation only: weights as autocast has rounded them.
         kept_pair: Bytes for each pair of tokens of a row, where attention keeps its scores or a mask.
         recomputed_pair: The same with recomputation.
-        kept_key: Bytes for each token of a shared prompt and each completion that sees it: attention keeps what a
-            completion sees end to end, so the prompt's keys and values once for each.
-        recomputed_key: The same with recomputation: of one layer, with their gradients.
+        kept_copy: Bytes for each token of a shared prompt and each completion that sees it: attention keeps what a
+            completion sees end to end, so a copy of the prompt's keys and values for each.
+        recomputed_copy: The same with recomputation: of one layer, with their gradients.
     """
 
     kept: float
@@ -76,8 +77,35 @@ class TokenBytes:
     kept_fixed: float = 0.0
     kept_pair: float = 0.0
     recomputed_pair: float = 0.0
-    kept_key: float = 0.0
-    recomputed_key: float = 0.0
+    kept_copy: float = 0.0
+    recomputed_copy: float = 0.0
+
+    @classmethod
+    def of_layers(
+        cls, layers: int, *, inputs: float, kept: float, fixed: float, besides: float, pair: float, copy: float
+    ) -> "TokenBytes":
+        """Of a model whose layers can be computed again, one at a time, from what it keeps without that.
+
+        Args:
+            layers: That follow one another.
+            inputs: Bytes of a token that all layers are given.
+            kept: Bytes that a token keeps in all layers.
+            fixed: Bytes that all layers keep however many tokens there are.
+            besides: Such bytes outside of what is kept.
+            pair: Bytes of a pair of tokens in all layers.
+            copy: Bytes of a token of a shared prompt for each completion that sees it, in all layers.
+        """
+        again = (1 + _GRADIENTS) / layers  # one layer is held, and what its backward pass adds
+        return cls(
+            kept=kept,
+            recomputed=inputs + again * kept,
+            fixed=besides + fixed / layers,
+            kept_fixed=fixed - fixed / layers,
+            kept_pair=pair,
+            recomputed_pair=again * pair,
+            kept_copy=copy,
+            recomputed_copy=again * copy,
+        )
 
     def of_token(self, row: int, *, recompute: bool) -> float:
         """Bytes that a token of a row of so many tokens keeps."""
@@ -87,21 +115,21 @@ class TokenBytes:
         """Bytes that a pass takes however many tokens it has."""
         return self.fixed if recompute else self.fixed + self.kept_fixed
 
-    def of_key(self, *, recompute: bool) -> float:
+    def of_copy(self, *, recompute: bool) -> float:
         """Bytes of a token of a shared prompt for each completion that sees it."""
-        return self.recomputed_key if recompute else self.kept_key
+        return self.recomputed_copy if recompute else self.kept_copy
 
-    def of_pass(self, tokens: int, row: int, *, recompute: bool, seen_again: int = 0) -> float:
+    def of_pass(self, tokens: int, row: int, *, recompute: bool, copies: int = 0) -> float:
         """Bytes that a pass of so many tokens takes.
 
         Args:
             tokens: That are run, a shared prompt's once.
             row: Of the longest row.
             recompute: Whether activations are computed again.
-            seen_again: The sum over completions that share a prompt of its tokens.
+            copies: The sum over completions that share a prompt of its tokens.
         """
         of_tokens = tokens * self.of_token(row, recompute=recompute)
-        return self.of_any_pass(recompute=recompute) + of_tokens + seen_again * self.of_key(recompute=recompute)
+        return self.of_any_pass(recompute=recompute) + of_tokens + copies * self.of_copy(recompute=recompute)
 
 
 def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longest_row: int) -> MemoryPlan:
@@ -113,15 +141,15 @@ def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longe
         per_token: What a token keeps.
         longest_row: Tokens of the longest row that may come; it must fit, since rows are not cut.
     """
-    usable = _SHARE * (free_bytes - _BYTES_PER_TRAINED * trained)
+    usable = _SHARE * (free_bytes - BYTES_PER_TRAINED * trained)
 
     def fitting(*, recompute: bool) -> int:
         rest = max(usable - per_token.of_any_pass(recompute=recompute), 0.0)
         return min(int(rest / per_token.of_token(longest_row, recompute=recompute)), max(MOST_TOKENS, longest_row))
 
     recompute = fitting(recompute=False) < longest_row
-    seen_again = per_token.of_key(recompute=recompute) / per_token.of_token(longest_row, recompute=recompute)
-    return MemoryPlan(max(fitting(recompute=recompute), longest_row), recompute, seen_again)
+    copy_cost = per_token.of_copy(recompute=recompute) / per_token.of_token(longest_row, recompute=recompute)
+    return MemoryPlan(max(fitting(recompute=recompute), longest_row), recompute, copy_cost)
 
 
 def free_bytes(asleep: int = 0) -> int:
@@ -162,10 +190,10 @@ def measure(model: nn.Module, *, packed: bool, shared: bool = False, fused_head:
         )
         given = inputs.bytes / inputs.tokens if inputs.layers else 0.0
         # The same tokens once with two completions that see the prompt, once with one that is part of its row.
-        key = 0.0
+        copy = 0.0
         if shared:
             alone, both = kept_of([_row(_SEEN, 3, device)]), kept_of([_row(_SEEN, 2, device)] * 2)
-            key = max(both - alone, 0) / (2 * _SEEN)
+            copy = max(both - alone, 0) / (2 * _SEEN)
     # first = fixed + kept T + pair T^2, and so on with 2 T and 4 T
     pair = max(((third - second) / 2 - (second - first)) / (3 * _PROBE**2), 0.0)
     kept = (second - first) / _PROBE - 3 * _PROBE * pair
@@ -174,17 +202,9 @@ def measure(model: nn.Module, *, packed: bool, shared: bool = False, fused_head:
     if device.type != "cpu":
         outside += _head_bytes(model, device, fused=bool(fused_head))
     if not inputs.layers:  # nothing that could be computed again
-        return TokenBytes(kept, kept, fixed + outside, 0.0, pair, pair, key, key)
-    layers = inputs.layers
-    return TokenBytes(
-        kept=kept,
-        recomputed=given + (1 + GRADIENTS) * kept / layers,
-        fixed=outside + fixed / layers,
-        kept_fixed=fixed - fixed / layers,
-        kept_pair=pair,
-        recomputed_pair=(1 + GRADIENTS) * pair / layers,
-        kept_key=key,
-        recomputed_key=(1 + GRADIENTS) * key / layers,
+        return TokenBytes(kept, kept, fixed + outside, 0.0, pair, pair, copy, copy)
+    return TokenBytes.of_layers(
+        inputs.layers, inputs=given, kept=kept, fixed=fixed, besides=outside, pair=pair, copy=copy
     )
 
 

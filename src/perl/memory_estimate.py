@@ -16,7 +16,7 @@ from peft import LoraConfig, PeftConfig
 from perl.attention import KERNEL_CALL, Machine, needs_every_head
 from perl.config import PeftRLConfig
 from perl.head import head_bytes
-from perl.memory import GRADIENTS, MemoryPlan, TokenBytes, plan_memory
+from perl.memory import BYTES_PER_TRAINED, MemoryPlan, TokenBytes, plan_memory
 from perl.recipe import Recipe
 
 GIB = 2**30
@@ -26,13 +26,11 @@ GPUS = {"16 GB": 14.7 * GIB, "24 GB": 22.0 * GIB, "48 GB": 44.4 * GIB, "80 GB": 
 _KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 # The CUDA context and the libraries' own; not measured by us yet.
 _CONTEXT = 0.6 * GIB
-# A float32 adapter, its gradient, Adam's two averages.
-_BYTES_PER_TRAINED, _OF_ADAPTER = 16, 4
+_FLOAT32 = 4
 # NF4 with doubly quantised scales: half a byte a weight, a byte for 64 of them, a float32 for 256 of those.
 _NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 # Linear layers of a decoder layer; each keeps A x for the gradient of B.
 _LINEARS = 7
-_FLOAT32 = 4
 
 
 @dataclass(frozen=True)
@@ -245,16 +243,14 @@ def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention) -
     fixed = float(compute * model.lora_parameters(rank)) if types.nf4 else 0.0
     unpacked = compute * model.inner * model.hidden if types.nf4 else 0
     pair = float(compute * layers) if by_segment else 0.0  # the mask of a completion and its prompt, as numbers
-    key = float(layers * seen) if attention.shared else 0.0
-    return TokenBytes(
+    return TokenBytes.of_layers(
+        layers,
+        inputs=stream * layers * model.hidden,
         kept=kept,
-        recomputed=stream * layers * model.hidden + (1 + GRADIENTS) * kept / layers,
-        fixed=unpacked + fixed / layers,
-        kept_fixed=fixed - fixed / layers,
-        kept_pair=pair,
-        recomputed_pair=(1 + GRADIENTS) * pair / layers,
-        kept_key=key,
-        recomputed_key=(1 + GRADIENTS) * key / layers,
+        fixed=fixed,
+        besides=unpacked,
+        pair=pair,
+        copy=float(layers * seen) if attention.shared else 0.0,
     )
 
 
@@ -276,11 +272,11 @@ def estimate_memory(model: Decoder, types: Types, rank: int, gpu: str, work: Wor
     per_token = token_bytes(model, types, rank, work.attention)
     per_token = replace(per_token, fixed=per_token.fixed + head)
     in_a_pass = max(work.asked or 0, work.longest_row)
-    free = GPUS[gpu] - _CONTEXT - weights - _OF_ADAPTER * trained - engine
+    free = GPUS[gpu] - _CONTEXT - weights - _FLOAT32 * trained - engine
     plan = plan_memory(free, trained, per_token, longest_row=work.longest_row)
     return MemoryEstimate(
         weights=weights,
-        adapter=float(_BYTES_PER_TRAINED * trained),
+        adapter=float((_FLOAT32 + BYTES_PER_TRAINED) * trained),
         cache=float(cached_bytes(model, types) * work.longest_row * work.completions),
         engine=engine,
         per_token=per_token,

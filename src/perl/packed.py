@@ -76,7 +76,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     vllm_importance_sampling_correction: bool
     _scores_rollouts = True
     _scored_tokens: int | None = None
-    _seen_again = 0.0
+    _copy_cost = 0.0
 
     def prepare_passes(self) -> None:
         """Teaches the model the passes; called once it is complete."""
@@ -307,7 +307,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
     def _grouping(self, rows: Sequence[Row]) -> dict[str, Any]:
         """How rows are put into passes."""
         packed = self.passes.packs(rows)
-        return {"packed": packed, "share": packed and self.passes.shared, "seen_again": self._seen_again}
+        return {"packed": packed, "share": packed and self.passes.shared, "copy_cost": self._copy_cost}
 
     def _tokens_in_a_pass(self) -> int:
         """The budget of a pass with gradient; 0: rows as TRL cuts them."""
@@ -340,7 +340,7 @@ class PackedGRPOTrainer(ResumableGRPOTrainer):
         plan = plan_memory(free, trainable_parameters(self.policy), per_token, longest_row=longest)
         found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=self.accelerator.device)
         tokens, fits = self.accelerator.gather(found).amin(dim=0).tolist()
-        self._budget, self._seen_again = int(tokens), plan.seen_again
+        self._budget, self._copy_cost = int(tokens), plan.copy_cost
         model = base_of(self.policy)
         if fits and model.is_gradient_checkpointing and not getattr(self.args, "recompute_asked", True):
             model.activation_checkpointing_disable()

@@ -26,6 +26,7 @@ from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
 from perl.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
+from perl.policy_name import in_few_bits
 from perl.progress import live_line
 from perl.prompts import render_prompts
 from perl.quantised import has_bfloat16
@@ -120,7 +121,7 @@ class Plan:
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         base = self.total_parameters - (self.trainable_parameters if self.method.config else 0)
         quantization = self.recipe.model.quantization
-        in_bits = f", base in 4 bits ({quantization})" if quantization else ""
+        in_bits = f", base{in_few_bits(quantization)}" if quantization else ""
         yield f"model    {self.recipe.model.name}, {base:,} parameters{in_bits}"
         yield f"adapter  {self.method.name} ({settings})" if self.method.config else "adapter  none: the model itself"
         yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"

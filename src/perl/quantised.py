@@ -70,7 +70,7 @@ def quantisation_of(base: nn.Module) -> str | None:
     if not was_quantised(base):
         return None
     facts = _facts(base)
-    if facts.items() >= _NF4.items() and not facts["llm_int8_skip_modules"]:
+    if facts.items() >= _NF4.items() and not facts[_SKIPPED]:
         return "nf4"
     if facts.get("load_in_8bit"):
         return "int8"

@@ -180,11 +180,12 @@ def replace_folder(staged: Path, path: Path) -> None:
     os.replace(staged, path)
 
 
-def installed_versions(further: Sequence[str] = ()) -> dict[str, str]:
+def installed_versions(further: Sequence[str] = (), *, quantised: bool = False) -> dict[str, str]:
     """Versions of the packages that a result depends on; of this one also where it is only on the path.
 
     Args:
         further: Packages that are named only where they are installed.
+        quantised: Whether the base was quantised as it was loaded.
     """
     versions = {"perl-rl": __version__}
     for package in _PACKAGES:
@@ -192,7 +193,7 @@ def installed_versions(further: Sequence[str] = ()) -> dict[str, str]:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
-    for package in further:
+    for package in (*further, *(["bitsandbytes"] if quantised else [])):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
@@ -241,19 +242,21 @@ def _claim(path: Path, recipe: Recipe) -> Run:
         )
     run = Run.read(path) if (path / "run.json").exists() else Run(path)
     if run.status != "done":
-        run.record(status="running", versions=_versions(recipe))
+        run.record(status="running", versions=installed_versions(quantised=recipe.model.quantization is not None))
     return run
 
 
 def _begin(path: Path, recipe: Recipe) -> Run:
     write_text(path / "recipe.yaml", recipe.to_yaml())
     run = Run(path)
-    run.record(status="running", steps=0, created=_now(), git_commit=git_commit(), versions=_versions(recipe))
+    run.record(
+        status="running",
+        steps=0,
+        created=_now(),
+        git_commit=git_commit(),
+        versions=installed_versions(quantised=recipe.model.quantization is not None),
+    )
     return run
-
-
-def _versions(recipe: Recipe) -> dict[str, str]:
-    return installed_versions(("bitsandbytes",) if recipe.model.quantization is not None else ())
 
 
 def _holds_work(path: Path) -> bool:

@@ -100,15 +100,15 @@ def score_all(
     budget: int,
     columns: int,
     agree: Callable[[int], int] = int,
-    seen_again: float = 0.0,
+    copy_cost: float = 0.0,
 ) -> torch.Tensor:
     """(N, T) log-probabilities of any number of rows without gradient, a budget of tokens at a time.
 
     ``agree`` makes the most passes of any process of the number of this one's, where each pass is taken together;
-    ``seen_again`` as in :func:`perl.batching.micro_batches`.
+    ``copy_cost`` as in :func:`perl.batching.micro_batches`.
     """
     result_NT: torch.Tensor | None = None
-    batches = token_batches(rows, budget=budget, packed=packed, share=share, seen_again=seen_again)
+    batches = token_batches(rows, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
     for families in batches + batches[:1] * (agree(len(batches)) - len(batches)):
         indices, own = renumbered(families)
         part, _ = score(model, [rows[i] for i in indices], own, packed=packed, columns=columns, entropy="none")

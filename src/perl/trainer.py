@@ -367,7 +367,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
             ),
             "rewards": dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
             "tags": list(tags),
-            "versions": installed_versions(),
+            "versions": installed_versions(quantised=quantisation_of(base_of(self.policy)) is not None),
         }
         write_folder_card(folder, made_facts(facts, CARD))
 

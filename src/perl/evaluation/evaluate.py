@@ -281,7 +281,7 @@ def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float)
             "device": plan.device.type,
             "logp_diff": drawn.logp_diff,
         },
-        versions=installed_versions((*_PACKAGES, *(["bitsandbytes"] if quantization is not None else []))),
+        versions=installed_versions(_PACKAGES, quantised=quantization is not None),
         seconds=seconds,
         tasks=tuple(_task_result(plan, task, drawn, own) for task in plan.tasks),
         verifier=verifier_version(),

@@ -22,10 +22,11 @@ from perl.errors import MissingExtraError, PerlError, raise_all
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
 from perl.evaluation.questions import Prepared, prepare_task, template_hash
-from perl.evaluation.subject import Quantization, Subject, find_subject
+from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.model import load_empty_base, load_tokenizer, resolve_model
+from perl.policy_name import in_few_bits
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.recipe.server_address import ServerAddress, server_option
 from perl.rewards.verifier import Judging
@@ -88,7 +89,7 @@ class EvalSettings:
     sync_folder: str | None = None
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Quantization = "auto"
+    quantization: QuantizationChoice = "auto"
     batch_size: int = 64
     threads: int | None = None
 
@@ -138,7 +139,7 @@ class Evaluation:
 
     def lines(self) -> Iterator[str]:
         """What will be done, for a person to read."""
-        quantized = f" in 4 bits ({self.subject.base.quantization})" if self.subject.base.quantization else ""
+        quantized = in_few_bits(self.subject.base.quantization)
         on = f" on {self.subject.base.name}{quantized}" if self.subject.trained else quantized
         yield f"policy   {self.subject.name}{on}"
         yield f"protocol {self.protocol.preset}: {self.protocol}"

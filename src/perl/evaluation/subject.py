@@ -17,7 +17,7 @@ from perl.errors import ModelError, PerlError, RunFolderError
 from perl.hub_lookup import TIMEOUT_SECONDS
 from perl.policy_name import adapter_config_digest, model_config_digest, policy_name, weights_digest
 from perl.recipe import Recipe
-from perl.recipe.sections import ModelSection
+from perl.recipe.sections import QUANTIZATIONS, ModelSection
 from perl.run import Run, sha256_of
 from perl.sandbox import is_sandbox
 from perl.saved_adapter import CONFIG, SavedAdapter, find_adapter
@@ -25,7 +25,6 @@ from perl.saved_adapter import CONFIG, SavedAdapter, find_adapter
 logger = logging.getLogger("perl")
 
 _WHOLE_MODEL = "config.json"
-_NF4 = "nf4"
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,11 @@ class Subject:
         return self.adapter is not None or self.model is not None
 
 
-Quantization = Literal["auto", "none", "nf4"]
+QuantizationChoice = Literal["auto", "none", "nf4"]
 
 
 def find_subject(
-    adapter: str | None, base: str | None = None, dtype: str = "auto", quantization: Quantization = "auto"
+    adapter: str | None, base: str | None = None, dtype: str = "auto", quantization: QuantizationChoice = "auto"
 ) -> Subject:
     """Finds what a user named.
 
@@ -164,9 +163,10 @@ def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
 def _quantised_like(saved: SavedAdapter, section: ModelSection) -> ModelSection:
     """The base as the adapter was trained on it; one that was quantised as no recipe can say is taken as published."""
     was = saved.base_quantization
-    if was not in (None, _NF4):
-        logger.warning("%s was trained on %s, and is scored on %s", saved.name, _named(was), _named(None))
-    return section.model_copy(update={"quantization": _NF4 if was == _NF4 else None})
+    known = was if was in QUANTIZATIONS else None
+    if was != known:
+        logger.warning("%s was trained on %s, and is scored on %s", saved.name, _named(was), _named(known))
+    return section.model_copy(update={"quantization": known})
 
 
 def _with_dtype(section: ModelSection, dtype: str) -> ModelSection:

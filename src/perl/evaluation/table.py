@@ -14,6 +14,7 @@ from perl.evaluation.metrics import Difference
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
 from perl.intervals import ALIKE, estimate_text, percent
+from perl.policy_name import in_few_bits
 
 # Above this share of truncated completions a score says more about the limit than about the policy.
 MUCH_TRUNCATED = 0.1
@@ -235,11 +236,6 @@ def _engine(results: Results) -> str:
         f"{name} {value:.2g}" if isinstance(value, float) else f"{name} {value}" for name, value in engine.items()
     ]
     return ", ".join([backend, *named, *others])
-
-
-def in_few_bits(quantization: str | None) -> str:
-    """What follows a base's name: it was quantised as it was loaded, and is another one than its name says."""
-    return "" if quantization is None else f" in {'8' if quantization == 'int8' else '4'} bits ({quantization})"
 
 
 def _subject(results: Results, marks: Marks) -> str:

@@ -23,7 +23,7 @@ from perl.hub.retries import Sleep, persist
 
 logger = logging.getLogger("perl")
 
-# Digests of the cards that this process has sent: a trainer pushes again and again, each time with a newer card.
+# Digests of what this process has sent: a trainer pushes again and again, each time with a newer card.
 _sent: set[str] = set()
 
 
