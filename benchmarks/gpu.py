@@ -340,7 +340,8 @@ def _print_summary(outcomes: list[Outcome], options: argparse.Namespace) -> None
         print(f"{name:12}{state:>12}{len(outcome.rows):6}{counts[0]:8}{counts[1]:8}{counts[2]:9}{outcome.seconds:9.0f}")
     for refused in {outcome.refused for outcome in outcomes if outcome.refused}:
         print(refused)
-    print(f"results: {options.output}")
+    if options.output.exists():
+        print(f"results: {options.output}")
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
