@@ -36,6 +36,12 @@ def test_every_sentence_is_that_of_the_class(config_fields):
     assert len(read) > 100
 
 
+def test_every_constant_default_is_that_of_the_class(config_fields):
+    read = {name: field.default for name, field in train_fields().items() if field.default is not None}
+    assert read == {name: config_fields[name].default for name in read}
+    assert {"seed", "loss_type", "importance_sampling_level", "beta", "logging_steps"} <= set(read)
+
+
 def test_every_refused_field_exists():
     assert not set(REFUSED) - set(train_fields())
 

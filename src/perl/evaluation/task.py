@@ -8,7 +8,7 @@ Knows nothing of models or of verdicts, and imports neither torch nor lighteval,
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -161,22 +161,6 @@ def find_tasks(names: Sequence[str], where: str = "--tasks") -> list[Task]:
         problems.append(Problem("none is named", where, did_you_mean("", known)))
     raise_all(PerlError, problems)
     return [known[name] for name in names]
-
-
-def tables_on_demand(tasks: Sequence[Task]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a task module: ``TASKS_TABLE``, in which lighteval looks, made when it is asked for.
-
-    A module that has it serves ``lighteval ... --custom-tasks FILE`` and is still imported in a moment elsewhere.
-    """
-
-    def attribute(name: str) -> object:
-        if name != "TASKS_TABLE":
-            raise AttributeError(name)
-        from perl.evaluation.lighteval_tasks import tasks_table  # imports lighteval, which takes seconds
-
-        return tasks_table(tasks)
-
-    return attribute
 
 
 def _tasks_of(path: Path) -> tuple[Task, ...]:

@@ -8,13 +8,11 @@ cards or scores.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
 from peft import PeftConfig
 
-from perl.config import PeftRLConfig
 from perl.errors import PerlError, Problem
 from perl.hub.card_form import shown as cut
 from perl.hub.fact_form import showable_settings
@@ -24,6 +22,7 @@ from perl.hub.run_facts import RUN_FACTS, RunFacts
 from perl.methods.registry import METHODS
 from perl.methods.settings import resolved_settings
 from perl.recipe import Recipe
+from perl.recipe.train_fields import train_fields
 from perl.saved_adapter import CONFIG
 
 _AGAIN = "perl push writes both anew"
@@ -190,4 +189,4 @@ def logging_interval(recipe: Recipe | None) -> int | None:
 
 def _default(name: str) -> Any:  # noqa: ANN401 (of any argument)
     """What the trainer takes where a recipe is silent."""
-    return {field.name: field.default for field in fields(PeftRLConfig)}[name]
+    return train_fields()[name].default

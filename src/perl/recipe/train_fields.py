@@ -98,11 +98,13 @@ class TrainField:
     Attributes:
         annotation: Its type; enumerations of transformers appear as ``str``, foreign classes as ``Any``.
         help: Its sentence, empty if the source builds it at run time.
+        default: Its value where nobody sets it; None also if the source computes it.
     """
 
     name: str
     annotation: Any
     help: str
+    default: Any = None
 
 
 @functools.cache
@@ -114,7 +116,8 @@ def train_fields() -> dict[str, TrainField]:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
                 if node.target.id.startswith("_"):
                     continue
-                fields[node.target.id] = TrainField(node.target.id, _type_of(node.annotation), _help_of(node.value))
+                name, value = node.target.id, node.value
+                fields[name] = TrainField(name, _type_of(node.annotation), _help_of(value), _default_of(value))
     return fields
 
 
@@ -158,6 +161,16 @@ def _type_of(node: ast.expr) -> Any:  # noqa: ANN401 (a type or a union of types
             return Literal[tuple(ast.literal_eval(value) for value in values)]
         case _:
             return Any
+
+
+def _default_of(node: ast.expr) -> Any:  # noqa: ANN401 (of any argument)
+    """The constant that a field is set to, or the constant ``default`` of a ``field(...)``."""
+    if isinstance(node, ast.Call):
+        node = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), ast.Constant(None))
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
 
 
 def _help_of(node: ast.expr) -> str:
