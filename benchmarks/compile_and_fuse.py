@@ -46,9 +46,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from perl.packing import Row
-from perl.run import installed_versions
-from perl.scoring import score
+from perl.packing.forward import score
+from perl.packing.rows import Row
+from perl.run.folder import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
 GENERATIONS = 8

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from perl import threads
-from perl.run import installed_versions
+from perl.run import threads
+from perl.run.folder import installed_versions
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TASK = "sandbox:chain"

@@ -36,7 +36,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_WAIT_P
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import perl
-from perl.evaluation.lighteval_score import score_with_lighteval
+from perl.evaluation.lighteval.score import score_with_lighteval
 from perl.evaluation.metrics import average_at_k, standard_error
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import SAMPLES, ProblemResult, Results, read_results
@@ -44,7 +44,7 @@ from perl.evaluation.task import Question, TaskData, find_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.intervals import interval
 from perl.rewards.verifier import check_all
-from perl.run import installed_versions
+from perl.run.folder import installed_versions
 from perl.sandbox import BASE_FOLDER
 
 RESULTS = Path(__file__).parent / "results" / "evaluation.json"

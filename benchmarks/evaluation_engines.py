@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import perl
-from perl.adapter import base_only
 from perl.evaluation.draw import TaskRequest
 from perl.evaluation.evaluate import draw_samples
 from perl.evaluation.metrics import paired_difference
@@ -35,11 +34,12 @@ from perl.evaluation.policies import Policies, load_policies
 from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import rights, score_samples
-from perl.logprobs import token_log_probs
+from perl.policy.attach import base_only
+from perl.policy.logprobs import token_log_probs
 from perl.rollouts.engine import EngineSampling, Request, Sampled
-from perl.rollouts.update import choose_form, make_update
-from perl.rollouts.vllm_server import ServerPool
-from perl.run import installed_versions
+from perl.rollouts.sync import choose_form, make_update
+from perl.rollouts.vllm.servers import ServerPool
+from perl.run.folder import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
 TASK = "sandbox:addition"

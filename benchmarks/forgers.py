@@ -23,9 +23,9 @@ REPO = "user/adapter"
 
 def rows(hub: LocalHub) -> list[dict[str, Any]]:
     """Every edit, with what became of it."""
-    from perl.hub.candidate import find_candidate
-    from perl.hub.commit import push_package
-    from perl.hub.push import pack
+    from perl.hub.card.candidate import find_candidate
+    from perl.hub.push.commit import push_package
+    from perl.hub.push.publish import pack
     from tests.hub.card_runs import make_run
     from tests.hub.forgeries import FORGERIES
 
@@ -58,7 +58,7 @@ def rows(hub: LocalHub) -> list[dict[str, Any]]:
 def said(name: str) -> list[str]:
     """The lines of ``perl card NAME --check``."""
     from perl.errors import PerlError
-    from perl.hub.card_check import check_card
+    from perl.hub.card.check import check_card
     from perl.hub.found_card import find_card
 
     try:

@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from perl.errors import Problem
-from perl.hub import leaks
-from perl.run import installed_versions
+from perl.hub.gate import leaks
+from perl.run.folder import installed_versions
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 HEX, WORD = "0123456789abcdef", string.ascii_letters + string.digits
@@ -144,9 +144,9 @@ def in_repository() -> dict[str, bytes]:
 
 def of_run(folder: Path) -> dict[str, bytes]:
     """What would be published of a run, and of each of its checkpoints."""
-    from perl.hub.candidate import checkpoint_steps, find_candidate
-    from perl.hub.package import package_candidate
-    from perl.run import Run
+    from perl.hub.card.candidate import checkpoint_steps, find_candidate
+    from perl.hub.push.package import package_candidate
+    from perl.run.folder import Run
 
     run = Run.read(folder)
     found: dict[str, bytes] = {}

@@ -19,14 +19,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results"
-SCRIPT = str(ROOT / "tests" / "user_matrix.py")
+SCRIPT = str(ROOT / "tests" / "trainer" / "user_matrix.py")
 
 
 def main() -> int:
     """Takes every cell, prints, saves."""
     sys.path.insert(0, str(ROOT))
-    from perl.run import installed_versions
-    from tests.user_matrix import DONE, VALUES
+    from perl.run.folder import installed_versions
+    from tests.trainer.user_matrix import DONE, VALUES
 
     started, found = time.perf_counter(), []
     for processes in VALUES[-1]:

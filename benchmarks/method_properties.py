@@ -45,9 +45,9 @@ from trl.trainer.utils import use_adapter
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import adaptation
-from perl.model import base_fingerprint, load_tokenizer, trainable_parameters
+from perl.policy.model import base_fingerprint, load_tokenizer, trainable_parameters
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.run import installed_versions
+from perl.run.folder import installed_versions
 
 PROMPTS = ["12+34=", "5+6=", "7+8=", "90+1="]
 GENERATIONS = 4

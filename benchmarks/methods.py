@@ -156,7 +156,7 @@ def main() -> None:
             f"{line['method']:12} {line['mean']:>6.3f} {line['lowest']:>7.3f} {line['highest']:>8.3f} "
             f"{line['trainable_parameters']:>9,} {line['training_seconds']:>8.1f}"
         )
-    from perl.run import installed_versions
+    from perl.run.folder import installed_versions
 
     arguments.results.mkdir(parents=True, exist_ok=True)
     result = {"task": TASK, "summary": lines, "rows": rows, "jobs": arguments.jobs, "versions": installed_versions()}

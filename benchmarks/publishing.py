@@ -33,7 +33,7 @@ from tests.local_hub import LocalHub
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from perl.run import Run
+    from perl.run.folder import Run
 
 RESULTS = Path(__file__).parent / "results" / "publishing.json"
 TASK, STEPS, K, PROBLEMS = "sandbox:addition", 30, 4, 256
@@ -175,9 +175,9 @@ def cards(hub: LocalHub, folder: Path) -> dict[str, Any]:
     """Cards of all methods, checked by us and by the Hub."""
     from huggingface_hub import ModelCard
 
-    from perl.hub.candidate import find_candidate
-    from perl.hub.card_check import check_card
-    from perl.hub.package import package_candidate
+    from perl.hub.card.candidate import find_candidate
+    from perl.hub.card.check import check_card
+    from perl.hub.push.package import package_candidate
     from tests.hub.card_runs import ADAPTERS, make_run
 
     wrong, count, before = {}, 0, hub.requests
@@ -240,9 +240,9 @@ def faults(hub: LocalHub, _: Path) -> dict[str, Any]:
 def size(hub: LocalHub, folder: Path) -> dict[str, Any]:
     """Bytes of an adapter's files, and bytes that a push of them sends."""
     import perl
-    from perl.hub.candidate import find_candidate
-    from perl.hub.commit import push_package
-    from perl.hub.package import Package, package_candidate
+    from perl.hub.card.candidate import find_candidate
+    from perl.hub.push.commit import push_package
+    from perl.hub.push.package import Package, package_candidate
 
     run = perl.train("quickstart", SMALL, folder / "small")
     lines = run.metrics.read_text().splitlines()
@@ -319,7 +319,7 @@ def main() -> None:
                 print(f"\n{name}: {PARTS[name].__doc__}")
                 (folder / name).mkdir()
                 found[name] = PARTS[name](hub, folder / name)
-    from perl.run import installed_versions
+    from perl.run.folder import installed_versions
 
     before = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     RESULTS.write_text(json.dumps({**before, **found, "versions": installed_versions()}, indent=2) + "\n")

@@ -19,12 +19,12 @@ from transformers import PrinterCallback
 from trl import GRPOTrainer
 
 import perl
+from perl.data import render_prompts
 from perl.evaluation.heldout import evaluate_policy
 from perl.methods.settings import adaptation
-from perl.model import load_base
-from perl.prompts import render_prompts
-from perl.run import installed_versions
-from perl.training import prepare, read_recipe
+from perl.policy.model import load_base
+from perl.run.folder import installed_versions
+from perl.training.stages import prepare, read_recipe
 
 
 def with_perl(overrides: list[str], folder: Path) -> dict[str, float]:

@@ -17,13 +17,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.published_samples import PUBLISHED, published_samples, read_published
-from perl.evaluation.recount import Golds, KeptSamples, recount, with_figures
-from perl.evaluation.recount_folder import recount_folder
+from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples, read_published
+from perl.evaluation.recounting.recount import Golds, KeptSamples, recount, with_figures
 from perl.evaluation.results import SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.task import all_tasks
-from perl.policy_name import policy_name
+from perl.policy.name import policy_name
 from perl.rewards.verifier import check_all, start_workers, verifier_version
 
 TASK, PROBLEMS, K = "math_500", 500, 16

@@ -25,7 +25,7 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
-from perl.trainer import PeftGRPOTrainer
+from perl.trainer.trainer import PeftGRPOTrainer
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = Path(os.environ.get("PERL_VLLM_ENV", CHECKOUT / ".venv-vllm"))

@@ -35,12 +35,12 @@ from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 import perl
-from perl.model import load_base
-from perl.prompts import render_prompts
+from perl.data import render_prompts
+from perl.policy.model import load_base
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.vllm_server import ServerPool
-from perl.run import installed_versions
-from perl.training import prepare, read_recipe
+from perl.rollouts.vllm.servers import ServerPool
+from perl.run.folder import installed_versions
+from perl.training.stages import prepare, read_recipe
 
 RESULTS, PARTS = Path(__file__).parent / "results", ("training", "speed", "kills")
 ARMS = {"transformers": None, "server": 0, "server, 1 ahead": 1}

@@ -38,8 +38,8 @@ from transformers import PrinterCallback
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
 from perl.rollouts.engine import Update
-from perl.rollouts.vllm_server import ServerPool
-from perl.run import installed_versions
+from perl.rollouts.vllm.servers import ServerPool
+from perl.run.folder import installed_versions
 from perl.sandbox import BASE_FOLDER, load_problems
 
 RESULTS = Path(__file__).parent / "results" / "server_faults.json"

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from perl.cli.main import next_perl
-from perl.run import installed_versions
+from perl.run.folder import installed_versions
 
 OURS = Path(sys.executable).parent / "perl"
 

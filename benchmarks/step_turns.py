@@ -22,7 +22,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.callbacks.adapter import AdapterCallback
+from perl.trainer.callbacks.adapter import AdapterCallback
 
 RANK = 16
 TRAINERS = {"TRL": (GRPOTrainer, GRPOConfig), "perl": (PeftGRPOTrainer, PeftRLConfig)}

@@ -37,17 +37,17 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from perl.adapter import attach_adapter, base_only
-from perl.logprobs import token_log_probs
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
-from perl.model import base_fingerprint, base_parameters, load_base, load_tokenizer
+from perl.policy.attach import attach_adapter, base_only
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import base_fingerprint, base_parameters, load_base, load_tokenizer
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Sampled
-from perl.rollouts.update import base_update, choose_form, make_update
-from perl.rollouts.vllm_server import ServerPool
-from perl.run import installed_versions
+from perl.rollouts.sync import base_update, choose_form, make_update
+from perl.rollouts.vllm.servers import ServerPool
+from perl.run.folder import installed_versions
 from perl.sandbox import load_problems
 from perl.sandbox.tasks import careful_completion
 

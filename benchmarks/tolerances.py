@@ -40,22 +40,22 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-import perl.attention
-import perl.scoring
-from perl.adapter import attach_adapter
-from perl.adapter_files import reload_difference, write_adapter
-from perl.guards import RELOAD_TOLERANCE
-from perl.head import add_scored_forward, logit_settings
+import perl.packing.attention
+import perl.packing.forward
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
-from perl.model import load_base
-from perl.packing import Layout
-from perl.precision import compute_dtype, layers_of, tolerance_of
+from perl.packing.forward import choose_passes
+from perl.packing.head import add_scored_forward, logit_settings
+from perl.packing.rows import Layout
+from perl.policy.attach import attach_adapter
+from perl.policy.guards import RELOAD_TOLERANCE
+from perl.policy.model import load_base
+from perl.policy.precision import compute_dtype, layers_of, tolerance_of
+from perl.policy.save_adapter import reload_difference, write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.canary import Canary
 from perl.rollouts.engine import Sampled
-from perl.run import installed_versions
-from perl.scoring import choose_passes
+from perl.run.folder import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
 TEMPERATURE = 0.8
@@ -234,7 +234,7 @@ def packing(found: Found, where: tuple[str, str], base: PreTrainedModel, seed: i
     policy = lora(base, deviation=0.01, seed=seed)
     inner = policy.get_base_model()
     add_scored_forward(inner, logit_settings(inner.config, temperature=1.0, float32=False))
-    original = perl.scoring._probe
+    original = perl.packing.forward._probe
     generator = torch.Generator().manual_seed(seed)
 
     def probe(vocabulary: int, device: torch.device, *, shared: bool) -> object:
@@ -244,7 +244,7 @@ def packing(found: Found, where: tuple[str, str], base: PreTrainedModel, seed: i
         return [replace(row, prompt=shifted[id(row.prompt)]) for row in rows], families
 
     for name, planted in PLANTED.items():
-        with mock.patch.object(perl.scoring, "_probe", probe), planted():
+        with mock.patch.object(perl.packing.forward, "_probe", probe), planted():
             how = choose_passes(policy, policy, padding_free=True, share=True)
         tolerance = tolerance_of(compute_dtype(policy), layers_of(policy))
         found[("packing", *where, name)].append(_difference(how.why, tolerance))
@@ -268,25 +268,25 @@ def _neighbours() -> Iterator[None]:
         )
         return seen.transpose(1, 2).contiguous()
 
-    with mock.patch.object(perl.attention, "packed_attention", attention):
+    with mock.patch.object(perl.packing.attention, "packed_attention", attention):
         yield
 
 
 @contextmanager
 def _positions_go_on() -> Iterator[None]:
-    original = perl.scoring.pack
+    original = perl.packing.forward.pack
 
     def pack(*args: object) -> object:
         batch = original(*args)
         return replace(batch, position_ids=torch.arange(batch.position_ids.numel())[None])
 
-    with mock.patch.object(perl.scoring, "pack", pack):
+    with mock.patch.object(perl.packing.forward, "pack", pack):
         yield
 
 
 @contextmanager
 def _prompt_lacks_a_token() -> Iterator[None]:
-    original = perl.attention.packed_attention
+    original = perl.packing.attention.packed_attention
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, *, scaling: float | None = None):  # noqa: ANN202
         k, v = k.clone(), v.clone()
@@ -295,7 +295,7 @@ def _prompt_lacks_a_token() -> Iterator[None]:
                 v[:, :, segment.prefix_start] = 0
         return original(q, k, v, layout, scaling=scaling)
 
-    with mock.patch.object(perl.attention, "packed_attention", attention):
+    with mock.patch.object(perl.packing.attention, "packed_attention", attention):
         yield
 
 

@@ -49,7 +49,7 @@ from step_turns import (
     tokens_of,
 )
 
-from perl.run import installed_versions
+from perl.run.folder import installed_versions
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 RESULTS = Path(__file__).parent / "results"
@@ -176,7 +176,7 @@ def measure_all(arguments: argparse.Namespace) -> None:
     cases = [case for case in CASES if arguments.case in (None, case.name)]
     steps, repeats = arguments.steps or 2, arguments.repeats or (1 if arguments.quick else 2)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trl.trainer.grpo_trainer", "perl.trainer", "datasets", "tokenizers"])
+    context.set_forkserver_preload(["trl.trainer.grpo_trainer", "perl.trainer.trainer", "datasets", "tokenizers"])
     rows = []
     print(HEADER)
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:

@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 
 from perl.rewards.answers import extract_answer, gold_answer
-from perl.rewards.pool import WorkerPool
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all, start_workers, unreadable
 from perl.rewards.verifier.verdicts import _verifier, told_at_once
-from perl.run import installed_versions
+from perl.rewards.workers.pool import WorkerPool
+from perl.run.folder import installed_versions
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SETS = (

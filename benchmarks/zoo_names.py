@@ -8,11 +8,11 @@ knows; the names of further seeds, whose files are not shipped, stay as they are
 import sys
 from pathlib import Path
 
-from perl.adapter_download import zoo_adapter
-from perl.assets import zoo_folder
-from perl.policy_name import adapter_policy_name
-from perl.run import write_text
-from perl.saved_adapter import CONFIG, WEIGHTS
+from perl.policy.name import adapter_policy_name
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.policy.saved.download import zoo_adapter
+from perl.recipe.assets import zoo_folder
+from perl.run.folder import write_text
 from perl.zoo.catalogue import open_zoo
 
 

@@ -6,7 +6,7 @@ their five choices. The problems are the MAA's, the data set declares no licence
 Contamination: on the web since November 2023, before the data of most current bases was collected.
 """
 
-from perl.evaluation.lighteval_on_demand import tables_on_demand
+from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import BOXED_SOURCE, Task
 
 TASKS = (

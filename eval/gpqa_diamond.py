@@ -7,7 +7,7 @@ The prompt is that of lighteval's ``gpqa:diamond``. lighteval draws the order of
 hash of the question places the right one, so every run and every model sees the same letters.
 """
 
-from perl.evaluation.lighteval_on_demand import tables_on_demand
+from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import Task
 
 TASKS = (

@@ -6,7 +6,7 @@ by "Question:", which suits bases rather than chat models. ``gsm8k_boxed`` asks 
 Contamination: on the web since 2021 and rewritten in many synthetic training sets.
 """
 
-from perl.evaluation.lighteval_on_demand import tables_on_demand
+from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL = Task(

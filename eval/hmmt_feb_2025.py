@@ -6,7 +6,7 @@ are HMMT's.
 Contamination: newer than the data of bases published before February 2025; on the web since.
 """
 
-from perl.evaluation.lighteval_on_demand import tables_on_demand
+from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import BOXED_SOURCE, Task
 
 TASKS = (

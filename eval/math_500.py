@@ -9,7 +9,7 @@ word for more than half of them (Wu et al. 2025, arXiv:2507.10532): compare base
 families.
 """
 
-from perl.evaluation.lighteval_on_demand import tables_on_demand
+from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import LIGHTEVAL_SOURCE, Task, boxed
 
 _LIGHTEVAL_PROMPT = (

@@ -9,7 +9,7 @@ meaning.
 Contamination: the courses have been on the web for many years.
 """
 
-from perl.evaluation.lighteval_on_demand import tables_on_demand
+from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import BOXED_SOURCE, Task
 
 TASKS = (

@@ -7,7 +7,7 @@ The tables that lighteval reads name no data set on the Hub: ``perl eval`` score
 metrics, ``lighteval ... --custom-tasks`` cannot load them.
 """
 
-from perl.evaluation.lighteval_on_demand import tables_on_demand
+from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import Task
 from perl.sandbox import PREFIX
 from perl.sandbox.tasks import TASKS as SANDBOX

@@ -16,18 +16,18 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from perl.adapter import attach_adapter
-from perl.adapter_files import write_adapter
-from perl.advantages import group_advantages
+from perl.algorithms.advantages import group_advantages
+from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
+from perl.data import render_prompts
 from perl.evaluation.heldout import evaluate_policy
 from perl.evaluation.protocol import Protocol
-from perl.logprobs import token_log_probs
-from perl.losses import LossInputs, LossSettings, objective, token_weights
 from perl.methods.settings import adaptation
-from perl.model import base_identity, eos_token_ids, load_base, load_tokenizer
-from perl.prompts import render_prompts
+from perl.policy.attach import attach_adapter
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import base_identity, eos_token_ids, load_base, load_tokenizer
+from perl.policy.reference import reference_log_probs
+from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.reference import reference_log_probs
 from perl.rewards import check
 from perl.rollouts.engine import EngineSampling, Request, completion_of
 from perl.rollouts.hf_engine import TransformersEngine

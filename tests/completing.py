@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from perl.model import eos_token_ids
+from perl.policy.model import eos_token_ids
 from perl.rollouts.engine import EngineSampling, OnGroup, Request, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.types import Completion, Prompt

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from perl.model import eos_token_ids
+from perl.policy.model import eos_token_ids
 from perl.rollouts.engine import Request, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.types import Completion

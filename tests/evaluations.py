@@ -8,7 +8,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import ProblemResult, Results, TaskResult
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
-from perl.policy_name import policy_name
+from perl.policy.name import policy_name
 
 SHA = "0123456789abcdef" * 4
 

@@ -11,10 +11,10 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from perl.adapter import attach_adapter
-from perl.adapter_files import write_adapter
 from perl.methods.settings import adaptation
-from perl.model import base_fingerprint, load_base
+from perl.policy.attach import attach_adapter
+from perl.policy.model import base_fingerprint, load_base
+from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
 
 BASE = "sandbox:base"

@@ -15,7 +15,7 @@ import pytest
 
 import perl
 from perl.methods.registry import METHODS
-from perl.rollouts.vllm_version import TESTED
+from perl.rollouts.vllm.version import TESTED
 from tests.conftest import CHECKOUT
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def test_links_lead_somewhere(document):
 def test_the_architecture_names_every_module_of_the_package():
     text = (CHECKOUT / "docs" / "architecture.md").read_text(encoding="utf-8")
     modules = [module.name for module in pkgutil.iter_modules(perl.__path__) if module.name != "__main__"]
-    assert len(modules) > 20
+    assert len(modules) > 15
     assert [name for name in modules if not re.search(rf"`{name}(\.py|/)", text)] == []
 
 

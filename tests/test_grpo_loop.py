@@ -10,10 +10,10 @@ from datasets import Dataset
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.adapter import attach_adapter
+from perl.data import render_prompts
 from perl.methods.settings import adaptation
-from perl.model import load_base, load_tokenizer
-from perl.prompts import render_prompts
+from perl.policy.attach import attach_adapter
+from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import accuracy_reward
 from perl.sandbox import load_problems

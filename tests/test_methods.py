@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.adapter_files import reload_difference
 from perl.errors import BrokenPromiseError, ModelError, RecipeError
 from perl.methods import adalora
 from perl.methods.anchor import anchor_of, anchored_layers
 from perl.methods.registry import METHODS
-from perl.model import base_fingerprint
+from perl.policy.model import base_fingerprint
+from perl.policy.save_adapter import reload_difference
 
 TOLERANCE = 1e-4
 OWN_OPTIMIZER = {"lora_plus": "LoRA+", "lora_fa": "LoRA-FA"}

@@ -9,13 +9,12 @@ import yaml
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from perl.data import load_problem_set
-from perl.model import load_tokenizer
-from perl.prompts import render_prompts
+from perl.data import load_problem_set, render_prompts
+from perl.policy.model import load_tokenizer
 from perl.recipe import load_recipe
 from perl.recipe.sections import DataSection, ModelSection
 from perl.sandbox import BASE_FOLDER
-from perl.training import prepare
+from perl.training.stages import prepare
 
 MESSAGES = [
     [{"role": "user", "content": "12+34="}],

@@ -60,7 +60,7 @@ def _run(options: dict[str, Any], send: Any) -> int:  # noqa: ANN401 (a function
     import torch
 
     from gpu_stages.setting import Setting
-    from perl.run import git_commit
+    from perl.run.folder import git_commit
 
     device = torch.device(options["device"])
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -133,7 +133,7 @@ def versions() -> dict[str, str]:
     """Of Python, CUDA and the packages that results depend on."""
     import torch
 
-    from perl.run import installed_versions
+    from perl.run.folder import installed_versions
 
     own = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
     return {**own, **installed_versions(OPTIONAL), "torch": torch.__version__}

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from gpu_stages.doctor import DTYPES, HEAD_SIZES, Attentions
 from gpu_stages.setting import Row, Setting
-from perl.attention import KERNEL_CALL, machine_of, packed_attention, why_by_segment
-from perl.packing import Layout, Segment
+from perl.packing.attention import KERNEL_CALL, machine_of, packed_attention, why_by_segment
+from perl.packing.rows import Layout, Segment
 
 # Deviations that rounding explains, whatever SDPA's own are: three spacings of the half types.
 FLOORS = {"bfloat16": 3 * 2**-7, "float16": 3 * 2**-10, "float32": 1e-5}

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpu_stages.requirements import dependencies, not_importable, unmet
 from gpu_stages.setting import Row, Setting
 from gpu_stages.timing import fastest
-from perl.attention import packed_attention
-from perl.packing import Layout, Segment
+from perl.packing.attention import packed_attention
+from perl.packing.rows import Layout, Segment
 
 CORE = ("torch", "triton", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
 OPTIONAL = ("flash_attn", "bitsandbytes", "liger_kernel", "vllm", "matplotlib", "kernels")
@@ -204,7 +204,10 @@ def _head(device: torch.device, dtype: torch.dtype) -> Row:
 
     On CUDA it is a Triton kernel, which needs a C compiler.
     """
-    from perl.head import LogitSettings, head_log_probs  # with TRL, which may be missing: that costs this row alone
+    from perl.packing.head import (  # with TRL, which may be missing: that costs this row alone
+        LogitSettings,
+        head_log_probs,
+    )
 
     started = time.perf_counter()
     hidden_SD = torch.randn(70, 64, device=device).to(dtype).requires_grad_()

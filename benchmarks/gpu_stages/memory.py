@@ -2,9 +2,9 @@
 
 Setting -> rows: a plan and its true peak, a recovery, or how much the allocator holds in vain
 
-* ``plan``: for a GPU of so many GiB and rows of one length, the pass that :mod:`perl.memory` plans is run, and its peak
-  is taken; it must be near what was predicted, and within what the plan had. ``pass``: passes of one size, with and
-  without recomputation.
+* ``plan``: for a GPU of so many GiB and rows of one length, the pass that :mod:`perl.packing.memory` plans is run, and
+  its peak is taken; it must be near what was predicted, and within what the plan had. ``pass``: passes of one size,
+  with and without recomputation.
 * ``recovery``: a step is taken; then the device is filled until what is left does not suffice, and the step is taken
   again, then a third time with the device free again. The update must be the same, to the rounding of bfloat16 where
   rows are packed otherwise, and memory back to where it was. ``one row``: where halving passes does not help.
@@ -31,11 +31,11 @@ from step_turns import RANK, adapter_of, difference, make_trainer, take_turn
 from gpu_stages.random_models import make_ready, recompute_activations
 from gpu_stages.setting import Row, Setting
 from gpu_stages.shapes import one_row, reasoning, scale_of
-from perl.memory import free_bytes, plan_memory
-from perl.memory import measure as bytes_of
-from perl.model import trainable_parameters
-from perl.packing import Row as TokenRow
-from perl.scoring import score
+from perl.packing.forward import score
+from perl.packing.memory import free_bytes, plan_memory
+from perl.packing.memory import measure as bytes_of
+from perl.packing.rows import Row as TokenRow
+from perl.policy.model import trainable_parameters
 
 GIB = 2**30
 # Of what a step needs, what it is left with.

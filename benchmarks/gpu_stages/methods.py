@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from gpu_stages.random_models import random_qwen3
 from gpu_stages.setting import Row, Setting
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.guards import RELOAD_TOLERANCE, check_saved_adapter, check_saved_model
 from perl.methods.registry import METHODS, Method
-from perl.precision import in_float32
+from perl.policy.guards import RELOAD_TOLERANCE, check_saved_adapter, check_saved_model
+from perl.policy.precision import in_float32
 
 GENERATIONS, PROMPTS, STEPS = 4, 4, 3
 # Of the toy: a LoRA, one whose update is no LoRA, one that starts on the weights, norms, and no adapter at all.

@@ -25,9 +25,9 @@ from gpu_stages.random_models import (
 )
 from gpu_stages.setting import Row as Result
 from gpu_stages.setting import Setting
-from perl.adapter import attach_adapter
-from perl.packing import Row
-from perl.scoring import score
+from perl.packing.forward import score
+from perl.packing.rows import Row
+from perl.policy.attach import attach_adapter
 
 TYPES = ("float32", "bfloat16", "float32 autocast", "bfloat16 autocast")
 # Compiled once for each type, which takes a while: type -> whether activations are recomputed and the head is fused,

@@ -12,13 +12,13 @@ import torch
 from peft import PeftModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-import perl.compiled
-from perl.attention import use_packed_attention
-from perl.compiled import compile_layers
-from perl.head import add_scored_forward, logit_settings
-from perl.methods.fused_lora import fuse_lora
-from perl.model import base_of
-from perl.packing import Row
+import perl.packing.compiled
+from perl.packing.attention import use_packed_attention
+from perl.packing.compiled import compile_layers
+from perl.packing.fused_lora import fuse_lora
+from perl.packing.head import add_scored_forward, logit_settings
+from perl.packing.rows import Row
+from perl.policy.model import base_of
 
 # About 50 million parameters, most of them in the embeddings: few layers, so that every method is set up quickly.
 FIFTY_MILLION = {
@@ -108,9 +108,9 @@ def recompute_activations(policy: PeftModel) -> None:
 @contextlib.contextmanager
 def compiling_quickly(tiny: bool) -> Iterator[None]:
     """For toys: graphs that are traced and run without code being generated, which takes seconds for each."""
-    usual = perl.compiled._BACKEND
-    perl.compiled._BACKEND = "aot_eager" if tiny else usual
+    usual = perl.packing.compiled._BACKEND
+    perl.packing.compiled._BACKEND = "aot_eager" if tiny else usual
     try:
         yield
     finally:
-        perl.compiled._BACKEND = usual
+        perl.packing.compiled._BACKEND = usual

@@ -18,11 +18,11 @@ PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 # What `perl train`, `perl push` and these benchmarks import, the packages that they import late among it.
 IMPORTED = (
     "perl.cli.main",
-    "perl.plan",
-    "perl.training",
-    "perl.run_evaluation",
+    "perl.training.plan",
+    "perl.training.stages",
+    "perl.training.scores",
     "perl.rewards.verifier",
-    "perl.hub.push",
+    "perl.hub.push.publish",
     "math_verify",
     "httpx2",
     "detect_secrets.core.plugins.util",

@@ -27,10 +27,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import perl
 from gpu_stages.random_base import PROMPT_WORDS, random_recipe, write_random_base
 from gpu_stages.setting import Row, Setting
-from perl.checkpoint import latest_checkpoint, step_of
+from perl.policy.checkpoint import latest_checkpoint, step_of
 from perl.rollouts.engine import EngineSampling, Request
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.run import read_log
+from perl.run.folder import read_log
 
 QUICKSTART, ROLLOUTS, WHOLE, KILLED = "quickstart", "rollouts", "undisturbed", "killed and resumed"
 _STEPS, _SAVE = 8, 3

@@ -20,7 +20,7 @@ from datasets import Dataset
 from gpu_stages.random_base import qwen3_config, write_random_base
 from gpu_stages.setting import Row, Setting
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.precision import compute_dtype, layers_of, tolerance_of
+from perl.policy.precision import compute_dtype, layers_of, tolerance_of
 from perl.rollouts.engine import Engine, EngineSampling, Request
 
 PARITY, SLEEP, STEPS = "parity and sync", "sleep and wake", "three steps"

@@ -6,28 +6,30 @@ Importing this package imports nothing heavy; each public name is loaded when it
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from perl.run.old_paths import find_old_names
+
 if TYPE_CHECKING:
     from perl import rewards as rewards
-    from perl.config import PeftRLConfig as PeftRLConfig
     from perl.evaluation.evaluate import evaluate as evaluate
-    from perl.hub.push import push as push
+    from perl.hub.push.publish import push as push
     from perl.recipe import Recipe as Recipe
-    from perl.run import Run as Run
-    from perl.trainer import PeftGRPOTrainer as PeftGRPOTrainer
-    from perl.training import train as train
+    from perl.run.folder import Run as Run
+    from perl.trainer.config import PeftRLConfig as PeftRLConfig
+    from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
+    from perl.training.stages import train as train
 
 __version__ = "0.1.0"
 
 # Public name -> module that defines it. No module may bear the name of a function here: importing it would hide it.
 _HOMES = {
-    "PeftGRPOTrainer": "perl.trainer",
-    "PeftRLConfig": "perl.config",
+    "PeftGRPOTrainer": "perl.trainer.trainer",
+    "PeftRLConfig": "perl.trainer.config",
     "Recipe": "perl.recipe",
-    "Run": "perl.run",
+    "Run": "perl.run.folder",
     "evaluate": "perl.evaluation.evaluate",
-    "push": "perl.hub.push",
+    "push": "perl.hub.push.publish",
     "rewards": "perl.rewards",
-    "train": "perl.training",
+    "train": "perl.training.stages",
 }
 
 __all__ = ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "evaluate", "push", "rewards", "train"]
@@ -44,3 +46,6 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+find_old_names()

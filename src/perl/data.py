@@ -1,8 +1,8 @@
 """Problems from the sandbox, local files or the Hub, as prompts with gold answers; checked before training.
 
-DataSection -> ProblemSet (columns: prompt, solution, and every column of the data set)
+DataSection -> ProblemSet (columns: prompt, solution, and every column of the data set); rows, tokenizer -> Prompts
 
-Knows nothing of tokenizers beyond whether prompts are chat messages, nothing of models or rewards.
+Knows nothing of models or rewards.
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import datasets
 import pyarrow  # type: ignore[import-untyped]
@@ -18,10 +18,14 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from huggingface_hub import constants
 
 from perl.errors import DataError, Problem, did_you_mean, raise_all
-from perl.hub_lookup import look_up
+from perl.policy.hub_lookup import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
-from perl.run import sha256_of
+from perl.run.folder import sha256_of
 from perl.sandbox import is_sandbox, load_problems
+from perl.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What a row is made of here and in TRL, which gives these names to arguments of a reward function or hands no such
 # column on: one of the data set itself is kept under another name.
@@ -288,3 +292,30 @@ def _without_overlap(train: datasets.Dataset, heldout: datasets.Dataset, *, drop
     if not kept:
         raise DataError("every training prompt is also held out", "data.eval", "use another set")
     return train.select(kept)
+
+
+def render_prompts(
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: "PreTrainedTokenizerBase",
+    template_arguments: Mapping[str, Any] | None = None,
+) -> list[Prompt]:
+    """Prompts with their token ids.
+
+    Args:
+        rows: With ``prompt`` (text or chat messages) and perhaps ``solution``.
+        tokenizer: The base's; its chat template renders messages up to where the completion begins.
+        template_arguments: Further arguments of the chat template, as ``chat_template_kwargs`` holds them.
+    """
+    return [_render(row, tokenizer, template_arguments or {}) for row in rows]
+
+
+def _render(
+    row: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase", template_arguments: Mapping[str, Any]
+) -> Prompt:
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return Prompt(prompt, tuple(tokenizer(text=prompt)["input_ids"]), row.get("solution"))
+    encoded = tokenizer.apply_chat_template(
+        prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **template_arguments
+    )
+    return Prompt(tuple(prompt), tuple(encoded["input_ids"]), row.get("solution"))

@@ -47,7 +47,7 @@ def test_a_token_that_the_hub_refuses_is_said_before_anything_is_trained(mistake
 
 
 def test_what_the_recipe_says_of_the_hub_may_change_between_starts(tmp_path):
-    from perl.run import open_run
+    from perl.run.folder import open_run
 
     recipe = {"train": {"output_dir": str(tmp_path / "run")}}
     with open_run(load_recipe(recipe)) as run:

@@ -13,14 +13,14 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from perl.adapter import attach_adapter, continue_adapter
-from perl.adapter_files import write_adapter
 from perl.errors import ModelError, PerlError
 from perl.methods.settings import adaptation
-from perl.model import load_empty_base
-from perl.patterns import SECONDS
+from perl.policy.attach import attach_adapter, continue_adapter
+from perl.policy.model import load_empty_base
+from perl.policy.save_adapter import write_adapter
+from perl.policy.saved.adapter import find_adapter
+from perl.policy.saved.patterns import SECONDS
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.saved_adapter import find_adapter
 from tests.saved_adapters import clean_base, save_adapter
 
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -191,7 +191,7 @@ def test_an_absurd_rank_is_refused_before_anything_is_built(adapter, changes):
     "key", ["target_modules", "exclude_modules", "rank_pattern", "modules_to_save", "layers_pattern"]
 )
 def test_a_pattern_that_backtracks_without_end_is_stopped(adapter, monkeypatch, key):
-    monkeypatch.setattr("perl.patterns.SECONDS", 1.0)
+    monkeypatch.setattr("perl.policy.saved.patterns.SECONDS", 1.0)
     one = {"rank_pattern": {EVIL_PATTERN: 4}, "modules_to_save": [EVIL_PATTERN], "layers_pattern": [EVIL_PATTERN]}
     further = {"layers_to_transform": [0]} if key == "layers_pattern" else {}
     with_config(adapter, **{key: one.get(key, EVIL_PATTERN)}, **further)
@@ -201,7 +201,7 @@ def test_a_pattern_that_backtracks_without_end_is_stopped(adapter, monkeypatch, 
 
 
 def test_the_pattern_that_does_not_end_is_the_one_that_is_named(adapter, monkeypatch):
-    monkeypatch.setattr("perl.patterns.SECONDS", 1.0)
+    monkeypatch.setattr("perl.policy.saved.patterns.SECONDS", 1.0)
     with_config(adapter, target_modules=".*(q|k)_proj", exclude_modules=EVIL_PATTERN)
     assert repr(EVIL_PATTERN) in refusal()
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from perl.checkpoint import latest_checkpoint
 from perl.cli.train import _summary
-from perl.curation.from_run import of_run
 from perl.errors import PerlError
 from perl.evaluation import compare, table
 from perl.evaluation.draw import Asked, TaskRequest
@@ -25,14 +23,16 @@ from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.stored import stored_samples
 from perl.evaluation.subject import find_subject
 from perl.evaluation.task import all_tasks
-from perl.hub.candidate import checkpoint_steps, find_candidate
-from perl.hub.card_check import check_card
+from perl.hub.card.candidate import checkpoint_steps, find_candidate
+from perl.hub.card.check import check_card
 from perl.hub.found_card import find_card
-from perl.hub.outbox import Push, read_push, write_push
-from perl.hub.package import package_candidate, package_problems
+from perl.hub.push.outbox import Push, read_push, write_push
+from perl.hub.push.package import package_candidate, package_problems
 from perl.hub.run_card import run_card, write_card
-from perl.probe import read_probe
-from perl.run import Run
+from perl.hub.zoo_entries.from_run import of_run
+from perl.policy.checkpoint import latest_checkpoint
+from perl.policy.probe import read_probe
+from perl.run.folder import Run
 from perl.zoo.catalogue import open_zoo
 from perl.zoo.entry import read_entry
 from tests.hub.push_runs import add_best, add_checkpoint, publishable

@@ -9,8 +9,8 @@ import pytest
 
 from perl.cli import commands
 from perl.hub.run_card import run_package
-from perl.policy_name import policy_name
-from perl.run import Run
+from perl.policy.name import policy_name
+from perl.run.folder import Run
 from tests.hub.card_runs import make_run
 
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 import perl
-from perl.assets import packaged_recipes
 from perl.cli.main import COMMANDS
 from perl.methods.registry import METHODS, REFUSED_TYPES
 from perl.recipe import load_recipe
+from perl.recipe.assets import packaged_recipes
 
 
 def test_the_version_is_the_packages(perl_command):

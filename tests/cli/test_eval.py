@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from perl.assets import evaluation_tasks
 from perl.evaluation.task import all_tasks
+from perl.recipe.assets import evaluation_tasks
 from perl.sandbox import BASE_FOLDER
 from tests.saved_adapters import save_adapter
 

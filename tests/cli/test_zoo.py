@@ -10,10 +10,10 @@ import pytest
 
 from perl.cli.main import run_commands
 from perl.evaluation.results import read_results
-from perl.hub.candidate import find_candidate
-from perl.hub.package import package_candidate
-from perl.run import Run
-from tests.curation_runs import trained as trained_run
+from perl.hub.card.candidate import find_candidate
+from perl.hub.push.package import package_candidate
+from perl.run.folder import Run
+from tests.hub.zoo_entry_runs import trained as trained_run
 from tests.zoo.entries import OTHER_PROTOCOL, PROTOCOL, reported, score, seeds, theirs, trained, zoo_of
 
 TASK = "sandbox:addition"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.recount import KeptSamples, recount
+from perl.evaluation.recounting.recount import KeptSamples, recount
 from perl.evaluation.results import read_results
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.task import all_tasks

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from perl.data import render_prompts
 from perl.evaluation.draw import Asked, TaskRequest, draw
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import Sample
-from perl.model import load_tokenizer
-from perl.prompts import render_prompts
+from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.rollouts.engine import Sampled, completion_of
 from perl.rollouts.hf_engine import TransformersEngine

@@ -13,10 +13,10 @@ from filelock import FileLock
 
 import perl
 from perl.errors import PerlError
-from perl.evaluation.lighteval_score import lighteval_installed
+from perl.evaluation.lighteval.score import lighteval_installed
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
-from perl.model import base_fingerprint, load_tokenizer
+from perl.policy.model import base_fingerprint, load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, load_problems
 from tests.completing import Drawing

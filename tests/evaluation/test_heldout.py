@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from perl.adapter import attach_adapter
+from perl.data import render_prompts
 from perl.evaluation.heldout import evaluate_policy, heldout_task
 from perl.evaluation.protocol import Protocol
 from perl.methods.settings import adaptation
-from perl.model import load_base, load_tokenizer
-from perl.prompts import render_prompts
+from perl.policy.attach import attach_adapter
+from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.sandbox import load_problems
 from perl.types import Prompt

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from perl.assets import evaluation_tasks
 from perl.errors import MissingExtraError
-from perl.evaluation import lighteval_score
-from perl.evaluation.lighteval_score import LightevalError, lighteval_installed, score_with_lighteval
+from perl.evaluation.lighteval import score as lighteval_score
+from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval
 from perl.evaluation.task import TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data, question_of
+from perl.recipe.assets import evaluation_tasks
 from perl.rewards.verifier import check_all
 
 needs_lighteval = pytest.mark.skipif(not lighteval_installed(), reason="lighteval is not installed")
@@ -37,7 +37,7 @@ GPQA_ROW = {
 # Prints what lighteval makes of each row, with its own prompt functions, and its own definitions.
 DEFINITIONS = """
 import json, logging, sys
-from perl.evaluation.lighteval_tasks import lighteval_config, lighteval_row
+from perl.evaluation.lighteval.tasks import lighteval_config, lighteval_row
 from perl.evaluation.task import all_tasks
 tasks, found = all_tasks(), {}
 for name, rows in json.load(sys.stdin).items():
@@ -310,7 +310,7 @@ def test_the_process_ends_with_its_parent(tmp_path):
     """The parent holds the other end of its standard input; what was asked here would never be read to its end."""
     os.mkfifo(tmp_path / lighteval_score.REQUEST)
     with subprocess.Popen(
-        [sys.executable, "-m", "perl.evaluation.lighteval_process"],
+        [sys.executable, "-m", "perl.evaluation.lighteval.process"],
         cwd=tmp_path,
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,

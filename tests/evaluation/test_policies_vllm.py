@@ -18,16 +18,16 @@ import pytest
 import torch
 
 import perl
-from perl.adapter import attach_adapter
-from perl.adapter_files import write_adapter
 from perl.errors import BrokenPromiseError, PerlError, RolloutError
 from perl.evaluation.request import EvalSettings
 from perl.methods.settings import adaptation
-from perl.model import load_base
+from perl.policy.attach import attach_adapter
+from perl.policy.model import load_base
+from perl.policy.save_adapter import write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import Update
-from perl.rollouts.update import make_update
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.sync import make_update
+from perl.rollouts.vllm.servers import ServerPool
 from tests.rollouts.test_vllm_engine import python_with_vllm
 from tests.servers import LORA, VllmProcess, absent, free_port
 
@@ -237,7 +237,7 @@ def assert_greedy_text_is_the_bases(url: str, problem: str, folder: Path) -> Non
 
 
 def perl_tokenizer():
-    from perl.model import load_tokenizer
+    from perl.policy.model import load_tokenizer
 
     return load_tokenizer(ModelSection())
 

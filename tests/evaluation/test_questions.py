@@ -9,7 +9,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import prepare_task, template_hash
 from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
-from perl.model import load_tokenizer
+from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 
 [ADDITION] = find_tasks(["sandbox:addition"])

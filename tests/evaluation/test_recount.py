@@ -10,15 +10,15 @@ import pytest
 from perl.cli.commands import run as run_command
 from perl.errors import EXIT_DONE, EXIT_USER_MISTAKE, PerlError
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.published_samples import published_samples, read_published
-from perl.evaluation.recount import KeptSamples, recount, with_figures
-from perl.evaluation.recount_folder import find_golds, recount_folder, recount_published
+from perl.evaluation.recounting.folder import find_golds, recount_folder, recount_published
+from perl.evaluation.recounting.published_samples import published_samples, read_published
+from perl.evaluation.recounting.recount import KeptSamples, recount, with_figures
 from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import HASHED, NOT_FROM_RIGHTS, Score, TooManyAnswersError, same_meaning, score_samples
 from perl.evaluation.task import all_tasks
 from perl.evaluation.task_data import load_task_data
-from perl.policy_name import policy_name
+from perl.policy.name import policy_name
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all, verifier_version
 from perl.types import Verdict
 from tests.evaluation.forgeries import FORGERIES, TASK
@@ -310,7 +310,7 @@ def test_where_the_verifier_does_not_decide_nothing_but_an_undecided_verdict_sta
         asked.append((len(golds), timeout_seconds))
         return [Verdict(now, None) for _ in golds]
 
-    monkeypatch.setattr("perl.evaluation.judged_again.check_all", as_told)
+    monkeypatch.setattr("perl.evaluation.recounting.judged_again.check_all", as_told)
     found = judged(made, INTEGRAL, status=there)
     assert says_other_verdicts(found) is not stands
     undecided = f"8 completions on {TASK} that the verifier could not decide"
@@ -323,7 +323,8 @@ def test_where_the_verifier_does_not_decide_nothing_but_an_undecided_verdict_sta
 
 def test_the_answer_of_an_undecided_completion_is_that_of_its_text(made, monkeypatch):
     monkeypatch.setattr(
-        "perl.evaluation.judged_again.check_all", lambda golds, *_, **__: [Verdict("timeout", None) for _ in golds]
+        "perl.evaluation.recounting.judged_again.check_all",
+        lambda golds, *_, **__: [Verdict("timeout", None) for _ in golds],
     )
     assert says_other_verdicts(judged(made, INTEGRAL, status="timeout", extracted="7"))
 
@@ -397,7 +398,7 @@ def test_no_file_makes_counting_ask_a_network(made, monkeypatch):
     asked = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("perl.evaluation.task_data.look_up", lambda *given: asked.append(given))
-    monkeypatch.setattr("perl.evaluation.recount_folder._is_here", lambda _: True, raising=False)
+    monkeypatch.setattr("perl.evaluation.recounting.folder._is_here", lambda _: True, raising=False)
     monkeypatch.setattr("socket.socket.connect", lambda *given: asked.append(given))
     known = all_tasks()["aime24"]
     (task,) = read_results(made).tasks
@@ -410,14 +411,14 @@ def test_no_file_makes_counting_ask_a_network(made, monkeypatch):
 def test_one_time_limit_holds_for_all_policies_and_tasks(folder, monkeypatch):
     publish(folder)
     limits = []
-    monkeypatch.setattr("perl.evaluation.recount.time.monotonic", lambda: 1000.0 + 7 * len(limits))
+    monkeypatch.setattr("perl.evaluation.recounting.recount.time.monotonic", lambda: 1000.0 + 7 * len(limits))
     score = score_samples
 
     def limited(problems, pass_at=(), until=None):
         limits.append(until)
         return score(problems, pass_at, None)
 
-    monkeypatch.setattr("perl.evaluation.recount.score_samples", limited)
+    monkeypatch.setattr("perl.evaluation.recounting.recount.score_samples", limited)
     recount_folder(folder)
     assert limits == [1120.0, 1120.0]
 
@@ -440,7 +441,7 @@ def test_answers_that_hang_are_compared_no_longer_than_the_time_that_is_left(mon
 
 def test_a_strangers_answers_that_take_too_long_to_compare_leave_majority_as_reported(folder, monkeypatch):
     publish(folder)
-    monkeypatch.setattr("perl.evaluation.recount._STRANGERS_SECONDS", -1.0)
+    monkeypatch.setattr("perl.evaluation.recounting.recount._STRANGERS_SECONDS", -1.0)
     found = recount_folder(folder)
     assert (found.problems, found.results) == ((), read_results(folder))
     assert "maj@k, whose answers take too long to compare" in found.reported

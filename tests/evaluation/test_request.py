@@ -10,7 +10,7 @@ import torch
 
 from perl.errors import MissingExtraError, PerlError
 from perl.evaluation.request import EvalSettings, end_tokens, generation_settings, plan_evaluation
-from perl.model import load_tokenizer
+from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER
 from tests.saved_adapters import save_adapter

@@ -10,7 +10,7 @@ import pytest
 import perl
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
-from perl.policy_name import adapter_policy_name
+from perl.policy.name import adapter_policy_name
 from tests.saved_adapters import save_adapter
 
 TASK = "sandbox:addition"

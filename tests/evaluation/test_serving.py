@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from perl.adapter import attach_adapter, continue_adapter
-from perl.adapter_files import write_adapter
 from perl.errors import PerlError
 from perl.evaluation.request import EvalSettings, plan_evaluation
 from perl.evaluation.serving import serving_command
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
-from perl.model import load_base
+from perl.policy.attach import attach_adapter, continue_adapter
+from perl.policy.model import load_base
+from perl.policy.save_adapter import write_adapter
+from perl.policy.saved.adapter import find_adapter
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.rollouts.update import choose_form
-from perl.saved_adapter import find_adapter
+from perl.rollouts.sync import choose_form
 
 
 def planned(adapter):

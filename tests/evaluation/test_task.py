@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from perl.assets import evaluation_tasks
 from perl.errors import PerlError
-from perl.evaluation.lighteval_on_demand import tables_on_demand
+from perl.evaluation.lighteval.on_demand import tables_on_demand
 from perl.evaluation.task import Question, all_tasks, find_tasks, questions_hash
+from perl.recipe.assets import evaluation_tasks
 
 AS_LIGHTEVAL = {"aime24", "aime25", "math_500", "gsm8k"}
 BOXED = {f"{name}_boxed" for name in AS_LIGHTEVAL} | {"amc23", "minerva", "hmmt_feb_2025", "olympiadbench"}

@@ -8,19 +8,19 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
-from perl.adapter import attach_adapter
-from perl.adapter_files import write_adapter
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import Results
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation, resolved_settings
-from perl.model import base_fingerprint, load_base
-from perl.policy_name import adapter_config_digest
+from perl.policy.attach import attach_adapter
+from perl.policy.model import base_fingerprint, load_base
+from perl.policy.name import adapter_config_digest
+from perl.policy.save_adapter import write_adapter
+from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
 from perl.recipe import load_recipe
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.run import Run, sha256_of
+from perl.run.folder import Run, sha256_of
 from perl.sandbox import BASE_NAME
-from perl.saved_adapter import CONFIG, WEIGHTS, find_adapter
 from tests.evaluations import results, task_result
 from tests.hub.files import png
 from tests.hub.scored import write_scored

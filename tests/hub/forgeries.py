@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import yaml
 
-from perl.hub.card import render_card
-from perl.hub.facts import facts_from_files
+from perl.hub.card.facts import facts_from_files
+from perl.hub.card.render import render_card
 
 Files = dict[str, bytes]
 CARD, CONFIG, RUN, RECIPE = "README.md", "adapter_config.json", "perl_run.json", "perl_recipe.yaml"

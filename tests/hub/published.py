@@ -6,10 +6,10 @@ FULL, FOUND -> FILES, name in the repository -> content
 import json
 from dataclasses import replace
 
-from perl.hub.card import render_card
-from perl.hub.facts import facts_from_files
-from perl.hub.run_facts import RunFacts, perl_version
-from perl.policy_name import adapter_config_digest
+from perl.hub.card.facts import facts_from_files
+from perl.hub.card.render import render_card
+from perl.hub.card.run_facts import RunFacts, perl_version
+from perl.policy.name import adapter_config_digest
 from perl.recipe import load_recipe
 from tests.evaluations import results, task_result
 from tests.hub.test_card import BASE, FULL, LORA

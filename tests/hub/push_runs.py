@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from perl.checkpoint import seal
-from perl.logprobs import token_log_probs
-from perl.probe import write_probe
-from perl.run import Run
-from perl.saved_adapter import CONFIG, WEIGHTS
+from perl.policy.checkpoint import seal
+from perl.policy.logprobs import token_log_probs
+from perl.policy.probe import write_probe
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.run.folder import Run
 from tests.hub.card_runs import make_run, policy_of
 from tests.local_hub import LocalHub
 from tests.saved_adapters import save_adapter

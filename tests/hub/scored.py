@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.published_samples import published_samples
-from perl.evaluation.recount import with_figures
+from perl.evaluation.recounting.published_samples import published_samples
+from perl.evaluation.recounting.recount import with_figures
 from perl.evaluation.results import HELD_OUT, RESULTS, SAMPLES, Results, TaskResult, read_results
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.task import TaskData, all_tasks

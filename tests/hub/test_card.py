@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perl.hub.card import render_card
-from perl.hub.citations import references
-from perl.hub.facts import Asking, CardFacts, Licence, Serving, public_results
-from perl.hub.names import label
+from perl.hub.card.citations import references
+from perl.hub.card.facts import Asking, CardFacts, Licence, Serving, public_results
+from perl.hub.card.names import label
+from perl.hub.card.render import render_card
 from perl.sandbox import BASE_NAME
 from tests.evaluations import results, task_result
 

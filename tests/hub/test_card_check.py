@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from perl.evaluation.recount import recount
-from perl.hub.card_check import Checked, check_card
-from perl.hub.card_form import LARGEST_CARD
-from perl.hub.facts import results_in
+from perl.evaluation.recounting.recount import recount
+from perl.hub.card.check import Checked, check_card
+from perl.hub.card.facts import results_in
+from perl.hub.card.form import LARGEST_CARD
 from tests.hub.published import FILES, FOUND, with_card
 
 RESULTS = json.loads(FILES["eval/results.json"])

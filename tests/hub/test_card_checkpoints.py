@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.hub.card_check import check_card
+from perl.hub.card.check import check_card
 from perl.hub.found_card import find_card
 from perl.sandbox import BASE_FOLDER
 

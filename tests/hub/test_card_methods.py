@@ -12,13 +12,13 @@ import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
 
-from perl.adapter import without_harmless_warnings
-from perl.hub.card import render_card
-from perl.hub.card_check import check_card
-from perl.hub.card_form import card_problems
-from perl.hub.facts import CardFacts, facts_from_files
+from perl.hub.card.check import check_card
+from perl.hub.card.facts import CardFacts, facts_from_files
+from perl.hub.card.form import card_problems
+from perl.hub.card.render import render_card
 from perl.hub.found_card import find_card
 from perl.hub.run_card import write_card
+from perl.policy.attach import without_harmless_warnings
 from tests.hub.card_runs import ADAPTERS, make_run, policy_of
 
 # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.

@@ -8,17 +8,17 @@ from huggingface_hub import parse_eval_result_entries
 
 from perl.errors import RecipeError
 from perl.evaluation.task import Task, all_tasks
-from perl.hub.candidate import Candidate, find_candidate
-from perl.hub.eval_results import BENCHMARKS, eval_result_files, model_index
-from perl.hub.facts import Licence, Serving, serving_of
-from perl.hub.package import card_facts
-from perl.hub.run_facts import base_licence
+from perl.hub.card.candidate import Candidate, find_candidate
+from perl.hub.card.eval_results import BENCHMARKS, eval_result_files, model_index
+from perl.hub.card.facts import Licence, Serving, serving_of
+from perl.hub.card.run_facts import base_licence
+from perl.hub.push.package import card_facts
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.recipe import load_recipe
 from perl.recipe.plain_yaml import plain_value
 from perl.recipe.sections import PeftSection
-from perl.run import Run
+from perl.run.folder import Run
 from tests.evaluations import results, task_result
 from tests.hub.card_runs import make_run, scores
 
@@ -193,7 +193,7 @@ def test_the_files_of_every_benchmark_are_read_by_the_hubs_own_reader(monkeypatc
     for repository, known in BENCHMARKS.items():
         name = names.get(repository, "any")
         defined = all_tasks() | {"any": Task("any", "any", repository, "test", "any.jsonl", "", known.subset)}
-        monkeypatch.setattr("perl.hub.eval_results._definitions", lambda defined=defined: defined)
+        monkeypatch.setattr("perl.hub.card.eval_results._definitions", lambda defined=defined: defined)
         files = eval_result_files(results(benchmark(name, repository, known.problems)))
         (entry,) = parse_eval_result_entries(plain_value(files[f".eval_results/{name}.yaml"]))
         assert (entry.dataset_id, entry.task_id, entry.value) == (repository, known.task_id, 83.33)

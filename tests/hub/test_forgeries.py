@@ -8,10 +8,10 @@ from tempfile import mkdtemp
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.published_samples import read_published
-from perl.evaluation.recount import Recount, recount
-from perl.hub.card_check import check_card
-from perl.hub.facts import results_in
+from perl.evaluation.recounting.published_samples import read_published
+from perl.evaluation.recounting.recount import Recount, recount
+from perl.hub.card.check import check_card
+from perl.hub.card.facts import results_in
 from perl.hub.found_card import find_card
 from perl.hub.run_card import run_package, write_card
 from tests.hub.card_runs import make_run

@@ -11,19 +11,19 @@ from dataclasses import replace
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.published_samples import LARGEST, PUBLISHED
-from perl.hub import gate
-from perl.hub.candidate import find_candidate
-from perl.hub.commit import push_package
-from perl.hub.eval_results import eval_result_files
-from perl.hub.gate import gate_problems, is_ours, largest
-from perl.hub.leaks import Machine
-from perl.hub.outbox import queued_checkpoint
-from perl.hub.package import Package, package_candidate, read_package
-from perl.hub.push import pack, pack_checkpoint, push_run, send_checkpoints, wanted_push
-from perl.hub.script_push import pack_folder
-from perl.hub.snapshot import is_simple_name, take
-from perl.saved_adapter import CONFIG, WEIGHTS
+from perl.evaluation.recounting.published_samples import LARGEST, PUBLISHED
+from perl.hub.card.candidate import find_candidate
+from perl.hub.card.eval_results import eval_result_files
+from perl.hub.gate import gate
+from perl.hub.gate.gate import gate_problems, is_ours, largest
+from perl.hub.gate.leaks import Machine
+from perl.hub.gate.snapshot import is_simple_name, take
+from perl.hub.push.commit import push_package
+from perl.hub.push.outbox import queued_checkpoint
+from perl.hub.push.package import Package, package_candidate, read_package
+from perl.hub.push.publish import pack, pack_checkpoint, push_run, send_checkpoints, wanted_push
+from perl.hub.push.script_push import pack_folder
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from tests.hub.files import png, weights
 from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable
 
@@ -338,7 +338,7 @@ def test_the_best_adapter_and_checkpoints_pass():
 
 def test_samples_that_are_too_large_to_be_sent_are_told(monkeypatch, caplog):
     run = publishable()
-    monkeypatch.setattr("perl.evaluation.published_samples.LARGEST", 10)
+    monkeypatch.setattr("perl.evaluation.recounting.published_samples.LARGEST", 10)
     package = pack(find_candidate(run), REPO)
     assert "eval/samples.jsonl" not in package.files
     (line,) = [record.getMessage() for record in caplog.records if "samples" in record.getMessage()]

@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from perl.cli.card import command as card
 from perl.cli.push import command as push_command
 from perl.errors import PerlError
-from perl.hub.commit import push_package
-from perl.hub.folder_card import write_folder_card
-from perl.hub.outbox import alone, read_push, read_pushes
-from perl.hub.package import Package
-from perl.hub.push import push, push_run, wanted_push
-from perl.hub.retries import HubOutageError
+from perl.hub.card.folder_card import write_folder_card
+from perl.hub.push.commit import push_package
+from perl.hub.push.outbox import alone, read_push, read_pushes
+from perl.hub.push.package import Package
+from perl.hub.push.publish import push, push_run, wanted_push
+from perl.hub.push.retries import HubOutageError
 from perl.hub.run_card import run_card, write_card
-from perl.saved_adapter import CONFIG, WEIGHTS
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from tests.hub.files import weights
 from tests.hub.published import RUN
 from tests.hub.push_runs import REPO, files_of, publishable
@@ -119,8 +119,8 @@ def test_two_processes_do_not_push_one_run_at_once():
     run = publishable()
     holding = """
     import sys
-    from perl.hub.outbox import alone
-    from perl.run import Run
+    from perl.hub.push.outbox import alone
+    from perl.run.folder import Run
     with alone(Run.read(sys.argv[1])):
         print("held", flush=True)
         sys.stdin.read()

@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from perl import __version__
-from perl.hub.candidate import find_candidate
-from perl.hub.package import Package, package_candidate, package_problems
-from perl.hub.run_facts import RUN_FACTS
-from perl.run import installed_versions
+from perl.hub.card.candidate import find_candidate
+from perl.hub.card.run_facts import RUN_FACTS
+from perl.hub.push.package import Package, package_candidate, package_problems
+from perl.run.folder import installed_versions
 from tests.hub.card_runs import make_run
 
 TRAIN = {"seed": 3, "loss_type": "dapo", "learning_rate": 1e-5}
@@ -116,7 +116,7 @@ def test_a_run_of_a_checkout_that_is_only_on_the_path_can_be_published(tmp_path,
     def version(package):
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr("perl.run.version", version)
+    monkeypatch.setattr("perl.run.folder.version", version)
     run = _logged(tmp_path, {"max_steps": 50}, _rows(range(1, 51)))
     run.record(versions=installed_versions())
     package = package_candidate(find_candidate(run), "user/adapter")

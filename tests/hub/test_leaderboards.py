@@ -2,7 +2,7 @@
 
 import pytest
 
-from perl.hub.card_check import check_card
+from perl.hub.card.check import check_card
 from tests.hub.published import FILES
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -18,7 +18,7 @@ def said(name: str, content: bytes) -> list[str]:
 def said_of_expected(content: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Of a file that the results give."""
     name = ".eval_results/gsm8k.yaml"
-    monkeypatch.setattr("perl.hub.leaderboards.eval_result_files", lambda _: {name: BOARD.decode()})
+    monkeypatch.setattr("perl.hub.card.leaderboards.eval_result_files", lambda _: {name: BOARD.decode()})
     return said(name, content)
 
 

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from perl.hub.leaks import Machine, find_leaks, this_machine
+from perl.hub.gate.leaks import Machine, find_leaks, this_machine
 
 NOBODY = Machine()
 SOMEBODY = Machine(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from perl.hub.card_check import check_card
+from perl.hub.card.check import check_card
+from perl.hub.card.notes import notes_problems, split_notes
 from perl.hub.found_card import find_card
-from perl.hub.notes import notes_problems, split_notes
 from perl.hub.run_card import run_package, write_card
 from tests.hub.card_runs import make_run
 from tests.hub.published import FILES

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from perl.errors import PerlError, RunFolderError
-from perl.hub.outbox import Push, queue_checkpoint, queued_checkpoint, queued_steps, read_push, write_push
-from perl.hub.package import Package
-from perl.hub.push import pack_checkpoint, publish, push_run, wanted_push
-from perl.hub.retries import HubOutageError
+from perl.hub.push.outbox import Push, queue_checkpoint, queued_checkpoint, queued_steps, read_push, write_push
+from perl.hub.push.package import Package
+from perl.hub.push.publish import pack_checkpoint, publish, push_run, wanted_push
+from perl.hub.push.retries import HubOutageError
 from perl.recipe.sections import HubSection
 from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable
 

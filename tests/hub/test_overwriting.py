@@ -8,15 +8,15 @@ from click.testing import CliRunner
 
 from perl.cli.push import command
 from perl.errors import PerlError, RunFolderError
-from perl.hub.card_form import CARD
-from perl.hub.outbox import read_push, read_pushes, write_push
-from perl.hub.package import Package
-from perl.hub.push import publish, push, push_run, wanted_push
-from perl.hub.retries import HubOutageError
-from perl.hub.script_push import push_script
+from perl.hub.card.form import CARD
+from perl.hub.push.outbox import read_push, read_pushes, write_push
+from perl.hub.push.package import Package
+from perl.hub.push.publish import publish, push, push_run, wanted_push
+from perl.hub.push.retries import HubOutageError
+from perl.hub.push.script_push import push_script
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe.sections import HubSection
-from perl.run import sha256_of
-from perl.saved_adapter import CONFIG, WEIGHTS
+from perl.run.folder import sha256_of
 from tests.hub.files import weights
 from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable, weights_and_config
 
@@ -76,14 +76,14 @@ def test_what_was_sent_before_a_kill_is_the_runs_own(monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr("perl.hub.push.send_checkpoints", killed)
+        changed.setattr("perl.hub.push.publish.send_checkpoints", killed)
         with pytest.raises(KeyboardInterrupt):
             push(run, REPO)
     for file, data in weights_and_config(add_best(run)).items():
         (run.adapter / file).write_bytes(data)
     run.record(fingerprint={**run.facts["fingerprint"], "adapter": sha256_of(run.adapter / WEIGHTS)})
     (run.path / "probe.json").unlink()
-    monkeypatch.setattr("perl.hub.push.check_round_trip", lambda *_: None)
+    monkeypatch.setattr("perl.hub.push.publish.check_round_trip", lambda *_: None)
     assert push(run, REPO).changed
 
 
@@ -95,7 +95,7 @@ def test_a_run_of_the_same_recipe_does_not_overwrite_the_first(hub, caplog):
     second.record(fingerprint={**second.facts["fingerprint"], "adapter": sha256_of(second.adapter / WEIGHTS)})
     (second.path / "probe.json").unlink()
     with caplog.at_level(logging.WARNING, "perl"), pytest.MonkeyPatch.context() as changed:
-        changed.setattr("perl.hub.push.check_round_trip", lambda *_: None)
+        changed.setattr("perl.hub.push.publish.check_round_trip", lambda *_: None)
         publish(HubSection(repo_id=REPO, push="end"), second)
     assert "holds another adapter" in caplog.text
     assert files_of(hub)[WEIGHTS] == (first.adapter / WEIGHTS).read_bytes()

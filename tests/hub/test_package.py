@@ -8,9 +8,9 @@ import pytest
 
 from perl.errors import PerlError
 from perl.evaluation.results import read_results
-from perl.hub.candidate import find_candidate
-from perl.hub.gate import is_ours
-from perl.hub.package import (
+from perl.hub.card.candidate import find_candidate
+from perl.hub.gate.gate import is_ours
+from perl.hub.push.package import (
     MOST_ROWS,
     Package,
     _public_config,
@@ -19,8 +19,8 @@ from perl.hub.package import (
     read_package,
     thinned,
 )
-from perl.policy_name import policy_name
-from perl.run import Run, log_rows
+from perl.policy.name import policy_name
+from perl.run.folder import Run, log_rows
 from tests.hub.push_runs import FILES, add_best, add_checkpoint, publishable
 from tests.hub_fixtures import TOKEN
 

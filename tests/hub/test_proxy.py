@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from perl.errors import PerlError
-from perl.hub.commit import push_package
-from perl.hub.package import Package
-from perl.hub.retries import HubOutageError
+from perl.hub.push.commit import push_package
+from perl.hub.push.package import Package
+from perl.hub.push.retries import HubOutageError
 from tests.hub.files import weights
 from tests.hub.push_runs import REPO
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from perl.hub.leaks import Machine, find_leaks
-from perl.hub.public_recipe import public_recipe, without_paths
+from perl.hub.card.public_recipe import public_recipe, without_paths
+from perl.hub.gate.leaks import Machine, find_leaks
 from perl.recipe import load_recipe
 
 PRIVATE = {

@@ -10,8 +10,8 @@ from huggingface_hub import CommitInfo
 import perl
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
-from perl.hub.card_check import check_card
-from perl.hub.outbox import read_push
+from perl.hub.card.check import check_card
+from perl.hub.push.outbox import read_push
 from tests.hub.push_runs import REPO, files_of
 from tests.hub_fixtures import TOKEN
 

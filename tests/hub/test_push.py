@@ -9,14 +9,14 @@ from peft import PeftConfig
 
 import perl
 from perl.errors import BrokenPromiseError, PerlError, RunFolderError
-from perl.hub.commit import push_package, push_revision
 from perl.hub.found_card import find_card
-from perl.hub.outbox import read_push
-from perl.hub.package import Package
-from perl.hub.push import push_run, wanted_push
+from perl.hub.push.commit import push_package, push_revision
+from perl.hub.push.outbox import read_push
+from perl.hub.push.package import Package
+from perl.hub.push.publish import push_run, wanted_push
 from perl.hub.run_card import write_card
-from perl.run import Run, sha256_of
-from perl.saved_adapter import WEIGHTS, find_adapter
+from perl.policy.saved.adapter import WEIGHTS, find_adapter
+from perl.run.folder import Run, sha256_of
 from tests.hub.files import weights
 from tests.hub.push_runs import FILES, REPO, add_best, add_checkpoint, files_of, publishable, weights_and_config
 from tests.hub_fixtures import TOKEN

@@ -6,10 +6,10 @@ import pytest
 
 from perl.cli.commands import run as run_command
 from perl.errors import EXIT_USER_MISTAKE, PerlError
-from perl.evaluation.published_samples import PUBLISHED
-from perl.hub.candidate import find_candidate
-from perl.hub.push import pack
-from perl.run import Run
+from perl.evaluation.recounting.published_samples import PUBLISHED
+from perl.hub.card.candidate import find_candidate
+from perl.hub.push.publish import pack
+from perl.run.folder import Run
 from tests.evaluation.forgeries import FORGERIES
 from tests.hub.push_runs import publishable
 

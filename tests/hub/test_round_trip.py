@@ -10,17 +10,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from perl.errors import BrokenPromiseError, PerlError
-from perl.guards import RELOAD_TOLERANCE
-from perl.hub.candidate import find_candidate
-from perl.hub.package import package_candidate
-from perl.hub.round_trip import check_files, check_round_trip
-from perl.logprobs import token_log_probs
-from perl.model import load_base
-from perl.precision import in_float32
-from perl.probe import write_probe
+from perl.hub.card.candidate import find_candidate
+from perl.hub.push.package import package_candidate
+from perl.hub.push.round_trip import check_files, check_round_trip
+from perl.policy.guards import RELOAD_TOLERANCE
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import load_base
+from perl.policy.precision import in_float32
+from perl.policy.probe import write_probe
+from perl.policy.saved.adapter import WEIGHTS
 from perl.recipe.sections import ModelSection
-from perl.run import Run, sha256_of
-from perl.saved_adapter import WEIGHTS
+from perl.run.folder import Run, sha256_of
 from tests.hub.push_runs import add_best, add_checkpoint, publishable
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from perl.evaluation.metrics import Difference
-from perl.hub.scores_text import headline, reservations
+from perl.hub.card.scores_text import headline, reservations
 from tests.evaluations import results, task_result
 
 BETTER = task_result("sums", ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5)

@@ -6,8 +6,8 @@ import json
 import pytest
 from leaks import PATHS, SECRETS, carriers, in_repository, now
 
-from perl.hub.leaks import Machine, find_leaks, this_machine
-from perl.hub.tokens import own_secrets
+from perl.hub.gate.leaks import Machine, find_leaks, this_machine
+from perl.hub.gate.tokens import own_secrets
 
 
 @pytest.mark.parametrize("name", SECRETS)

@@ -11,18 +11,18 @@ from peft import PeftModel
 from peft.tuners.adalora.layer import AdaLoraLayer
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from perl.adapter import attach_adapter, continue_adapter
-from perl.adapter_files import reload_difference, write_adapter
-from perl.checkpoint import load_policy, save_policy
 from perl.errors import RecipeError
-from perl.logprobs import token_log_probs
 from perl.methods import adalora
 from perl.methods.settings import adaptation
-from perl.model import base_fingerprint
-from perl.precision import in_float32
+from perl.policy.attach import attach_adapter, continue_adapter
+from perl.policy.checkpoint import load_policy, save_policy
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import base_fingerprint
+from perl.policy.precision import in_float32
+from perl.policy.save_adapter import reload_difference, write_adapter
+from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
-from perl.saved_adapter import WEIGHTS, find_adapter
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
 RANK = 4

@@ -10,12 +10,12 @@ from peft import BOFTConfig, PeftModel, get_peft_model
 from peft.tuners.boft import layer as boft_layer
 from transformers import AutoModelForCausalLM
 
-from perl.adapter import attach_adapter, continue_adapter
-from perl.adapter_files import reload_difference, write_adapter
 from perl.methods.butterflies import BlockDiagonal, without_extension
-from perl.model import base_fingerprint
+from perl.policy.attach import attach_adapter, continue_adapter
+from perl.policy.model import base_fingerprint
+from perl.policy.save_adapter import reload_difference, write_adapter
+from perl.policy.saved.adapter import find_adapter
 from perl.sandbox import BASE_FOLDER
-from perl.saved_adapter import find_adapter
 
 TARGETS = ["q_proj", "down_proj"]
 

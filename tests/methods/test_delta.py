@@ -8,7 +8,6 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from perl.adapter import attach_adapter
 from perl.methods.delta import (
     EXACT,
     LowRank,
@@ -22,6 +21,7 @@ from perl.methods.delta import (
 )
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
+from perl.policy.attach import attach_adapter
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 

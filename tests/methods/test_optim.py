@@ -8,9 +8,9 @@ from peft.optimizers import create_lorafa_optimizer
 from peft.tuners.lora.layer import LoraLayer
 from transformers import AutoModelForCausalLM
 
-from perl.adapter import attach_adapter
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.methods.settings import adaptation
+from perl.policy.attach import attach_adapter
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 

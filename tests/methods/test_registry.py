@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from perl.adapter import attach_adapter
 from perl.methods.registry import METHODS
 from perl.methods.settings import (
     adaptation,
     resolved_settings,
 )
-from perl.model import trainable_parameters
+from perl.policy.attach import attach_adapter
+from perl.policy.model import trainable_parameters
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 

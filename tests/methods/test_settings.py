@@ -7,7 +7,6 @@ from peft import LoraConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from transformers import AutoModelForCausalLM
 
-from perl.adapter import attach_adapter
 from perl.errors import ModelError, RecipeError
 from perl.methods.registry import METHODS, REFUSED_TYPES, Method
 from perl.methods.settings import (
@@ -19,10 +18,11 @@ from perl.methods.settings import (
     rate_warning,
     resolved_settings,
 )
-from perl.model import trainable_parameters
-from perl.policy import setting_warnings
+from perl.policy.attach import attach_adapter
+from perl.policy.model import trainable_parameters
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
+from perl.trainer.policy_setup import setting_warnings
 
 ADAPTERS = [name for name, method in METHODS.items() if method.config]
 LORA_FAMILY = [name for name in ADAPTERS if METHODS[name].config == "LoraConfig"]

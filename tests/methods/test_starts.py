@@ -9,12 +9,12 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import LoraLayer
 from transformers import AutoModelForCausalLM
 
-from perl.adapter import attach_adapter
 from perl.errors import ModelError, PerlError
 from perl.methods.anchor import anchor_of
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
-from perl.model import base_fingerprint
+from perl.policy.attach import attach_adapter
+from perl.policy.model import base_fingerprint
 from perl.recipe.sections import PeftSection
 from perl.sandbox import BASE_FOLDER
 

@@ -5,8 +5,8 @@ Attention -> packed attention takes that way
 
 import torch
 
-import perl.attention
-from perl.memory_estimate import Attention
+from perl.packing import attention as packed_attention
+from perl.training.memory_estimate import Attention
 
 
 class FlashAttention(torch.autograd.Function):
@@ -25,11 +25,11 @@ class FlashAttention(torch.autograd.Function):
 
 def as_on_a_gpu(monkeypatch, attention: Attention) -> None:
     """Takes the way that packed attention takes there."""
-    monkeypatch.setattr(perl.attention, "needs_every_head", lambda _: not attention.grouped)
+    monkeypatch.setattr(packed_attention, "needs_every_head", lambda _: not attention.grouped)
     if attention.kernel:
-        monkeypatch.setattr(perl.attention, "KERNEL_CALL", perl.attention.KernelCall(grouped=attention.grouped))
-        monkeypatch.setattr(perl.attention, "why_by_segment", lambda *_: None)
-        monkeypatch.setattr(perl.attention, "varlen_attn", lambda q, k, v, *_, **__: FlashAttention.apply(q, k, v))
+        monkeypatch.setattr(packed_attention, "KERNEL_CALL", packed_attention.KernelCall(grouped=attention.grouped))
+        monkeypatch.setattr(packed_attention, "why_by_segment", lambda *_: None)
+        monkeypatch.setattr(packed_attention, "varlen_attn", lambda q, k, v, *_, **__: FlashAttention.apply(q, k, v))
 
 
 EVERY_WAY = [Attention(kernel, grouped, True) for kernel in (True, False) for grouped in (True, False)]

@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import Linear
 from torch import nn
 
-from perl.methods.fused_lora import fuse_lora
+from perl.packing.fused_lora import fuse_lora
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
 INPUTS, OUTPUTS = 24, 40

@@ -67,7 +67,7 @@ def test_a_saved_recipe_is_the_same_recipe(text):
 
 
 def test_every_packaged_recipe_is_the_same_when_it_is_saved():
-    from perl.assets import packaged_recipes
+    from perl.recipe.assets import packaged_recipes
 
     names = list(packaged_recipes())
     assert "quickstart" in names
@@ -157,7 +157,7 @@ def sample(name, hint):
 
 
 def test_train_takes_every_field_of_the_trainers_arguments():
-    from perl.config import PeftRLConfig
+    from perl.trainer.config import PeftRLConfig
 
     hints = typing.get_type_hints(PeftRLConfig)
     homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields if key != "adapter"}

@@ -21,7 +21,7 @@ def modules_after(program):
 
 @pytest.fixture(scope="module")
 def config_fields():
-    from perl.config import PeftRLConfig
+    from perl.trainer.config import PeftRLConfig
 
     return {field.name: field for field in dataclasses.fields(PeftRLConfig) if field.init}
 
@@ -77,4 +77,4 @@ def test_a_recipe_is_checked_without_importing_what_trains_it(program):
 
 
 def test_the_same_look_sees_a_heavy_import():
-    assert "torch" in modules_after("import perl.logprobs")
+    assert "torch" in modules_after("import perl.policy.logprobs")

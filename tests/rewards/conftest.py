@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perl.rewards.own import Failures
-from perl.rewards.pool import WorkerPool
+from perl.rewards.custom import Failures
+from perl.rewards.workers.pool import WorkerPool
 from tests.rewards.pool_work import FUNCTIONS, LONG
 
 

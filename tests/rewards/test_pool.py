@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perl.rewards.pool import Outcome, WorkerPool, WorkerStartError
+from perl.rewards.workers.pool import Outcome, WorkerPool, WorkerStartError
 from tests.rewards.pool_work import values
 
 if os.name != "posix":
@@ -174,7 +174,7 @@ def test_a_worker_that_cannot_start_is_an_error_and_no_outcome(text, target, wor
 
 def test_an_import_that_never_ends_is_an_error(monkeypatch):
     Path("endless.py").write_text("import time\ntime.sleep(10**6)\n", encoding="utf-8")
-    monkeypatch.setattr("perl.rewards.pool.START_SECONDS", 0.5)
+    monkeypatch.setattr("perl.rewards.workers.pool.START_SECONDS", 0.5)
     with pytest.raises(WorkerStartError, match="not ready"):
         WorkerPool("endless:f").map([1])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perl.rewards.pool import WorkerPool
+from perl.rewards.workers.pool import WorkerPool
 from tests.rewards.pool_work import FUNCTIONS, LONG, values
 
 if os.name != "posix":
@@ -161,7 +161,7 @@ def test_the_channel_is_open_in_no_other_process(pool_of):
 @pytest.mark.parametrize("action", ["sleep", "call", "unlimited"])
 def test_a_busy_worker_does_not_outlive_a_parent_that_is_killed(action):
     parent = run_script(
-        "from perl.rewards.pool import WorkerPool\n"
+        "from perl.rewards.workers.pool import WorkerPool\n"
         f"WorkerPool('own_work:act_after_a_sign', timeout_seconds=2.0).map([{action!r}])\n"
     )
     with parent:
@@ -174,7 +174,7 @@ def test_a_busy_worker_does_not_outlive_a_parent_that_is_killed(action):
 def test_a_worker_with_time_left_does_not_outlive_a_parent_that_is_killed():
     """Nor does what its function started."""
     parent = run_script(
-        "from perl.rewards.pool import WorkerPool\n"
+        "from perl.rewards.workers.pool import WorkerPool\n"
         "WorkerPool('own_work:act_after_a_sign', timeout_seconds=3600).map(['child, sleep'])\n"
     )
     with parent:
@@ -200,7 +200,7 @@ def test_a_worker_started_by_a_thread_outlives_the_thread(pool_of):
 
 def test_an_idle_worker_does_not_outlive_a_parent_that_is_killed():
     script = (
-        "from perl.rewards.pool import WorkerPool\n"
+        "from perl.rewards.workers.pool import WorkerPool\n"
         "pool = WorkerPool('own_work:pid', workers=1, timeout_seconds=3600)\n"
         "print(pool.map([0])[0].value, flush=True)\n"
         "sys.stdin.read()\n"
@@ -214,7 +214,7 @@ def test_an_idle_worker_does_not_outlive_a_parent_that_is_killed():
 
 def test_workers_end_when_python_does_without_a_warning():
     script = (
-        "from perl.rewards.pool import WorkerPool\n"
+        "from perl.rewards.workers.pool import WorkerPool\n"
         "pool = WorkerPool('own_work:pid', workers=1)\n"
         "print(pool.map([0])[0].value)\n"
     )
@@ -228,7 +228,7 @@ def test_ctrl_c_ends_the_call_and_the_pool_goes_on():
     script = (
         "import json, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
-        "from perl.rewards.pool import WorkerPool\n"
+        "from perl.rewards.workers.pool import WorkerPool\n"
         "pool = WorkerPool('own_work:act_after_a_sign', workers=2, timeout_seconds=3600)\n"
         "try:\n"
         "    pool.map(['sleep', 'sleep', 'pid'])\n"
@@ -247,7 +247,7 @@ def test_ctrl_c_ends_the_call_and_the_pool_goes_on():
 def test_a_forked_process_has_workers_of_its_own():
     script = (
         "import os\n"
-        "from perl.rewards.pool import WorkerPool\n"
+        "from perl.rewards.workers.pool import WorkerPool\n"
         "pool = WorkerPool('own_work:pid', workers=2)\n"
         "def served(): return {outcome.value for outcome in pool.map(range(100))}\n"
         "pool.start()\n"
@@ -268,7 +268,7 @@ def test_a_process_forked_while_a_thread_waits_for_an_answer_can_call_too():
     script = (
         "import os, threading, time\n"
         "from pathlib import Path\n"
-        "from perl.rewards.pool import WorkerPool\n"
+        "from perl.rewards.workers.pool import WorkerPool\n"
         "pool = WorkerPool('own_work:act_after_a_sign', workers=1, timeout_seconds=4.0)\n"
         "thread = threading.Thread(target=lambda: pool.map(['sleep']))\n"
         "thread.start()\n"

@@ -20,7 +20,7 @@ import torch
 
 from perl.errors import PerlError
 from perl.rollouts.engine import Request, Update
-from perl.rollouts.vllm_engine import InProcessEngine
+from perl.rollouts.vllm.in_process import InProcessEngine
 
 PROCESS_SETTINGS = {
     "random": lambda: digest(random.getstate()),

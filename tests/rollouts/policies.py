@@ -6,10 +6,10 @@ import functools
 import torch
 from peft import PeftModel
 
-from perl.adapter import attach_adapter
-from perl.logprobs import token_log_probs
 from perl.methods.settings import adaptation
-from perl.model import load_base
+from perl.policy.attach import attach_adapter
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 
 

@@ -9,11 +9,11 @@ import torch
 from peft import PeftModel
 from safetensors.torch import save_file
 
-from perl.adapter import attach_adapter
-from perl.logprobs import token_log_probs
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
-from perl.model import load_base
+from perl.policy.attach import attach_adapter
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])

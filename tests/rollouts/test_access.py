@@ -8,16 +8,16 @@ import time
 
 import pytest
 
-from perl.config import PeftRLConfig, rollout_section
 from perl.errors import PerlError, RolloutError
 from perl.evaluation.request import EvalSettings, plan_evaluation
 from perl.evaluation.serving import _port
 from perl.recipe import Recipe
 from perl.recipe.server_address import ServerAddress, server_address, server_option, without_credentials
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.vllm_answers import AccessError
-from perl.rollouts.vllm_http import VllmServer
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.vllm.answers import AccessError
+from perl.rollouts.vllm.http import VllmServer
+from perl.rollouts.vllm.servers import ServerPool
+from perl.trainer.config import PeftRLConfig, rollout_section
 from tests.rollouts.loopback import FakeVllm
 
 SAMPLING = EngineSampling(1.0, 8, end_token_ids=(0,))

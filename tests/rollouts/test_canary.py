@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from perl.adapter import attach_adapter
 from perl.errors import BrokenPromiseError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
-from perl.model import load_base
-from perl.precision import tolerance_of
+from perl.policy.attach import attach_adapter
+from perl.policy.model import load_base
+from perl.policy.precision import tolerance_of
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.canary import LENGTH, Canary
 from perl.rollouts.engine import Sampled

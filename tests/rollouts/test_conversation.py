@@ -9,9 +9,9 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
 from perl.rewards import accuracy_reward
 from perl.rollouts.conversation import Opening, tokens_left
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.vllm.servers import ServerPool
 from tests.rollouts.loopback import FakeVllm
-from tests.rollouts.test_served import SMALL, problems
+from tests.trainer.test_rollout_source import SMALL, problems
 
 COMPLETION, SUFFIX = 80, [7, 8, 9, 7, 8, 9, 7, 8, 9, 7]
 

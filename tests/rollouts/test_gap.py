@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from perl.precision import tolerance_of
+from perl.policy.precision import tolerance_of
 from perl.rollouts.gap import GapJudge
 
 STEPS = 300

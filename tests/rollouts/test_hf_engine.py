@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 import torch
 
-from perl.adapter import attach_adapter
-from perl.logprobs import token_log_probs
+from perl.data import render_prompts
 from perl.methods.settings import adaptation
-from perl.model import load_base, load_tokenizer
-from perl.prompts import render_prompts
+from perl.policy.attach import attach_adapter
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.types import Completion, Prompt
 from tests.completing import Drawing, complete

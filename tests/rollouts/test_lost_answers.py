@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from perl.rollouts.lost_answers import CUTS, MOST_IN_A_ROW, LostAnswers
+from perl.rollouts.vllm.lost_answers import CUTS, MOST_IN_A_ROW, LostAnswers
 
 SLOTS = 16
 

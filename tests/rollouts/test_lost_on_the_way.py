@@ -5,9 +5,9 @@ import json
 import pytest
 
 from perl.errors import RolloutError
-from perl.rollouts import lost_answers
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.vllm import lost_answers
+from perl.rollouts.vllm.servers import ServerPool
 from tests.rollouts.loopback import FakeVllm, Proxy
 from tests.rollouts.test_vllm_server import CLOSE, mismatch, requests, update_of
 
@@ -31,7 +31,7 @@ def open_pool():
 @pytest.mark.parametrize("status", [None, 502])
 @pytest.mark.parametrize("copies", [1, 2])
 def test_an_answer_that_is_lost_costs_one_request_and_no_server(open_pool, status, copies, monkeypatch):
-    monkeypatch.setattr("perl.rollouts.dispatch.DYING_SECONDS", 0.0)
+    monkeypatch.setattr("perl.rollouts.vllm.dispatch.DYING_SECONDS", 0.0)
     fake = FakeVllm()
     asked = [Request((1, 2), 2, seed=10 * number) for number in range(150)]
     with fake() as url:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from perl.errors import BrokenPromiseError, PerlError, RolloutError
-from perl.rollouts import liveness, weight_labels
 from perl.rollouts.engine import EngineSampling, Proof, Request, Update
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.vllm import liveness, weight_labels
+from perl.rollouts.vllm.servers import ServerPool
 from tests.rollouts.fake_vllm import ADAPTED, BASE, MERGED, TOKEN, FakeVllm, serving
 
 SAMPLING = EngineSampling(temperature=1.0, max_completion_length=4, end_token_ids=())

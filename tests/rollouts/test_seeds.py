@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from perl.errors import ModelError
-from perl.model import load_base, load_tokenizer
+from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.rollouts.engine import EngineSampling, Request, Sampled, Update, completion_of
 from perl.rollouts.hf_engine import TransformersEngine, _inverse_cdf
-from perl.rollouts.vllm_http import VllmServer
+from perl.rollouts.vllm.http import VllmServer
 from tests.servers import SERVED_NAME
 
 END = 1

@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from perl.checkpoint import latest_checkpoint
 from perl.errors import BrokenPromiseError, PerlError
-from perl.rollouts.update import make_update
-from perl.rollouts.vllm_http import VllmServer
-from perl.rollouts.vllm_server import ServerPool, _write
+from perl.policy.checkpoint import latest_checkpoint
+from perl.rollouts.sync import make_update
+from perl.rollouts.vllm.http import VllmServer
+from perl.rollouts.vllm.servers import ServerPool, _write
 from perl.sandbox import BASE_FOLDER
 from tests.rollouts.policies import policy_of
-from tests.rollouts.test_served import Seen, logged, trainer
 from tests.servers import LORA
+from tests.trainer.test_rollout_source import Seen, logged, trainer
 
 FAULT_AT, STEPS = 2, 4
 

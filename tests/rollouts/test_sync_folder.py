@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from perl.rollouts import sync_folder
-from perl.rollouts.sync_folder import Owner, clear, dead_runs, is_dead, run_of
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.vllm import sync_folder
+from perl.rollouts.vllm.servers import ServerPool
+from perl.rollouts.vllm.sync_folder import Owner, clear, dead_runs, is_dead, run_of
 from tests.rollouts.fake_vllm import FakeVllm, serving
 
 DEAD, ALIVE = "perl-00000001", "perl-00000002"
@@ -21,7 +21,7 @@ DEAD, ALIVE = "perl-00000001", "perl-00000002"
 _RUN = """
 import sys, time, torch
 from perl.rollouts.engine import Update
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.vllm.servers import ServerPool
 url, folder, run = sys.argv[1:]
 engine = ServerPool([url], folder)
 engine.take_folder(run)

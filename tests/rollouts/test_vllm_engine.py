@@ -14,15 +14,15 @@ import torch
 from filelock import FileLock
 from peft import get_peft_model_state_dict
 
-from perl.adapter import attach_adapter
 from perl.errors import MissingExtraError, ModelError
-from perl.logprobs import token_log_probs
 from perl.methods.settings import adaptation
-from perl.model import load_base
+from perl.policy.attach import attach_adapter
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Update
-from perl.rollouts.update import make_update
-from perl.rollouts.vllm_engine import BASE, InProcessEngine
+from perl.rollouts.sync import make_update
+from perl.rollouts.vllm.in_process import BASE, InProcessEngine
 from perl.sandbox import BASE_FOLDER
 
 SCRIPT = Path(__file__).with_name("in_process.py")

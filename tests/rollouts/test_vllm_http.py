@@ -13,9 +13,9 @@ import torch
 
 from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.vllm_answers import AdapterGoneError, ServerDownError
-from perl.rollouts.vllm_http import VllmServer
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.vllm.answers import AdapterGoneError, ServerDownError
+from perl.rollouts.vllm.http import VllmServer
+from perl.rollouts.vllm.servers import ServerPool
 from tests.rollouts.policies import completion_log_probs, log_probs_of
 from tests.servers import SERVED_NAME, free_port
 

@@ -14,8 +14,8 @@ import torch
 
 from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, Request, Update
-from perl.rollouts.update import base_update, make_update
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.sync import base_update, make_update
+from perl.rollouts.vllm.servers import ServerPool
 from tests.rollouts.policies import completion_log_probs, log_probs_of, policy_of
 from tests.servers import SERVED_NAME, free_port
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-import perl.rollouts.vllm_engine
+import perl.rollouts.vllm.in_process
 from perl.errors import PerlError
-from perl.rollouts import vllm_version
-from perl.rollouts.vllm_version import check_version, explained
+from perl.rollouts.vllm import version as vllm_version
+from perl.rollouts.vllm.version import check_version, explained
 from perl.sandbox import BASE_FOLDER
 
 SERVER = "http://localhost:8000"
@@ -65,8 +65,8 @@ def test_an_error_of_the_run_stays_what_it_is_under_a_newer_version():
 
 def test_a_newer_vllm_in_the_process_whose_inner_parts_moved_ends_in_one_line(monkeypatch, caplog):
     moved = SimpleNamespace(__version__="0.40.0")  # no LLM in it, and no vllm.platforms beside it
-    monkeypatch.setattr(perl.rollouts.vllm_engine, "_vllm", lambda: check_version(moved.__version__) or moved)
+    monkeypatch.setattr(perl.rollouts.vllm.in_process, "_vllm", lambda: check_version(moved.__version__) or moved)
     with pytest.raises(PerlError, match=r"vLLM 0\.40\.0, newer than the newest tested, cannot be called") as raised:
-        perl.rollouts.vllm_engine.InProcessEngine(str(BASE_FOLDER), max_lora_rank=8)
+        perl.rollouts.vllm.in_process.InProcessEngine(str(BASE_FOLDER), max_lora_rank=8)
     assert "rollout.backend: transformers" in str(raised.value)
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from perl.prompts import render_prompts
+from perl.data import render_prompts
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.sandbox.pretrain import make_model, make_tokenizer
 from tests.completing import Drawing, complete

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from perl.assets import zoo_folder
+from perl.recipe.assets import zoo_folder
 from perl.zoo.catalogue import open_zoo
 from perl.zoo.page import curve_of, html_page
 from tests.zoo.entries import reported, score, seeds, theirs, trained, zoo_of

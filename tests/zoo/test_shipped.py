@@ -7,14 +7,14 @@ import pytest
 import torch
 from peft import PeftModel
 
-from perl.adapter import without_harmless_warnings
-from perl.adapter_download import zoo_adapter
-from perl.curation import verify
-from perl.logprobs import token_log_probs
+from perl.hub.zoo_entries import verify
 from perl.methods.registry import METHODS
-from perl.policy_name import adapter_policy_name
+from perl.policy.attach import without_harmless_warnings
+from perl.policy.logprobs import token_log_probs
+from perl.policy.name import adapter_policy_name
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.policy.saved.download import zoo_adapter
 from perl.sandbox import load_problems
-from perl.saved_adapter import CONFIG, WEIGHTS
 from perl.zoo.catalogue import open_zoo
 from tests.saved_adapters import clean_base
 
@@ -56,7 +56,7 @@ def test_each_names_its_policy():
 @pytest.fixture(scope="module")
 def text():
     """(1, T) a prompt with its answer."""
-    from perl.model import load_tokenizer
+    from perl.policy.model import load_tokenizer
     from perl.recipe.sections import ModelSection
 
     problem = load_problems("sandbox:addition", "heldout")[0]

@@ -40,7 +40,7 @@ def command(*, source: str, check: bool, repo: str | None, output: str | None) -
 
 
 def _check(source: str) -> None:
-    from perl.hub.card_check import check_card
+    from perl.hub.card.check import check_card
     from perl.hub.found_card import find_card
 
     found = find_card(source)
@@ -53,14 +53,14 @@ def _check(source: str) -> None:
 
 
 def _write(source: str, repo: str | None, output: str | None) -> str:
-    from perl.hub.card_form import CARD, shown
+    from perl.hub.card.form import CARD, shown
+    from perl.hub.card.names import is_hub_name
+    from perl.hub.card.recounted import run_problems
     from perl.hub.found_card import run_folder
-    from perl.hub.gate import gate_problems
-    from perl.hub.leaks import this_machine
-    from perl.hub.names import is_hub_name
-    from perl.hub.recounted import run_problems
+    from perl.hub.gate.gate import gate_problems
+    from perl.hub.gate.leaks import this_machine
     from perl.hub.run_card import run_card, write_card
-    from perl.run import Run, write_text
+    from perl.run.folder import Run, write_text
 
     folder = run_folder(source)
     if folder is None:
@@ -89,8 +89,8 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
 
 def _refuse_others(file: Path, card: str) -> None:
     """Whether a file may become a card: it is none yet, or a card of ours."""
-    from perl.hub.card_form import read_front_matter
-    from perl.hub.front_matter import OURS
+    from perl.hub.card.form import read_front_matter
+    from perl.hub.card.front_matter import OURS
 
     if not file.exists():
         return

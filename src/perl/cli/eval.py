@@ -184,7 +184,7 @@ def compare_results(results: tuple[str, ...], *, force: bool, markdown: bool, as
     """
     set_up_output(quiet=True)
     from perl.evaluation.compare import as_dict, as_markdown, as_plain, compare
-    from perl.evaluation.recount_folder import recount_folder
+    from perl.evaluation.recounting.folder import recount_folder
 
     if len(results) < 2:
         raise PerlError("there is nothing to compare it with", results[0], "name two folders or more")

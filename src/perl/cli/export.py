@@ -23,7 +23,7 @@ def command(*, source: str, form: str, dtype: str, base: str | None, output: str
     `lora` is exact or refused, with the error that could be reached; what was written is loaded again and compared.
     """
     set_up_output(quiet=False)
-    from perl.export import export
+    from perl.policy.export import export
 
     done = export(source, "lora" if form == "lora" else "merged", output, dtype, base)
     rank = f"rank up to {done.largest_rank}, " if done.largest_rank is not None else ""

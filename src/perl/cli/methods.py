@@ -64,9 +64,9 @@ def _count(rows: list[dict[str, Any]], model: str) -> None:
     """Adds what each method trains of a model; where it cannot be set up there, why."""
     from perl.errors import PerlError
     from perl.methods.settings import adaptation
-    from perl.model import load_empty_base, total_parameters
-    from perl.plan import count_trained
+    from perl.policy.model import load_empty_base, total_parameters
     from perl.recipe.sections import ModelSection, PeftSection
+    from perl.training.plan import count_trained
 
     section = ModelSection(name=model)
     total = total_parameters(load_empty_base(section))

@@ -7,9 +7,9 @@ import click
 from perl.cli.output import say, set_up_output
 
 if TYPE_CHECKING:
-    from perl.hub.commit import Pushed
-    from perl.hub.outbox import Push
-    from perl.hub.package import Package
+    from perl.hub.push.commit import Pushed
+    from perl.hub.push.outbox import Push
+    from perl.hub.push.package import Package
 
 _WIDEST_NAME = 40
 
@@ -41,13 +41,13 @@ def command(
     finishes a push that an outage cut short.
     """
     set_up_output(quiet=False)
-    from perl.run import Run
+    from perl.run.folder import Run
 
     run = Run.read(folder)  # says what is wrong before anything slow is imported
-    from perl.hub.candidate import find_candidate
-    from perl.hub.outbox import read_push
-    from perl.hub.push import pack, push_run, targets, wanted_push
-    from perl.hub.retries import HubOutageError
+    from perl.hub.card.candidate import find_candidate
+    from perl.hub.push.outbox import read_push
+    from perl.hub.push.publish import pack, push_run, targets, wanted_push
+    from perl.hub.push.retries import HubOutageError
 
     for target in targets(run, repo):
         wanted = wanted_push(
@@ -69,7 +69,7 @@ def command(
 
 def _preview(package: "Package", wanted: "Push") -> list[str]:
     """The files with their sizes, then the card."""
-    from perl.hub.card_form import CARD
+    from perl.hub.card.form import CARD
 
     lines = [f"{name:{_WIDEST_NAME}} {len(content):>13,} bytes" for name, content in package.files.items()]
     return [

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from perl.assets import packaged_recipes
 from perl.cli.output import say
 from perl.errors import RecipeError, did_you_mean
+from perl.recipe.assets import packaged_recipes
 
 
 @click.command("recipes", short_help="List the packaged recipes, print one, or list every setting.")

@@ -192,8 +192,8 @@ def _checked(
         limit: How many to check; None: all.
         judging: The limits of a comparison.
     """
-    from perl.progress import live_line
     from perl.rewards.verifier import unreadable
+    from perl.run.progress import live_line
 
     golds: list[str] = problems["solution"][:]
     chosen = list(_evenly(len(golds), limit))
@@ -245,7 +245,7 @@ def _boxed(gold: str) -> str:
 def _reward_of_gold(reward: "Reward", problems: "Dataset") -> RewardOfGold:
     """The mean of what a reward gives the boxed gold answers; it is skipped where it needs more than the data holds."""
     from perl.rewards.named import MADE_REWARDS
-    from perl.rewards.pool import WorkerStartError
+    from perl.rewards.workers.pool import WorkerStartError
 
     columns = problems.to_dict()
     prompts = columns.pop("prompt")

@@ -22,8 +22,8 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
     Reads the recipe, its data and the model's config; loads no weights.
     """
     set_up_output(quiet=True)
-    from perl.rollouts.server_command import server_command
-    from perl.training import prepare, read_recipe
+    from perl.rollouts.vllm.server_command import server_command
+    from perl.training.stages import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides))
     said = server_command(
@@ -50,7 +50,7 @@ def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     set_up_output(quiet=True)
     from perl.errors import RecipeError
     from perl.rollouts.open_engine import check_servers
-    from perl.training import prepare, read_recipe
+    from perl.training.stages import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides))
     if plan.recipe.rollout.backend != "vllm-server":

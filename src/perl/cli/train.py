@@ -11,7 +11,7 @@ from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_DONE, PerlError, raise_all
 
 if TYPE_CHECKING:
-    from perl.run import Run
+    from perl.run.folder import Run
 
 
 @click.command("train", short_help="Train a recipe, or go on with it where it was stopped.")
@@ -34,7 +34,7 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
     # Says what is wrong before anything slow is imported.
     load_recipe(recipe, overrides, checks=(method_problems, quantization_problems, reward_problems))
     from perl.recipe.recipe import is_first_process
-    from perl.training import prepare, read_recipe, train
+    from perl.training.stages import prepare, read_recipe, train
 
     resolved = read_recipe(recipe, overrides, output)
     if dry_run:
@@ -62,9 +62,9 @@ def _leave() -> None:
 
 def _summary(run: "Run") -> list[str]:
     """Scores of base and adapter, and where the files are."""
-    from perl.evaluation.recount_folder import recount_folder
+    from perl.evaluation.recounting.folder import recount_folder
     from perl.evaluation.table import plain
-    from perl.run_facts import read_best
+    from perl.run.facts import read_best
 
     lines = []
     if run.facts.get("eval"):
@@ -87,7 +87,7 @@ def _summary(run: "Run") -> list[str]:
 
 def _publishing(run: "Run") -> list[str]:
     """Where the adapter is, or how it gets there."""
-    from perl.hub.outbox import read_pushes
+    from perl.hub.push.outbox import read_pushes
 
     pushes = read_pushes(run)
     lines = [f"pushed   {push.url}" for push in pushes if push.status == "done"]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perl.assets import CHECKOUT, zoo_folder
 from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_FAILED, PerlError, Problem, raise_all
+from perl.recipe.assets import CHECKOUT, zoo_folder
 from perl.zoo.catalogue import VARIABLE, open_zoo
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def rank(
 def pull(name: str, destination: str | None, *, folder: str | None) -> None:
     """Put the files of the adapter NAME into DESTINATION [default: NAME], each compared with its SHA-256."""
     set_up_output(quiet=False)
-    from perl.adapter_download import pull as pull_files
+    from perl.policy.saved.download import pull as pull_files
 
     zoo = open_zoo(folder)
     say(pull_files(zoo, name, Path(destination or zoo.entry(name).name).expanduser()))
@@ -181,7 +181,7 @@ def add(source: str, *, folder: str | None, **options: Any) -> None:  # noqa: AN
     """Make an entry of SOURCE, a run folder or an adapter on the Hub; it must have results of its own."""
     set_up_output(quiet=False)
     place = _writable(folder)
-    from perl.curation import add as add_entry
+    from perl.hub.zoo_entries import add as add_entry
 
     entry = add_entry(source, place, **options)
     say(place / "entries" / f"{entry.name}.json")
@@ -202,7 +202,7 @@ def verify(name: str, *, tasks: tuple[str, ...], as_json: bool, folder: str | No
     set_up_output(quiet=as_json)
     zoo = open_zoo(folder)
     zoo.entry(name)  # before anything heavy
-    from perl.curation import verify as evaluate_again
+    from perl.hub.zoo_entries import verify as evaluate_again
 
     found = evaluate_again(zoo, name, list(tasks) or None, **options)
     say(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(found.lines()))
@@ -248,8 +248,8 @@ def _passes(entry: "Entry", wanted: "Filter") -> bool:
 
 def _hub_rows(wanted: "Filter") -> list["Row"]:
     """Adapters that the Hub has by their tag; their scores as their cards give them."""
-    from perl.curation import hub_adapters
     from perl.evaluation.task import all_tasks
+    from perl.hub.zoo_entries import hub_adapters
     from perl.zoo.listing import fact_cell
 
     tasks = {task.title: task.name for task in all_tasks().values()}
@@ -303,7 +303,7 @@ def _writable(folder: str | None) -> Path:
 
 def _pass_gate(texts: "Mapping[str, str]") -> None:
     """Pages are for others to see, and entries may have been written by hand."""
-    from perl.hub.gate import ZOO, gate_problems
+    from perl.hub.gate.gate import ZOO, gate_problems
 
     raise_all(PerlError, gate_problems({name: text.encode() for name, text in texts.items()}, among=ZOO))
 

@@ -24,24 +24,24 @@ from perl.evaluation import table
 from perl.evaluation.draw import draw
 from perl.evaluation.earlier import set_aside
 from perl.evaluation.figure import draw_problems
-from perl.evaluation.lighteval_score import LightevalError, lighteval_installed, score_with_lighteval
+from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval
 from perl.evaluation.policies import Policies, Ready, Who, in_turn, load_policies
 from perl.evaluation.protocol import short_hash
 from perl.evaluation.questions import Prepared
-from perl.evaluation.recount import with_figures
+from perl.evaluation.recounting.recount import with_figures
 from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation, said_of_options
 from perl.evaluation.results import SAMPLES, TABLE, OtherScore, Results, TaskResult
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import rights, score_samples
 from perl.evaluation.stored import Stored, stored_samples
-from perl.model import base_dtype, base_identity, base_of, public_name
-from perl.policy_name import model_config_digest, policy_name
-from perl.progress import duration, progress
-from perl.quantised import quantisation_of
+from perl.policy.model import base_dtype, base_identity, base_of, public_name
+from perl.policy.name import model_config_digest, policy_name
+from perl.policy.quantised import quantisation_of
 from perl.rewards.verifier import verifier_version
 from perl.rollouts.open_engine import EngineSettings
-from perl.run import installed_versions, write_text
-from perl.threads import threads_kept, use_threads
+from perl.run.folder import installed_versions, write_text
+from perl.run.progress import duration, progress
+from perl.run.threads import threads_kept, use_threads
 
 logger = logging.getLogger("perl")
 

@@ -11,8 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perl.evaluation.pictures import new_figure, save_figure
 from perl.evaluation.results import FIGURE, Results, TaskResult
-from perl.pictures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

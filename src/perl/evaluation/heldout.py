@@ -18,7 +18,7 @@ from perl.evaluation.results import HELD_OUT
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import Score, score_samples
 from perl.evaluation.task import Question, Task, TaskData, questions_hash
-from perl.model import eos_token_ids
+from perl.policy.model import eos_token_ids
 from perl.rewards.verifier import Judging
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.types import Prompt

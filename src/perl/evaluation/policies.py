@@ -15,17 +15,17 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from perl.adapter import base_only, continue_adapter
 from perl.errors import BrokenPromiseError
 from perl.evaluation.results import Who as Who
 from perl.evaluation.subject import Subject
-from perl.model import answering_fingerprint, load_base, load_tokenizer
+from perl.policy.attach import base_only, continue_adapter
+from perl.policy.model import answering_fingerprint, load_base, load_tokenizer
 from perl.recipe.sections import RolloutSection
 from perl.rollouts.canary import LENGTH, Canary
 from perl.rollouts.engine import Engine, Form
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import EngineSettings, open_engine
-from perl.rollouts.update import SyncPlan, base_update, choose_form, make_update
+from perl.rollouts.sync import SyncPlan, base_update, choose_form, make_update
 
 logger = logging.getLogger("perl")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from perl.data import render_prompts
 from perl.errors import PerlError
 from perl.evaluation.draw import Asked, TaskRequest
 from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol
 from perl.evaluation.task import TaskData
-from perl.prompts import render_prompts
 
 
 @dataclass(frozen=True)

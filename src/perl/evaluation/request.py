@@ -16,8 +16,6 @@ from typing import Any, Literal
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from perl.adapter import continue_adapter
-from perl.devices import accelerator
 from perl.errors import MissingExtraError, PerlError, raise_all
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
@@ -25,12 +23,14 @@ from perl.evaluation.questions import Prepared, prepare_task, template_hash
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
-from perl.model import load_empty_base, load_tokenizer, resolve_model
-from perl.policy_name import in_few_bits
+from perl.policy.attach import continue_adapter
+from perl.policy.model import load_empty_base, load_tokenizer, resolve_model
+from perl.policy.name import in_few_bits
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.recipe.server_address import ServerAddress, server_option
 from perl.rewards.verifier import Judging
-from perl.rollouts.vllm_version import missing_vllm
+from perl.rollouts.vllm.version import missing_vllm
+from perl.run.devices import accelerator
 
 Backend = Literal["auto", "transformers", "vllm", "vllm-server"]
 

@@ -18,8 +18,8 @@ from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results_schema import checked
 from perl.evaluation.score import Score
-from perl.run import write_text
-from perl.strict_json import parse_mapping
+from perl.run.folder import write_text
+from perl.run.strict_json import parse_mapping
 
 Who = Literal["base", "adapter"]
 VERSION = 2
@@ -105,7 +105,7 @@ class Results:
 
     Attributes:
         subject: What was evaluated: its name, base, base_revision, base_sha256, adapter_sha256 (of its weights),
-            adapter_config_sha256, policy (see :mod:`perl.policy_name`) and chat_template; base_quantization if the
+            adapter_config_sha256, policy (see :mod:`perl.policy.name`) and chat_template; base_quantization if the
             base was quantised as it was loaded.
         protocol: How.
         engine: What drew the completions: backend, version, dtype, device, logp_diff.

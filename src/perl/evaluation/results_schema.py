@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.score import Score, pass_numbers
-from perl.policy_name import policy_name
+from perl.policy.name import policy_name
 
 _T = TypeVar("_T")
 Who = Literal["base", "adapter"]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 from perl.errors import PerlError
-from perl.run import write_text
-from perl.strict_json import parse_mapping
+from perl.run.folder import write_text
+from perl.run.strict_json import parse_mapping
 from perl.types import VerdictStatus
 
 Place = tuple[str, str, int]

@@ -7,15 +7,15 @@ Loads no weights. Knows nothing of servers that run.
 
 from urllib.parse import urlsplit
 
-from perl.adapter import continue_adapter, own_method
 from perl.errors import PerlError
 from perl.evaluation.request import Evaluation
 from perl.methods.registry import served_rank
-from perl.model import load_empty_base
+from perl.policy.attach import continue_adapter, own_method
+from perl.policy.model import load_empty_base
 from perl.recipe.server_address import server_option
 from perl.rollouts.engine import Form
-from perl.rollouts.server_command import server_command
-from perl.rollouts.update import choose_form
+from perl.rollouts.sync import choose_form
+from perl.rollouts.vllm.server_command import server_command
 
 PORT = 8000
 

@@ -12,15 +12,15 @@ from typing import Literal
 
 from huggingface_hub import HfApi, constants
 
-from perl.checkpoint import latest_checkpoint
 from perl.errors import ModelError, PerlError, RunFolderError
-from perl.hub_lookup import TIMEOUT_SECONDS
-from perl.policy_name import adapter_config_digest, model_config_digest, policy_name, weights_digest
+from perl.policy.checkpoint import latest_checkpoint
+from perl.policy.hub_lookup import TIMEOUT_SECONDS
+from perl.policy.name import adapter_config_digest, model_config_digest, policy_name, weights_digest
+from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
 from perl.recipe.sections import QUANTIZATIONS, ModelSection
-from perl.run import Run, sha256_of
+from perl.run.folder import Run, sha256_of
 from perl.sandbox import is_sandbox
-from perl.saved_adapter import CONFIG, SavedAdapter, find_adapter
 
 logger = logging.getLogger("perl")
 

@@ -14,7 +14,7 @@ from perl.evaluation.metrics import Difference
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
 from perl.intervals import ALIKE, estimate_text, percent
-from perl.policy_name import in_few_bits
+from perl.policy.name import in_few_bits
 
 # Above this share of truncated completions a score says more about the limit than about the policy.
 MUCH_TRUNCATED = 0.1

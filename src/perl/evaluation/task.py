@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from perl.assets import evaluation_tasks
 from perl.errors import PerlError, Problem, did_you_mean, raise_all
+from perl.recipe.assets import evaluation_tasks
+from perl.run.old_paths import forwarded
 
 Split = Literal["train", "test", "heldout"]
 
@@ -172,3 +173,8 @@ def _tasks_of(path: Path) -> tuple[Task, ...]:
     spec.loader.exec_module(module)
     tasks: tuple[Task, ...] = module.TASKS
     return tasks
+
+
+def __getattr__(name: str) -> object:
+    """What task files of version 0.1 import from here; imported late, since it needs this module."""
+    return forwarded(__name__, "perl.evaluation.lighteval.on_demand")(name)

@@ -17,7 +17,7 @@ from huggingface_hub.constants import HF_HUB_OFFLINE
 
 from perl.errors import DataError, Problem, raise_all
 from perl.evaluation.task import Question, Task, TaskData, questions_hash
-from perl.hub_lookup import look_up
+from perl.policy.hub_lookup import look_up
 from perl.rewards.answers import gold_answer
 from perl.sandbox import is_sandbox, load_problems
 

@@ -13,21 +13,21 @@ from huggingface_hub import constants
 from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import PerlError, Problem, raise_all
-from perl.evaluation.published_samples import PUBLISHED
-from perl.evaluation.recount import Recount
-from perl.evaluation.recount_folder import recount_folder
+from perl.evaluation.recounting.folder import recount_folder
+from perl.evaluation.recounting.published_samples import PUBLISHED
+from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, read_results
-from perl.hub.candidate import Candidate, identity_problems
-from perl.hub.card_form import CARD
-from perl.hub.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
-from perl.hub.gate import largest
-from perl.hub.package import package_candidate
+from perl.hub.card.candidate import Candidate, identity_problems
+from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
+from perl.hub.card.form import CARD
+from perl.hub.card.run_facts import RUN_FACTS, read_run_facts, recipe_of
+from perl.hub.gate.gate import largest
+from perl.hub.push.package import package_candidate
 from perl.hub.repository import fetched, listed
 from perl.hub.run_card import shown_candidate
-from perl.hub.run_facts import RUN_FACTS, read_run_facts, recipe_of
-from perl.hub_lookup import look_up
-from perl.run import Run, sha256_of
-from perl.saved_adapter import CONFIG, WEIGHTS
+from perl.policy.hub_lookup import look_up
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.run.folder import Run, sha256_of
 
 _READ = (CARD, RUN_FACTS, CONFIG, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)
 _LEADERBOARDS = ".eval_results/"

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import PerlError
-from perl.hub_lookup import TIMEOUT_SECONDS
+from perl.policy.hub_lookup import TIMEOUT_SECONDS
 
 
 def listed(repo: str, commit: str | None) -> dict[str, RepoSibling]:

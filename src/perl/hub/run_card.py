@@ -10,12 +10,12 @@ import hashlib
 from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.evaluation.subject import model_digests
-from perl.hub.candidate import Candidate, base_of_run, find_candidate, identity_problems, owns
-from perl.hub.card_form import CARD
-from perl.hub.notes import split_notes
-from perl.hub.package import Package, package_candidate
-from perl.hub.run_facts import RUN_FACTS
-from perl.run import Run, write_text
+from perl.hub.card.candidate import Candidate, base_of_run, find_candidate, identity_problems, owns
+from perl.hub.card.form import CARD
+from perl.hub.card.notes import split_notes
+from perl.hub.card.run_facts import RUN_FACTS
+from perl.hub.push.package import Package, package_candidate
+from perl.run.folder import Run, write_text
 
 
 def run_package(run: Run, repo_id: str | None = None) -> Package:

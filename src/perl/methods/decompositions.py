@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from perl.progress import live_line
+from perl.run.progress import live_line
 
 Factors = dict[str, torch.Tensor]
 # Below this many elements a matrix is decomposed faster than its result is found on disk.

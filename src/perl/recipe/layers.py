@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from perl.assets import packaged_recipes
 from perl.errors import Problem, RecipeError, did_you_mean, raise_all
+from perl.recipe.assets import packaged_recipes
 from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
 from perl.recipe.server_address import without_credentials
 

@@ -1,6 +1,6 @@
 """Names, types and sentences of every training argument, read from sources without importing them.
 
-sources of transformers, TRL and perl.config -> TrainField
+sources of transformers, TRL and perl.trainer.config -> TrainField
 
 A recipe's ``train`` section takes any field of ``PeftRLConfig``. Importing that class costs seconds (torch,
 transformers, TRL); a mistyped key must be refused at once and against the versions that are installed. Hence the
@@ -22,7 +22,7 @@ _CLASSES = (
     ("transformers", "training_args.py", "TrainingArguments"),
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
-    ("perl", "config.py", "PeftRLConfig"),
+    ("perl", "trainer/config.py", "PeftRLConfig"),
 )
 REFERENCE_PATTERN = r"base|initial|rolling:[1-9]\d*"
 """What ``train.reference`` may say."""

@@ -12,7 +12,7 @@ from typing import Any
 from perl.rewards.accuracy import accuracy_reward, reasoning_accuracy_reward
 from perl.rewards.countdown import countdown_reward
 from perl.rewards.lengths import cosine_length_reward, length_penalty_reward, soft_overlong_reward
-from perl.rewards.process import process_reward
+from perl.rewards.process.reward import process_reward
 from perl.rewards.shaping import format_reward, repetition_penalty_reward, tag_count_reward
 
 # Functions with TRL's signature; what a recipe may set are their keyword-only arguments, all others are columns.

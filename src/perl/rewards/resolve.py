@@ -17,9 +17,9 @@ from typing import Any
 
 from perl.errors import Problem, RecipeError, did_you_mean
 from perl.recipe.sections import RewardSetting, RolloutSection
+from perl.rewards.custom import NOT_FOR_WORKERS, Failures, guarded, in_workers, is_async
 from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS
-from perl.rewards.own import NOT_FOR_WORKERS, Failures, guarded, in_workers, is_async
-from perl.rewards.process import check_process_reward
+from perl.rewards.process.reward import check_process_reward
 from perl.rewards.verifier import Judging
 
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.

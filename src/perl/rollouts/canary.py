@@ -16,11 +16,11 @@ import torch
 from peft import PeftModel
 from torch import nn
 
-from perl.adapter import base_only
 from perl.errors import BrokenPromiseError
-from perl.logprobs import token_log_probs
-from perl.model import evaluating
-from perl.precision import compute_dtype, layers_of, tolerance_of
+from perl.policy.attach import base_only
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import evaluating
+from perl.policy.precision import compute_dtype, layers_of, tolerance_of
 from perl.rollouts.engine import EngineSampling, Proof, Request, Sampled
 
 # Completions that each copy of the engine writes, and tokens of each.

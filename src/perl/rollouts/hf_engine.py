@@ -27,9 +27,9 @@ from transformers import (
 )
 
 from perl.errors import BrokenPromiseError, ModelError
-from perl.model import evaluating
+from perl.policy.model import evaluating
 from perl.rollouts.engine import Done, EngineSampling, OnGroup, Proof, Request, Sampled, Update
-from perl.threads import threads_for
+from perl.run.threads import threads_for
 
 POLICY = "policy"
 """Name of the version that every completion is of: there is no copy that could be another one."""

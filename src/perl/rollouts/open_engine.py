@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 
 from perl.methods.registry import served_rank
-from perl.model import base_identity, resolve_model
-from perl.precision import compute_dtype
+from perl.policy.model import base_identity, resolve_model
+from perl.policy.precision import compute_dtype
 from perl.recipe.sections import RolloutSection
 from perl.rollouts.engine import Engine, Form
-from perl.rollouts.update import SyncPlan, base_update
-from perl.rollouts.vllm_engine import InProcessEngine
-from perl.rollouts.vllm_server import ServerPool
+from perl.rollouts.sync import SyncPlan, base_update
+from perl.rollouts.vllm.in_process import InProcessEngine
+from perl.rollouts.vllm.servers import ServerPool
 
 
 @dataclass(frozen=True)

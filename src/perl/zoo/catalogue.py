@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from perl.assets import zoo_folder
 from perl.errors import PerlError, did_you_mean
+from perl.recipe.assets import zoo_folder
 from perl.zoo.entry import Entry, read_entry
 
 PREFIX = "zoo:"

@@ -75,7 +75,7 @@ class Entry(_Record):
         base_revision: Commit.
         base_sha256: Fingerprint of the base's weights.
         base_quantization: What the base was quantised to as it was loaded, for the training and the scores.
-        policy: The one name of base, weights and config (see :mod:`perl.policy_name`).
+        policy: The one name of base, weights and config (see :mod:`perl.policy.name`).
         method: As in ``peft.method``, or what its authors call it.
         settings: Of the adapter and the training, name -> value, for people.
         algorithm: The loss, as ``dapo``.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from perl.assets import card_templates_folder
+from perl.recipe.assets import card_templates_folder
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.listing import tasks_of

@@ -1,0 +1,153 @@
+"""What is logged of an optimizer step's loss, under TRL's names and with TRL's meaning.
+
+Objective, rows -> sums for each micro-batch as TRL would have cut it -> (name, value)
+
+TRL logs a mean for every micro-batch, over the tokens of all processes. Here the rows of a micro-batch may have gone
+through the model in several passes, so sums are kept for each and the processes are asked once a step. Rows that were
+left out are not in them: a metric is one of the rows that were trained.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from accelerate import Accelerator
+
+from perl.algorithms.losses import LossInputs, LossSettings, Objective
+
+CORRECTED = "sampling/corrected_fraction"
+"""Share of what was sampled whose ratio the importance correction has bounded: of tokens, or of rows."""
+MUCH_CORRECTED = 0.2
+_CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+
+
+class LossMetrics:
+    """Sums over the rows of a window, by micro-batch."""
+
+    def __init__(self, micro_batches: int, settings: LossSettings, device: torch.device) -> None:
+        """Starts at zero.
+
+        Args:
+            micro_batches: M, of the window.
+            settings: Of the loss; they say what there is to log.
+            device: Of the sums.
+        """
+        self._settings = settings
+        # name -> (M, 2) sum and count
+        self._sums = {name: torch.zeros(micro_batches, 2, device=device) for name in self._names()}
+        self._lowest = torch.full((micro_batches,), torch.inf, device=device)
+        self._highest = torch.full((micro_batches,), -torch.inf, device=device)
+
+    @torch.no_grad()
+    def add(
+        self, result: Objective, inputs: LossInputs, entropies_NT: torch.Tensor, micro_batch_N: torch.Tensor
+    ) -> None:
+        """Adds rows.
+
+        Args:
+            result: Their objective.
+            inputs: What it was computed from.
+            entropies_NT: (N, T) float.
+            micro_batch_N: (N,) int64, which micro-batch each belongs to.
+        """
+        settings = self._settings
+        self._add("entropy", entropies_NT, inputs.mask, micro_batch_N)
+        if result.kl is not None:
+            self._add("kl", result.kl, inputs.mask, micro_batch_N)
+        if settings.loss_type in _CLIPPED_LOSSES:
+            low = ((result.ratio < 1 - settings.epsilon_low) & (inputs.advantages < 0)).float()
+            high = ((result.ratio > 1 + settings.epsilon_high) & (inputs.advantages > 0)).float()
+            self._add("clip_ratio/low_mean", low, inputs.mask, micro_batch_N)
+            self._add("clip_ratio/high_mean", high, inputs.mask, micro_batch_N)
+            self._add("clip_ratio/region_mean", torch.maximum(low, high), inputs.mask, micro_batch_N)
+            self._lowest.scatter_reduce_(0, micro_batch_N, _row_means(low, inputs.mask, torch.inf), "amin")
+            self._highest.scatter_reduce_(0, micro_batch_N, _row_means(high, inputs.mask, -torch.inf), "amax")
+        elif settings.loss_type == "cispo":
+            clipped = (result.ratio > settings.epsilon_high) & (inputs.advantages > 0)
+            self._add("cispo_clip_ratio", clipped.float(), inputs.mask, micro_batch_N)
+        elif result.vespo_weight is not None:
+            self._add("vespo/phi_seq_mean", result.vespo_weight, inputs.mask, micro_batch_N)
+
+    def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
+        """A value for each metric and micro-batch with rows, over all processes; every process must ask."""
+        totals = accelerator.reduce(torch.stack(list(self._sums.values())), reduction="sum")
+        for name, means in zip(self._sums, totals.tolist(), strict=True):
+            yield from ((name, total / count) for total, count in means if count)
+        if self._settings.loss_type in _CLIPPED_LOSSES:
+            extremes = accelerator.gather(torch.stack([self._lowest, -self._highest]).unsqueeze(0)).amin(dim=0)
+            yield from (("clip_ratio/low_min", value) for value in extremes[0].tolist() if value != torch.inf)
+            yield from (("clip_ratio/high_max", -value) for value in extremes[1].tolist() if value != torch.inf)
+
+    def _names(self) -> Iterator[str]:
+        """The means there will be, the same on every process whatever rows it has."""
+        yield "entropy"
+        if self._settings.beta != 0.0:
+            yield "kl"
+        if self._settings.loss_type in _CLIPPED_LOSSES:
+            yield from ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+        elif self._settings.loss_type == "cispo":
+            yield "cispo_clip_ratio"
+        elif self._settings.loss_type == "vespo":
+            yield "vespo/phi_seq_mean"
+
+    def _add(self, name: str, values: torch.Tensor, mask_NT: torch.Tensor, micro_batch_N: torch.Tensor) -> None:
+        if values.size(1) == 1:  # one number a row, as at the level of sequences
+            sums, counts = values[:, 0], torch.ones_like(values[:, 0])
+        else:
+            sums, counts = (values * mask_NT).sum(dim=1), mask_NT.sum(dim=1)
+        self._sums[name].index_add_(0, micro_batch_N, torch.stack([sums, counts], dim=1).float())
+
+
+class SamplingMetrics:
+    """How far the engine's numbers are from the trainer's, over the rows of a window."""
+
+    def __init__(self, device: torch.device, *, corrects: bool) -> None:
+        """Starts without rows; says nothing if the run has no correction."""
+        # Of |difference|, its count, of ratios, their count, of those that were bounded.
+        self._sums = torch.zeros(5, device=device)
+        self._extremes = torch.full((3,), -torch.inf, device=device)  # |difference|, -ratio, ratio
+        self._corrects = corrects
+
+    @torch.no_grad()
+    def add(self, old_NT: torch.Tensor, sampling_NT: torch.Tensor, ratio: torch.Tensor, mask_NT: torch.Tensor) -> None:
+        """Adds rows: (N, T) log-probabilities of old and sampling policy, (N, T) or (N, 1) ratio, (N, T) mask."""
+        signed_NT = ((old_NT - sampling_NT) * mask_NT).nan_to_num(nan=0.0)
+        difference = signed_NT.abs()[mask_NT.bool() & ~sampling_NT.isnan()]
+        of_rows = ratio.size(1) == 1
+        unbounded = signed_NT.sum(dim=1, keepdim=True).exp() if of_rows else signed_NT.exp()
+        bounded = ratio != unbounded
+        ratios, bounded = (x.flatten() if of_rows else x[mask_NT.bool()] for x in (ratio, bounded))
+        if not len(difference) or not len(ratios):
+            return
+        counts = [difference.new_tensor(float(len(values))) for values in (difference, ratios)]
+        self._sums += torch.stack([difference.sum(), counts[0], ratios.sum(), counts[1], bounded.float().sum()])
+        extremes = torch.stack([difference.max(), -ratios.min(), ratios.max()])
+        self._extremes = torch.maximum(self._extremes, extremes)
+
+    def mean_difference(self, accelerator: Accelerator) -> float | None:
+        """Of the log-probabilities, over all processes, in nats; None if there is no correction or no row."""
+        if not self._corrects:
+            return None
+        total, count = accelerator.reduce(self._sums[:2], reduction="sum").tolist()
+        return total / count if count else None
+
+    def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
+        """A value for each metric, over all processes, if there is a correction at all."""
+        if not self._corrects:
+            return
+        total, count, ratios, ratio_count, bounded = accelerator.reduce(self._sums, reduction="sum").tolist()
+        widest, lowest, highest = accelerator.gather(self._extremes.unsqueeze(0)).amax(dim=0).tolist()
+        if count and ratio_count:
+            yield "sampling/sampling_logp_difference/mean", total / count
+            yield "sampling/sampling_logp_difference/max", widest
+            yield "sampling/importance_sampling_ratio/min", -lowest
+            yield "sampling/importance_sampling_ratio/mean", ratios / ratio_count
+            yield "sampling/importance_sampling_ratio/max", highest
+            yield CORRECTED, bounded / ratio_count
+
+
+def _row_means(values: torch.Tensor, mask_NT: torch.Tensor, empty: float) -> torch.Tensor:
+    """(N,) means over tokens; ``empty`` for a row without any."""
+    if values.size(1) == 1:
+        return values[:, 0]
+    tokens_N = mask_NT.sum(dim=1)
+    return ((values * mask_NT).sum(dim=1) / tokens_N).masked_fill(tokens_N == 0, empty)

@@ -1,1 +1,0 @@
-"""What happens beside training: logs, the live line, curves, an orderly stop."""

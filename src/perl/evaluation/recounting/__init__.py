@@ -1,0 +1,1 @@
+"""Every figure again, from samples."""

@@ -1,0 +1,164 @@
+"""One adapter of a run that may be published, with the results that are its own.
+
+run folder, final | best | step -> Candidate
+
+Results belong to an adapter if they name its policy: its config, its weights and the run's base. No others are ever
+shown beside it.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from perl.errors import PerlError, Problem, RunFolderError
+from perl.evaluation.results import RESULTS, Results, read_results
+from perl.policy.checkpoint import complete_checkpoints, is_complete, step_of
+from perl.policy.name import adapter_config_digest, policy_name
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.run.facts import read_best
+from perl.run.folder import Run, sha256_of
+
+logger = logging.getLogger("perl")
+
+Which = Literal["final", "best"] | int
+"""Which adapter of a run: the final one, the one that scored best, or that of a checkpoint's step."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An adapter of a run.
+
+    Attributes:
+        run: The run.
+        which: Which of its adapters.
+        folder: With the adapter's config and weights.
+        step: Optimizer steps after which it was saved.
+        sha256: Of its weights.
+        config_sha256: Of what its config says of the policy.
+        results_folder: With the results of exactly this adapter; None: it was not evaluated.
+        results: These results.
+    """
+
+    run: Run
+    which: Which
+    folder: Path
+    step: int
+    sha256: str
+    results_folder: Path | None
+    results: Results | None
+    config_sha256: str = ""
+
+
+def owns(results: Results, weights_sha256: str, config_sha256: str, base_sha256: str | None = None) -> bool:
+    """Whether results are those of a policy.
+
+    Args:
+        results: Of any policy.
+        weights_sha256: Of what was trained: an adapter's weights or a model's.
+        config_sha256: Of what its config says of the policy.
+        base_sha256: Of its base; None: unknown, so that the one which the results name counts.
+    """
+    base = base_sha256 or str(results.subject.get("base_sha256"))
+    return results.subject.get("policy") == policy_name(base, weights_sha256, config_sha256)
+
+
+def find_candidate(run: Run, which: Which = "final") -> Candidate:
+    """Finds one of a run's adapters.
+
+    Raises:
+        RunFolderError: The run has no such adapter, or trained a model without one.
+    """
+    if run.facts.get("method") == "full":
+        hint = f"hf upload user/name {run.adapter}"
+        raise RunFolderError("trained the model itself, there is no adapter", str(run.path), hint)
+    if which == "final":
+        folder, step, places = run.adapter, int(run.facts.get("steps", 0)), [run.path / "eval"]
+    elif which == "best":
+        folder, step = run.path / "best" / "adapter", _best_step(run)
+        places = [run.path / "best" / "eval", run.path / "eval"]
+    else:
+        folder, step, places = run.checkpoints / f"checkpoint-{which}", which, []
+    if not all((folder / name).is_file() for name in (CONFIG, WEIGHTS)):
+        raise RunFolderError(f"has no {_called(which)} adapter, it is {run.status}", str(run.path), "perl train")
+    if isinstance(which, int) and not is_complete(folder):
+        raise RunFolderError(f"has no complete checkpoint of step {which}", str(run.path))
+    digest, config = sha256_of(folder / WEIGHTS), _config_digest(folder)
+    base = base_of_run(run)
+    places += sorted(path.parent for path in (run.path / "evals").glob(f"*/{RESULTS}"))
+    others = []
+    for place in places:
+        results = _results_in(place)
+        if results is not None and owns(results, digest, config, base):
+            return Candidate(run, which, folder, step, digest, place, results, config)
+        if results is not None and results.subject.get("adapter_sha256") == digest:
+            others.append(place)
+    if others:
+        logger.warning(
+            "%s: results of the same weights with another %s or on another base are not those of this adapter",
+            others[0],
+            CONFIG,
+        )
+    return Candidate(run, which, folder, step, digest, None, None, config)
+
+
+def identity_problems(candidate: Candidate) -> list[Problem]:
+    """Why an adapter is not what its run trained: the final one lies there with other weights than were proven."""
+    known = candidate.run.facts.get("fingerprint")
+    trained = known.get("adapter") if isinstance(known, dict) else None
+    if candidate.which != "final" or trained in (None, candidate.sha256):
+        return []
+    what = f"has SHA-256 {candidate.sha256[:12]}, the run trained {str(trained)[:12]}: it was changed since"
+    return [Problem(what, str(candidate.folder / WEIGHTS), "put the trained file back")]
+
+
+def base_of_run(run: Run) -> str | None:
+    """The fingerprint of the base that a run trained on; None: it does not say."""
+    known = run.facts.get("fingerprint")
+    base = known.get("base") if isinstance(known, dict) else None
+    return base if isinstance(base, str) else None
+
+
+def source_of_run(run: Run) -> str | None:
+    """The fingerprint of what a run's base was loaded from, which its adapter belongs to; None: it does not say.
+
+    That of the base itself, unless the base was quantised as it was loaded.
+    """
+    known = run.facts.get("fingerprint", {})
+    return known.get("source") if run.facts.get("quantization") else base_of_run(run)
+
+
+def _config_digest(folder: Path) -> str:
+    try:
+        return adapter_config_digest((folder / CONFIG).read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot be read: {error}", str(folder / CONFIG)) from None
+
+
+def checkpoint_steps(run: Run) -> list[int]:
+    """Steps of the run's complete checkpoints, in order."""
+    return sorted(step_of(folder) for folder in complete_checkpoints(run.checkpoints))
+
+
+def _called(which: Which) -> str:
+    return {"final": "trained", "best": "best"}.get(str(which), f"step {which}")
+
+
+def _best_step(run: Run) -> int:
+    hint = "eval.every in the recipe does"
+    try:
+        return int(read_best(run.path / "best")["step"])
+    except FileNotFoundError:
+        raise RunFolderError("keeps no best adapter", str(run.path), hint) from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"keeps no best adapter: {error}", str(run.path), hint) from None
+
+
+def _results_in(folder: Path) -> Results | None:
+    if not (folder / RESULTS).is_file():
+        return None
+    try:
+        return read_results(folder)
+    except PerlError as error:
+        logger.warning("%s; it is not shown", error.problems[0])
+        return None

@@ -1,0 +1,63 @@
+"""The recipe of a run as others may have it: what was done, without where.
+
+Recipe -> YAML without paths, servers, folders
+
+Loading that YAML trains the same on another machine, once files that were local lie in the current folder. Knows
+nothing of runs or of the Hub.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from perl.policy.model import public_name
+from perl.recipe import Recipe
+from perl.recipe.plain_yaml import dump
+
+# Where things are on the machine it was trained on.
+_PLACES = {
+    "eval": ("data",),
+    "rollout": ("servers", "server_timeout", "sync_folder", "sync_folder_on_servers"),
+}
+# Arguments of the trainer that say where things go or what they are called there.
+_OF_ONE_MACHINE = re.compile(r"_dir$|_path$|^hub_|^run_name$|^project$|_token$|_server_|^report_to$|^trackio_")
+# Not `/no_think`, which is a word to some models.
+_PATH = re.compile(r"[A-Za-z]:[\\/]|\\\\|~\w*/|\.{1,2}/|/[^/\s]+/")
+
+
+def public_recipe(recipe: Recipe) -> str:
+    """The recipe as YAML without anything of this machine.
+
+    Of a local model, data set or adapter the last part of its path is left. The section ``hub`` is left out: who trains
+    it again has a repository of their own.
+    """
+    sections = recipe.as_dict()
+    del sections["hub"]
+    sections["train"] = {key: value for key, value in sections["train"].items() if not _OF_ONE_MACHINE.search(key)}
+    for section, keys in _PLACES.items():
+        sections[section] = {key: value for key, value in sections[section].items() if key not in keys}
+    if sections["rollout"]["backend"] == "vllm-server":  # it cannot be read without addresses
+        sections["rollout"] = {k: v for k, v in sections["rollout"].items() if k not in ("backend", "prefetch")}
+    name, revision = public_name(recipe.model.name, recipe.model.revision)
+    sections["model"] |= {"name": name, "revision": revision}
+    return dump({key: without_paths(value) for key, value in sections.items()})
+
+
+def without_paths(value: Any) -> Any:  # noqa: ANN401 (YAML and JSON values)
+    """The same value; of text that is a path only the last part, of keys too (``folder/own.py:reward``)."""
+    if isinstance(value, str):
+        return _last_part(value)
+    if isinstance(value, Mapping):
+        return {_last_part(str(key)): without_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(item) for item in value]
+    return value
+
+
+def _last_part(text: str) -> str:
+    """The file's or folder's own name, if the text is a path and nothing else."""
+    if _PATH.match(text) is None or (re.search(r"\s", text) and not Path(text).exists()):
+        return text
+    path = PureWindowsPath(text) if "\\" in text else PurePosixPath(text)
+    return path.name or "."

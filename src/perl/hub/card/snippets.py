@@ -1,0 +1,173 @@
+"""What a reader runs to use an adapter: by PEFT, merged, served by vLLM.
+
+CardFacts -> lines of Python and of a shell
+
+They ask as training asked and draw as the scores were drawn: an adapter that is asked otherwise answers otherwise. A
+test runs each of them.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from perl.hub.card.facts import Asking, CardFacts
+from perl.sandbox import is_sandbox
+
+UNKNOWN_PLACE = "path/to/this/folder"
+_SANDBOX_FOLDER = "$(python -c 'from perl.sandbox import BASE_FOLDER; print(BASE_FOLDER)')"
+_WITH_NF4 = ", quantization_config=nf4"
+_NEUTRAL = {"top_k": 0, "min_p": 0.0}
+# Left as transformers and vLLM have it, these would come from the base's generation settings.
+_ALWAYS = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+class _Unfilled(dict[str, str]):
+    """Columns of the data that a template names stand as they are."""
+
+    def __missing__(self, key: str) -> str:
+        return f"{{{key}}}"
+
+
+def place(facts: CardFacts) -> str:
+    """What to write where the adapter is loaded from."""
+    return facts.repo_id or UNKNOWN_PLACE
+
+
+def served_name(facts: CardFacts) -> str:
+    """What a server calls it."""
+    plain = re.sub(r"[^\w.-]+", "-", (facts.repo_id or facts.name or "adapter").rpartition("/")[2]).strip("-.")
+    return plain or "adapter"
+
+
+def load_with_peft(facts: CardFacts) -> str:
+    """Python: base, adapter, and an answer to a question."""
+    revision = f", revision={_python(facts.revision)}" if facts.revision else ""
+    dtype = _python(facts.results.engine.get("dtype") or "auto") if facts.results else '"auto"'
+    sandbox = is_sandbox(facts.base)
+    base = "BASE_FOLDER" if sandbox else _python(facts.base)
+    lines = [] if facts.whole else ["from peft import PeftModel"]
+    further, quantised = _nf4(facts)
+    lines += [f"from transformers import AutoModelForCausalLM, AutoTokenizer{further}", ""]
+    if facts.whole:
+        lines += [f"base = {_python(place(facts))}", "tokenizer = AutoTokenizer.from_pretrained(base)"]
+        lines += [f"model = AutoModelForCausalLM.from_pretrained(base, dtype={dtype})", *_ask(facts.asking or Asking())]
+        return "\n".join(lines)
+    if sandbox:
+        lines[-1:] = ["", f"from perl.sandbox import BASE_FOLDER  # {facts.base} comes with perl-rl", ""]
+    lines += [
+        f"tokenizer = AutoTokenizer.from_pretrained({base}{revision})",
+        *quantised,
+        f"base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype={dtype}{_WITH_NF4 * bool(quantised)})",
+        f"model = PeftModel.from_pretrained(base, {_python(place(facts))})",
+        *_ask(facts.asking or Asking()),
+    ]
+    return "\n".join(lines)
+
+
+def _nf4(facts: CardFacts) -> tuple[str, list[str]]:
+    """What is imported for a base in 4 bits, and the lines that say how; nothing for another one."""
+    if facts.quantization != "nf4":
+        return "", []
+    dtype = str(facts.results.engine.get("dtype") or "bfloat16") if facts.results else "bfloat16"
+    return ", BitsAndBytesConfig", [
+        "nf4 = BitsAndBytesConfig(  # the base that it was trained on",
+        '    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,',
+        f"    bnb_4bit_compute_dtype={_python(dtype)},",
+        ")",
+    ]
+
+
+def merge_with_peft() -> str:
+    """Python, after :func:`load_with_peft`: a model without an adapter."""
+    return "\n".join(
+        ["merged = model.merge_and_unload()", 'merged.save_pretrained("merged")', 'tokenizer.save_pretrained("merged")']
+    )
+
+
+def export_merged(facts: CardFacts) -> str:
+    """Shell: the same, added up in float64 and compared."""
+    return f"perl export {shlex.quote(place(facts))} --as merged -o merged"
+
+
+def serve_with_vllm(facts: CardFacts) -> str:
+    """Shell: a server; empty where it is not known how one takes it."""
+    base = f'"{_SANDBOX_FOLDER}"' if is_sandbox(facts.base) else shlex.quote(facts.base)
+    name, adapter = served_name(facts), shlex.quote(place(facts))
+    if facts.whole:
+        return f"vllm serve {adapter} --served-model-name {name}"
+    if facts.serving is None:
+        return ""
+    if facts.serving.form == "merged":
+        return f"{export_merged(facts)}\nvllm serve merged --served-model-name {name}"
+    revision = f" --revision {shlex.quote(facts.revision)}" if facts.revision else ""
+    lines = []
+    if facts.serving.form == "lora":
+        adapter = f"{name}-lora"
+        lines.append(f"perl export {shlex.quote(place(facts))} --as lora -o {adapter}")
+    options = f"--enable-lora --max-lora-rank {facts.serving.rank} --lora-modules {name}={adapter}"
+    quantised = " --quantization bitsandbytes" if facts.quantization else ""
+    return "\n".join([*lines, f"vllm serve {base}{revision}{quantised} {options}"])
+
+
+def ask_server(facts: CardFacts) -> str:
+    """Shell: the question of :func:`load_with_peft`, put to the server."""
+    asking = facts.asking or Asking()
+    chat = asking.chat is not False
+    body: dict[str, Any] = {"model": served_name(facts)}
+    body |= {"messages": _messages(asking)} if chat else {"prompt": _question(asking)}
+    sampling = _sampling(asking.sampling)
+    body |= {"max_tokens" if name == "max_new_tokens" else name: value for name, value in sampling.items()}
+    if chat and asking.template_arguments:
+        body["chat_template_kwargs"] = dict(asking.template_arguments)
+    path = "chat/completions" if chat else "completions"
+    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {data}"
+
+
+def _ask(asking: Asking) -> list[str]:
+    if asking.chat is False:
+        rendered = [f"prompt = {_python(_question(asking))}", 'inputs = tokenizer(prompt, return_tensors="pt")']
+    else:
+        further = f", **{dict(asking.template_arguments)!r}" if asking.template_arguments else ""
+        rendered = [
+            f"messages = {_python(_messages(asking))}",
+            "inputs = tokenizer.apply_chat_template(",
+            f'    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"{further}',
+            ")",
+        ]
+    sampling = _sampling(asking.sampling)
+    if sampling.get("temperature") == 0:
+        sampling = {name: v for name, v in sampling.items() if name in ("repetition_penalty", "max_new_tokens")}
+        arguments = ["do_sample=False"]
+    else:
+        arguments = ["do_sample=True"] if "temperature" in sampling else []
+    arguments += [f"{name}={value!r}" for name, value in sampling.items()]
+    return [
+        "",
+        *rendered,
+        "output = model.generate(",
+        f"    {', '.join(['**inputs.to(model.device)', *arguments])}",
+        ")",
+        'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+    ]
+
+
+def _sampling(settings: Mapping[str, float | int]) -> dict[str, float | int]:
+    """Settings worth saying: those that a base may have its own values of, and others that do something."""
+    return {name: value for name, value in settings.items() if name in _ALWAYS or value != _NEUTRAL.get(name, object())}
+
+
+def _question(asking: Asking) -> str:
+    return (asking.prompt_template or "{prompt}").format_map(_Unfilled(prompt=asking.example))
+
+
+def _messages(asking: Asking) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": asking.system_prompt}] if asking.system_prompt else []
+    return [*system, {"role": "user", "content": _question(asking)}]
+
+
+def _python(value: object) -> str:
+    """Text and lists of messages as Python, which is JSON here."""
+    return json.dumps(value, ensure_ascii=False)

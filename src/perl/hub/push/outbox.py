@@ -1,0 +1,206 @@
+"""What a run has still to send: kept in the run folder, so that neither an outage nor a kill loses it.
+
+what is to be pushed -> RUN/push.json, RUN/outbox/USER--NAME/step-N/ -> what is left
+
+Knows nothing of the Hub.
+"""
+
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import StringConstraints, TypeAdapter, ValidationError
+
+from perl.errors import PerlError, RunFolderError
+from perl.hub.push.package import Package, read_package
+from perl.run.folder import Run, read_regular, write_text
+from perl.run.strict_json import parse_mapping
+
+PUSH, OUTBOX = "push.json", "outbox"
+VERSION: Literal[2] = 2
+_LOCK = ".push.lock"
+HUB_NAME = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
+"""``user/name``; it names a folder of the outbox too."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """A push of a run's adapter to a repository, under way or done.
+
+    Attributes:
+        status: ``queued``: begun or waiting; ``done``.
+        repo_id: Where to.
+        which: Which adapter.
+        private: Whether to create the repository for its owner only.
+        checkpoints: Whether its checkpoints go along.
+        message: Of the commit; None: the usual.
+        steps: Checkpoints that are there.
+        commit: Of the adapter, if it is there.
+        sha256: Of the adapter's weights at that commit.
+        url: For people.
+        replace: Whether what is there and is not this run's may be overwritten; kept only while an outage lasts.
+        sent: Digests of the weights and cards that this run has sent there.
+        trying: Likewise of those that it began to send, and nobody knows whether they arrived.
+        error: Why the last try failed.
+        tries: Since it was queued.
+        updated: When.
+    """
+
+    status: Literal["queued", "done"]
+    repo_id: Annotated[str, StringConstraints(pattern=HUB_NAME)]
+    which: Literal["final", "best"] = "final"
+    private: bool = False
+    checkpoints: bool = False
+    message: str | None = None
+    steps: tuple[int, ...] = ()
+    commit: str | None = None
+    sha256: str | None = None
+    url: str | None = None
+    replace: bool = False
+    sent: tuple[str, ...] = ()
+    trying: tuple[str, ...] = ()
+    error: str | None = None
+    tries: int = 0
+    updated: str = ""
+
+
+@dataclass(frozen=True)
+class _Pushes:
+    """A run's pushes, one for each repository, the newest last."""
+
+    pushes: tuple[Push, ...]
+    version: Literal[2]
+
+
+_READER = TypeAdapter(_Pushes)
+
+
+def read_pushes(run: Run) -> list[Push]:
+    """What became of the run's pushes, the last one of each repository, the newest last.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+    """
+    path = run.path / PUSH
+    try:
+        content = read_regular(path)
+        parse_mapping(content)
+        return list(_READER.validate_json(content, strict=True).pushes)
+    except FileNotFoundError:
+        return []
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise RunFolderError(f"cannot be read: {what}", str(path), "delete it and push again") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot be read: {error}", str(path), "delete it and push again") from None
+
+
+def read_push(run: Run, repo_id: str | None = None) -> Push | None:
+    """What became of the run's last push, or of the last one to a repository; None: there was none.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+    """
+    pushes = [push for push in read_pushes(run) if repo_id in (None, push.repo_id)]
+    return pushes[-1] if pushes else None
+
+
+def write_push(run: Run, push: Push) -> Push:
+    """Keeps what became of a push; of those to other repositories nothing is lost.
+
+    Returns:
+        It, with the time.
+    """
+    push = replace(push, updated=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    others = [other for other in read_pushes(run) if other.repo_id != push.repo_id]
+    written = {"version": VERSION, "pushes": [asdict(one) for one in (*others, push)]}
+    write_text(run.path / PUSH, json.dumps(written, indent=1) + "\n")
+    return push
+
+
+@contextmanager
+def alone(run: Run) -> Iterator[None]:
+    """Within it nobody else pushes this run.
+
+    Raises:
+        RunFolderError: Somebody does.
+    """
+    with (run.path / _LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError("another process is pushing this run", str(run.path), "wait for it") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> Path:
+    """Keeps the package of a checkpoint, which the run may delete before it is sent.
+
+    Returns:
+        Its folder.
+    """
+    folder = _outbox(run, repo_id) / f"step-{step}"
+    staged = folder.with_name(f".{folder.name}.tmp")
+    _refuse_links(staged, folder)
+    for old in (staged, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    staged.mkdir(parents=True)
+    package.write(staged)
+    staged.rename(folder)
+    return folder
+
+
+def queued_steps(run: Run, repo_id: str) -> list[int]:
+    """Steps of the checkpoints that are still to be sent there, in order."""
+    names = [path.name.removeprefix("step-") for path in _outbox(run, repo_id).glob("step-*")]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def queued_checkpoint(run: Run, repo_id: str, step: int) -> Package:
+    """The package of a checkpoint that is still to be sent.
+
+    Raises:
+        PerlError: As in :func:`perl.hub.push.package.read_package`: what lies there is no longer what was put there.
+    """
+    folder = _outbox(run, repo_id) / f"step-{step}"
+    _refuse_links(folder)
+    return read_package(folder)
+
+
+def forget_checkpoint(run: Run, repo_id: str, step: int) -> None:
+    """It has been sent."""
+    shutil.rmtree(_outbox(run, repo_id) / f"step-{step}")
+
+
+def tidy_outbox(run: Run) -> None:
+    """Takes away folders that hold nothing any more; not while checkpoints are being put there."""
+    outbox = run.path / OUTBOX
+    for folder in (*outbox.glob("*"), outbox):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _outbox(run: Run, repo_id: str) -> Path:
+    """Of a repository.
+
+    Raises:
+        PerlError: A folder of that name is a link, so that what it holds lies elsewhere.
+    """
+    folder = run.path / OUTBOX / repo_id.replace("/", "--")
+    _refuse_links(folder.parent, folder)
+    return folder
+
+
+def _refuse_links(*folders: Path) -> None:
+    for folder in folders:
+        if folder.is_symlink():
+            raise PerlError("is a link, and links are not published", str(folder), "delete it")

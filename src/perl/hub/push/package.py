@@ -1,0 +1,234 @@
+"""What is published of an adapter: exactly these files.
+
+Candidate -> name in the repository -> bytes
+
+Nothing of another adapter, nothing of this machine. Knows nothing of the Hub.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perl.errors import PerlError, Problem, raise_all
+from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples
+from perl.evaluation.results import RESULTS, SAMPLES
+from perl.hub.card.candidate import Candidate
+from perl.hub.card.check import check_card
+from perl.hub.card.eval_results import eval_result_files
+from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, CardFacts, facts_from_files
+from perl.hub.card.form import CARD, card_problems
+from perl.hub.card.notes import split_notes
+from perl.hub.card.public_recipe import public_recipe, without_paths
+from perl.hub.card.render import render_card
+from perl.hub.card.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
+from perl.hub.gate.gate import gate_problems, largest
+from perl.hub.gate.leaks import this_machine
+from perl.hub.gate.snapshot import is_simple_name, names_in, strange_files, take
+from perl.policy.model import public_name
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.run.folder import Run, log_rows
+
+MOST_ROWS = 1000
+"""Of ``metrics.jsonl``."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """Files of a repository, as they are sent: what was looked at is in memory, not on a disk where it could change.
+
+    Attributes:
+        files: Name in the repository -> its content.
+    """
+
+    files: Mapping[str, bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(map(len, self.files.values()))
+
+    def write(self, folder: Path) -> None:
+        """Writes the files into a folder.
+
+        Raises:
+            PerlError: A name leads out of it.
+        """
+        for name, content in self.files.items():
+            if not is_simple_name(name):
+                raise PerlError(f"{name[:80]!r} is not the name of a file in it", str(folder))
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+def read_package(folder: Path) -> Package:
+    """All files of a folder, into memory.
+
+    Raises:
+        PerlError: A link lies in it, or another thing that is no regular file; or a file that we do not publish.
+    """
+    raise_all(PerlError, strange_files(folder, deep=True))
+    files = {}
+    for name, _ in names_in(folder, deep=True):
+        most = largest(name)
+        if most is None:
+            raise PerlError("is no file that we publish", str(folder / name), "leave it out")
+        files[name] = take(folder, name, most)
+    return Package(files)
+
+
+def package_candidate(
+    candidate: Candidate, repo_id: str | None = None, steps: Sequence[int] = (), licence: Licence | None = None
+) -> Package:
+    """Everything that is published of an adapter.
+
+    The card comes last: it is rendered from the other files, so that whoever has them can do it again.
+
+    Args:
+        candidate: Which; of a model that was itself trained there is all but the weights.
+        repo_id: Under which name; for the card.
+        steps: Of the run's checkpoints that are published too; for the card.
+        licence: Of the base; None: the Hub is asked.
+
+    Raises:
+        PerlError: The run folder lacks what a card must say, or one of the files is a link or no regular file.
+    """
+    run, folder = candidate.run, candidate.folder
+    files: dict[str, bytes] = {RUN_FACTS: run_facts(candidate, repo_id, list(steps), licence).to_json()}
+    if (folder / CONFIG).is_file():
+        files |= _adapter(candidate)
+    _refuse_links(run, run.path / "recipe.yaml", run.card)
+    recipe = recipe_of(run)
+    if recipe is not None:
+        files[PUBLIC_RECIPE] = public_recipe(recipe).encode()
+    # The curves of a checkpoint's revision end where it does; a picture would show more.
+    of_a_step = isinstance(candidate.which, int)
+    if run.metrics.is_file():
+        rows = log_rows(take(run.path, run.metrics.name).decode("utf-8", "replace"))
+        files[METRICS] = thinned(rows, last_step=candidate.step if of_a_step else None)
+    if candidate.results is not None and candidate.results_folder is not None:
+        place = candidate.results_folder
+        files[SCORES] = _without_paths(_take(run, place, RESULTS, SCORES))
+        _refuse_links(run, place / SAMPLES)
+        samples = published_samples(candidate.results, place / SAMPLES)
+        files |= {PUBLISHED: samples} if samples is not None else {}
+        files |= _pictures(run, place, "eval")
+        files |= {name: text.encode() for name, text in eval_result_files(candidate.results).items()}
+    if not of_a_step:
+        files |= _pictures(run, run.plots, "plots")
+    card = render_card(facts_from_files(files))
+    notes = split_notes(_text(run.card))[1] if run.card.is_file() else ""
+    files[CARD] = (f"{card}\n{notes}" if notes else card).encode()
+    return Package(dict(sorted(files.items())))
+
+
+def card_facts(candidate: Candidate, repo_id: str | None = None) -> CardFacts:
+    """What a run tells of one of its adapters; arguments as of :func:`package_candidate`.
+
+    Raises:
+        PerlError: The run's recipe cannot be read, or it lacks what a card must say.
+    """
+    return facts_from_files(package_candidate(candidate, repo_id).files)
+
+
+def package_problems(package: Package, folder: Path) -> list[Problem]:
+    """Why a package may not be published: what the gate refuses, and a card that is wrong.
+
+    Args:
+        package: What would be.
+        folder: The run's, which must not be named.
+    """
+    contents = package.files
+    refused = gate_problems(contents, this_machine(folder))
+    unread = [CARD] if CARD not in contents else [problem.where for problem in refused if problem.where in contents]
+    if any(name in unread for name in (CARD, SCORES)) or WEIGHTS not in contents:
+        return [*refused, *(Problem("is absent", name) for name in (CARD, WEIGHTS) if name not in contents)]
+    if RUN_FACTS not in contents:  # a script's own card, of which nobody says what it comes from
+        return [*refused, *card_problems(contents[CARD].decode("utf-8"), contents)]
+    digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
+    return [*refused, *check_card(contents, digest).problems]
+
+
+def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, most: int = MOST_ROWS) -> bytes:
+    """A log of so many rows at most, the first and the last among them, a line each.
+
+    Args:
+        rows: With their steps.
+        last_step: Later rows are left out.
+        most: How many.
+    """
+    if last_step is not None:
+        rows = [row for row in rows if (row.get("step") or 0) <= last_step]
+    if len(rows) > most:
+        rows = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def _refuse_links(run: Run, *files: Path) -> None:
+    """Of files that are read by their paths and published in part."""
+    for file in files:
+        if os.path.lexists(file):
+            take(run.path, file.relative_to(run.path).as_posix())
+
+
+def _adapter(candidate: Candidate) -> dict[str, bytes]:
+    """Its weights, which are still those that the candidate was found with, and its config."""
+    run, folder = candidate.run, candidate.folder
+    weights = _take(run, folder, WEIGHTS, WEIGHTS)
+    if hashlib.sha256(weights).hexdigest() != candidate.sha256:
+        raise PerlError("was exchanged while it was read", str(folder / WEIGHTS))
+    return {WEIGHTS: weights, CONFIG: _public_config(_take(run, folder, CONFIG, CONFIG))}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PerlError("is not UTF-8", str(file), "save it as UTF-8, or delete it: perl card writes it anew") from None
+
+
+def _take(run: Run, folder: Path, name: str, published: str) -> bytes:
+    """A file of a run, which is published under another name."""
+    return take(run.path, (folder / name).relative_to(run.path).as_posix(), largest(published) or 0)
+
+
+def _pictures(run: Run, folder: Path, published: str) -> dict[str, bytes]:
+    """Those of a folder; of one with a name that we never give nothing is read, the gate refuses it by its name."""
+    names = [name for name, _ in names_in(folder) if name.endswith(".png")]
+    return {
+        f"{published}/{name}": _take(run, folder, name, f"{published}/{name}")
+        if largest(f"{published}/{name}")
+        else b""
+        for name in names
+    }
+
+
+def _public_config(content: bytes) -> bytes:
+    """The adapter's config; a base that is named by a path is named by its last part."""
+    try:
+        config = json.loads(content)
+        name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise PerlError(f"is no config of an adapter: {str(error)[:80]}", CONFIG) from None
+    for key, value in (("base_model_name_or_path", name), ("revision", revision)):
+        if not isinstance(value, str | None):
+            raise PerlError(f"{key} is no text", CONFIG)
+    if name is None:
+        return content
+    known, commit = public_name(name, revision)
+    known = without_paths(known)
+    if (known, commit) == (name, revision):
+        return content
+    changed = config | {"base_model_name_or_path": known, "revision": commit}
+    return (json.dumps(changed, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _without_paths(content: bytes) -> bytes:
+    """Results as they are, unless an adapter or its data were named by a path."""
+    results = json.loads(content)
+    public = without_paths(results)
+    return content if public == results else (json.dumps(public, indent=2) + "\n").encode()

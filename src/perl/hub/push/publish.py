@@ -1,0 +1,298 @@
+"""Publishes an adapter of a run: packed, checked, sent, and remembered until it is there.
+
+Run -> Package, checked -> repository on the Hub; RUN/push.json
+
+A check that fails sends nothing. What an outage or a kill cut short, the same call finishes.
+"""
+
+import dataclasses
+import logging
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from perl.errors import BrokenPromiseError, PerlError, RunFolderError, raise_all
+from perl.evaluation.recounting.published_samples import LARGEST, PUBLISHED
+from perl.hub.card.candidate import Candidate, checkpoint_steps, find_candidate, identity_problems
+from perl.hub.card.facts import SCORES
+from perl.hub.card.recounted import candidate_problems
+from perl.hub.push.commit import Pushed, digests, push_package, push_revision
+from perl.hub.push.outbox import (
+    HUB_NAME,
+    Push,
+    alone,
+    forget_checkpoint,
+    queue_checkpoint,
+    queued_checkpoint,
+    queued_steps,
+    read_push,
+    read_pushes,
+    tidy_outbox,
+    write_push,
+)
+from perl.hub.push.package import Package, package_candidate, package_problems
+from perl.hub.push.retries import HubOutageError, Sleep
+from perl.hub.push.round_trip import check_files, check_round_trip
+from perl.recipe import Recipe
+from perl.recipe.sections import HubSection
+from perl.run.folder import Run
+
+logger = logging.getLogger("perl")
+
+
+def push(
+    run: Run | str | Path,
+    repo_id: str | None = None,
+    which: Literal["final", "best"] | None = None,
+    *,
+    checkpoints: bool = False,
+    private: bool = False,
+    message: str | None = None,
+    replace: bool = False,
+) -> Pushed:
+    """Publishes the adapter of a run, or finishes what an outage left: one commit with everything, or none.
+
+    Args:
+        run: The run, or its folder.
+        repo_id: ``user/name``; None: all that is queued, else the last one, else the recipe's ``hub.repo_id``.
+        which: Which adapter; None: what is queued, else what the recipe says, else the final one.
+        checkpoints: The checkpoints too, as revisions ``step-N``.
+        private: Create the repository so that only its owner sees it.
+        message: Of the commit.
+        replace: Overwrite another adapter or card, which this run has not pushed, if the repository holds one.
+
+    Returns:
+        What was done; where several were queued, of the last.
+
+    Raises:
+        PerlError: As :func:`push_run`, or nobody says where to.
+        HubOutageError: Likewise.
+        BrokenPromiseError: Likewise.
+    """
+    run = run if isinstance(run, Run) else Run.read(run)
+    for target in targets(run, repo_id):
+        wanted = wanted_push(
+            run, target, which, checkpoints=checkpoints, private=private, message=message, overwrite=replace
+        )
+        done = push_run(run, wanted)[0]
+    return done
+
+
+def push_run(
+    run: Run, wanted: Push, device: torch.device | None = None, sleep: Sleep = time.sleep
+) -> tuple[Pushed, float | None]:
+    """Publishes an adapter of a run, and its checkpoints where that is wanted.
+
+    Args:
+        run: The run.
+        wanted: What, and where to; from :func:`wanted_push`.
+        device: For the round trip; None: a CUDA device if there is one.
+        sleep: As in :func:`perl.hub.push.retries.persist`.
+
+    Returns:
+        What was done, and how far the reloaded adapter is from the trained policy, as
+        :func:`perl.hub.push.round_trip.check_round_trip` says.
+
+    Raises:
+        PerlError: The run has no such adapter, a check failed, the Hub refuses, or the repository holds another
+            adapter; nothing was sent.
+        HubOutageError: The Hub cannot be reached; the push stays queued in the run folder.
+        BrokenPromiseError: The files are not the trained adapter; nothing was sent.
+    """
+    with alone(run):
+        return _push_alone(run, wanted, device, sleep)
+
+
+def _push_alone(run: Run, wanted: Push, device: torch.device | None, sleep: Sleep) -> tuple[Pushed, float | None]:
+    candidate = find_candidate(run, wanted.which)
+    tried = wanted.tries + 1
+    # Whoever stops it by hand may have thought better of overwriting: only an outage lets that wait.
+    push = write_push(run, dataclasses.replace(wanted, status="queued", tries=tried, error=None, replace=False))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            if push.checkpoints:
+                _queue_checkpoints(run, push)
+            steps = sorted({*push.steps, *queued_steps(run, push.repo_id)})
+            package = pack(candidate, push.repo_id, steps)
+            package.write(Path(folder))
+            difference = check_round_trip(candidate, Path(folder), device or _device())
+        done = _send(run, push, package, replace=wanted.replace, sleep=sleep)
+        known = read_push(run, push.repo_id) or push
+        push = write_push(run, dataclasses.replace(known, commit=done.commit, sha256=candidate.sha256, url=done.url))
+        push = send_checkpoints(run, push, sleep)
+    except PerlError as error:
+        waits = wanted.replace and isinstance(error, HubOutageError)
+        known = read_push(run, push.repo_id) or push
+        write_push(run, dataclasses.replace(known, error=str(error).splitlines()[0], replace=waits))
+        raise
+    write_push(run, dataclasses.replace(push, status="done"))
+    tidy_outbox(run)
+    return done, difference
+
+
+def _send(run: Run, push: Push, package: Package, *, replace: bool, sleep: Sleep) -> Pushed:
+    """One commit, and the memory of whose it is.
+
+    It is remembered as begun before it is sent, lest a kill or a lost answer makes it a stranger's, and forgotten where
+    the Hub or a check refuses it.
+    """
+    known = (*push.sent, *push.trying)
+    sending = digests(package)
+    begun = write_push(run, dataclasses.replace(push, trying=tuple(dict.fromkeys((*push.trying, *sending)))))
+    message = {"message": push.message} if push.message else {}
+    try:
+        done = push_package(
+            package,
+            push.repo_id,
+            private=push.private,
+            may_replace=None if replace else known,
+            sleep=sleep,
+            **message,
+        )
+    except (HubOutageError, BrokenPromiseError):
+        raise
+    except PerlError:
+        write_push(run, push)
+        raise
+    sent = tuple(dict.fromkeys((*push.sent, *sending)))
+    write_push(run, dataclasses.replace(begun, sent=sent, trying=()))
+    return done
+
+
+def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -> Package:
+    """The package of an adapter, looked through; arguments as of :func:`perl.hub.push.package.package_candidate`.
+
+    Raises:
+        PerlError: It is not what the run trained, its scores are not those of its samples, it holds what must not leave
+            this machine, or its card is wrong; every such line.
+    """
+    raise_all(PerlError, identity_problems(candidate))
+    raise_all(PerlError, candidate_problems(candidate))
+    package = package_candidate(candidate, repo_id, steps)
+    if SCORES in package.files and PUBLISHED not in package.files:
+        what = "%s: the samples of its scores are not sent, they have more than %s bytes; "
+        what += "readers of the card can count again only what follows from rights and wrongs"
+        logger.warning(what, candidate.run.path, f"{LARGEST:,}")
+    raise_all(PerlError, package_problems(package, candidate.run.path))
+    return package
+
+
+def send_checkpoints(run: Run, push: Push, sleep: Sleep = time.sleep) -> Push:
+    """Sends what waits in the outbox, a revision each.
+
+    Raises:
+        PerlError: The Hub refuses, or what waits is no longer what was put there.
+        HubOutageError: The Hub cannot be reached; what was not sent stays.
+    """
+    for step in queued_steps(run, push.repo_id):
+        package = queued_checkpoint(run, push.repo_id, step)
+        raise_all(PerlError, package_problems(package, run.path))  # it lay on the disk since it was looked at
+        push_revision(package, push.repo_id, f"step-{step}", private=push.private, sleep=sleep)
+        push = write_push(run, dataclasses.replace(push, steps=tuple(sorted({*push.steps, step}))))
+        forget_checkpoint(run, push.repo_id, step)
+    return push
+
+
+def pack_checkpoint(run: Run, step: int, repo_id: str) -> None:
+    """Puts a checkpoint into the outbox, without loading its base.
+
+    Raises:
+        PerlError: As in :func:`pack`, or it is no adapter that can be loaded.
+    """
+    candidate = find_candidate(run, step)
+    check_files(candidate.folder)
+    queue_checkpoint(run, repo_id, step, pack(candidate, repo_id))
+
+
+def targets(run: Run, repo_id: str | None) -> list[str | None]:
+    """Where to push: where it is asked for; else to every repository for which a push is queued, if there is any."""
+    if repo_id is not None:
+        return [repo_id]
+    return [push.repo_id for push in read_pushes(run) if push.status == "queued"] or [None]
+
+
+def wanted_push(
+    run: Run,
+    repo_id: str | None = None,
+    which: Literal["final", "best"] | None = None,
+    *,
+    checkpoints: bool = False,
+    private: bool = False,
+    message: str | None = None,
+    overwrite: bool = False,
+) -> Push:
+    """What to push: what is asked for; where that says nothing, what is queued, then what the recipe says.
+
+    Raises:
+        RunFolderError: Nobody says where to.
+    """
+    hub = hub_section(run)
+    if repo_id is not None and re.fullmatch(HUB_NAME, repo_id) is None:
+        raise PerlError(f"is no name on the Hub: {repo_id!r}", "--repo", "user/name")
+    newest = [push for push in reversed(read_pushes(run)) if repo_id in (None, push.repo_id)]
+    queued = max(newest, key=lambda push: push.status == "queued", default=None)
+    target = repo_id or (queued.repo_id if queued else None) or hub.repo_id
+    if target is None:
+        raise RunFolderError("says not where to push it", str(run.path), "--repo user/name")
+    waiting = queued if queued is not None and queued.status == "queued" else None
+    asked: Literal["final", "best"] = which or (waiting.which if waiting else "best" if hub.push == "best" else "final")
+    return Push(
+        status="queued",
+        repo_id=target,
+        which=asked,
+        private=private or (waiting.private if waiting else hub.private and target == hub.repo_id),
+        checkpoints=checkpoints or (waiting is not None and waiting.checkpoints),
+        message=message or (waiting.message if waiting else None),
+        replace=overwrite or (waiting is not None and waiting.replace),
+        sent=queued.sent if queued else (),
+        trying=queued.trying if queued else (),
+        steps=queued.steps if queued else (),
+        tries=waiting.tries if waiting else 0,
+    )
+
+
+def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
+    """At the end of a training: publishes as its recipe asks, if it does and it has not been done.
+
+    An outage, or a Hub that refuses, is a warning that names the command; the run is done all the same.
+
+    Raises:
+        BrokenPromiseError: The adapter's files are not the trained adapter.
+    """
+    if hub.push is None:
+        return
+    try:
+        known = read_push(run, hub.repo_id) if hub.repo_id else None
+        if known is not None and known.status == "done":
+            return
+        which: Literal["final", "best"] = "best" if hub.push == "best" else "final"
+        wanted = wanted_push(run, hub.repo_id, which, private=hub.private)
+        # Not on the accelerator: the policy is still there.
+        done, _ = push_run(run, wanted, torch.device("cpu"), sleep)
+        logger.info("pushed %s", done.url)
+    except BrokenPromiseError:
+        raise
+    except HubOutageError as error:
+        logger.warning("%s; the push is kept in %s: `perl push %s` finishes it", error, run.path, run.path)
+    except PerlError as error:
+        logger.warning("not pushed: %s; `perl push %s` tries again", error, run.path)
+
+
+def hub_section(run: Run) -> HubSection:
+    """What the run's recipe says of the Hub."""
+    return Recipe.load(run.path / "recipe.yaml").hub
+
+
+def _queue_checkpoints(run: Run, push: Push) -> None:
+    for step in checkpoint_steps(run):
+        if step not in push.steps:
+            pack_checkpoint(run, step, push.repo_id)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,80 @@
+"""Whose scores were counted again, and what an entry of the zoo takes from them.
+
+Recount -> scores of an entry, or what is wrong with them
+
+A results file in which any figure is not what was counted is refused. Knows nothing of runs or of the Hub.
+"""
+
+from typing import Any
+
+from perl.errors import PerlError, raise_all
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.recounting.recount import Recount
+from perl.evaluation.results import Results, TaskResult
+from perl.policy.name import adapter_policy_name
+from perl.policy.saved.adapter import CONFIG
+from perl.zoo.entry import TaskScore
+
+
+def checked_scores(found: Recount, adapter_sha256: str, config: str | bytes, where: str) -> list[TaskScore]:
+    """The scores of a results file, as an entry has them.
+
+    Args:
+        found: Results, counted again.
+        adapter_sha256: Of the weights that they must belong to.
+        config: The text of the ``adapter_config.json`` beside them.
+        where: Names them in an error.
+
+    Raises:
+        PerlError: They are another policy's, or a figure of the file is not what was counted.
+    """
+    results = found.results
+    named = results.subject.get("adapter_sha256")
+    if named != adapter_sha256:
+        whose = "a base alone" if named is None else f"the adapter {str(named)[:12]}, not {adapter_sha256[:12]}"
+        raise PerlError(f"its results belong to {whose}", where, f"perl eval --adapter {where}")
+    try:
+        policy = adapter_policy_name(config, adapter_sha256, str(results.subject.get("base_sha256")))
+    except ValueError as error:
+        raise PerlError(f"its {CONFIG} cannot be read: {error}", where) from None
+    if results.subject.get("policy") != policy:
+        message = f"its results belong to the same weights with another {CONFIG}: the two give another policy"
+        raise PerlError(message, where, f"perl eval --adapter {where}")
+    raise_all(PerlError, found.said_of(where))
+    return [_score(task, where) for task in results.tasks]
+
+
+def protocol_facts(results: Results) -> dict[str, Any]:
+    """How an entry says it was evaluated: the protocol, the chat template and the engine."""
+    engine = {name: results.engine.get(name) for name in ("backend", "dtype")}
+    return {
+        **{name: getattr(results.protocol, name) for name in Protocol.__dataclass_fields__},
+        "chat_template": results.subject.get("chat_template"),
+        **engine,
+    }
+
+
+def protocol_of(facts: dict[str, Any]) -> Protocol:
+    """The protocol in an entry's facts.
+
+    Raises:
+        TypeError: They hold none.
+    """
+    return Protocol(**{name: value for name, value in facts.items() if name in Protocol.__dataclass_fields__})
+
+
+def _score(task: TaskResult, where: str) -> TaskScore:
+    if task.adapter is None:
+        raise PerlError(f"its results have no score of the adapter on {task.name}", where, "perl eval scores it")
+    base = task.base
+    return TaskScore(
+        task=task.name,
+        metric=f"avg@{task.adapter.k}",
+        k=task.adapter.k,
+        n=task.adapter.n,
+        adapter=task.adapter.accuracy,
+        stderr=task.adapter.stderr,
+        base=base.accuracy if base else None,
+        base_stderr=base.stderr if base else None,
+        protocol_hash=task.protocol_hash,
+    )

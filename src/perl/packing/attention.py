@@ -1,0 +1,306 @@
+"""Attention over packed rows: every segment by itself, no padding, no mask of the whole row.
+
+query, key, value, Layout -> attended values
+
+Registered with transformers under a name of its own. Where no layout is passed on (generation, evaluation of padded
+rows), the model's own implementation runs. The layout travels as an argument of the forward pass and not as a global:
+gradient checkpointing runs a layer's forward again inside the backward pass, when any global has moved on. Shapes: H
+heads, K key-value heads, L tokens, D of a head.
+
+Two ways give the same numbers: one call of torch's variable-length kernel for all segments, or SDPA segment by segment.
+:func:`why_by_segment` says which, from the machine and the shapes alone.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from perl.packing.rows import Layout
+
+_PREFIX = "perl_packed_"
+# What the variable-length kernel takes, as FlashAttention 2 in torch 2.11 to 2.15 checks it.
+_KERNEL_TYPES = (torch.bfloat16, torch.float16)
+_OLDEST_GPU = (8, 0)
+_LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8
+# Heads whose backward pass asks for more shared memory than GPUs for desktops, workstations and inference have.
+_WIDE_HEADS = range(193, 225)
+_LITTLE_SHARED_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
+
+
+def use_packed_attention(model: PreTrainedModel) -> str | None:
+    """Lets a model run packed rows.
+
+    Passes that are not packed stay what they were, but for FlashAttention, whose place SDPA takes there.
+
+    Args:
+        model: A model of transformers, without wrappers.
+
+    Returns:
+        Why it cannot; None if it can.
+    """
+    original = model.config._attn_implementation
+    if original.startswith(_PREFIX):
+        return None
+    if "flash" in original:  # finds its kernel by the name that the model is given, which will be ours
+        original = "sdpa"
+    if original not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        return f"its attention is {original!r}; packed rows need attn_implementation='sdpa'"
+    if not model._can_set_attn_implementation():
+        return "its attention is written into the model and cannot be exchanged"
+    register(original)
+    model.set_attn_implementation(_PREFIX + original)
+    return None
+
+
+@contextlib.contextmanager
+def without_packed_attention(model: PreTrainedModel) -> Iterator[None]:
+    """The model with the attention it was loaded with, for code that looks at its name."""
+    ours = model.config._attn_implementation
+    if not ours.startswith(_PREFIX):
+        yield
+        return
+    model.set_attn_implementation(ours.removeprefix(_PREFIX))
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ours)
+
+
+def register(original: str) -> None:
+    """Makes ``perl_packed_<original>`` known to transformers: packed rows by us, all else by the original."""
+    unpacked = ALL_ATTENTION_FUNCTIONS[original]
+
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **options: Any,  # noqa: ANN401 (transformers')
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        layout = options.pop("packed_layout", None)
+        if layout is None:
+            return unpacked(module, query, key, value, attention_mask, **options)
+        return _outside_graphs(query, key, value, layout, options), None
+
+    AttentionInterface.register(_PREFIX + original, attention)
+    AttentionMaskInterface.register(_PREFIX + original, AttentionMaskInterface()[original])
+
+
+@torch.compiler.disable(reason="the number and lengths of the segments differ from row to row")
+def _outside_graphs(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, options: dict[str, Any]
+) -> torch.Tensor:
+    """Attention of a packed row, never part of a compiled graph, which would be made anew for each layout."""
+    refuse_unknown(options)
+    return packed_attention(query, key, value, layout, scaling=options.get("scaling"))
+
+
+def refuse_unknown(options: dict[str, Any]) -> None:
+    """What a model asks of its attention and packed rows do not have.
+
+    Raises:
+        NotImplementedError: It would be left out in silence.
+    """
+    for name in ("softcap", "s_aux", "position_bias"):
+        if options.get(name) is not None:
+            raise NotImplementedError(f"its attention uses {name}")
+    if options.get("dropout"):
+        raise NotImplementedError("its attention uses dropout")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decides whether a device can run the variable-length kernel.
+
+    Attributes:
+        device: Its type, ``cuda``.
+        capability: Of a GPU by NVIDIA.
+        rocm: Whether torch was built for GPUs by AMD, which call themselves ``cuda`` too.
+        flash: Whether torch holds FlashAttention, and nobody has switched it off.
+    """
+
+    device: str
+    capability: tuple[int, int] = (0, 0)
+    rocm: bool = False
+    flash: bool = False
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """How this torch's kernel is asked for causal attention.
+
+    Attributes:
+        grouped: Whether it takes fewer key-value heads than heads; if not, they are repeated.
+    """
+
+    grouped: bool
+
+    def keywords(self, scaling: float | None, grouped: bool) -> dict[str, Any]:
+        """Besides the tensors and the lengths."""
+        asked: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+        return asked | {"enable_gqa": grouped} if self.grouped else asked
+
+
+def machine_of(device: torch.device) -> Machine:
+    """What is known of a device."""
+    if device.type != "cuda":
+        return Machine(device.type)
+    flash = torch.backends.cuda.is_flash_attention_available() and torch.backends.cuda.flash_sdp_enabled()
+    return Machine("cuda", torch.cuda.get_device_capability(device), torch.version.hip is not None, flash)
+
+
+def kernel_call(signature: inspect.Signature) -> KernelCall | None:
+    """How a ``varlen_attn`` of this signature is called; None: it lacks what causal attention needs.
+
+    Torch 2.11 has no ``enable_gqa``; 2.12 to 2.15 have it.
+    """
+    if not {"scale", "window_size"} <= signature.parameters.keys():
+        return None
+    return KernelCall(grouped="enable_gqa" in signature.parameters)
+
+
+KERNEL_CALL = kernel_call(inspect.signature(varlen_attn))
+"""Of the torch that is installed."""
+
+
+def why_by_segment(
+    machine: Machine, dtype: torch.dtype, head_size: int, value_head_size: int, call: KernelCall | None
+) -> str | None:
+    """Why SDPA runs segment by segment; None: the variable-length kernel runs, all segments in one call.
+
+    Args:
+        machine: Where the queries are.
+        dtype: Of queries, keys and values, after autocast.
+        head_size: Numbers of a head of queries and keys.
+        value_head_size: Numbers of a head of values, which others than they have in DeepSeek's latent attention.
+        call: :data:`KERNEL_CALL`.
+    """
+    capability = machine.capability
+    whys = {
+        f"no GPU by NVIDIA ({'ROCm' if machine.rocm else machine.device})": machine.device != "cuda" or machine.rocm,
+        f"numbers are {str(dtype).removeprefix('torch.')}": dtype not in _KERNEL_TYPES,
+        f"a GPU of compute capability {capability[0]}.{capability[1]}, below 8.0": capability < _OLDEST_GPU,
+        "torch without FlashAttention, or it is switched off": not machine.flash,
+        "an unknown varlen_attn": call is None,
+        f"heads of {head_size} with values of {value_head_size}": head_size != value_head_size,
+        f"heads of {head_size}, not a multiple of {_HEAD_MULTIPLE}": head_size % _HEAD_MULTIPLE != 0,
+        f"heads of {head_size}, above {_LARGEST_HEAD}": head_size > _LARGEST_HEAD,
+        f"heads of {head_size} on a GPU of little shared memory": head_size in _WIDE_HEADS
+        and capability in _LITTLE_SHARED_MEMORY,
+    }
+    return next((why for why, holds in whys.items() if holds), None)
+
+
+def needs_every_head(machine: Machine) -> bool:
+    """Whether SDPA gets as many key-value heads as heads, though it could be given fewer.
+
+    On a GPU on which FlashAttention does not run, its memory-efficient kernel does, but not with grouped heads: those
+    would take plain products, which keep all scores of a segment for the backward pass.
+    """
+    return machine.device == "cuda"
+
+
+def _repeated(tensor_1KLD: torch.Tensor, heads: int) -> torch.Tensor:
+    groups = heads // tensor_1KLD.size(1)
+    return tensor_1KLD.repeat_interleave(groups, dim=1) if groups > 1 else tensor_1KLD
+
+
+def packed_attention(
+    query_1HLD: torch.Tensor,
+    key_1KLD: torch.Tensor,
+    value_1KLD: torch.Tensor,
+    layout: Layout,
+    *,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """Causal attention within each segment, to its prefix besides.
+
+    Args:
+        query_1HLD: (1, H, L, D) float.
+        key_1KLD: (1, K, L, D) float, K divides H.
+        value_1KLD: (1, K, L, V) float; V is D but for a few models.
+        layout: Covers the L tokens; on any device.
+        scaling: What the scores are multiplied by; None: 1 / sqrt(D).
+
+    Returns:
+        (1, L, H, V), as transformers' attention functions return it.
+    """
+    if query_1HLD.is_cuda and query_1HLD.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+        # What SDPA does under autocast; queries and keys that were rotated are float32 there if the weights are.
+        dtype = torch.get_autocast_dtype("cuda")
+        query_1HLD, key_1KLD, value_1KLD = query_1HLD.to(dtype), key_1KLD.to(dtype), value_1KLD.to(dtype)
+    layout = layout.on(query_1HLD.device)  # of a model in parts the layers are on other devices than its input
+    machine, sizes = machine_of(query_1HLD.device), (query_1HLD.size(-1), value_1KLD.size(-1))
+    if KERNEL_CALL is None or why_by_segment(machine, query_1HLD.dtype, *sizes, KERNEL_CALL):
+        if needs_every_head(machine):
+            key_1KLD, value_1KLD = (_repeated(tensor, query_1HLD.size(1)) for tensor in (key_1KLD, value_1KLD))
+        return _by_segment(query_1HLD, key_1KLD, value_1KLD, layout, scaling)
+    return _by_kernel(query_1HLD, key_1KLD, value_1KLD, layout, scaling, KERNEL_CALL)
+
+
+def _by_segment(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scaling: float | None
+) -> torch.Tensor:
+    """One call a segment: no more scores are computed than there are pairs, but for the triangle's other half."""
+    grouped = query.size(1) != key.size(1)
+    lengths = [segment.length for segment in layout.segments]
+    # Pieces of one split, prompts included: the gradients of slices would each be as long as the whole row.
+    pieces = zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+    seen = {segment.start: piece for segment, piece in zip(layout.segments, pieces, strict=True)}
+    attended = []
+    for segment, q in zip(layout.segments, query.split(lengths, dim=2), strict=True):
+        k, v = seen[segment.start]
+        mask = None
+        if segment.prefix_length:
+            prompt_k, prompt_v = seen[segment.prefix_start]
+            k, v = torch.cat([prompt_k, k], dim=2), torch.cat([prompt_v, v], dim=2)
+            mask = layout.masks[segment.prefix_length, segment.length]
+        attended.append(
+            functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+            )
+        )
+    return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
+
+
+def _by_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout,
+    scaling: float | None,
+    call: KernelCall,
+) -> torch.Tensor:
+    """One call for all segments; a segment's keys end where its queries end, which is where FlashAttention aligns them.
+
+    cuDNN aligns them where they begin. Torch 2.15 prefers it, but only where one tensor has the lengths of both: it is
+    given two, also where they are equal.
+    """
+    groups = query.size(1) // key.size(1)
+    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+    if layout.shares:
+        k, v = k[layout.keys], v[layout.keys]
+    if groups > 1 and not call.grouped:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    longest_query, longest_key = layout.longest
+    attended_LHD = varlen_attn(
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        layout.query_ends,
+        layout.key_ends,
+        longest_query,
+        longest_key,
+        **call.keywords(scaling, grouped=groups > 1),
+    )
+    return attended_LHD.unsqueeze(0)  # type: ignore[union-attr]  # a pair only if asked for

@@ -1,0 +1,226 @@
+"""Rows through the model, packed where the model allows it: log-probabilities of their completions.
+
+model, rows -> log-probabilities, entropies
+
+Decides by itself whether a model can run packed rows: by what is known of its layers, then by comparing. Knows nothing
+of rewards, losses or TRL. Shapes: N rows, T columns of the completions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from peft import PeftModel, PeftType
+from torch import nn
+from transformers import PreTrainedModel
+
+from perl.packing.attention import use_packed_attention
+from perl.packing.head import EntropyKind
+from perl.packing.micro_batches import renumbered, token_batches
+from perl.packing.rope import of_width
+from perl.packing.rows import Row, pack, pad_right
+from perl.policy.model import base_of, evaluating
+from perl.policy.precision import HALF, compute_dtype, layers_of, tolerance_of
+
+# Adapters that see a row as a whole; others act on each token by itself.
+_BY_ROW = (PeftType.XLORA, PeftType.POLY)
+# Where configs keep the dropout of attention weights, which is off in the pass that compares.
+_ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
+# Layers that packing keeps apart; recurrent and convolutional ones carry a state from row to row.
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+# Largest difference of a log-probability between a packed and a padded row in float32, in nats. In half precision two
+# right passes differ by half a nat on a token that the model does not expect, so there the mean over tokens that it
+# does expect is compared (`perl.policy.precision.tolerance_of`).
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How rows go through the model.
+
+    Attributes:
+        packed: End to end, without padding; else padded on the right to the longest of a pass.
+        shared: A prompt once for the completions that share it; only packed.
+        why: Why rows are not packed, or prompts not shared; empty if they are.
+        longest: Tokens of the longest row that is packed, where a layer looks no further back; None: any.
+    """
+
+    packed: bool
+    shared: bool
+    why: str = ""
+    longest: int | None = None
+
+    def packs(self, rows: Sequence[Row]) -> bool:
+        """Whether these rows are packed: all of them see each other's whole past."""
+        return self.packed and (self.longest is None or all(row.tokens <= self.longest for row in rows))
+
+
+def score(
+    model: nn.Module,
+    rows: Sequence[Row],
+    families: Sequence[Sequence[int]],
+    *,
+    packed: bool,
+    columns: int,
+    entropy: EntropyKind = "value",
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One pass of the model over some rows.
+
+    Args:
+        model: Prepared by :func:`perl.packing.head.add_scored_forward`; with or without wrappers.
+        rows: N rows, of one width.
+        families: Indices of rows with one prompt, which is run once if ``packed``.
+        packed: Whether the rows are packed.
+        columns: T, of the result.
+        entropy: Whether entropies are wanted, and with a gradient.
+
+    Returns:
+        (N, T) log-probabilities, 0 where a token is not scored, and (N, T) entropies in nats or None.
+    """
+    batch = pack(rows, families) if packed else pad_right(rows)
+    arguments: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    if batch.layout is not None:
+        # A mask of four dimensions is passed on to the layers as it is; ours look at the layout instead.
+        nothing = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=batch.input_ids.device)
+        arguments |= {"position_ids": batch.position_ids, "attention_mask": nothing, "packed_layout": batch.layout}
+    with of_width(model, rows[0].width):
+        log_probs_S, entropies_S = model(**arguments, scored=batch.scored, entropy=entropy)
+    log_probs_NT = batch.scored.rectangle(log_probs_S, len(rows), columns)
+    return log_probs_NT, None if entropies_S is None else batch.scored.rectangle(entropies_S, len(rows), columns)
+
+
+@torch.no_grad()
+def score_all(
+    model: nn.Module,
+    rows: Sequence[Row],
+    *,
+    packed: bool,
+    share: bool,
+    budget: int,
+    columns: int,
+    agree: Callable[[int], int] = int,
+    copy_cost: float = 0.0,
+) -> torch.Tensor:
+    """(N, T) log-probabilities of any number of rows without gradient, a budget of tokens at a time.
+
+    ``agree`` makes the most passes of any process of the number of this one's, where each pass is taken together;
+    ``copy_cost`` as in :func:`perl.packing.micro_batches.micro_batches`.
+    """
+    result_NT: torch.Tensor | None = None
+    batches = token_batches(rows, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
+    for families in batches + batches[:1] * (agree(len(batches)) - len(batches)):
+        indices, own = renumbered(families)
+        part, _ = score(model, [rows[i] for i in indices], own, packed=packed, columns=columns, entropy="none")
+        if result_NT is None:
+            result_NT = part.new_zeros(len(rows), columns)
+        result_NT[torch.tensor(indices, device=part.device)] = part
+    return torch.zeros(0, columns) if result_NT is None else result_NT
+
+
+def choose_passes(model: nn.Module, policy: nn.Module, *, padding_free: bool, share: bool) -> Passes:
+    """Whether a model's rows can be packed and its prompts shared; changes its attention implementation if so.
+
+    Args:
+        model: What is called: the policy, or its wrapper where that gathers sharded tensors.
+        policy: Without wrappers; prepared by :func:`perl.packing.head.add_scored_forward`.
+        padding_free: Whether packing is wanted.
+        share: Whether sharing is wanted.
+    """
+    if not padding_free:
+        return Passes(packed=False, shared=False)
+    base = base_of(policy)
+    why = (
+        _adapter_by_row(policy)
+        or _layers_by_row(base)
+        or use_packed_attention(base)
+        or _differs(model, policy, shared=False)
+    )
+    if why:
+        return Passes(packed=False, shared=False, why=why)
+    why = _differs(model, policy, shared=True) if share else None
+    return Passes(packed=True, shared=share and not why, why=why or "", longest=_sight(base))
+
+
+def _adapter_by_row(policy: nn.Module) -> str | None:
+    if not isinstance(policy, PeftModel):
+        return None
+    config = policy.active_peft_config
+    if config.is_prompt_learning or config.peft_type in _BY_ROW:
+        return f"{config.peft_type.value} adapts a row as a whole"
+    if getattr(config, "alora_invocation_tokens", None):
+        return "an activated LoRA looks for its tokens in each row"
+    return None
+
+
+def _layers_by_row(model: PreTrainedModel) -> str | None:
+    config = model.config.get_text_config()
+    if config is not model.config:
+        return "its rows may hold images"
+    if getattr(config, "is_encoder_decoder", False):
+        return "it has an encoder"
+    others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if others:
+        return f"its layers of type {', '.join(sorted(others))} carry a state from row to row"
+    if any(getattr(config, name, None) for name in _ATTENTION_DROPOUT):
+        return "its attention uses dropout"
+    return None
+
+
+def _sight(model: PreTrainedModel) -> int | None:
+    """How far back a token sees in every layer, in tokens; None: to the row's start."""
+    config = model.config.get_text_config()
+    types = getattr(config, "layer_types", None)
+    if types is not None and set(types) == {"full_attention"}:
+        return None
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((window for window in windows if window), default=None)
+
+
+def _differs(model: nn.Module, policy: nn.Module, *, shared: bool) -> str | None:
+    """Why packed rows do not give the numbers of padded ones; None if they do."""
+    # Not the size of the embeddings, of which a process may hold nothing.
+    vocabulary = base_of(policy).config.get_text_config().vocab_size
+    rows, families = _probe(vocabulary, next(model.parameters()).device, shared=shared)
+    columns = max(row.completion.numel() for row in rows)
+    dtype = compute_dtype(policy)
+    with evaluating(model), torch.no_grad():
+        if dtype in HALF:
+            rows = [_continued(model, row) for row in rows]
+        expected, _ = score(model, rows, families, packed=False, columns=columns, entropy="none")
+        try:
+            found, _ = score(model, rows, families, packed=True, columns=columns, entropy="none")
+        except Exception as error:  # noqa: BLE001 (a model's own code, of which any kind may come; rows are padded then)
+            return str(error).partition("\n")[0] or type(error).__name__
+    differences_NT, limit = (found - expected).abs(), _TOLERANCE
+    difference = differences_NT.max().item()
+    if dtype in HALF:
+        limit = tolerance_of(dtype, layers_of(policy))
+        difference = differences_NT.sum().item() / sum(row.completion.numel() for row in rows)
+    if difference <= limit:
+        return None
+    return f"with {'prompts shared' if shared else 'rows packed'} its log-probabilities change by {difference:.1e} nats"
+
+
+def _continued(model: nn.Module, row: Row) -> Row:
+    """The row with the tokens that the model itself would write in the place of its completion, the likeliest ones."""
+    tokens = row.prompt
+    for _ in range(row.completion.numel()):
+        logits_V = model(input_ids=tokens[None], attention_mask=torch.ones_like(tokens)[None]).logits[0, -1]
+        tokens = torch.cat([tokens, logits_V.argmax()[None]])
+    return replace(row, completion=tokens[row.prompt.numel() :])
+
+
+def _probe(vocabulary: int, device: torch.device, *, shared: bool) -> tuple[list[Row], list[list[int]]]:
+    """A few rows of different lengths, drawn without touching the global random state."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> torch.Tensor:
+        return torch.randint(vocabulary, (count,), generator=generator).to(device)
+
+    lengths = {5: (3, 1, 6), 3: (9, 2)}  # of a prompt: of its completions
+    rows = []
+    for length, counts in lengths.items():
+        prompt = tokens(length)
+        rows += [Row(prompt, tokens(count), torch.ones(count, dtype=torch.bool)) for count in counts]
+    return rows, [[0, 1, 2], [3, 4]] if shared else [[index] for index in range(len(rows))]

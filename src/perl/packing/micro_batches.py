@@ -1,0 +1,327 @@
+"""The rows of one optimizer step, distributed over forward and backward passes by tokens instead of by rows.
+
+padded micro-batches as TRL cuts them -> Window -> MicroBatch, each with the weight its tokens have in the loss
+
+Only rows of one window, those between two optimizer updates, change places; each keeps the weight that the micro-batch
+it came in gave it, so the sum of the gradients is the same. A row that adds exactly nothing is left out. Pure functions
+on tensors; knows nothing of models or trainers. Shapes: N rows, T columns of the completions.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from perl.packing.rows import Row
+
+# Advantages this far below the largest are rounding, not signal: a row's gradient would be lost in the sum's last bit.
+DEAD_ADVANTAGE = 1e-6
+# Values a row or a token brings along, under the names of TRL's micro-batches.
+_COLUMNS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+
+
+@dataclass(frozen=True)
+class Window:
+    """The rows between two optimizer updates, on this process.
+
+    Attributes:
+        rows: N prompts and completions.
+        mask_NT: (N, T) 1 where the policy wrote a token that counts.
+        weights_NT: (N, T) float32, of the tokens in the loss of the optimizer step.
+        advantages: (N, 1) or (N, T) float.
+        values: Other numbers of the rows, (N, T) or (N, 1), under TRL's names.
+        micro_batch_N: (N,) int64, the micro-batch in which TRL would have put the row.
+    """
+
+    rows: tuple[Row, ...]
+    mask_NT: torch.Tensor
+    weights_NT: torch.Tensor
+    advantages: torch.Tensor
+    values: Mapping[str, torch.Tensor]
+    micro_batch_N: torch.Tensor
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that go through the model together.
+
+    Attributes:
+        rows: n of them.
+        families: Indices into ``rows``; members of one have the same prompt, to be run once.
+        mask_NT: As in :class:`Window`, of these rows, cut to their longest completion; so are the next three.
+        weights_NT: 0 everywhere in a micro-batch that only keeps step with those of other processes.
+        advantages: (n, 1) or (n, T).
+        values: (n, T) or (n, 1).
+        micro_batch_N: (n,).
+        packed: Whether they go end to end; else padded to the longest.
+        counts: Whether the rows belong in the metrics.
+    """
+
+    rows: tuple[Row, ...]
+    families: tuple[tuple[int, ...], ...]
+    mask_NT: torch.Tensor
+    weights_NT: torch.Tensor
+    advantages: torch.Tensor
+    values: Mapping[str, torch.Tensor]
+    micro_batch_N: torch.Tensor
+    packed: bool = True
+    counts: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are run, padding included."""
+        if not self.packed:
+            return len(self.rows) * max(row.tokens for row in self.rows)
+        return sum(family_tokens([self.rows[index] for index in family]) for family in self.families)
+
+    def cost(self, copy_cost: float) -> float:
+        """In tokens of a budget, as in :func:`micro_batches`."""
+        if not self.packed:
+            return self.tokens
+        return sum(_family_cost([self.rows[index] for index in family], copy_cost) for family in self.families)
+
+
+def _no_width(_: int) -> int:
+    """Of models whose rotary factors do not depend on what is run."""
+    return 0
+
+
+def rows_of(inputs: Mapping[str, Any], mask_NT: torch.Tensor, width_of: Callable[[int], int] = _no_width) -> list[Row]:
+    """The rows of a padded batch, prompts padded on the left and completions on the right.
+
+    Args:
+        inputs: ``prompt_ids``, ``prompt_mask``, ``completion_ids``, ``completion_mask`` of (N, .) each.
+        mask_NT: (N, T) 1 where a token is to be scored.
+        width_of: From :func:`perl.packing.rope.rope_width`.
+    """
+    prompt_lengths = inputs["prompt_mask"].sum(dim=1).tolist()
+    lengths = inputs["completion_mask"].sum(dim=1).tolist()
+    scored_NT = mask_NT.bool().cpu()
+    width = inputs["prompt_ids"].size(1)
+    rope = width_of(width + inputs["completion_ids"].size(1))
+    rows = []
+    for index, (prompt_length, length) in enumerate(zip(prompt_lengths, lengths, strict=True)):
+        prompt = inputs["prompt_ids"][index, width - int(prompt_length) :]
+        completion = inputs["completion_ids"][index, : int(length)]
+        rows.append(Row(prompt, completion, scored_NT[index, : int(length)], rope))
+    return rows
+
+
+def join(
+    micro_batches: Sequence[Mapping[str, Any]],
+    weights: Sequence[torch.Tensor],
+    width_of: Callable[[int], int] = _no_width,
+) -> Window:
+    """One window from its micro-batches.
+
+    Args:
+        micro_batches: In order, as TRL prepares them.
+        weights: (n, T) of each, from :func:`perl.algorithms.losses.token_weights`.
+        width_of: From :func:`perl.packing.rope.rope_width`.
+    """
+    masks = [batch["completion_mask"] * batch.get("tool_mask", 1) for batch in micro_batches]
+    rows = [row for batch, mask in zip(micro_batches, masks, strict=True) for row in rows_of(batch, mask, width_of)]
+    columns = max(mask.size(1) for mask in masks)
+    advantages = [a.unsqueeze(1) if a.dim() == 1 else a for a in (batch["advantages"] for batch in micro_batches)]
+    sizes = torch.tensor([mask.size(0) for mask in masks], device=masks[0].device)
+    return Window(
+        rows=tuple(rows),
+        mask_NT=_stacked(masks, columns),
+        weights_NT=_stacked(weights, columns),
+        advantages=_stacked(advantages, columns),
+        values={
+            name: _stacked([batch[name] for batch in micro_batches], columns)
+            for name in _COLUMNS
+            if micro_batches[0].get(name) is not None
+        },
+        micro_batch_N=torch.arange(len(masks), device=sizes.device).repeat_interleave(sizes),
+    )
+
+
+def live_rows(window: Window, *, largest_advantage: float, skip: bool) -> list[int]:
+    """Rows that have a gradient.
+
+    Args:
+        window: The rows.
+        largest_advantage: Of the whole generation batch, as a magnitude.
+        skip: Whether a row without an advantage adds nothing: no KL, no entropy term.
+
+    Returns:
+        Indices. A row without a token that counts never has a gradient.
+    """
+    live_N = window.mask_NT.any(dim=1)
+    if skip:
+        live_N &= have_advantage(window.advantages, largest_advantage)
+    return live_N.nonzero().flatten().tolist()
+
+
+def have_advantage(advantages: torch.Tensor, largest: float | torch.Tensor) -> torch.Tensor:
+    """(N,) bool, of (N,), (N, 1) or (N, T) advantages: whether a row has one that is not lost beside the largest."""
+    return advantages.abs().view(len(advantages), -1).amax(dim=1) > DEAD_ADVANTAGE * largest
+
+
+def micro_batches(
+    window: Window, live: Sequence[int], *, budget: int, packed: bool, share: bool, copy_cost: float = 0.0
+) -> list[MicroBatch]:
+    """Distributes rows over passes.
+
+    Args:
+        window: The rows.
+        live: Indices of those to run.
+        budget: Tokens in a pass; a longer row gets one of its own. 0: as the micro-batches came.
+        packed: Whether rows will be packed; if not, padding counts as tokens and rows of like length go together.
+        share: Whether prompts are run once for all their completions in a pass.
+        copy_cost: What a token of a shared prompt costs for each completion that sees it, in tokens of the budget.
+
+    Returns:
+        The passes, the one that costs most first: if memory does not suffice, that shows at once.
+    """
+    if budget == 0:
+        families = _families([window.rows[index] for index in live], live, share=share)
+        bins = _by_origin(families, window.micro_batch_N.tolist())
+    else:
+        bins = _filled(window.rows, live, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
+    passes = [_cut(window, members, packed=packed) for members in bins]
+    return sorted(passes, key=lambda batch: batch.cost(copy_cost), reverse=True)
+
+
+def idle_micro_batch(window: Window, *, packed: bool) -> MicroBatch:
+    """A pass that adds exactly zero to every gradient: the shortest row, with weight 0.
+
+    For a window without live rows, where TRL's optimizer takes a step with zero gradients, and for a process that has
+    run out of rows while others, with which it exchanges gradients, have not.
+    """
+    shortest = min(range(len(window.rows)), key=lambda index: window.rows[index].tokens)
+    batch = _cut(window, [[shortest]], packed=packed)
+    return replace(batch, weights_NT=torch.zeros_like(batch.weights_NT), counts=False)
+
+
+def family_tokens(rows: Sequence[Row]) -> int:
+    """Tokens that are run for rows with one prompt."""
+    prompt = rows[0].prompt.numel()
+    return prompt + sum(row.tokens - prompt for row in rows)
+
+
+def _family_cost(rows: Sequence[Row], copy_cost: float) -> float:
+    """The tokens that are run, and what the keys of a shared prompt cost that attention copies for each completion."""
+    seeing = sum(row.completion.numel() > 1 for row in rows) if len(rows) > 1 else 0  # the last token is not run
+    return family_tokens(rows) + copy_cost * seeing * rows[0].prompt.numel()
+
+
+def token_batches(
+    rows: Sequence[Row], *, budget: int, packed: bool, share: bool, copy_cost: float = 0.0
+) -> list[list[list[int]]]:
+    """Rows distributed over passes without gradient: lists of families of indices into ``rows``."""
+    return _filled(rows, range(len(rows)), budget=budget, packed=packed, share=share, copy_cost=copy_cost)
+
+
+def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    """The rows of a pass: their indices in order, and the families as indices into those."""
+    indices = [index for family in families for index in family]
+    place = {index: position for position, index in enumerate(indices)}
+    return indices, tuple(tuple(place[index] for index in family) for family in families)
+
+
+def _filled(
+    rows: Sequence[Row], indices: Iterable[int], *, budget: int, packed: bool, share: bool, copy_cost: float
+) -> list[list[list[int]]]:
+    """Some rows distributed over passes; each pass has rows of one width, whose rotary factors are the same."""
+    by_width: dict[int, list[int]] = {}
+    for index in indices:
+        by_width.setdefault(rows[index].width, []).append(index)
+    bins: list[list[list[int]]] = []
+    for same in by_width.values():
+        if packed:
+            bins += _fill(rows, _families([rows[index] for index in same], same, share=share), budget, copy_cost)
+        else:
+            bins += _fill_padded(rows, same, budget)
+    return bins
+
+
+def _families(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> list[list[int]]:
+    """Indices of rows by prompt, or each by itself."""
+    if not share:
+        return [[index] for index in indices]
+    by_prompt: dict[bytes, list[int]] = {}
+    for row, index in zip(rows, indices, strict=True):
+        by_prompt.setdefault(row.prompt.cpu().numpy().tobytes(), []).append(index)
+    return list(by_prompt.values())
+
+
+def _fill(rows: Sequence[Row], families: list[list[int]], budget: int, copy_cost: float) -> list[list[list[int]]]:
+    """First fit, longest first; a family that is too long is divided, which costs its prompt once more."""
+
+    def cost(family: list[int]) -> float:
+        return _family_cost([rows[index] for index in family], copy_cost)
+
+    pieces = []
+    for family in families:
+        piece: list[int] = []
+        for index in sorted(family, key=lambda i: -rows[i].tokens):
+            if piece and cost([*piece, index]) > budget:
+                pieces.append(piece)
+                piece = []
+            piece.append(index)
+        pieces.append(piece)
+    bins: list[tuple[float, list[list[int]]]] = []
+    for needed, piece in sorted(((cost(piece), piece) for piece in pieces), reverse=True):
+        for slot, (filled, members) in enumerate(bins):
+            if filled + needed <= budget:
+                bins[slot] = (filled + needed, [*members, piece])
+                break
+        else:
+            bins.append((needed, [piece]))
+    return [members for _, members in bins]
+
+
+def _fill_padded(rows: Sequence[Row], indices: Iterable[int], budget: int) -> list[list[list[int]]]:
+    """Rows by falling length, cut where the next one would take the rectangle over the budget."""
+    bins: list[list[list[int]]] = []
+    for index in sorted(indices, key=lambda i: -rows[i].tokens):
+        if not bins or rows[bins[-1][0][0]].tokens * (len(bins[-1]) + 1) > budget:
+            bins.append([])
+        bins[-1].append([index])
+    return bins
+
+
+def _by_origin(families: list[list[int]], origin: list[int]) -> list[list[list[int]]]:
+    """The micro-batches as they came, prompts shared within each."""
+    bins: dict[int, list[list[int]]] = {}
+    for family in families:
+        parts: dict[int, list[int]] = {}
+        for index in family:
+            parts.setdefault(origin[index], []).append(index)
+        for micro_batch, part in parts.items():
+            bins.setdefault(micro_batch, []).append(part)
+    return [bins[key] for key in sorted(bins)]
+
+
+def _cut(window: Window, families: list[list[int]], *, packed: bool) -> MicroBatch:
+    """The rows of some families, and their columns up to the longest completion."""
+    indices, own = renumbered(families)
+    rows = tuple(window.rows[index] for index in indices)
+    columns = max(row.completion.numel() for row in rows)
+    chosen = torch.tensor(indices, device=window.mask_NT.device)
+
+    def cut(values: torch.Tensor) -> torch.Tensor:
+        values = values[chosen]
+        return values if values.size(1) == 1 else values[:, :columns]
+
+    return MicroBatch(
+        rows=rows,
+        families=own,
+        mask_NT=window.mask_NT[chosen][:, :columns],
+        weights_NT=window.weights_NT[chosen][:, :columns],
+        advantages=cut(window.advantages),
+        values={name: cut(values) for name, values in window.values.items()},
+        micro_batch_N=window.micro_batch_N[chosen],
+        packed=packed,
+    )
+
+
+def _stacked(parts: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
+    """Rectangles one under the other, zeros on the right of the narrower ones; single columns stay single."""
+    if all(part.size(1) == 1 for part in parts) and columns != 1:
+        return torch.cat(list(parts))
+    return torch.cat([torch.nn.functional.pad(part, (0, columns - part.size(1))) for part in parts])

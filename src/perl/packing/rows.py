@@ -1,0 +1,244 @@
+"""Rows without padding: prompts and completions end to end in one row, a shared prompt once.
+
+rows -> Batch (tokens, where each segment begins, which hidden state predicts which token)
+
+Pure functions on tensors. Knows nothing of models, rewards or TRL. Shapes: N rows, L tokens that are run, S tokens that
+are scored, T columns of a rectangle of completions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A prompt and its completion, without padding.
+
+    Attributes:
+        prompt: (P,) int64, P >= 1.
+        completion: (C,) int64.
+        scored: (C,) bool on the CPU: tokens whose log-probability is wanted.
+        width: What the rotary factors of the batch it came in stand for (:func:`perl.packing.rope.rope_width`); rows of
+            different widths are not run together. 0: factors are always the same.
+    """
+
+    prompt: torch.Tensor
+    completion: torch.Tensor
+    scored: torch.Tensor
+    width: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are run when the row stands alone: the last of the completion predicts nothing."""
+        return self.prompt.numel() + max(self.completion.numel() - 1, 0)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive tokens of the packed row that attend to each other, each to those before it.
+
+    Attributes:
+        start: Position of the first.
+        length: How many.
+        prefix_start: Where the segment begins, a prompt, that all of them see besides, if ``prefix_length`` > 0.
+        prefix_length: Tokens of that prompt, all of its segment.
+    """
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The segments of a packed row, in order; together they cover it."""
+
+    segments: tuple[Segment, ...]
+    device: torch.device
+
+    def on(self, device: torch.device) -> "Layout":
+        """The same segments with their tensors on another device; made once for each."""
+        return self if device == self.device else self._elsewhere.setdefault(device, Layout(self.segments, device))
+
+    @cached_property
+    def _elsewhere(self) -> dict[torch.device, "Layout"]:
+        return {}
+
+    @cached_property
+    def shares(self) -> bool:
+        """Whether any segment sees a prompt that stands elsewhere."""
+        return any(segment.prefix_length for segment in self.segments)
+
+    @cached_property
+    def masks(self) -> dict[tuple[int, int], torch.Tensor]:
+        """(prefix length P, length C) -> (C, P + C) bool: the whole prefix, then the causal triangle."""
+        return {
+            key: torch.ones(key[1], key[0] + key[1], dtype=torch.bool, device=self.device).tril(key[0])
+            for key in {(s.prefix_length, s.length) for s in self.segments if s.prefix_length}
+        }
+
+    @cached_property
+    def query_ends(self) -> torch.Tensor:
+        """(segments + 1,) int32 cumulative lengths, as variable-length attention kernels take them."""
+        return self._ends([segment.length for segment in self.segments])
+
+    @cached_property
+    def key_ends(self) -> torch.Tensor:
+        """(segments + 1,) int32 cumulative lengths of what each segment sees, its prefix included."""
+        return self._ends([segment.prefix_length + segment.length for segment in self.segments])
+
+    @cached_property
+    def keys(self) -> torch.Tensor:
+        """Positions of all that the segments see, one after the other, prefixes first."""
+        parts = []
+        for segment in self.segments:
+            parts.append(torch.arange(segment.prefix_start, segment.prefix_start + segment.prefix_length))
+            parts.append(torch.arange(segment.start, segment.start + segment.length))
+        return torch.cat(parts).to(self.device)
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """The longest segment without and with its prefix."""
+        return max(s.length for s in self.segments), max(s.prefix_length + s.length for s in self.segments)
+
+    def _ends(self, lengths: list[int]) -> torch.Tensor:
+        return torch.tensor([0, *lengths]).cumsum(0).to(self.device, torch.int32)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The tokens whose log-probabilities are wanted.
+
+    Attributes:
+        predictors: (S,) int64, index into the flattened (rows x columns) hidden states of the one that predicts.
+        targets: (S,) int64, the token.
+        rows: (S,) int64, the row it belongs to.
+        columns: (S,) int64, its place in the completion.
+        width: Columns of the input that was built, in case a model puts virtual tokens in front.
+    """
+
+    predictors: torch.Tensor
+    targets: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+    width: int
+
+    def rectangle(self, values_S: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """(S,) values of the scored tokens as (N, T), zeros elsewhere; differentiable."""
+        empty_NT = values_S.new_zeros(rows, columns)
+        place = (self.rows.to(values_S.device), self.columns.to(values_S.device))  # the head may be elsewhere
+        return empty_NT.index_put(place, values_S)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What goes through the model at once.
+
+    Attributes:
+        input_ids: (1, L) packed, or (N, L) padded on the right, int64.
+        position_ids: Same shape; None where the model numbers the positions itself.
+        attention_mask: Same shape, 0 for padding; None if packed.
+        layout: The segments if packed; None if padded.
+        scored: Which log-probabilities come out.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor | None
+    attention_mask: torch.Tensor | None
+    layout: Layout | None
+    scored: Scored
+
+
+def pack(rows: Sequence[Row], families: Sequence[Sequence[int]]) -> Batch:
+    """Puts rows end to end, without padding.
+
+    Args:
+        rows: N rows; the order of ``Scored.rows``.
+        families: Every row's index once. The rows of a family of two or more have the same prompt, which is run once;
+            every completion sees it and itself, and counts positions from its end.
+
+    Returns:
+        The packed row.
+
+    Source: shared prompts as in PrefixGrouper, arXiv:2506.05433, section 3: same outputs, same gradients.
+    """
+    builder = _Builder(rows[0].prompt.device)
+    for family in families:
+        first = rows[family[0]]
+        if len(family) == 1:
+            begin = builder.add([first.prompt, first.completion[:-1]], position=0)
+            builder.score(first, family[0], before=begin + first.prompt.numel() - 1, after=begin + first.prompt.numel())
+            continue
+        length = first.prompt.numel()
+        prompt = builder.add([first.prompt], position=0)
+        for index in family:
+            row = rows[index]
+            begin = builder.add([row.completion[:-1]], position=length, prefix=(prompt, length))
+            builder.score(row, index, before=prompt + length - 1, after=begin)
+    return builder.packed()
+
+
+def pad_right(rows: Sequence[Row]) -> Batch:
+    """The same rows as a rectangle, padded on the right to the longest of them.
+
+    Causal models need no more for the same numbers: what stands to the right of a token does not reach it, and
+    positions count from the row's first token.
+    """
+    width = max(row.tokens for row in rows)
+    builder = _Builder(rows[0].prompt.device)
+    ids_NL = rows[0].prompt.new_zeros(len(rows), width)
+    mask_NL = torch.zeros_like(ids_NL)
+    for index, row in enumerate(rows):
+        ids_NL[index, : row.tokens] = torch.cat([row.prompt, row.completion[:-1]])
+        mask_NL[index, : row.tokens] = 1
+        prompt_end = index * width + row.prompt.numel()
+        builder.score(row, index, before=prompt_end - 1, after=prompt_end)
+    return Batch(ids_NL, None, mask_NL, None, builder.scored(width))
+
+
+class _Builder:
+    """Collects segments and scored tokens; all indices are made on the CPU and moved once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.length = 0
+        self.tokens: list[torch.Tensor] = []
+        self.positions: list[torch.Tensor] = []
+        self.segments: list[Segment] = []
+        self.predictors: list[torch.Tensor] = []
+        self.targets: list[torch.Tensor] = []
+        self.rows: list[torch.Tensor] = []
+        self.columns: list[torch.Tensor] = []
+
+    def add(self, tokens: list[torch.Tensor], *, position: int, prefix: tuple[int, int] = (0, 0)) -> int:
+        """Appends a segment; returns where it begins."""
+        start, length = self.length, sum(part.numel() for part in tokens)
+        if length:
+            self.tokens.extend(tokens)
+            self.positions.append(torch.arange(position, position + length))
+            self.segments.append(Segment(start, length, *prefix))
+            self.length += length
+        return start
+
+    def score(self, row: Row, index: int, *, before: int, after: int) -> None:
+        """Wants a row's scored tokens: ``before`` predicts the first, ``after`` is the first that is run."""
+        columns = row.scored.nonzero().flatten()
+        self.predictors.append(torch.where(columns == 0, before, after + columns - 1))
+        self.targets.append(row.completion[columns.to(row.completion.device)])
+        self.rows.append(torch.full_like(columns, index))
+        self.columns.append(columns)
+
+    def packed(self) -> Batch:
+        ids_1L = torch.cat(self.tokens).unsqueeze(0)
+        positions_1L = torch.cat(self.positions).to(self.device).unsqueeze(0)
+        layout = Layout(tuple(self.segments), self.device)
+        return Batch(ids_1L, positions_1L, None, layout, self.scored(self.length))
+
+    def scored(self, width: int) -> Scored:
+        indices = torch.stack([torch.cat(self.predictors), torch.cat(self.rows), torch.cat(self.columns)])
+        predictors, rows, columns = indices.to(self.device)
+        return Scored(predictors, torch.cat(self.targets), rows, columns, width)

@@ -1,0 +1,367 @@
+"""Puts an adapter on the base: a new one, or one that is continued. The base's weights are not written.
+
+base, Adaptation -> policy; SavedAdapter -> policy; policy <-> its tensors
+
+Knows nothing of recipes' files, data or training.
+"""
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Set
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from perl.errors import BrokenPromiseError, ModelError
+from perl.methods import starts
+from perl.methods.anchor import lift_anchor, without_anchor
+from perl.methods.butterflies import say_who_can_load, without_extension
+from perl.methods.names import is_of_the_base, name_in_base
+from perl.methods.registry import METHODS, Method
+from perl.methods.settings import Adaptation, initialisation_of, method_of
+from perl.policy.model import base_dtype, base_parameters, is_the_base, source_fingerprint, trainable_parameters
+from perl.policy.saved.adapter import POSITIONS, SavedAdapter
+from perl.policy.saved.patterns import check_patterns
+from perl.policy.sharding import adapter_type_options
+from perl.policy.targets import check_targets, full_names, leave_out_unreached, linear_names
+
+logger = logging.getLogger("perl")
+
+# What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT that it loads without its CUDA
+# extension, AdaLoRA's ranks taken for LoRA's, a layer of AdaLoRA without any rank left.
+_HARMLESS = (
+    "Unsupported layer type",
+    "Failed to load the CUDA extension",
+    "Setting boft_n_butterfly_factor",
+    "The following rank_pattern keys",
+    "Adapter .* LoRA tensor",
+    "Specified to not save",
+)
+# What PEFT raises for values of a config that do not fit, of which it looks at few; NotImplementedError is among them.
+_REFUSALS = (
+    ValueError,
+    TypeError,
+    RuntimeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+)
+
+
+def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) -> PeftModel:
+    """The base with a new trainable adapter; the base's parameters are frozen.
+
+    An initialisation that PEFT would write into the base's weights (PiSSA, OLoRA) is made beside them instead. On a
+    model without weights (meta device) nothing is computed from them.
+
+    Args:
+        model: The base.
+        adaptation: A method with its config, or the config of any method.
+
+    Raises:
+        RecipeError: The config's method cannot be trained.
+        ModelError: The adapter would touch no module, or has nothing to train.
+    """
+    adaptation = _as_adaptation(adaptation)
+    config = _without_weight_init(adaptation.config)
+    check_targets(model, config)
+    left_out = leave_out_unreached(model, config)
+    if left_out and model.device.type != "meta":
+        logger.warning(
+            "peft.target_modules all-linear without %s: the model reads their weights past an adapter",
+            ", ".join(left_out),
+        )
+    if getattr(config, "modules_to_save", None):
+        config.modules_to_save = full_names(model, config.modules_to_save)
+    _quiet_sparse_tensors(config)
+    without_extension(config)
+    if model.device.type != "meta":
+        say_who_can_load(config)
+    with _explained(model):
+        policy = get_peft_model(model, config, **adapter_type_options(model))
+    if model.device.type != "meta":
+        starts.unrounded_magnitudes(policy)
+    if model.device.type != "meta" and adaptation.method.starts:
+        getattr(starts, adaptation.method.starts)(policy, adaptation.options)
+        policy.start = adaptation.method.name
+    freeze_parts(policy, adaptation.method.frozen)
+    check_trainable(policy)
+    return policy
+
+
+def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Adaptation | None = None) -> PeftModel:
+    """The base with a saved adapter, trainable.
+
+    Args:
+        model: The base.
+        saved: The adapter.
+        adaptation: How to go on; None: as the adapter's own method does.
+
+    Raises:
+        RecipeError: The adapter's method cannot be trained.
+        ModelError: The adapter was made for another base.
+    """
+    adaptation = adaptation or Adaptation(own_method(saved), saved.config)
+    check_patterns(saved.config, [name for name, _ in model.named_modules()], "peft.adapter")
+    if model.device.type != "meta":
+        _check_base(model, saved)
+    if "_niter_" in str(getattr(saved.config, "init_lora_weights", "")):
+        raise ModelError(
+            f"{saved.name} started from a random decomposition ({saved.config.init_lora_weights}) that cannot be made "
+            "again: its policy is lost",
+            "peft.adapter",
+            "save it with PEFT's path_initial_model_for_weight_conversion where it was trained",
+        )
+    config = without_anchor(saved.config) if saved.start else copy.deepcopy(saved.config)
+    config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
+    _quiet_sparse_tensors(config)
+    without_extension(config)
+    with _explained(model, "peft.adapter"):
+        policy = get_peft_model(model, _without_weight_init(config), **adapter_type_options(model))
+    own_names = _check_fits(policy, saved)
+    _check_numbers(policy, saved)
+    if model.device.type != "meta":
+        tensors = _tensors_of(saved, policy, own_names)
+        if saved.start:
+            tensors = lift_anchor(policy, tensors)
+        elif method_of(saved.config).fixed.get("init_lora_weights"):  # plain PEFT decomposes again when it loads
+            getattr(starts, method_of(saved.config).starts)(policy, {})
+        set_peft_model_state_dict(policy, tensors, low_cpu_mem_usage=False)
+        # PEFT makes AdaLoRA's factors anew as it loads their ranks, in the base's type, in which small steps are lost.
+        cast = {"autocast_adapter_dtype": True} | adapter_type_options(model)
+        policy.base_model._cast_adapter_dtype(policy.active_adapter, **cast)
+        policy.start = saved.start or own_method(saved).name
+    freeze_parts(policy, adaptation.method.frozen)
+    check_trainable(policy)
+    return policy
+
+
+def own_method(saved: SavedAdapter) -> Method:
+    """The method that a saved adapter was trained with, as far as its files tell."""
+    return METHODS.get(saved.start or "") or method_of(saved.config)
+
+
+def adapter_tensors(policy: PeftModel) -> dict[str, torch.Tensor]:
+    """Every tensor that the adapter adds to the base, by name, frozen ones and buffers included; not copies."""
+    own = f".{policy.active_adapter}"
+    tensors = {name: p.data for name, p in policy.named_parameters() if not is_of_the_base(policy, name)}
+    tensors |= {name: b for name, b in policy.named_buffers() if own in name}
+    return tensors
+
+
+def load_adapter_tensors(policy: PeftModel, saved: Mapping[str, torch.Tensor]) -> None:
+    """Puts back what :func:`adapter_tensors` gave, bit for bit.
+
+    Raises:
+        BrokenPromiseError: The tensors are those of another adapter.
+    """
+    present = adapter_tensors(policy)
+    different = [name for name, t in present.items() if name not in saved or saved[name].shape != t.shape]
+    different += [name for name in saved if name not in present]
+    if different:
+        raise BrokenPromiseError(f"the checkpoint holds another adapter: {', '.join(sorted(different)[:3])}")
+    with torch.no_grad():
+        for name, tensor in present.items():
+            tensor.copy_(saved[name])
+
+
+@contextlib.contextmanager
+def base_only(policy: PeftModel) -> Iterator[None]:
+    """The policy as its base: adapter off, and afterwards on again.
+
+    PEFT's own context manager switches the adapter on by making all of it trainable, parts that a method freezes
+    included; here what was frozen stays frozen.
+    """
+    frozen = [p for p in policy.parameters() if not p.requires_grad]
+    try:
+        with policy.disable_adapter():
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+@contextlib.contextmanager
+def without_harmless_warnings() -> Iterator[None]:
+    """Drops what PEFT warns of where nothing is wrong."""
+    with warnings.catch_warnings():
+        for about in _HARMLESS:
+            warnings.filterwarnings("ignore", about)
+        yield
+
+
+def freeze_parts(policy: PeftModel, parts: tuple[str, ...]) -> None:
+    """Freezes parts of the active adapter, by PEFT's names for them (``lora_A``)."""
+    for layer in policy.modules():
+        if isinstance(layer, BaseTunerLayer):
+            for part in parts:
+                for name, held in getattr(layer, part, {}).items():
+                    if name == policy.active_adapter:
+                        held.requires_grad_(False)
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Refuses a model in which nothing would be trained.
+
+    Raises:
+        ModelError: No parameter requires a gradient.
+    """
+    if trainable_parameters(model) == 0:
+        raise ModelError(
+            "the model has no trainable parameters: training would change nothing",
+            hint="load an adapter with is_trainable=True, or pass a peft_config that matches some layer",
+        )
+
+
+def check_untouched_base(policy: PeftModel) -> None:
+    """Refuses a policy whose initialisation has been written into the base's weights.
+
+    Raises:
+        ModelError: The base can no longer be found by switching the adapter off.
+    """
+    config = policy.peft_config[policy.active_adapter]
+    start = initialisation_of(config)
+    if start is not None and start.writes:
+        raise ModelError(
+            f"the initialisation {config.init_lora_weights!r} of this PeftModel has changed the weights of its "
+            "base, so that the base's policy is lost and the adapter would belong to no published model",
+            "model",
+            "pass the base and peft_config=..., or the base and PeftRLConfig(adapter=...) to continue",
+        )
+
+
+def _quiet_sparse_tensors(config: PeftConfig) -> None:
+    """SHiRA's sparse tensors go unchecked, which is torch's default; said, so that torch does not warn of it."""
+    if "Shira" in type(config).__name__:
+        torch.sparse.check_sparse_tensor_invariants.disable()
+
+
+def _as_adaptation(what: Adaptation | PeftConfig) -> Adaptation:
+    return what if isinstance(what, Adaptation) else Adaptation(method_of(what), what)
+
+
+def _without_weight_init(config: PeftConfig | None) -> PeftConfig:
+    """The config with an initialisation that leaves the base alone; ``methods/starts.py`` makes the other."""
+    if config is None:
+        raise ValueError("method full has no adapter to attach")
+    config = copy.deepcopy(config)
+    start = initialisation_of(config)
+    if start is not None and start.writes:
+        config.init_lora_weights = True
+    return config
+
+
+def _check_base(model: PreTrainedModel, saved: SavedAdapter) -> None:
+    """The base must be the one of the header, in whatever type either was loaded."""
+    if saved.base_fingerprint is None or is_the_base(model, saved.base_fingerprint, saved.base_dtype):
+        return
+    then, now = saved.base_fingerprint[:12], str(source_fingerprint(model))[:12]
+    dtype_then, dtype_now = saved.base_dtype or "float32", base_dtype(model)
+    hint = "load the base's revision that it names"
+    if dtype_now not in ("float32", dtype_then):  # rounded when it was loaded, so what was there before is lost
+        then, now = f"{then} in {dtype_then}" if saved.base_dtype else then, f"{now} in {dtype_now}"
+        may = "it was" if saved.base_dtype else "it may have been"
+        hint = f"{may} trained on the base in {dtype_then}: set model.dtype: {dtype_then}; or {hint}"
+    raise ModelError(
+        f"{saved.name} was trained on other weights of {saved.config.base_model_name_or_path} ({then} then, {now} "
+        "here)",
+        "peft.adapter",
+        hint,
+    )
+
+
+def _check_fits(policy: PeftModel, saved: SavedAdapter) -> Set[str]:
+    """Names and shapes in the file must be those that the base gives the adapter, whose names are returned."""
+    with without_harmless_warnings():
+        tensors = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    expected = {name: _shape_in_file(name, t, anchored=bool(saved.start)) for name, t in tensors.items()}
+    wrong = [
+        f"{name} is {_shape(shape)} there, {_shape(expected[name])} here"
+        for name, shape in saved.shapes.items()
+        if name in expected and expected[name] != shape
+    ]
+    wrong += [f"{name} is only there" for name in saved.shapes if name not in expected and not _is_base(policy, name)]
+    wrong += [f"{name} is only here" for name in expected if name not in saved.shapes]
+    if wrong:
+        base = saved.config.base_model_name_or_path
+        raise ModelError(
+            f"{saved.name} does not fit this base, it was made for {base or 'another one'}: {wrong[0]}"
+            + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
+            "peft.adapter",
+        )
+    return expected.keys()
+
+
+def _shape_in_file(name: str, tensor: torch.Tensor, *, anchored: bool) -> tuple[int, ...]:
+    """The shape that a tensor of the adapter has in a file; with its anchor a factor has twice the rank."""
+    shape = tuple(tensor.shape)
+    if anchored and name.endswith("lora_A.weight"):
+        return (2 * shape[0], shape[1])
+    return (shape[0], 2 * shape[1]) if anchored and name.endswith("lora_B.weight") else shape
+
+
+def _is_base(policy: PeftModel, name: str) -> bool:
+    """Whether a tensor in an adapter's file is the base's, which PEFT may save beside an adapter on embeddings."""
+    return is_of_the_base(policy, name) and name_in_base(name) in dict(base_parameters(policy))
+
+
+def _check_numbers(policy: PeftModel, saved: SavedAdapter) -> None:
+    """Weights that are no numbers would spread into every completion; one tensor at a time, before a base is loaded."""
+    with safe_open(saved.weights, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (no mapping)
+            values = file.get_tensor(name)
+            if name.endswith(POSITIONS):
+                _check_positions(policy, saved, name, values)
+            elif not (finite := torch.isfinite(values)).all():
+                raise ModelError(
+                    f"{saved.name} holds weights that are no numbers: {int((~finite).sum()):,} of {values.numel():,} "
+                    f"in {name}",
+                    "peft.adapter",
+                )
+
+
+def _check_positions(policy: PeftModel, saved: SavedAdapter, name: str, positions: torch.Tensor) -> None:
+    """Positions in a matrix must lie in it: torch's sparse tensors go unchecked and write wherever they point."""
+    size = policy.get_submodule(name.rpartition(".")[0]).get_base_layer().weight.shape
+    inside = (positions >= 0) & (positions < torch.tensor(size).unsqueeze(1))
+    if not inside.all():
+        raise ModelError(f"{saved.name} has positions outside of W ({_shape(size)}) in {name}", "peft.adapter")
+
+
+def _tensors_of(saved: SavedAdapter, policy: PeftModel, own_names: Set[str]) -> dict[str, torch.Tensor]:
+    """The adapter's tensors; the base's own beside them must be those of this base."""
+    tensors = load_file(saved.weights)
+    base = dict(base_parameters(policy))
+    for name in tensors.keys() - own_names:
+        if not torch.equal(tensors.pop(name).to(base[name_in_base(name)]), base[name_in_base(name)]):
+            raise ModelError(f"{saved.name} brings other weights of the base: {name_in_base(name)}", "peft.adapter")
+    return tensors
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(size) for size in shape)
+
+
+@contextlib.contextmanager
+def _explained(model: nn.Module, where: str = "") -> Iterator[None]:
+    """Turns what PEFT raises for a config that the model does not allow into one line."""
+    try:
+        with without_harmless_warnings():
+            yield
+    except _REFUSALS as error:
+        if isinstance(error, NotImplementedError) and "meta" in str(error):
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        on_targets = reason.startswith("Target module") or "target_modules" in reason
+        hint = f"the linear layers are {', '.join(linear_names(model))}; or all-linear" if on_targets else ""
+        place = where or ("peft.target_modules" if on_targets else "peft.kwargs")
+        raise ModelError(f"PEFT refuses: {reason}", place, hint) from error

@@ -1,0 +1,248 @@
+"""A trained adapter in another form: a plain LoRA, or the base with the update added.
+
+run or adapter folder -> folder that PEFT, transformers or a server loads
+
+Exact or refused: what is written is loaded again on a clean base and compared with the adapter.
+"""
+
+import copy
+import logging
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from perl.errors import BrokenPromiseError, ModelError, RunFolderError
+from perl.methods.delta import EXACT, adapted_layers, low_rank_update, merged_parameters
+from perl.methods.names import name_in_base
+from perl.methods.settings import method_of
+from perl.policy.attach import continue_adapter
+from perl.policy.guards import RELOAD_TOLERANCE, check_saved_model
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import (
+    base_dtype,
+    base_identity,
+    base_parameters,
+    clean_base,
+    load_base,
+    load_tokenizer,
+    source_fingerprint,
+)
+from perl.policy.precision import in_float32
+from perl.policy.save_adapter import reload_difference, write_lora
+from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
+from perl.recipe import Recipe
+from perl.recipe.sections import ModelSection
+from perl.run.folder import Run, replace_folder
+from perl.run.progress import live_line
+
+logger = logging.getLogger("perl")
+
+Form = Literal["lora", "merged"]
+# The same in nats for a merged model in half precision. How far rounding moves log-probabilities depends on the model,
+# so this finds no more than an update that is absent or in the wrong place; that the files hold the rounded weights is
+# compared bit for bit.
+_HALF_TOLERANCE = 1.0
+# Rows and tokens on which what was written is compared with the adapter.
+_PROBE = (2, 32)
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written.
+
+    Attributes:
+        path: The folder.
+        largest_rank: Of the LoRA's layers; None for a merged model.
+        difference: Largest difference of a token's log-probability from the adapter's, in nats, over random tokens.
+    """
+
+    path: Path
+    form: Form
+    largest_rank: int | None
+    difference: float
+
+
+def export(
+    source: str | Path,
+    form: Form,
+    destination: str | Path | None = None,
+    dtype: str = "float32",
+    base: str | None = None,
+) -> Export:
+    """Writes a trained adapter as a plain LoRA, or merged into its base.
+
+    Args:
+        source: A run folder, or an adapter's folder or Hub id.
+        form: ``lora``: factors that PEFT and servers load on the published base, where the update has a low rank.
+            ``merged``: the whole model, each changed weight added up in float64 and rounded once.
+        destination: Folder to write, replaced if it exists; None: ``SOURCE-FORM``.
+        dtype: Type of a merged model's weights.
+        base: The base; None: the one that the run or the adapter names.
+
+    Raises:
+        PerlError: There is no such adapter or base, or the form cannot be exact; says what error could be reached.
+        BrokenPromiseError: What was written does not give the adapter's log-probabilities.
+    """
+    folder, model_section = _located(str(source), base)
+    saved = find_adapter(folder)
+    if saved.base_quantization is not None:
+        where = f"{saved.name} was trained on a base quantised to {saved.base_quantization}"
+        logger.warning("%s; what is written is for the ordinary base, on which it is another policy", where)
+    policy = continue_adapter(load_base(model_section, torch.device("cpu")), saved).eval()
+    target = Path(destination) if destination else Path(f"{str(source).rstrip('/').split('@')[0]}-{form}")
+    staged = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    try:
+        if form == "lora":
+            largest: int | None = _write_lora(policy, saved, staged)
+            difference = _largest_difference(policy, lambda ids: reload_difference(policy, staged, ids))
+        else:
+            largest = None
+            _write_merged(policy, getattr(torch, dtype), staged)
+            load_tokenizer(model_section).save_pretrained(staged)
+            difference = _largest_difference(policy, lambda ids: _saved_difference(policy, staged, ids))
+        tolerance = RELOAD_TOLERANCE if form == "lora" or dtype == "float32" else _HALF_TOLERANCE
+        if not difference <= tolerance:
+            raise BrokenPromiseError(
+                f"what was exported differs from the adapter by {difference:.2e} nats (at most {tolerance:.0e})"
+            )
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    replace_folder(staged, target)
+    return Export(target, form, largest, difference)
+
+
+def _write_merged(policy: PeftModel, dtype: torch.dtype, folder: Path) -> None:
+    """Writes the merged model and proves that the files hold it."""
+    merged = merge(policy, dtype)
+    merged.save_pretrained(folder)
+    check_saved_model(merged, folder)
+
+
+def merge(policy: PeftModel, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The base with the active adapter's update added, as a new model; the policy's base is left alone.
+
+    Args:
+        policy: The model with its adapter.
+        dtype: Type of the result; each changed weight is added up in float64 and rounded once.
+    """
+    adapter = policy.active_adapter
+    state = {name: p.detach() for name, p in base_parameters(policy)}
+    layers = dict(adapted_layers(policy))
+    with live_line(len(layers), "merging") as line:
+        for name, layer in layers.items():
+            for part, tensor in merged_parameters(layer, adapter).items():
+                state[f"{name}.{part}"] = tensor.to(dtype)
+            line.update()
+    for name, module in policy.named_modules():
+        if isinstance(module, ModulesToSaveWrapper) and adapter in module.modules_to_save:
+            for part, tensor in module.modules_to_save[adapter].named_parameters():
+                state[f"{name_in_base(name)}.{part}"] = tensor.detach()
+        elif isinstance(module, TrainableTokensWrapper):
+            state[f"{name_in_base(name)}.weight"] = module.token_adapter.get_merged_weights([adapter]).detach()
+    return _assembled(policy, {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()})
+
+
+def _assembled(policy: PeftModel, state: Mapping[str, torch.Tensor]) -> PreTrainedModel:
+    """A model of the base's kind with these weights; tied ones that were trained apart are tied no longer."""
+    merged = clean_base(policy)
+    merged.config = copy.deepcopy(merged.config)  # it is the base's
+    tied = merged.config.get_text_config().tie_word_embeddings
+    head = merged.get_output_embeddings()
+    names = {module: name for name, module in merged.named_modules()}
+    embeddings, output = (f"{names[m]}.weight" for m in (merged.get_input_embeddings(), head))
+    present = dict(state)
+    if tied:
+        own_head = present.get(output)
+        base_embeddings = dict(base_parameters(policy))[embeddings]
+        changed = present[embeddings]
+        if own_head is not None or not torch.equal(changed, base_embeddings.to(changed.dtype)):
+            merged.config.get_text_config().tie_word_embeddings = merged.config.tie_word_embeddings = False
+            present[output] = own_head if own_head is not None else base_embeddings.to(changed.dtype).clone()
+            head.weight = torch.nn.Parameter(present[output], requires_grad=False)
+    merged.load_state_dict(present, strict=False, assign=True)
+    merged.tie_weights()
+    return merged.eval()
+
+
+def _write_lora(policy: PeftModel, source: SavedAdapter, folder: Path) -> int:
+    """Writes the factors of every layer, or refuses with the error that factors could reach."""
+    adapter, factors = policy.active_adapter, {}
+    layers = dict(adapted_layers(policy))
+    method = method_of(policy.peft_config[adapter])
+    with live_line(len(layers), "factorising") as line:
+        for name, layer in layers.items():
+            if layer.get_base_layer().weight.dim() != 2 or isinstance(layer.get_base_layer(), torch.nn.Embedding):
+                raise ModelError(
+                    f"{method.name} changes {name}, which is no linear layer, so it is no LoRA",
+                    "--as",
+                    "use --as merged",
+                )
+            factors[name] = low_rank_update(layer, adapter)
+            line.update()
+    worst = max(factors, key=lambda name: factors[name].error)
+    if factors[worst].error > EXACT:
+        raise ModelError(
+            f"the update of {method.name} has no low rank: the best factors of rank {factors[worst].rank} leave out "
+            f"{factors[worst].error:.1%} of {worst}",
+            "--as",
+            "use --as merged",
+        )
+    _refuse_changed_biases(policy, method.name)
+    # The base it was trained on, in the type of then; loading it in another one does not make it another base. Of what
+    # that was quantised to nothing is said: these factors are proven on the ordinary one, where they are to be loaded.
+    known = source.base_fingerprint is not None
+    of = (source.base_fingerprint, source.base_dtype) if known else (source_fingerprint(policy), base_dtype(policy))
+    write_lora(policy, factors, folder, *base_identity(policy), *of)
+    return max(factor.rank for factor in factors.values())
+
+
+def _refuse_changed_biases(policy: PeftModel, method: str) -> None:
+    """A method that changes a bias of the base (IA3 and RoAd scale outputs) is no LoRA, whatever its matrix is."""
+    adapter = policy.active_adapter
+    for name, layer in adapted_layers(policy):
+        bias = getattr(layer.get_base_layer(), "bias", None)
+        if bias is not None and not torch.allclose(merged_parameters(layer, adapter)["bias"], bias.double(), atol=1e-7):
+            raise ModelError(f"{method} changes the bias of {name}, so it is no LoRA", "--as", "use --as merged")
+
+
+def _largest_difference(policy: PeftModel, difference: Callable[[torch.Tensor], float]) -> float:
+    vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
+    return difference(torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0)))
+
+
+def _saved_difference(policy: PeftModel, folder: Path, ids: torch.Tensor) -> float:
+    """As ``reload_difference``, for a whole model."""
+    mask = torch.ones_like(ids)
+    saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True).eval()
+    with in_float32(policy):
+        expected = token_log_probs(policy, ids, mask)
+    with in_float32(saved):
+        difference = (token_log_probs(saved, ids, mask) - expected).abs().max().item()
+    return math.inf if math.isnan(difference) else float(difference)
+
+
+def _located(source: str, base: str | None) -> tuple[str, ModelSection]:
+    """The adapter's place and its base."""
+    path = Path(source).expanduser()
+    if (path / "run.json").is_file():
+        run = Run.read(path)
+        if run.facts.get("method") == "full":
+            raise RunFolderError("trained the model itself, there is no adapter to export", source)
+        model = Recipe.load(path / "recipe.yaml").model
+        return str(run.adapter), ModelSection(name=base or model.name, revision=model.revision)
+    config: Any = find_adapter(source).config
+    name = base or config.base_model_name_or_path
+    if not name:
+        raise ModelError(f"{source} does not say which base it belongs to ({CONFIG})", "--base", "name it")
+    return source, ModelSection(name=name, revision=config.revision if base is None else None)

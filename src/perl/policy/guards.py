@@ -1,0 +1,284 @@
+"""Proofs at run time that the run is what it says.
+
+model, optimizer, files -> nothing, or an error that says what broke
+
+Knows nothing of recipes, folders or progress.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Set, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig
+
+from perl.errors import BrokenPromiseError, DataError
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import base_fingerprint, evaluating
+from perl.policy.precision import in_float32
+from perl.policy.reference import Reference, reference_log_probs
+from perl.policy.save_adapter import reload_difference
+
+# Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters are
+# saved in the type they are trained in and both compute in float32, so they differ by the order of additions at most.
+RELOAD_TOLERANCE = 1e-4
+# The same for the policy and its reference before the first step.
+START_TOLERANCE = 1e-4
+# Rows and tokens on which they are compared.
+_PROBE = (2, 32)
+# Of a first step; what is smaller is no sign that an optimizer does not hold a tensor.
+_SMALLEST_STEP = 0.01
+# Updates within which every trained tensor must have had a gradient.
+PATIENCE = 5
+
+logger = logging.getLogger("perl")
+
+
+def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Every trainable parameter must be in the optimizer.
+
+    Raises:
+        BrokenPromiseError: With the names of those that would never move.
+    """
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if missing:
+        raise BrokenPromiseError(
+            f"{len(missing)} trainable parameters are not in the optimizer and would not move: {', '.join(missing[:3])}"
+        )
+
+
+def check_enough_prompts(args: GRPOConfig, batches: Iterable[Any] | None) -> None:
+    """A data set must hold a step, or transformers ends the training before the first without a word.
+
+    Args:
+        args: The trainer's.
+        batches: Its data loader; one without a length is not looked at.
+
+    Raises:
+        DataError: It holds none.
+    """
+    if isinstance(batches, Sized) and not len(batches):
+        prompts = args.generation_batch_size // args.num_generations
+        raise DataError(
+            f"holds fewer prompts than one step takes, which are {prompts}", "train_dataset", "more, or a smaller batch"
+        )
+
+
+def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float:
+    """Before the first step the policy is the reference.
+
+    Args:
+        policy: The policy before its first step.
+        reference: What the KL divergence is measured against.
+        must: Whether the method promises it; where it does not, a difference is only said.
+
+    Returns:
+        Largest difference of a token's log-probability, in nats, over random tokens, computed in float32.
+
+    Raises:
+        BrokenPromiseError: It must be, and is not.
+    """
+    device = next(policy.parameters()).device
+    vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
+    ids = torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0)).to(device)
+    with evaluating(policy), in_float32(policy):
+        expected = reference_log_probs(policy, ids, torch.ones_like(ids), reference)
+        difference = (token_log_probs(policy, ids, torch.ones_like(ids)) - expected).abs().max().item()
+    if difference <= START_TOLERANCE:
+        return difference
+    message = (
+        f"before its first step the policy differs from its reference by {difference:.2e} nats (at most "
+        f"{START_TOLERANCE:.0e})"
+    )
+    if must:
+        raise BrokenPromiseError(f"{message}: the KL divergence would be measured against another policy")
+    logger.warning("%s: this adapter does not start as the base", message)
+    return difference
+
+
+class Movement:
+    """Every trained tensor gets a gradient and moves.
+
+    A tensor is proven when a step with a gradient has changed it. Some methods give a gradient to a part only once
+    another part has moved (LoRA's A waits for B), hence the patience. A step that is smaller than the spacing of the
+    tensor's numbers changes nothing and is nobody's defect; it is said once, and an error only if nothing else moves.
+
+    Attributes:
+        proven: Whether all of them are, so that no further step need be watched.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Watches what trains in the model."""
+        self._unproven = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._about_to_move: dict[str, torch.Tensor] = {}
+        self._too_coarse: set[str] = set()
+        self._was_too_coarse: set[str] = set()
+        self._moved = self._said = False
+        self._updates = 0
+        self._real = False
+
+    @property
+    def proven(self) -> bool:
+        """Whether every tensor has moved, or was given up with a warning."""
+        return not self._unproven
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keeps the tensors that have a gradient and a learning rate."""
+        held = [p for group in optimizer.param_groups if group["lr"] > 0 for p in group["params"]]
+        moving = {id(p) for p in held if p.grad is not None and bool(p.grad.any())}
+        self._real = bool(moving)
+        self._about_to_move = {name: p.detach().clone() for name, p in self._unproven.items() if id(p) in moving}
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        kept = {name: self._unproven[name] for name in self._about_to_move}
+        self._too_coarse = {name for name, p in kept.items() if _below_spacing(p, groups[id(p)])}
+
+    def after_step(self, *, skipped: bool) -> None:
+        """Compares.
+
+        Args:
+            skipped: Whether the step was not taken, as mixed precision does on an overflow.
+
+        Raises:
+            BrokenPromiseError: A tensor with a gradient did not move, or one got none in several updates.
+        """
+        if skipped or not self._real:
+            return
+        self._updates += 1
+        still = [name for name, before in self._about_to_move.items() if torch.equal(self._unproven[name], before)]
+        self._moved |= len(still) < len(self._about_to_move)
+        coarse = self._too_coarse.intersection(still)
+        stuck = [name for name in still if name not in coarse]
+        if stuck:
+            raise BrokenPromiseError(
+                f"{len(stuck)} trained tensors have a gradient and did not move in an optimizer step: "
+                f"{', '.join(stuck[:3])} (replaced after the optimizer was made?)"
+            )
+        for name in self._about_to_move.keys() - coarse:
+            del self._unproven[name]
+        self._was_too_coarse |= coarse
+        if coarse:
+            self._say_too_coarse(sorted(coarse))
+        if self._updates >= PATIENCE and self._unproven:
+            self._give_up()
+
+    def _say_too_coarse(self, names: list[str]) -> None:
+        if self._said:
+            return
+        self._said = True
+        dtypes = {str(self._unproven[name].dtype).removeprefix("torch.") for name in names}
+        logger.warning(
+            "%d trained tensors did not move: a step is smaller than the spacing of their numbers in %s (%s); load the "
+            "model in float32 and compute with bf16 (autocast), or raise the learning rate",
+            len(names),
+            ", ".join(sorted(dtypes)),
+            ", ".join(names[:3]),
+        )
+
+    def at_end(self) -> None:
+        """After the last step, however few there were.
+
+        Raises:
+            BrokenPromiseError: Every step was smaller than the spacing of the numbers: nothing was trained.
+        """
+        if self._said and not self._moved:
+            raise BrokenPromiseError(
+                f"nothing that is trained has moved in {self._updates} updates: every step is smaller than the spacing "
+                "of the numbers; load the model in float32 (bf16 autocast may stay), or raise the learning rate"
+            )
+
+    def _give_up(self) -> None:
+        self.at_end()
+        self._unproven = {name: p for name, p in self._unproven.items() if name not in self._was_too_coarse}
+        without = sorted(self._unproven)
+        if not without:
+            return
+        message = f"{len(without)} trained tensors got no gradient in {PATIENCE} updates: {', '.join(without[:3])}"
+        if not all("expert" in name for name in without):
+            raise BrokenPromiseError(f"{message}; they are not part of what is computed")
+        logger.warning("%s; their experts may not have been chosen yet", message)
+        self._unproven = {}
+
+
+def _below_spacing(parameter: torch.Tensor, group: dict[str, Any]) -> bool:
+    """Whether a step of this optimizer may be too small to change any number of a tensor.
+
+    First steps of Adam and its kin are of lr |g| / (|g| + eps), those of others of lr |g|; later ones may be far
+    smaller, after gradients of other signs or sizes. A step below half the spacing of a number is lost.
+    """
+    if parameter.grad is None:
+        return False
+    values, step = parameter.detach().float().abs(), parameter.grad.detach().float().abs()
+    if "betas" in group or "eps" in group:
+        eps = group.get("eps") or 0.0
+        step = step / (step + (eps if isinstance(eps, float) else 0.0)).clamp(min=torch.finfo(torch.float32).tiny)
+    _, exponent = torch.frexp(values)  # values < 2^exponent, so the spacing is at least eps / 2 of that
+    spacing = torch.finfo(parameter.dtype).eps / 2 * torch.ldexp(torch.ones_like(values), exponent)
+    lost = (_SMALLEST_STEP * group["lr"] * step < spacing / 2) & (values > 0)  # beside 0 any number has its place
+    return bool((lost | (step == 0)).all())
+
+
+def check_base_unchanged(model: torch.nn.Module, fingerprint: str) -> None:
+    """The base's weights must be, bit for bit, those that were loaded.
+
+    Raises:
+        BrokenPromiseError: They are not.
+    """
+    now = base_fingerprint(model)
+    if now != fingerprint:
+        raise BrokenPromiseError(
+            f"the base's weights changed while the adapter was trained ({fingerprint[:12]} before, {now[:12]} now): "
+            "the adapter does not belong to the published base"
+        )
+
+
+def check_saved_adapter(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tensor) -> float:
+    """The saved adapter must give the trained policy's log-probabilities.
+
+    Returns:
+        The largest difference, in nats.
+
+    Raises:
+        BrokenPromiseError: It is above the tolerance.
+    """
+    difference = reload_difference(policy, adapter, input_ids_BT)
+    if not difference <= RELOAD_TOLERANCE:
+        raise BrokenPromiseError(
+            f"the adapter in {adapter} is not the one that was trained: log-probabilities differ by {difference:.2e} "
+            f"(at most {RELOAD_TOLERANCE:.0e})"
+        )
+    return difference
+
+
+def check_saved_model(model: torch.nn.Module, folder: Path) -> None:
+    """A model that was saved whole must be, bit for bit, the one in memory.
+
+    Raises:
+        BrokenPromiseError: A tensor differs.
+    """
+    present = model.state_dict()
+    for name, tensor in _saved_tensors(folder, present.keys()):
+        if not _same_bits(tensor, present[name].cpu()):
+            raise BrokenPromiseError(f"the model in {folder} is not the one in memory: {name} differs")
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """As ``torch.equal``, for numbers that are none too."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (one, other)))
+
+
+def _saved_tensors(folder: Path, names: Set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a saved model, one after another under the names that the model in memory has."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as saved:
+            if not names >= set(saved.keys()):  # transformers stores experts one by one and joins them when it loads
+                yield from AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict().items()
+                return
+            for name in saved.keys():  # noqa: SIM118 (no mapping)
+                yield name, saved.get_tensor(name)

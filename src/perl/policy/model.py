@@ -1,0 +1,452 @@
+"""Loads the base once, says what it is, counts what trains.
+
+ModelSection -> tokenizer, base
+
+The base's weights are never written after this. Knows nothing of data, rewards or training.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import platform
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from huggingface_hub import constants
+from peft import PeftModel
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from perl.errors import MissingExtraError, ModelError, PerlError, Problem, missing_extra
+from perl.methods.names import is_of_the_base, name_in_base
+from perl.policy.hub_lookup import look_up
+from perl.policy.quantised import (
+    half_precision,
+    is_packed,
+    keep_packing,
+    mark_as,
+    nf4_config,
+    quantised_fingerprint,
+    source_tensors,
+    was_quantised,
+)
+from perl.recipe.sections import ModelSection
+from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
+
+_META = torch.device("meta")
+# Types in which people load a base.
+_LOADED_AS = ("bfloat16", "float32", "float16", "float64")
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def resolve_model(name: str) -> str:
+    """What transformers should load for a model's name: a folder for the sandbox's, else the name itself.
+
+    Raises:
+        ModelError: The sandbox has no such model.
+    """
+    if is_sandbox(name):
+        return str(model_folder(name))
+    folder = Path(name).expanduser()
+    return str(folder) if folder.is_dir() else name
+
+
+def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
+    """The base's tokenizer, padding on the left as generation needs it.
+
+    Raises:
+        ModelError: There is no such model, or the Hub cannot be reached.
+    """
+    with _explained(section):
+        tokenizer = AutoTokenizer.from_pretrained(
+            resolve_model(section.name), revision=section.revision, padding_side="left", trust_remote_code=False
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_base(section: ModelSection, device: torch.device) -> PreTrainedModel:
+    """The base on its device, in evaluation mode.
+
+    Raises:
+        ModelError: There is no such model, or the Hub cannot be reached.
+        MissingExtraError: It is to be quantised, and there is no bitsandbytes.
+    """
+    check_quantisation(section)
+    with _explained(section):
+        model = AutoModelForCausalLM.from_pretrained(
+            resolve_model(section.name),
+            revision=section.revision,
+            attn_implementation=section.attn_implementation,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **{"dtype": _dtype(section, device), **quantising(section, device, section.dtype)},
+        )
+    keep_packing(model)
+    return (model if section.quantization else model.to(device)).eval()
+
+
+def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreTrainedModel:
+    """The base's architecture without its weights: enough to count and to name modules.
+
+    Args:
+        section: Which model.
+        device: The meta device holds no weights at all; any other holds random ones.
+
+    Raises:
+        ModelError: There is no such model, the Hub cannot be reached, or an attention package is missing.
+    """
+    _check_exists(section)
+    if "flash_attention" in (section.attn_implementation or "") and not importlib.util.find_spec("flash_attn"):
+        problem = missing_extra("flash-attn", "flash", f"attn_implementation {section.attn_implementation}")
+        raise ModelError(problem.message, "model.attn_implementation", problem.hint)
+    check_quantisation(section)
+    config = _config(section)
+    with _explained(section), device:
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def trainable_parameters(model: nn.Module) -> int:
+    """Number of parameters that require a gradient."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def total_parameters(model: nn.Module) -> int:
+    """Number of parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def source_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str | None:
+    """SHA-256 of the base as its checkpoint has it, in the type in which it was loaded: what an adapter belongs to.
+
+    That of a base which was quantised as it was loaded is the one that it has without quantisation: of its quantised
+    layers the numbers in the checkpoint are taken. Of any other base it is :func:`base_fingerprint`.
+
+    Args:
+        model: The base, with or without an adapter.
+        dtype: As in :func:`base_fingerprint`.
+
+    Returns:
+        None where the base was quantised and its checkpoint cannot be read tensor by tensor.
+    """
+    if not was_quantised(base_of(model)):
+        return base_fingerprint(model, dtype)
+    source = _source(model)
+    return None if source is None else _digest(source, dtype)
+
+
+def base_fingerprint(model: nn.Module, dtype: torch.dtype | None = None) -> str:
+    """SHA-256 over names, shapes, types and bytes of the base's parameters, the same with and without an adapter.
+
+    A parameter that was made float32 in a base of half precision, and still holds its numbers of half precision, counts
+    as it was loaded; so an output head that is computed in float32 makes it no other base.
+
+    Args:
+        model: The base, with or without an adapter.
+        dtype: Type that floating numbers are rounded to first; None: as they were loaded.
+    """
+    return _digest(_as_loaded(model), dtype)
+
+
+def answering_fingerprint(model: nn.Module) -> str:
+    """SHA-256 that names the base as it answers: a base that was quantised is not the one that it was made from.
+
+    Scores, cards and the zoo name a base by it.
+
+    Args:
+        model: The base, with or without an adapter.
+    """
+    if not was_quantised(base_of(model)):
+        return base_fingerprint(model)
+    return quantised_fingerprint(base_of(model), source_fingerprint(model) or base_fingerprint(model))
+
+
+def base_dtype(model: nn.Module) -> str:
+    """Type of most of the base's floating numbers, as ``model.dtype`` has it: ``bfloat16``."""
+    numbers: Counter[torch.dtype] = Counter()
+    for _, parameter in base_parameters(model):
+        if parameter.is_floating_point():
+            numbers[parameter.dtype] += parameter.numel()
+    return str(numbers.most_common(1)[0][0]).removeprefix("torch.")
+
+
+def is_the_base(model: nn.Module, fingerprint: str, dtype: str | None = None) -> bool:
+    """Whether a fingerprint is of the weights that this base was loaded from, in whatever type it was taken.
+
+    Weights in float32 are rounded as loading them in half precision would; weights of a half-precision checkpoint are
+    the same numbers in float32; a base that was quantised as it was loaded is the one without quantisation. Only a base
+    that was rounded when it was loaded cannot be told from another one, and one whose checkpoint cannot be read is
+    taken for the right one.
+
+    Args:
+        model: The base.
+        fingerprint: As :func:`source_fingerprint` gave it for a base of any type.
+        dtype: That type, if it is known.
+    """
+    now = source_fingerprint(model)
+    if now in (None, fingerprint) or (was_quantised(base_of(model)) and base_fingerprint(model) == fingerprint):
+        return True  # adapters of older versions carry the fingerprint of the quantised numbers
+    present = {p.dtype for _, p in base_parameters(model) if p.is_floating_point()}
+    others = [getattr(torch, name) for name in _LOADED_AS if dtype in (None, name)]
+    return any(source_fingerprint(model, other) == fingerprint for other in others if present != {other})
+
+
+def _digest(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None) -> str:
+    """SHA-256 over tensors in the order in which they come, floating ones rounded to a type first."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _as_loaded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The base's parameters by name, each in the type in which it was loaded as far as its numbers tell."""
+    base, usual = base_of(model), getattr(torch, base_dtype(model))
+    kept = _kept_in_float32(base, usual)
+    held = sorted(base_parameters(model))
+    biases = {f"{_layer(name)}.bias" for name, p in held if is_packed(p)} if was_quantised(base) else set()
+    for name, parameter in held:
+        tensor = parameter.detach()
+        if name in biases:  # bitsandbytes puts them into the type that it computes in, in the first pass
+            tensor = tensor.to(torch.bfloat16)
+        elif tensor.dtype == torch.float32 and usual in _HALF and not any(part in name for part in kept):
+            narrow = tensor.to(usual)
+            tensor = narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
+        yield name, tensor
+
+
+def _kept_in_float32(base: nn.Module, usual: torch.dtype) -> set[str]:
+    """Parts of the names of what transformers loads in float32 whatever type is asked for."""
+    kept = set(getattr(base, "_keep_in_fp32_modules_strict", None) or ())
+    if usual == torch.float16:
+        kept |= set(getattr(base, "_keep_in_fp32_modules", None) or ())
+    return {part.strip("*") for part in kept}
+
+
+def _source(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]] | None:
+    """As :func:`_as_loaded`, quantised layers as they were before; None where their checkpoint cannot be read."""
+    base = base_of(model)
+    held = dict(base_parameters(model))
+    layers = {_layer(name) for name, parameter in held.items() if is_packed(parameter)}
+    shapes = {name: tuple(parameter.shape) for name, parameter in _empty(base).named_parameters()}
+    if not held.keys() <= shapes.keys():
+        return None
+    taken = {name: shapes[name] for name in held if _layer(name) in layers}  # biases too, bitsandbytes rounds them
+    revision = getattr(base.config, "_commit_hash", None)
+    source = source_tensors(str(base.config.name_or_path), revision, taken)
+    if source is None:
+        return None
+    loaded_as = getattr(torch, base_dtype(model))
+    return ((name, next(source)[1].to(loaded_as) if name in taken else t) for name, t in _as_loaded(model))
+
+
+def _layer(name: str) -> str:
+    """The module that a parameter is in."""
+    return name.rpartition(".")[0]
+
+
+def eos_token_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends a completion: the tokenizer's and those the model declares (end of turn)."""
+    declared = model.generation_config.eos_token_id
+    declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return tuple(dict.fromkeys([*own, *declared]))
+
+
+def base_of(model: nn.Module) -> PreTrainedModel:
+    """The model inside a PeftModel, its layers as the adapter has them; a model without an adapter is its own."""
+    base: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
+    return base
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, for a while; afterwards every module is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes.items():
+            module.training = was_training
+
+
+def base_identity(model: nn.Module) -> tuple[str, str | None]:
+    """The base's public name (Hub id, sandbox name, or the path the user gave) and the commit that was loaded."""
+    base: Any = base_of(model)
+    name = str(base.config.name_or_path)
+    commit = getattr(base.config, "_commit_hash", None)
+    return (BASE_NAME if name == str(BASE_FOLDER) else name), commit
+
+
+def public_name(name: str, revision: str | None) -> tuple[str, str | None]:
+    """A base's name and commit without anything of this machine: of a folder its last part, or what it is a copy of.
+
+    Args:
+        name: As :func:`base_identity` gives it.
+        revision: The commit, if it is known.
+    """
+    path = Path(name).expanduser()
+    if is_sandbox(name) or not path.is_dir():
+        return name, revision
+    path = path.resolve()
+    cached = next((part for part in path.parts if part.startswith("models--")), None)
+    if cached is not None and path.parent.name == "snapshots":  # the Hub's cache
+        return cached.removeprefix("models--").replace("--", "/"), path.name
+    return path.name, revision
+
+
+def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """Another model over the base's own weights, without the adapter: what others load, for no further memory.
+
+    Layers that are quantised, or whose forward pass was replaced or hooked (an output head in float32), are the base's
+    own modules; of the others it has the weights. Nothing may write to its parameters.
+
+    Args:
+        model: The base, with or without an adapter.
+    """
+    base = base_of(model)
+    clean = _empty(base)
+    held = {
+        name_in_base(name): module for name, module in model.named_modules()
+    }  # a wrapper comes before what it wraps
+    shared = {name: held[name] for name, fresh in clean.named_modules() if name in held and _differs(held[name], fresh)}
+    fresh = dict(clean.named_parameters())
+    # Those of the shared layers too, but for packed ones: others may be tied to them.
+    parameters = {
+        name: p
+        for name, p in base_parameters(model)
+        if name in fresh and not is_packed(p) and p.shape == fresh[name].shape
+    }
+    clean.load_state_dict(parameters, strict=False, assign=True)
+    clean.tie_weights()
+    own = {name_in_base(name): buffer for name, buffer in model.named_buffers()}
+    for name, buffer in list(clean.named_buffers()):
+        clean.get_submodule(_layer(name))._buffers[name.rpartition(".")[2]] = own.get(name, buffer)
+    clean.generation_config = base.generation_config
+    clean.eval()
+    for name, module in shared.items():
+        clean.set_submodule(name, module)
+    mark_as(clean, base)
+    return clean
+
+
+def _empty(base: nn.Module) -> Any:  # noqa: ANN401 (a model of transformers)
+    """A model of the base's kind without weights, its buffers as at the start."""
+    with init_empty_weights(include_buffers=False), warnings.catch_warnings():
+        return type(base)(base.config)
+
+
+def _differs(module: nn.Module, fresh: nn.Module) -> bool:
+    """Whether a layer computes otherwise than the architecture's own."""
+    if next(fresh.children(), None) is not None:
+        return False
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return type(module) is not type(fresh) or bool(hooked)
+
+
+def base_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The base's parameters under the names they have without an adapter."""
+    wrapped = isinstance(model, PeftModel)
+    for name, parameter in model.named_parameters():
+        if is_of_the_base(model, name):
+            yield (name_in_base(name) if wrapped else name), parameter
+
+
+def _dtype(section: ModelSection, device: torch.device) -> torch.dtype | str:
+    if section.dtype != "auto":
+        return getattr(torch, section.dtype)
+    return torch.float32 if device.type == "cpu" else "auto"
+
+
+def quantising(section: ModelSection, device: torch.device, dtype: torch.dtype | str = "auto") -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that quantise a base as it is loaded, on its device; none for an ordinary one.
+
+    Args:
+        section: Which base, and to what.
+        device: Where it will lie.
+        dtype: Of all that is not quantised, and in which the rest is computed; ``auto``: float32 on a CPU, elsewhere
+            bfloat16, or float16 where there is no bfloat16 or the checkpoint is in it.
+    """
+    if section.quantization is None:
+        return {}
+    if dtype == "auto":
+        dtype = torch.float32 if device.type == "cpu" else half_precision(_config(section).dtype, device)
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    return {"quantization_config": nf4_config(dtype), "device_map": {"": device}, "dtype": dtype}
+
+
+def check_quantisation(section: ModelSection) -> None:
+    """Refuses to quantise what cannot be, before weights are loaded.
+
+    Raises:
+        MissingExtraError: There is no bitsandbytes.
+        ModelError: The checkpoint is quantised already.
+    """
+    if section.quantization is None:
+        return
+    if not importlib.util.find_spec("bitsandbytes"):
+        problem = missing_extra("bitsandbytes", "quantised", "model.quantization")
+        raise MissingExtraError(problem.message, problem.where, problem.hint)
+    published = getattr(_config(section), "quantization_config", None)
+    if published is not None:
+        kind = published.get("quant_method") if isinstance(published, dict) else published.quant_method
+        what = f"{section.name} is published in quantised form already ({getattr(kind, 'value', kind)})"
+        raise ModelError(what, "model.quantization", "leave it out, or name the ordinary base")
+
+
+def _config(section: ModelSection) -> Any:  # noqa: ANN401 (a config of transformers)
+    with _explained(section):
+        return AutoConfig.from_pretrained(
+            resolve_model(section.name), revision=section.revision, trust_remote_code=False
+        )
+
+
+def _check_exists(section: ModelSection) -> None:
+    if is_sandbox(section.name) or Path(section.name).expanduser().is_dir():
+        return
+    if section.name.startswith((".", "/", "~")):
+        raise ModelError(f"{section.name}: no such folder", "model.name", f"{BASE_NAME} needs no network")
+    answer = look_up("model", section.name, section.revision)
+    if isinstance(answer, Problem):
+        hint = f"{answer.hint}; {BASE_NAME} needs no network" if answer.hint else f"{BASE_NAME} needs no network"
+        raise ModelError(answer.message, "model.name", hint)
+
+
+@contextlib.contextmanager
+def _explained(section: ModelSection) -> Iterator[None]:
+    """Turns what transformers raises for a model that cannot be had into one line."""
+    try:
+        yield
+    except PerlError:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
+        local = Path(section.name).expanduser().is_dir()
+        what = "holds no model that can be loaded" if local else "cannot be loaded"
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        hint = f"{BASE_NAME} needs no network"
+        if constants.HF_HUB_OFFLINE and not local:
+            hint = f"HF_HUB_OFFLINE is set, so only what is cached can be loaded; {hint}"
+        raise ModelError(f"{section.name} {what}: {reason}", "model.name", hint) from error
+
+
+def processor_name(device: torch.device) -> str:
+    """What a device is called by its maker."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,111 @@
+"""The reference policy of the KL divergence: the pristine base, the policy at the start, or one that moves along.
+
+policy, spec -> Reference; Reference, policy -> the policy as the reference, for a while
+
+Costs an adapter, never a model. The base is the policy with its adapter switched off, which is exact for every method
+because no adapter here writes to the base (``adapter.py``). Any other reference is a copy of the trained tensors that
+takes their place during a forward pass; whatever the method, its config and its initialisation are not run again.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from perl.errors import ModelError
+from perl.policy.attach import base_only
+from perl.policy.logprobs import token_log_probs
+
+
+class Reference:
+    """Which policy the KL divergence is measured against.
+
+    Attributes:
+        spec: As it was asked for.
+        every: For ``rolling:N``, N; else None.
+        is_the_base: Whether it is the base, which a new start of the same run finds again by itself.
+        snapshot: Name -> copy of a trained tensor; empty if the base is found by switching the adapter off.
+    """
+
+    def __init__(self, policy: nn.Module, spec: str = "base") -> None:
+        """Takes the policy as it is now.
+
+        Args:
+            policy: With its adapter, before the first step.
+            spec: ``base``, ``initial`` or ``rolling:N``. A policy without an adapter has no other base than itself
+                before the first step, which is copied.
+        """
+        self.spec = spec
+        kind, _, steps = spec.partition(":")
+        self.every = int(steps) if kind == "rolling" else None
+        self.is_the_base = kind == "base"
+        self.snapshot: dict[str, torch.Tensor] = {}
+        if kind != "base" or not isinstance(policy, PeftModel):
+            self.renew(policy)
+
+    def renew(self, policy: nn.Module) -> None:
+        """Makes the policy as it is now the reference."""
+        self.snapshot = {name: p.detach().clone() for name, p in policy.named_parameters() if p.requires_grad}
+
+    def after_step(self, policy: nn.Module, step: int) -> None:
+        """Renews a rolling reference every N optimizer steps."""
+        if self.every is not None and step % self.every == 0:
+            self.renew(policy)
+
+    def load(self, snapshot: Mapping[str, torch.Tensor]) -> None:
+        """Puts back the snapshot of a checkpoint; an empty one leaves the reference as it is."""
+        for name, tensor in snapshot.items():
+            self.snapshot[name].copy_(tensor)
+
+    @contextlib.contextmanager
+    def in_place_of(self, policy: nn.Module) -> Iterator[None]:
+        """The policy as the reference; afterwards it is itself again, bit for bit.
+
+        Args:
+            policy: The model, without the wrappers of distributed training.
+
+        Raises:
+            ModelError: The policy is in shards and the reference is a copy.
+        """
+        if not self.snapshot:
+            with base_only(policy):
+                yield
+            return
+        parameters = {name: p for name, p in policy.named_parameters() if name in self.snapshot}
+        trained = {name: p.data for name, p in parameters.items()}
+        sharded = [n for n, p in parameters.items() if isinstance(p, DTensor) or p.shape != self.snapshot[n].shape]
+        if sharded:
+            raise ModelError(
+                f"{sharded[0]} is in shards, in whose place a copy cannot be put", "reference", "base, or DDP"
+            )
+        try:
+            for name, parameter in parameters.items():
+                parameter.data = self.snapshot[name]
+            yield
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = trained[name]
+
+
+def reference_log_probs(
+    policy: nn.Module,
+    input_ids_BT: torch.Tensor,
+    attention_mask_BT: torch.Tensor,
+    reference: Reference | None = None,
+) -> torch.Tensor:
+    """Log-probabilities of the reference at temperature 1, without gradient.
+
+    Args:
+        policy: The model with its adapter, which is active again afterwards.
+        input_ids_BT: (B, T) int64.
+        attention_mask_BT: (B, T) 1 for tokens, 0 for padding.
+        reference: None: the base of the policy's adapter.
+
+    Returns:
+        (B, T-1) float32, log p(token t+1 | tokens up to t).
+    """
+    with torch.no_grad(), base_only(policy) if reference is None else reference.in_place_of(policy):
+        return token_log_probs(policy, input_ids_BT, attention_mask_BT)

@@ -1,0 +1,227 @@
+"""The adapter by itself, as plain PEFT loads it on the pristine base.
+
+policy -> adapter/, read back and compared
+
+Written beside its place and only then moved there; weights are safetensors, the config holds no path of this machine.
+"""
+
+import copy
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from perl.methods import adalora
+from perl.methods.anchor import anchored_layers
+from perl.methods.delta import LowRank, low_rank_update
+from perl.methods.names import name_in_base
+from perl.policy.attach import without_harmless_warnings
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import base_dtype, base_of, clean_base, evaluating, public_name
+from perl.policy.precision import in_float32
+from perl.policy.quantised import quantisation_of
+from perl.policy.saved.adapter import BASE_DTYPE, BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, START, WEIGHTS
+from perl.run.folder import replace_folder, write_text
+
+
+def write_adapter(
+    policy: PeftModel,
+    destination: Path,
+    base: str,
+    revision: str | None,
+    fingerprint: str | None = None,
+    gathered: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Saves the active adapter so that plain PEFT loads it on the pristine base.
+
+    An adapter that starts on parts of the base's weights is written as the plain LoRA of twice its rank that it is.
+
+    Args:
+        policy: The model; only its active adapter is written, as safetensors, without pickles or other adapters.
+        destination: The folder; an older one there is replaced once the new one is whole.
+        base: Public name of the base, written into the config instead of the path it was loaded from.
+        revision: Commit of the base, or None.
+        fingerprint: Of the base, if it is known; goes into the header of the weights.
+        gathered: The adapter's tensors by their names in the policy, where the policy holds only shards of them.
+    """
+    staged = destination.with_name(f".{destination.name}.tmp")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    write_adapter_files(policy, staged, base, revision, fingerprint, gathered)
+    replace_folder(staged, destination)
+
+
+def write_adapter_files(
+    policy: PeftModel,
+    folder: Path,
+    base: str,
+    revision: str | None,
+    fingerprint: str | None = None,
+    gathered: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """As :func:`write_adapter`, into a folder that may hold other files."""
+    factors = {
+        name_in_base(name): low_rank_update(layer, policy.active_adapter) for name, layer in anchored_layers(policy)
+    }
+    facts = _of_the_base(fingerprint, base_dtype(policy), quantisation_of(base_of(policy)))
+    if factors:
+        facts[START] = getattr(policy, "start", None)
+        _write(*as_lora(policy, factors), folder, base, revision, facts)
+    else:
+        _write(*_as_peft_saves(policy, gathered), folder, base, revision, facts)
+
+
+def write_lora(
+    policy: PeftModel,
+    factors: Mapping[str, LowRank],
+    folder: Path,
+    base: str,
+    revision: str | None,
+    fingerprint: str | None,
+    dtype: str | None,
+) -> None:
+    """Writes factors as a plain LoRA for the ordinary base.
+
+    Args:
+        policy: As in :func:`as_lora`.
+        factors: As in :func:`as_lora`.
+        folder: As in :func:`write_adapter_files`.
+        base: As in :func:`write_adapter`.
+        revision: Likewise.
+        fingerprint: Likewise.
+        dtype: Type in which the base was when the fingerprint was taken.
+    """
+    _write(*as_lora(policy, factors), folder, base, revision, _of_the_base(fingerprint, dtype, None))
+
+
+def _of_the_base(fingerprint: str | None, dtype: str | None, quantization: str | None) -> dict[str, str | None]:
+    """What the header says of the base; of its type nothing where the base is not known."""
+    known = dtype if fingerprint is not None else None
+    return {BASE_FINGERPRINT: fingerprint, BASE_DTYPE: known, BASE_QUANTIZATION: quantization}
+
+
+def _write(
+    config: PeftConfig,
+    tensors: Mapping[str, torch.Tensor],
+    folder: Path,
+    base: str,
+    revision: str | None,
+    facts: Mapping[str, str | None],
+) -> None:
+    config.base_model_name_or_path, config.revision = public_name(base, revision)
+    config.inference_mode = True
+    metadata = {"format": "pt"} | {name: fact for name, fact in facts.items() if fact is not None}
+    save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, folder / WEIGHTS, metadata)
+    _sort_metadata(folder / WEIGHTS)
+    config.save_pretrained(str(folder))
+    _sort_lists(folder / CONFIG)
+
+
+def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, destination: Path) -> None:
+    """Saves a whole model with its tokenizer, as safetensors; an older one there is replaced once this one is whole."""
+    staged = destination.with_name(f".{destination.name}.tmp")
+    shutil.rmtree(staged, ignore_errors=True)
+    model.save_pretrained(staged)
+    tokenizer.save_pretrained(staged)
+    replace_folder(staged, destination)
+
+
+def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
+    """Factors as a plain LoRA: its config, and its tensors under the names PEFT reads.
+
+    The scale is in B, so that alpha is the rank and the rank may differ from layer to layer. What the adapter holds
+    beside its layers (modules trained whole, embeddings of single tokens) goes with it.
+
+    Args:
+        policy: Where the factors come from.
+        factors: Name of a layer in the base -> its update.
+    """
+    source = policy.peft_config[policy.active_adapter]
+    ranks = {name: factor.rank for name, factor in factors.items()}
+    usual = Counter(ranks.values()).most_common(1)[0][0]
+    others = {name: rank for name, rank in ranks.items() if rank != usual}
+    config = LoraConfig(
+        task_type=source.task_type or "CAUSAL_LM",
+        r=usual,
+        lora_alpha=usual,
+        target_modules=sorted(factors),
+        rank_pattern=others,
+        alpha_pattern=dict(others),
+        modules_to_save=source.modules_to_save,
+        trainable_token_indices=getattr(source, "trainable_token_indices", None),
+    )
+    tensors = {}
+    for name, factor in factors.items():
+        tensors[f"base_model.model.{name}.lora_A.weight"] = factor.A_RI
+        tensors[f"base_model.model.{name}.lora_B.weight"] = factor.B_OR
+    prefix = policy.base_model.prefix
+    saved = get_peft_model_state_dict(policy, adapter_name=policy.active_adapter, save_embedding_layers=False)
+    return config, tensors | {name: t for name, t in saved.items() if prefix not in name}
+
+
+def _as_peft_saves(
+    policy: PeftModel, gathered: Mapping[str, torch.Tensor] | None = None
+) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
+    """The adapter in the method's own form. AdaLoRA's comes with its ranks pruned, as PEFT rounds what it loads."""
+    pattern = getattr(policy.peft_config[policy.active_adapter], "rank_pattern", None)
+    # The base's embeddings never change, so they are never part of the adapter.
+    with without_harmless_warnings():
+        tensors = get_peft_model_state_dict(
+            policy, gathered, adapter_name=policy.active_adapter, save_embedding_layers=False
+        )
+    config = copy.deepcopy(policy.peft_config[policy.active_adapter])  # PEFT renames AdaLoRA's pattern as it saves
+    if pattern is not None:
+        policy.peft_config[policy.active_adapter].rank_pattern = pattern
+    return config, adalora.as_loaded(policy, tensors)
+
+
+def _sort_metadata(weights: Path) -> None:
+    """Safetensors writes the pairs of its metadata in any order; the same adapter should give the same file."""
+    with weights.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
+def _sort_lists(config_file: Path) -> None:
+    """PEFT writes sets in any order; the same adapter should give the same file."""
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    for key in ("target_modules", "exclude_modules", "modules_to_save"):
+        if isinstance(config.get(key), list):
+            config[key] = sorted(config[key])
+    write_text(config_file, json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tensor) -> float:
+    """How far a saved adapter, loaded by plain PEFT on a clean base, is from the one in memory.
+
+    The clean base is another model over the same weights, so this costs an adapter, not a model. Both compute in
+    float32, whatever the weights are and autocast says: rounding is no difference, and hides none.
+
+    Args:
+        policy: The trained model.
+        adapter: Folder of the saved adapter.
+        input_ids_BT: (B, T) int64 probe without padding.
+
+    Returns:
+        Largest difference of any token's log-probability, in nats; infinity if either is not a number.
+    """
+    mask_BT = torch.ones_like(input_ids_BT)
+    with evaluating(policy):  # the clean base has some of its modules
+        with in_float32(policy):
+            expected = token_log_probs(policy, input_ids_BT, mask_BT)
+        with without_harmless_warnings():
+            reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
+        with in_float32(reloaded):
+            difference = (token_log_probs(reloaded, input_ids_BT, mask_BT) - expected).abs().max().item()
+    return math.inf if math.isnan(difference) else difference

@@ -1,0 +1,1 @@
+"""An adapter that somebody saved, looked at before it meets a base."""

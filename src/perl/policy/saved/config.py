@@ -1,0 +1,169 @@
+"""An adapter's ``adapter_config.json``, read as data that a stranger may have written.
+
+file -> PeftConfig
+
+What names code, asks for absurd sizes or cannot be shown to a person is refused with ``ValueError`` and one line.
+Knows nothing of weights or models.
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from peft import PeftConfig
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+from perl.policy.saved.download import CONFIG, LARGEST_CONFIG
+from perl.sandbox import is_sandbox
+
+MOST_ENTRIES = 4_000
+"""Of a list or mapping; PEFT shortens lists of modules when it saves them."""
+# Keys that make some library import or run what they name.
+_NAMES_CODE = ("auto_map", "trust_remote_code", "custom_pipeline", "custom_generate", "_target_")
+# Libraries of which PEFT may be told to import a module.
+_KNOWN_LIBRARIES = re.compile(r"(transformers|peft)(\.\w+)*", re.ASCII)
+# Sizes that some side of a tensor in the file must have.
+_RANKS = ("r", "init_r", "target_r", "num_vectors", "num_virtual_tokens")
+_USUAL_RANK = 4096
+_NAMES_OF_MODULES = ("target_modules", "exclude_modules", "modules_to_save", "feedforward_modules", "layers_pattern")
+_ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+_LONGEST_NAME = 250
+
+logger = logging.getLogger("perl")
+
+
+def read_config(folder: Path) -> PeftConfig:
+    """Reads the config of an adapter.
+
+    Raises:
+        ValueError: It is none, or it is one that nothing should be built from.
+        KeyError: PEFT has no such type; its name.
+        TypeError: PEFT refuses an argument.
+    """
+    path = folder / CONFIG
+    size = path.stat().st_size
+    if size > LARGEST_CONFIG:
+        raise ValueError(f"{CONFIG} has {size:,} bytes, at most {LARGEST_CONFIG:,} are read")
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        for key, value in _entries(facts):
+            _check_value(key, value)
+    except RecursionError:
+        raise ValueError(f"{CONFIG} is nested too deeply") from None
+    if not isinstance(facts, dict):
+        raise ValueError(f"{CONFIG} is not a mapping")
+    if not facts.get("peft_type"):
+        raise ValueError(f"{CONFIG} names no peft_type")
+    _check_kinds(facts)
+    _check_code(facts)
+    for name in ("base_model_name_or_path", "revision"):
+        if not isinstance(facts.get(name), str | None) or any(len(p) > _LONGEST_NAME for p in _parts(facts.get(name))):
+            raise ValueError(f"{CONFIG}: {name} is no name")
+    if facts.get("layer_replication"):
+        raise ValueError(f"{CONFIG}: layer_replication makes another base, with layers repeated")
+    known = PEFT_TYPE_TO_CONFIG_MAPPING[_type_of(facts)]
+    _say_unknown(facts, known)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Unexpected keyword arguments")  # said above
+        warnings.filterwarnings("ignore", ".*runtime_config")
+        warnings.filterwarnings("ignore", "Specified to not save")  # which bases are drawn again is in the config
+        try:
+            return PeftConfig.from_pretrained(str(folder))
+        except (AttributeError, LookupError, ArithmeticError, RuntimeError) as error:  # of values it does not look at
+            raise ValueError(f"PEFT refuses {CONFIG}: {type(error).__name__}: {error}") from error
+
+
+def check_ranks(config: PeftConfig, largest_side: int) -> None:
+    """Refuses a rank that no tensor in the file has, before an adapter of that size is built.
+
+    Args:
+        config: The adapter's.
+        largest_side: Of any tensor in its file.
+
+    Raises:
+        ValueError: The config asks for more.
+    """
+    asked = {name: getattr(config, name, None) for name in _RANKS}
+    asked |= {f"rank_pattern.{name}": rank for name, rank in (getattr(config, "rank_pattern", None) or {}).items()}
+    for name, rank in asked.items():
+        if isinstance(rank, int) and not 0 <= rank <= max(_USUAL_RANK, largest_side):
+            raise ValueError(f"{CONFIG} asks for {name} {rank:,}, the largest side of a tensor is {largest_side:,}")
+
+
+def is_name_of_a_base(name: str) -> bool:
+    """Whether a stranger's name for a base can be looked up: on the Hub or in the sandbox, no path and no address."""
+    return is_sandbox(name) or (_ON_THE_HUB.fullmatch(name) is not None and ".." not in name)
+
+
+def _entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 (JSON)
+    """Every value in a document with its path, from the outside inwards."""
+    yield key, value
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in items:
+        yield from _entries(inner, f"{key}.{name}" if key else str(name))
+
+
+def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 (JSON)
+    if not key.isprintable() or (isinstance(value, str) and not value.isprintable()):
+        raise ValueError(f"{CONFIG}: {key!r:.60} holds control characters")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{CONFIG}: {key} is {value}, which is no number")
+    if isinstance(value, dict | list) and len(value) > MOST_ENTRIES:
+        raise ValueError(f"{CONFIG}: {key:.60} has {len(value):,} entries, at most {MOST_ENTRIES:,} are read")
+    if key.rpartition(".")[2] in _NAMES_CODE and value:
+        raise ValueError(f"{CONFIG}: {key} would run code that it names; such an adapter is not loaded")
+
+
+def _check_kinds(facts: Mapping[str, Any]) -> None:
+    """Names of modules are texts, and patterns stand in a mapping."""
+    for name in _NAMES_OF_MODULES:
+        value = facts.get(name)
+        if not (value is None or isinstance(value, str) or _is_texts(value)):
+            raise ValueError(f"{CONFIG}: {name} is neither a name nor a list of names")
+    for name in _RANKS:
+        if isinstance(facts.get(name), bool) or not isinstance(facts.get(name), int | None):
+            raise ValueError(f"{CONFIG}: {name} is no whole number")
+    for name, value in facts.items():
+        if name.endswith("_pattern") and name not in _NAMES_OF_MODULES and not isinstance(value, dict | None):
+            raise ValueError(f"{CONFIG}: {name} is not a mapping")
+
+
+def _is_texts(value: Any) -> bool:  # noqa: ANN401 (JSON)
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _check_code(facts: Mapping[str, Any]) -> None:
+    """PEFT imports the libraries that these name."""
+    mapping = facts.get("auto_mapping") or {}
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping
+    if library and not (isinstance(library, str) and _KNOWN_LIBRARIES.fullmatch(library)):
+        raise ValueError(f"{CONFIG}: auto_mapping names {library!r:.60}, which is no part of transformers")
+    if facts.get("megatron_config") or facts.get("megatron_core") not in (None, "megatron.core"):
+        raise ValueError(f"{CONFIG}: megatron_core would import a module that it names; such an adapter is not loaded")
+
+
+def _parts(name: Any) -> list[str]:  # noqa: ANN401 (JSON)
+    return name.split("/") if isinstance(name, str) else []
+
+
+def _type_of(facts: Mapping[str, Any]) -> str:
+    """The type's name; anything that is none is the key that PEFT does not have."""
+    name = facts["peft_type"]
+    if not isinstance(name, str) or name not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        raise KeyError(str(name)[:60])
+    return name
+
+
+def _say_unknown(facts: Mapping[str, Any], known: type) -> None:
+    """What this PEFT does not know it ignores; where that is set to something, the adapter may be another one."""
+    fields = {field.name for field in dataclasses.fields(known)} | {"runtime_config"}
+    unknown = sorted(name for name, value in facts.items() if name not in fields and value not in (None, False, [], {}))
+    if unknown:
+        shown = ", ".join(name[:40] for name in unknown[:5])
+        logger.warning("%s: this version of PEFT does not know %s and ignores it", CONFIG, shown)

@@ -1,0 +1,296 @@
+"""Adapters from the Hub and from the zoo: two files of each, of one commit, verified.
+
+repository and revision, or zoo:NAME -> folder
+
+Nothing else of a repository is ever asked for: no code, no pickles, no card. Knows nothing of what is in the files.
+"""
+
+import hashlib
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub.hf_api import RepoSibling
+
+from perl.errors import ModelError, PerlError, Problem
+from perl.policy.hub_lookup import TIMEOUT_SECONDS, look_up
+from perl.run.folder import write_text
+from perl.zoo.catalogue import PREFIX, Zoo, open_zoo
+from perl.zoo.entry import Entry
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LARGEST_CONFIG = 1_000_000
+"""Bytes; a config with every setting has two thousand."""
+LARGEST_WEIGHTS = 8_000_000_000
+"""Bytes; rank 16 on all linear layers of 70 billion parameters has 0.8e9 in half precision."""
+
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+_FOLDER = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_CONVERT = (
+    "opening a pickle can run its author's code; ask the author for safetensors, or where that does no harm: "
+    "save_file(torch.load(FILE, weights_only=True), 'adapter_model.safetensors') with safetensors.torch"
+)
+
+logger = logging.getLogger("perl")
+
+
+def fetch_adapter(
+    repo: str,
+    revision: str | None = None,
+    subfolder: str | None = None,
+    sha256: Mapping[str, str] | None = None,
+    largest: int = LARGEST_WEIGHTS,
+) -> Path:
+    """An adapter's config and weights from the Hub, in its cache.
+
+    The repository is asked first what it holds; what is too large or no safetensors is not downloaded. Where
+    ``HF_HUB_OFFLINE`` forbids asking, what is cached is taken.
+
+    Args:
+        repo: ``user/name``.
+        revision: Branch, tag or commit; whatever it is, both files are of one commit.
+        subfolder: Folder within the repository.
+        sha256: File name -> SHA-256 that it must have.
+        largest: Bytes that the weights may have.
+
+    Returns:
+        The folder with both files.
+
+    Raises:
+        ModelError: There is no such adapter, it is not safe to load, or other bytes arrived than were promised.
+    """
+    if not _REPOSITORY.fullmatch(repo) or ".." in repo:
+        raise ModelError(f"{repo!r} is no name on the Hub", hint="user/name")
+    if subfolder is not None and not _is_folder(subfolder):
+        raise ModelError(f"{repo}: {subfolder!r} is no folder of a repository", hint="as in checkpoints/step-64")
+    prefix = f"{subfolder}/" if subfolder else ""
+    commit = look_up("model", repo, revision)
+    if isinstance(commit, Problem):
+        raise ModelError(commit.message, commit.where, commit.hint)
+    if commit is None:
+        return _cached(repo, revision, prefix, sha256 or {})
+    declared = _declared(repo, commit, prefix)
+    limits = {CONFIG: LARGEST_CONFIG, WEIGHTS: largest}
+    for name, limit in limits.items():
+        _check_declared(repo, declared[name], limit, (sha256 or {}).get(name))
+    paths = [_download(repo, commit, file, (sha256 or {}).get(name)) for name, file in declared.items()]
+    _remember(Path(str(paths[0])[: -len(f"{prefix}{CONFIG}")]), revision or "main", commit)
+    return paths[0].parent
+
+
+def zoo_adapter(name: str, zoo: Zoo | None = None) -> Path:
+    """The folder with the files of an adapter of the zoo, verified.
+
+    Args:
+        name: With or without ``zoo:``.
+        zoo: None: the one in use.
+
+    Raises:
+        PerlError: There is no such entry, nobody says where its files are, or they are not those that it lists.
+    """
+    zoo = zoo or open_zoo()
+    entry = zoo.entry(name)
+    place, called = entry.adapter, f"{PREFIX}{entry.name}"
+    if place.shipped:
+        folder = zoo.shipped_folder(entry)
+        for file in (CONFIG, WEIGHTS):
+            _check_listed(called, folder / file, place.sha256.get(file))
+        return folder
+    if place.repo is None:
+        raise ModelError(
+            f"{called} cannot be loaded: its entry names no files, only scores ({entry.provenance})",
+            hint=f"see {entry.source}" if entry.source else "",
+        )
+    if not place.sha256:
+        at = f"@{place.revision}" if place.revision else ""
+        logger.warning("%s: nobody has verified the files of %s%s; its entry lists no SHA-256", called, place.repo, at)
+    return fetch_adapter(place.repo, place.revision, place.subfolder, place.sha256)
+
+
+def pull(zoo: Zoo, name: str, destination: Path) -> Path:
+    """Copies an adapter of the zoo into a folder: its config, its weights and, if it is shipped, what else it lists.
+
+    The folder appears whole, or not at all.
+
+    Args:
+        zoo: Where the entry is.
+        name: With or without ``zoo:``.
+        destination: A folder that is absent or empty.
+
+    Returns:
+        The folder.
+
+    Raises:
+        PerlError: There is no such adapter, its files are not those that its entry lists, or something is in the way.
+    """
+    entry = zoo.entry(name)
+    if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
+        raise PerlError("is in the way", str(destination), "name a folder that is absent or empty")
+    target = destination.resolve()
+    source = zoo_adapter(name, zoo)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise PerlError(f"cannot be written: {error.strerror or error}", str(destination)) from None
+    try:
+        for file in _listed_files(entry):
+            shutil.copyfile(source / file, staged / file)
+            if entry.adapter.sha256:
+                _check_listed(f"{PREFIX}{entry.name}", staged / file, entry.adapter.sha256.get(file))
+        staged.chmod(0o755)
+        staged.rename(target)  # over an empty folder, or one that somebody filled meanwhile, which fails
+    except OSError as error:
+        raise PerlError(f"cannot be written: {error.strerror or error}", str(destination)) from None
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return destination
+
+
+def _listed_files(entry: Entry) -> list[str]:
+    """What is pulled; names of files, not paths."""
+    others = sorted(entry.adapter.sha256.keys() - {CONFIG, WEIGHTS}) if entry.adapter.shipped else []
+    for file in others:
+        if not _is_folder(file) or "/" in file:
+            raise ModelError(f"{PREFIX}{entry.name} lists {file!r}, which is no name of a file")
+    return [CONFIG, WEIGHTS, *others]
+
+
+def _check_listed(called: str, file: Path, expected: str | None) -> None:
+    """A file of the zoo must be the one that the entry lists."""
+    if expected is None:
+        raise ModelError(f"{called} lists no SHA-256 of {file.name}, so it cannot be verified")
+    if not file.is_file():
+        raise ModelError(f"{called} ships no {file.name}", str(file.parent))
+    found = _digest(file, hashlib.sha256())
+    if found != expected:
+        raise ModelError(
+            f"{called}: {file.name} is not the file that its entry lists (SHA-256 {found[:12]}, not {expected[:12]})"
+        )
+
+
+def _declared(repo: str, commit: str, prefix: str) -> dict[str, RepoSibling]:
+    """What the Hub says of the two files."""
+    try:
+        found = HfApi().model_info(repo, revision=commit, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    except Exception as error:  # a network client's errors are not part of the Hub library's interface
+        raise ModelError(f"the Hub does not say what is in {repo}: {_first_line(error)}") from error
+    files = {file.rfilename: file for file in found.siblings or ()}
+    for name in (CONFIG, WEIGHTS):
+        pickles = sorted(
+            file
+            for file in files
+            if file.startswith(f"{prefix}adapter_model") and file.endswith(_PICKLES) and name == WEIGHTS
+        )
+        if f"{prefix}{name}" not in files:
+            if pickles:
+                raise ModelError(f"{repo} holds no {name}, only a pickle, {pickles[0]}", hint=_CONVERT)
+            raise ModelError(f"{repo} holds no adapter: {prefix}{name} is absent")
+    return {name: files[f"{prefix}{name}"] for name in (CONFIG, WEIGHTS)}
+
+
+def _check_declared(repo: str, file: RepoSibling, limit: int, expected: str | None) -> None:
+    """Refuses what need not be downloaded to be refused."""
+    if file.size is None:
+        raise ModelError(f"the Hub does not say how large {file.rfilename} of {repo} is")
+    if file.size > limit:
+        raise ModelError(f"{repo}: {file.rfilename} has {file.size:,} bytes, at most {limit:,} are downloaded")
+    if expected and file.lfs is not None and file.lfs.sha256 != expected:
+        _refuse_other(repo, file.rfilename, file.lfs.sha256, expected)
+
+
+def _download(repo: str, commit: str, file: RepoSibling, expected: str | None) -> Path:
+    """A file from the Hub or its cache, with the bytes that the Hub declares."""
+    try:
+        path = Path(hf_hub_download(repo, file.rfilename, revision=commit))
+    except Exception as error:  # a network client's errors are not part of the Hub library's interface
+        raise ModelError(
+            f"{file.rfilename} of {repo} cannot be had from the Hub: {_first_line(error)}", hint="try again"
+        ) from error
+    promised = file.lfs.sha256 if file.lfs is not None else file.blob_id
+    if path.stat().st_size != file.size or (promised and not _has_id(path, promised)):
+        _forget(path)
+        raise ModelError(
+            f"{repo}: other bytes of {file.rfilename} arrived than the Hub declares", hint="thrown away; try again"
+        )
+    if expected:
+        _check_expected(repo, path, expected)
+    return path
+
+
+def _remember(snapshot: Path, revision: str, commit: str) -> None:
+    """Notes in the Hub's cache which commit a branch or tag was, for a time without a network."""
+    if snapshot.parent.name == "snapshots" and revision != commit and _is_folder(revision):
+        note = snapshot.parent.parent / "refs" / revision
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_text(note, commit)
+
+
+def _is_folder(name: str) -> bool:
+    """Whether it leads from a folder to one below it, on every system."""
+    return _FOLDER.fullmatch(name) is not None and not {".", ".."} & set(name.split("/"))
+
+
+def _cached(repo: str, revision: str | None, prefix: str, sha256: Mapping[str, str]) -> Path:
+    """The folder in the Hub's cache, without a network; files whose bytes are not those of their name are refused."""
+    names = [f"{prefix}{name}" for name in (CONFIG, WEIGHTS)]
+    try:
+        root = snapshot_download(repo, revision=revision, allow_patterns=names, local_files_only=True)
+    except (OSError, ValueError) as error:
+        name = f"{repo}@{revision}" if revision else repo
+        hint = "unset HF_HUB_OFFLINE to ask the Hub" if constants.HF_HUB_OFFLINE else ""
+        raise ModelError(f"{name} cannot be had from the Hub: {_first_line(error)}", hint=hint) from error
+    folder = Path(root, prefix)
+    for name in (CONFIG, WEIGHTS):
+        path = folder / name
+        if not path.is_file():
+            raise ModelError(f"{repo} holds no adapter: {prefix}{name} is absent in the Hub's cache")
+        promised = path.resolve().name  # the Hub's cache keeps a file under its SHA-256 or git's id
+        if path.is_symlink() and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", promised) and not _has_id(path, promised):
+            raise ModelError(f"{repo}: {prefix}{name} is damaged in the Hub's cache", str(path), "delete it")
+        if expected := sha256.get(name):
+            _check_expected(repo, path, expected)
+    return folder
+
+
+def _check_expected(repo: str, path: Path, expected: str) -> None:
+    found = _digest(path, hashlib.sha256())
+    if found != expected:
+        _refuse_other(repo, path.name, found, expected)
+
+
+def _refuse_other(repo: str, file: str, found: str, expected: str) -> NoReturn:
+    raise ModelError(f"{repo}: {file} is not the file that was asked for (SHA-256 {found[:12]}, not {expected[:12]})")
+
+
+def _has_id(path: Path, promised: str) -> bool:
+    """Whether a file has a SHA-256 (64 digits) or git's id of a blob (40 digits)."""
+    if len(promised) == 64:
+        return _digest(path, hashlib.sha256()) == promised
+    git = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    return _digest(path, git) == promised
+
+
+def _digest(path: Path, digest: "hashlib._Hash") -> str:
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _forget(path: Path) -> None:
+    """Takes a file out of the Hub's cache."""
+    blob = path.resolve()
+    path.unlink()
+    if blob != path and blob.parent.name == "blobs":
+        blob.unlink(missing_ok=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

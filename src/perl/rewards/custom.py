@@ -1,0 +1,371 @@
+"""The user's own reward functions: a sample that one cannot score is None and counted, and the run goes on.
+
+completions, prompts, columns -> one finite number or None a completion
+
+Two ways to the same signature: in this process (`guarded`), or in worker processes that are killed when they overrun
+(`in_workers`). Each process of a distributed run counts its own failures. Knows nothing of recipes or weights.
+"""
+
+import asyncio
+import functools
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perl.errors import DataError, PerlError
+from perl.rewards.workers.pool import WorkerPool, as_json
+from perl.rewards.workers.worker import imported, one_line
+
+# TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
+RewardFunction = Callable[..., Any]
+Arguments = Mapping[str, Any]
+# Yields the arguments of a call, is sent what it returned or raised, returns the rewards.
+Calls = Generator[dict[str, Any], Any, list[float | None]]
+
+MOST_LINES = 3  # a batch; a thousand samples that fail for one reason need not be listed
+SHOWN_PROMPT = 60
+# What TRL passes beside the samples. It means nothing in another process: a worker's function goes without.
+NOT_FOR_WORKERS = ("trainer_state", "log_metric", "log_extra")
+
+logger = logging.getLogger("perl")
+
+
+@dataclass
+class Failures:
+    """Samples that a reward function could not score, counted over the run.
+
+    Attributes:
+        name: The reward's.
+        most: How many the run puts up with.
+        newest: The newest one, as one line.
+    """
+
+    name: str
+    most: int
+    count: int = 0
+    newest: str = ""
+
+    @property
+    def too_many(self) -> bool:
+        """Whether more samples failed than the run puts up with."""
+        return self.count > self.most
+
+
+def is_async(function: RewardFunction) -> bool:
+    """Whether calls of the function must be awaited.
+
+    Args:
+        function: Anything that can be called.
+
+    Returns:
+        True for an ``async def``, for an object whose class has an ``async def __call__``, and for a
+        ``functools.partial`` of one. False for a function that merely returns a coroutine.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def guarded(function: RewardFunction, failures: Failures) -> RewardFunction:
+    """The function, with None for each sample that it cannot score.
+
+    A batch for which it raises, or returns anything but one finite number or None a sample, is scored again one sample
+    at a time: every list or tuple of the batch's length is cut to length 1, all else is passed as it is. So a function
+    that compares the samples of a batch with each other scores such a batch differently. What it logs counts only from
+    the calls whose values count. ``reward/NAME/failed_frac`` is logged for every batch.
+
+    Args:
+        function: Sync or async as :func:`is_async` says, and stays what it is.
+        failures: Is counted up.
+
+    Returns:
+        A function of keyword arguments. It raises PerlError and what is no Exception (Ctrl-C), nothing else.
+    """
+    if is_async(function):
+
+        @functools.wraps(function)
+        async def reward(**arguments: Any) -> list[float | None]:  # noqa: ANN401
+            calls = _calls(arguments, failures)
+            asked = _after(calls, None)
+            while isinstance(asked, dict):
+                try:
+                    answer = await function(**asked)
+                except PerlError:
+                    raise
+                except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
+                    answer = error
+                asked = _after(calls, answer)
+            return asked
+    else:
+
+        @functools.wraps(function)
+        def reward(**arguments: Any) -> list[float | None]:  # noqa: ANN401
+            calls = _calls(arguments, failures)
+            asked = _after(calls, None)
+            while isinstance(asked, dict):
+                try:
+                    answer = function(**asked)
+                except PerlError:
+                    raise
+                except Exception as error:  # noqa: BLE001 (as above)
+                    answer = error
+                asked = _after(calls, answer)
+            return asked
+
+    reward.__name__ = getattr(function, "__name__", failures.name)
+    return reward
+
+
+def in_workers(
+    path: str, arguments: Arguments, failures: Failures, *, workers: int, timeout_seconds: float
+) -> RewardFunction:
+    """The function, called for one sample at a time in worker processes.
+
+    It gets lists of length 1 (completions, prompts, completion_ids, columns), but neither ``trainer_state`` nor
+    ``log_metric`` nor ``log_extra``. Its module is imported by each worker, before any time counts. All samples that a
+    worker scores share one event loop. ``reward/NAME/failed_frac`` and ``timeout_frac`` are logged for every batch.
+
+    Args:
+        path: ``package.module:function``, sync or async.
+        arguments: By name; they win over columns of the same name.
+        failures: Is counted up.
+        workers: Processes at most.
+        timeout_seconds: Wall time for a sample; one that takes longer is None and its worker is killed.
+
+    Returns:
+        A sync function of keyword arguments. It raises DataError for a column that cannot be sent to a worker, and
+        WorkerStartError.
+
+    Raises:
+        ValueError: ``workers`` or ``timeout_seconds`` is none that :class:`perl.rewards.workers.pool.WorkerPool` takes.
+    """
+    module, _, name = path.partition(":")
+    pool = WorkerPool(
+        f"{__name__}:{score_in_worker.__name__}", workers=workers, timeout_seconds=timeout_seconds, imports=[module]
+    )
+
+    def reward(**columns: Any) -> list[float | None]:  # noqa: ANN401
+        rows = len(columns["completions"])
+        sent = {key: value for key, value in columns.items() if key not in NOT_FOR_WORKERS}
+        items = [(path, dict(arguments), _row(sent, row, rows)) for row in range(rows)]
+        try:
+            outcomes = pool.map(items)
+        except TypeError:
+            _check_columns([item[2] for item in items], path)
+            raise
+        faults = {row: f"{o.status}: {o.error}" for row, o in enumerate(outcomes) if o.status == "timeout"}
+        timeouts = len(faults)
+        faults |= {row: o.error for row, o in enumerate(outcomes) if o.status == "error"}
+        _count(dict(sorted(faults.items())), columns, failures)
+        log_metric = columns.get("log_metric")
+        if log_metric is not None and rows:
+            log_metric(f"reward/{failures.name}/timeout_frac", timeouts / rows)
+        return [None if outcome.status != "done" else outcome.value for outcome in outcomes]
+
+    reward.__name__ = name
+    return reward
+
+
+def score_in_worker(item: tuple[str, dict[str, Any], dict[str, Any]]) -> float | None:
+    """One sample's reward; what a worker runs."""
+    path, arguments, row = item
+    values = imported(path)(**{**row, **arguments})
+    if inspect.isawaitable(values):
+        values = _result(values)
+    return _numbers(values, 1)[0]
+
+
+def unsendable(row: Mapping[str, Any]) -> str | None:
+    """The first column of a sample that cannot be sent to a worker.
+
+    Args:
+        row: A data row, or the arguments of a call; values by column.
+
+    Returns:
+        ``column 'NAME' is no JSON value: REASON``, or None where every column is one.
+    """
+    for column, value in row.items():
+        try:
+            as_json(value)
+        except TypeError as error:
+            return f"column {column!r} {error}"
+    return None
+
+
+@functools.cache
+def _runner() -> asyncio.Runner:
+    """The one event loop of a worker: a client that the user's module keeps is bound to the loop of its first use."""
+    return asyncio.Runner()
+
+
+def _result(values: Awaitable[Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
+    """What it awaits to; a sample that is interrupted leaves no task that would go on in the time of the next one."""
+    loop = _runner().get_loop()
+    earlier = asyncio.all_tasks(loop)
+    try:
+        return _runner().run(_awaited(values))
+    except Exception:
+        raise
+    except BaseException:
+        for task in asyncio.all_tasks(loop) - earlier:
+            task.cancel()
+        raise
+
+
+async def _awaited(values: Awaitable[Any]) -> Any:  # noqa: ANN401 (what the user's function returns)
+    return await values
+
+
+@dataclass
+class _Logged:
+    """What one call logs; a call that fails afterwards has logged nothing."""
+
+    metrics: list[tuple[str, float]] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def instead_of_trl(self, arguments: Arguments) -> dict[str, Any]:
+        """The arguments of the call: TRL's loggers, where it gave them, replaced by these lists."""
+        ours = {
+            "log_metric": lambda name, value: self.metrics.append((name, value)),
+            "log_extra": lambda column, values: self.columns.setdefault(column, []).extend(values),
+        }
+        return {**arguments, **{key: log for key, log in ours.items() if arguments.get(key) is not None}}
+
+
+def _after(calls: Calls, answer: Any) -> dict[str, Any] | list[float | None]:  # noqa: ANN401 (what a function returns)
+    """The arguments of the next call, or the rewards of the batch."""
+    try:
+        return calls.send(answer)
+    except StopIteration as end:
+        rewards: list[float | None] = end.value
+        return rewards
+
+
+def _calls(arguments: Arguments, failures: Failures) -> Calls:
+    """The calls that one batch takes, whoever makes them: one, or one more a sample."""
+    rows = len(arguments["completions"])
+    if not rows:
+        return []
+    logged = _Logged()
+    rewards = _read((yield logged.instead_of_trl(arguments)), rows)
+    if isinstance(rewards, list):
+        _pass_on(arguments, logged.metrics, logged.columns)
+        _count({}, arguments, failures)
+        return rewards
+    faults: dict[int, str] = {}
+    alone: list[float | None] = []
+    calls: list[_Logged] = []
+    for row in range(rows):
+        logged = _Logged()
+        if rows == 1:
+            read: list[float | None] | Exception = rewards
+        else:
+            read = _read((yield logged.instead_of_trl(_row(arguments, row, rows))), 1)
+        if isinstance(read, Exception):
+            faults[row] = one_line(read)
+            read, logged = [None], _Logged()
+        alone += read
+        calls.append(logged)
+    if not faults:
+        logger.warning(
+            "reward %s: a batch failed, its samples one by one did not: %s", failures.name, one_line(rewards)
+        )
+    _pass_on(arguments, [metric for call in calls for metric in call.metrics], _one_value_a_row(calls))
+    _count(faults, arguments, failures)
+    return alone
+
+
+def _one_value_a_row(calls: Sequence[_Logged]) -> dict[str, list[Any]]:
+    """Columns of TRL's table, which must be as long as the batch: None where a call logged nothing."""
+    names = dict.fromkeys(name for call in calls for name in call.columns)
+    return {name: [(call.columns.get(name) or [None])[0] for call in calls] for name in names}
+
+
+def _pass_on(arguments: Arguments, metrics: Iterable[tuple[str, float]], columns: Mapping[str, list[Any]]) -> None:
+    for name, value in metrics:
+        arguments["log_metric"](name, value)
+    for column, values in columns.items():
+        arguments["log_extra"](column, values)
+
+
+def _count(faults: Mapping[int, str], arguments: Arguments, failures: Failures) -> None:
+    """Counts, names and logs the samples of a batch that failed, given by row."""
+    prompts = arguments.get("prompts")
+    for number, (row, fault) in enumerate(faults.items()):
+        shown = f" for the prompt {_shown(prompts[row])!r}" if prompts is not None else f" for sample {row}"
+        failures.newest = f"reward {failures.name}: {fault}{shown}"
+        if number < MOST_LINES:
+            logger.warning("%s", failures.newest)
+    if len(faults) > MOST_LINES:
+        logger.warning("reward %s: and %d more", failures.name, len(faults) - MOST_LINES)
+    failures.count += len(faults)
+    rows = len(arguments["completions"])
+    log_metric = arguments.get("log_metric")
+    # Also 0: TRL averages only what it is given, and so would leave out processes and batches without a failure.
+    if log_metric is not None and rows:
+        log_metric(f"reward/{failures.name}/failed_frac", len(faults) / rows)
+
+
+def _shown(prompt: Any) -> str:  # noqa: ANN401 (text or chat messages)
+    """The beginning of a prompt as one line; of chat messages the last one, which is the question."""
+    if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[-1], Mapping):
+        prompt = prompt[-1].get("content")
+    return " ".join(str(prompt).split())[:SHOWN_PROMPT]
+
+
+def _row(arguments: Arguments, row: int, rows: int) -> dict[str, Any]:
+    """A batch of one sample: what holds a value for each sample is cut, all else is left."""
+    return {
+        name: value[row : row + 1] if isinstance(value, list | tuple) and len(value) == rows else value
+        for name, value in arguments.items()
+    }
+
+
+def _read(answer: Any, rows: int) -> list[float | None] | Exception:  # noqa: ANN401 (what the user's function returns)
+    if isinstance(answer, Exception):
+        return answer
+    try:
+        return _numbers(answer, rows)
+    except Exception as error:  # noqa: BLE001 (the conversion of the user's objects)
+        return error
+
+
+def _numbers(values: Any, rows: int) -> list[float | None]:  # noqa: ANN401 (what the user's function returns)
+    """One finite number or None a sample, of whatever type numbers come in.
+
+    Raises:
+        TypeError: It is no list of numbers.
+        ValueError: There are more or fewer than samples, or one is not finite.
+    """
+    if inspect.iscoroutine(values):
+        values.close()  # or Python warns that it was never awaited
+        raise TypeError("returned a coroutine; define the function itself with async def")
+    if isinstance(values, str | bytes | Mapping | Awaitable) or not isinstance(values, Iterable):
+        raise TypeError(f"returned {type(values).__name__}, not a list of numbers")
+    listed = list(values)
+    if len(listed) != rows:
+        raise ValueError(f"returned {len(listed)} rewards for {rows} samples")
+    return [None if value is None else _number(value) for value in listed]
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 (Python's, numpy's, torch's numbers)
+    if isinstance(value, str | bytes):  # float() would read it
+        raise TypeError(f"returned {value!r:.60}, which is no number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"returned {number}, which is not finite")
+    return number
+
+
+def _check_columns(rows: Iterable[Mapping[str, Any]], path: str) -> None:
+    """Names the column that cannot be sent to a worker, and the reward by its key in the recipe.
+
+    Raises:
+        DataError: There is one.
+    """
+    for problem in filter(None, map(unsendable, rows)):
+        hint = "a reward in worker processes gets text, numbers, lists and mappings only"
+        raise DataError(problem, f"rewards.{path}", hint)

@@ -1,0 +1,1 @@
+"""Processes that compare answers and can be killed."""

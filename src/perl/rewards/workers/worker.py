@@ -1,0 +1,186 @@
+"""The other side of a worker pool: a process that calls one function for one item after another.
+
+item, limit -> status, value, error, seconds as JSON
+
+Runs in a process of its own, started by :mod:`perl.rewards.workers.pool`. When the parent is gone, the end of the
+channel ends an idle worker and a thread that looks for the parent a busy one. In a long call into C, during which no
+thread of Python runs, a timer of the kernel does at the limit of the item. Knows nothing of rewards or of other
+workers.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
+
+# For the imports of a worker, on a machine that has other things to do.
+START_SECONDS = 180.0
+# Of the limit, as CPU time: a loop in Python ends here, and its worker need not be replaced.
+SOFT_LIMIT = 0.8
+LONGEST_MESSAGE = 200
+# Between two looks for the parent.
+WATCH_SECONDS = 1.0
+_LIMIT_BYTES = struct.calcsize("!d")
+_MIB = 1 << 20
+
+
+class _OutOfTime(BaseException):
+    """Raised in the function; no Exception, since functions catch those."""
+
+
+class _SoftLimit:
+    """The handler of the CPU timer: interrupts the function once, and nothing after it."""
+
+    def __init__(self) -> None:
+        self.armed = self.fired = False
+
+    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.armed:
+            self.armed, self.fired = False, True
+            raise _OutOfTime
+
+
+def main() -> None:
+    """Serves until the parent closes the channel; the command line holds import path, arguments and channel."""
+    _, arguments, channel = sys.argv[1:]
+    asked: dict[str, Any] = json.loads(arguments)
+    del sys.argv[1:]
+    threading.Thread(target=_watch, args=(os.getppid(),), name="perl-parent-watch", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Neither for processes that the function starts, or they would keep the channel open, nor lost to it.
+    os.set_inheritable(int(channel), False)
+    connection = Connection(int(channel))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM))
+    signal.setitimer(signal.ITIMER_REAL, START_SECONDS + 1)
+    try:
+        function = imported(asked["target"])
+        for module in asked["imports"]:
+            importlib.import_module(module)
+        _limit_memory(asked["memory_mib"])
+        answer = _as_json("done", None, "", 0.0)
+    except BaseException as error:  # noqa: BLE001 (a module may raise anything while it is imported)
+        with contextlib.suppress(OSError):
+            connection.send_bytes(_as_json("error", None, one_line(error), 0.0))
+        os._exit(1)
+    _clear_timers()
+    soft = _SoftLimit()
+    signal.signal(signal.SIGVTALRM, soft)
+    try:
+        while True:
+            connection.send_bytes(answer)
+            answer = _called(function, connection.recv_bytes(), soft)
+    except (EOFError, OSError):
+        os._exit(0)  # the parent is gone; threads that the function left behind do not matter
+    except BaseException:  # noqa: BLE001 (no memory for a message; this process must end now, threads or not)
+        traceback.print_exc()
+        os._exit(1)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message of an exception, at most so long that a log line can hold it."""
+    try:
+        message = str(error)[:LONGEST_MESSAGE]
+    except Exception:  # noqa: BLE001 (the user's own exceptions)
+        message = ""
+    name = type(error).__name__
+    return " ".join(f"{name}: {message}".split()) if message else name
+
+
+def _called(function: Callable[[Any], Any], message: bytes, soft: _SoftLimit) -> bytes:
+    """The answer for one message."""
+    (limit,) = struct.unpack("!d", message[:_LIMIT_BYTES])
+    begun = time.monotonic()
+    soft.fired = False
+    _set_timers(limit)
+    error = ""
+    answer = b""
+    try:
+        soft.armed = True
+        try:
+            value = function(json.loads(message[_LIMIT_BYTES:]))
+            answer = _as_json("done", value, "", time.monotonic() - begun)
+        except _OutOfTime:
+            raise
+        except BaseException as raised:  # noqa: BLE001 (SystemExit too is the function's failure, not ours)
+            error = one_line(raised)
+        soft.armed = False
+    except _OutOfTime:
+        pass
+    _clear_timers()
+    seconds = time.monotonic() - begun
+    if soft.fired:  # also where the function caught it and returned something
+        return _as_json("timeout", None, f"interrupted after {seconds:.1f} seconds", seconds)
+    return answer or _as_json("error", None, error, seconds)
+
+
+def _watch(parent: int) -> None:
+    """Kills this process and those that it started once the parent is gone, however that ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the thread that calls the function
+    never = threading.Event()
+    while True:
+        try:
+            if os.getppid() != parent:
+                os.killpg(0, signal.SIGKILL)
+            never.wait(WATCH_SECONDS)
+        except MemoryError:  # the function's; it must not end the watch
+            continue
+
+
+def _set_timers(limit: float) -> None:
+    """The function's limits.
+
+    The parent kills at the limit. If it does not, the kernel does a second later, also in the midst of one long call
+    into C; the second timer is for functions that use SIGALRM for limits of their own, and so take the first one away.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit + 1)
+    signal.setitimer(signal.ITIMER_PROF, limit + 1)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SOFT_LIMIT * limit)
+
+
+def _clear_timers() -> None:
+    for timer in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF, signal.ITIMER_REAL):
+        signal.setitimer(timer, 0)
+
+
+def _as_json(status: str, value: Any, error: str, seconds: float) -> bytes:  # noqa: ANN401 (a JSON value)
+    return json.dumps([status, value, error, seconds]).encode()
+
+
+def imported(target: str) -> Callable[..., Any]:
+    """The function that ``package.module:function`` names.
+
+    Raises:
+        Exception: Whatever its import raises; AttributeError or TypeError if there is no such function.
+    """
+    module_name, _, names = target.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for name in names.split("."):
+        found = getattr(found, name)
+    if not callable(found):
+        raise TypeError(f"{target} cannot be called")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _limit_memory(mib: int | None) -> None:
+    """Bounds the address space, from what the imports took; only Linux says how much that is."""
+    if not mib or sys.platform != "linux":
+        return
+    import resource
+
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        taken = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + mib * _MIB, resource.RLIM_INFINITY))

@@ -1,0 +1,402 @@
+"""Which update a vLLM server answers with, how it comes to have it, and whether it is still the server that was proven.
+
+Version, server -> an answer with that version
+
+What makes a server itself is asked when it is met, at each load and after each answer: when its process was started,
+its base, the label of its weights, the folder of our adapter. An answer that was written across a change is none, and a
+server that changed is lost until it is proven again. Knows nothing of queues or of servers that do not answer: a
+:class:`~perl.rollouts.vllm.http.ServerDownError` goes through.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perl.errors import BrokenPromiseError, PerlError, Problem, RolloutError, raise_all
+from perl.rollouts.engine import EngineSampling, Form, Proof, Request
+from perl.rollouts.vllm.answers import AdapterGoneError, ServerDownError, ServerFacts, Standing
+from perl.rollouts.vllm.http import DEV_MODE, LORA_FLAGS, VllmServer
+from perl.rollouts.vllm.lost_answers import LostAnswers
+from perl.rollouts.vllm.weight_labels import WeightLabel, finished, is_owned, owner_of
+
+_MOST_TRIES = 3
+# For the first token that a server writes, when it still warms up.
+FIRST_TOKEN_SECONDS = 180.0
+# Answers that come meanwhile are vouched for by one question.
+_GATHER_SECONDS = 0.02
+_OWN_SERVERS = "give this run servers of its own, or wait until the other one has ended"
+
+T = TypeVar("T")
+
+
+class ChangedServerError(ServerDownError):
+    """A server is not the one that was proven: what it wrote meanwhile is worth nothing."""
+
+
+@dataclass(eq=False)
+class Version:
+    """An update as servers know it.
+
+    Attributes:
+        form: None: the base as the servers serve it.
+        path: Its folder as servers see it.
+        folder: The same here, if it is ours to delete.
+        proof: What a server that has it must answer; None: nothing is known.
+        users: Requests that need it and are not answered.
+    """
+
+    name: str
+    form: Form | None
+    path: str = ""
+    folder: Path | None = None
+    proof: Proof | None = None
+    users: int = 0
+
+
+@dataclass(eq=False)
+class Member:
+    """A server and what is known of it.
+
+    Attributes:
+        standing: What it was when it was met; each answer is of this server or none.
+        adapters: Names that it serves.
+        weights: Merged weights that it holds, if they are ours.
+        label: What says so on the server.
+        trusted: Nobody needs to look whether it is still the server that it was.
+        compared: What it writes was compared with the policy since it last began to serve.
+        refuted: It answers, and not like the policy.
+        barred: The process that failed a comparison, after which nothing but another process is asked.
+        outstanding: Completions that it is asked for.
+        lost: What became of its answers.
+        denied: It refuses access, and will until something is mended.
+        tasks: What is under way there; cancelled when it is lost.
+    """
+
+    server: VllmServer
+    serving: bool = False
+    facts: ServerFacts | None = None
+    standing: Standing | None = None
+    adapters: set[str] = field(default_factory=set)
+    weights: str | None = None
+    trusted: bool = False
+    compared: bool = False
+    refuted: bool = False
+    barred: tuple[str | None, str] | None = None
+    outstanding: int = 0
+    lost: LostAnswers = field(default_factory=LostAnswers)
+    denied: bool = False
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    watch: asyncio.Task[None] | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    looks: int = 0
+    seen: Standing | None = None
+    reason: str = "was not asked yet"
+
+    def __post_init__(self) -> None:
+        """Has no label yet."""
+        self.label = WeightLabel(self.server)
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self.server.url
+
+    def forget(self) -> None:
+        """It may be another server from now on."""
+        self.trusted = self.compared = False
+        self.standing, self.weights = None, None
+        self.adapters = set()
+        self.label.forget()
+
+
+class Versions:
+    """The base that all servers serve, and the updates to it that they must answer with.
+
+    Attributes:
+        current: What new requests are answered with.
+        reloads: How often a server was given again what it had forgotten.
+    """
+
+    def __init__(self, base_name: str | None, leads: bool) -> None:
+        """Begins with the base.
+
+        Args:
+            base_name: Name under which all must serve it; None: that of the first server that answers.
+            leads: Whether this process loads updates; the others only where they find them absent.
+        """
+        self.current = Version("", None)
+        self.reloads = 0
+        self._base_name, self._leads = base_name, leads
+        self._names: set[str] = set()
+        self._foreign: dict[str, str] = {}  # weights of someone else, by url, that the caller was told of
+        self._adopted: set[str] = set()
+        self._longest_tokens = 0
+        self._needed: Form | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process loads updates."""
+        return self._leads
+
+    def take(self, version: Version) -> None:
+        """Makes a version the current one."""
+        self.current = version
+        self._names.add(version.name)
+
+    def model(self, version: Version) -> str:
+        """The name to ask a server for."""
+        return version.name if version.form == "adapter" else (self._base_name or "")
+
+    async def meet(self, member: Member) -> None:
+        """Asks a server what it is.
+
+        Raises:
+            PerlError: It serves another base than the others, or cannot hold what is needed.
+            ChangedServerError: It is another one than it was.
+        """
+        facts = await member.server.facts()
+        problems = []
+        if self._base_name is None:
+            self._base_name = facts.base_name
+        elif facts.base_name != self._base_name:
+            hint = "all servers must serve one base, under one --served-model-name"
+            problems.append(Problem(f"{member.url} serves {facts.base_name}, not {self._base_name}", hint=hint))
+        raise_all(PerlError, problems + self._unable(member.url, facts))
+        member.facts = facts
+        now = await member.server.standing(facts.takes_weights)
+        # The process that leads changes weights, and is not followed in that but for the name at the next answer.
+        _check_same(member.standing, now, weights=self._leads)
+        member.standing, member.trusted = replace(now, weights=owner_of(now.weights)), True
+
+    def check(self, longest_tokens: int, form: Form | None, members: list[Member]) -> None:
+        """Refuses servers that cannot do what is needed, now and when they come back.
+
+        Args:
+            longest_tokens: Of a prompt with its completion.
+            form: In which they will be given updates; None: it is not known yet.
+            members: Those that may have answered.
+        """
+        self._longest_tokens, self._needed = longest_tokens, form
+        raise_all(PerlError, [p for m in members if m.facts for p in self._unable(m.url, m.facts)])
+
+    def _unable(self, url: str, facts: ServerFacts) -> list[Problem]:
+        found = []
+        if facts.longest < self._longest_tokens:
+            hint = f"start it with --max-model-len {self._longest_tokens}, or ask for shorter completions"
+            message = f"{url} holds {facts.longest} tokens of prompt and completion, {self._longest_tokens} are needed"
+            found.append(Problem(message, hint=hint))
+        if self._needed == "adapter" and not facts.loads_adapters:
+            found.append(Problem(f"{url} cannot load adapters", hint=LORA_FLAGS))
+        if self._needed == "merged" and not facts.takes_weights:
+            found.append(Problem(f"{url} cannot take weights", hint=DEV_MODE))
+        return found
+
+    async def answer(self, member: Member, version: Version, ask: Callable[[str], Awaitable[T]]) -> T:
+        """What a server answers with a version, which is loaded again if it turns out to have forgotten it.
+
+        Args:
+            member: The server.
+            version: That must answer.
+            ask: The request, given the name to ask for.
+
+        Raises:
+            ChangedServerError: It is not the server that was proven, or not any more.
+        """
+        for _ in range(_MOST_TRIES):
+            await self.ensure(member, version)
+            try:
+                answer = await ask(self.model(version))
+            except AdapterGoneError:
+                await self._same(member, version)
+                if member.standing is None or member.standing.process is None:
+                    raise ChangedServerError(f"has forgotten {version.name}, as after a restart") from None
+                member.adapters.discard(version.name)  # someone unloaded it
+                continue
+            await self._same(member, version)
+            return answer
+        raise ServerDownError(f"forgets {version.name or 'its model'} again and again")
+
+    async def _same(self, member: Member, version: Version) -> None:
+        """Returns if a server is the one that was proven, and had the version all the while.
+
+        Raises:
+            ChangedServerError: It is not.
+            PerlError: It serves adapters of others, beside which it computes this version wrongly.
+        """
+        before, now = member.standing, await self._look(member)
+        _check_same(before, now, weights=version.form != "merged")
+        held = owner_of(now.weights)
+        if version.form == "merged" and held != version.name:
+            raise ChangedServerError(f"holds the weights {held or 'of the base'}, not {version.name}")
+        if version.form == "adapter" and not self._leads and version.name not in self._adopted:
+            self._adopted.add(version.name)  # the process that leads may call the same folder otherwise
+            version.path = now.adapters.get(version.name, version.path)
+        if version.form == "adapter" and now.adapters.get(version.name, version.path) != version.path:
+            raise ChangedServerError(f"has another adapter under the name {version.name}")
+        self._refuse_company(member, version.form, now)
+
+    async def _look(self, member: Member) -> Standing:
+        """What a server is, by a question that was begun after this call; those that call meanwhile share it."""
+        mine = member.looks
+        async with member.looking:
+            if member.looks > mine and member.seen is not None:
+                return member.seen
+            await asyncio.sleep(_GATHER_SECONDS)
+            member.looks += 1
+            member.seen = None
+            member.seen = await member.server.standing(member.facts is None or member.facts.takes_weights)
+            return member.seen
+
+    def _refuse_company(self, member: Member, form: Form | None, now: Standing) -> None:
+        """Refuses a server whose other users would make it compute a version wrongly."""
+        others = sorted(set(now.adapters) - self._names)
+        if form != "adapter" and others and member.facts is not None and member.facts.on_cpu:
+            what = "vLLM for CPUs computes the base wrongly beside requests for adapters"
+            raise PerlError(f"{member.url} serves adapters of others ({_listed(others)}); {what}", hint=_OWN_SERVERS)
+
+    async def ensure(self, member: Member, version: Version, again: bool = True) -> None:
+        """Loads a version on a server that does not have it.
+
+        Args:
+            member: The server.
+            version: That it shall have.
+            again: It had it before, as far as is known.
+
+        Raises:
+            PerlError: It cannot, before something is mended.
+        """
+        async with member.lock:
+            if not member.trusted:
+                await self.meet(member)
+            if version.form == "adapter" and version.name not in member.adapters:
+                await member.server.load_adapter(version.name, version.path)
+                member.adapters.add(version.name)
+            elif version.form == "merged" and member.weights != version.name:
+                await self._take_over(member, version)
+            else:
+                return
+            self.reloads += again
+
+    async def _take_over(self, member: Member, version: Version) -> None:
+        """Puts merged weights on a server whose weights are the base's or ours, or which the caller knows of."""
+        if member.facts is not None and not member.facts.takes_weights:
+            raise PerlError(f"{member.url} cannot take weights", hint=DEV_MODE)
+        held = owner_of(await member.server.weight_version())
+        ours = held is None or finished(held) in self._names
+        if held != version.name:
+            if not ours and self._foreign.get(member.url) != held:
+                if not self._leads:  # they may be those that come next
+                    raise ServerDownError(f"holds the weights {held}")
+                raise _taken(member.url, held)
+            fresh = held is None or not ours
+            announced = await member.label.announce(version.name, fresh)
+            if announced:
+                await member.server.load_weights(version.name, version.path)
+            if not announced or not await member.label.kept():
+                raise _taken(member.url, owner_of(await member.server.weight_version()))
+        if held != version.name or self._leads:
+            await member.label.keep(version.name)
+        self._foreign.pop(member.url, None)
+        member.weights = version.name
+        if member.standing is not None:
+            member.standing = replace(member.standing, weights=version.name)
+
+    async def stranger(self, member: Member) -> str | None:
+        """Name of the weights that someone left on a server; the next merged ones may take their place.
+
+        Raises:
+            PerlError: Somebody else uses the server in a way that this run would disturb, or be disturbed by.
+        """
+        held = owner_of(await member.server.weight_version())
+        now = await self._look(member)
+        others = sorted(set(now.adapters) - self._names)
+        if self._needed == "merged" and others:
+            what = f"serves adapters of others ({_listed(others)}), under which merged weights would change the base"
+            raise PerlError(f"{member.url} {what}", hint=_OWN_SERVERS)
+        self._refuse_company(member, self._needed, now)
+        if member.standing is not None:
+            member.standing = replace(member.standing, weights=held)
+        if held is None or finished(held) in self._names:
+            return None
+        if await is_owned(member.server):
+            raise PerlError(f"{member.url} has the merged weights of another run ({held})", hint=_OWN_SERVERS)
+        self._foreign[member.url] = held
+        return held
+
+    async def prove(self, member: Member) -> None:
+        """Makes a server that was lost answer like the current version.
+
+        Raises:
+            ServerDownError: It does not answer.
+            BrokenPromiseError: It answers, and not like the version.
+            PerlError: It is not what it must be.
+        """
+        while True:
+            version = self.current
+            async with member.lock:
+                await self.meet(member)
+            standing = member.standing
+            if standing is not None and member.barred == (standing.process, " ".join(standing.base)):
+                raise BrokenPromiseError(f"{member.url} is still the process that failed its comparison")
+            held = owner_of(await member.server.weight_version())
+            # Weights of someone else that the caller was told of may wait for the base, but not serve an adapter.
+            known = self._foreign.get(member.url) if version.form is None else None
+            if self._leads and held is not None and finished(held) not in self._names and held != known:
+                raise _taken(member.url, held)
+            await self.ensure(member, version)
+            try:
+                await asyncio.wait_for(self._compare(member, version), FIRST_TOKEN_SECONDS)
+            except TimeoutError:
+                raise ServerDownError(f"writes nothing within {FIRST_TOKEN_SECONDS:.0f} seconds") from None
+            except AdapterGoneError:
+                raise ServerDownError("was restarted once more") from None
+            await self._same(member, version)
+            if version is self.current:
+                member.refuted, member.barred = False, None
+                return
+
+    async def _compare(self, member: Member, version: Version) -> None:
+        """Compares a server with what is known of a version; where nothing is, it writes a token."""
+        model, proof = self.model(version), version.proof
+        if proof is None:
+            await member.server.complete(model, Request((0,), 1), EngineSampling(1.0, 1, ()))
+            return
+        difference = proof.difference(await member.server.next_log_probs(model, proof.prompts, proof.temperature))
+        if not difference <= proof.tolerance:
+            if version.form == "adapter":
+                await member.server.unload_adapter(version.name)
+            what = f"log-probabilities differ by {difference:.1e} nats in the mean (at most {proof.tolerance:g})"
+            hint = "was it restarted with another base, type or --logprobs-mode?"
+            raise BrokenPromiseError(f"{member.url} does not answer like the policy: its {what}", hint=hint)
+
+
+def _check_same(before: Standing | None, now: Standing, weights: bool) -> None:
+    """Refuses another server than before.
+
+    Args:
+        before: None: it is met for the first time.
+        now: What it says.
+        weights: Whether its weights must be the same too.
+
+    Raises:
+        ChangedServerError: Says what is different.
+    """
+    if before is None:
+        return
+    if now.process != before.process:
+        raise ChangedServerError("was restarted, or another server answers in its place")
+    if now.base != before.base:
+        raise ChangedServerError(f"serves {' '.join(now.base)}, not {' '.join(before.base)}")
+    if weights and owner_of(now.weights) != before.weights:
+        raise ChangedServerError(f"got weights from someone else ({owner_of(now.weights) or 'those of the base'})")
+
+
+def _taken(url: str, held: str | None) -> RolloutError:
+    return RolloutError(f"{url} got weights from someone else ({held})", hint="restart it once they have ended")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")

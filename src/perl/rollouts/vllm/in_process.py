@@ -1,0 +1,442 @@
+"""vLLM in the trainer's process: it is given tensors in memory, and shares the trainer's device.
+
+prompts in tokens -> Sampled; Update -> vLLM's layers
+
+One engine a process and one thread: vLLM is asked by whoever calls, and answers before it returns. Outside of these
+calls the process is the trainer's: its random numbers, thread count, environment, log handlers and process group stay
+as they were. Knows nothing of how an update is made, of servers, or of training.
+"""
+
+import contextlib
+import gc
+import importlib
+import itertools
+import logging
+import os
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
+from perl.methods.registry import LARGEST_RANK, served_rank
+from perl.rollouts.engine import Done, EngineSampling, OnGroup, Proof, Request, Sampled, Update
+from perl.rollouts.vllm.version import check_version, explained, missing_vllm
+from perl.run.processes import several, world_of_one
+
+BASE = "base"
+"""Name of the version before the first update."""
+_Vllm = Any  # an object of vLLM's, which few have installed
+
+# What vLLM changes and the trainer relies on: how it is read, and how it is put back. Both sides have their own.
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (random.getstate, random.setstate),
+    (numpy.random.get_state, numpy.random.set_state),
+    (torch.get_rng_state, torch.set_rng_state),
+    (torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_num_threads, torch.set_num_threads),
+    # On a CPU vLLM puts a function that does nothing in its place.
+    (lambda: torch.set_num_threads, lambda function: setattr(torch, "set_num_threads", function)),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    (lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
+)
+
+
+class InProcessEngine:
+    """vLLM as a library. Every process of a distributed run has one, and gives it every update itself."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        max_lora_rank: int | None = None,
+        gpu_memory_utilization: float = 0.3,
+        seed: int = 0,
+        alone: bool = False,
+    ) -> None:
+        """Loads the base a second time, for vLLM. In a distributed run all processes do so at once, or one ``alone``.
+
+        Sets ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` meanwhile: vLLM would otherwise start a process of its own, which no
+        tensor reaches without a copy.
+
+        Args:
+            model: Name or folder of the base.
+            revision: Of the base.
+            dtype: In which vLLM computes; the trainer's, or log-probabilities differ by more than rounding.
+            max_model_len: Most tokens of a prompt with its completion; None: what the base allows.
+            max_lora_rank: Largest rank of an update; None: updates are merged weights.
+            gpu_memory_utilization: Share of the device's memory for weights, cache and activations of vLLM; of a CPU's
+                memory where there is no other device.
+            seed: Of the random numbers that tokens are drawn with; each process adds its rank.
+            alone: Whether no other process of a distributed run opens one now; none is waited for.
+
+        Raises:
+            MissingExtraError: vLLM is not installed.
+            PerlError: It is of a version that is too old, or of a newer one that cannot be called like those tested.
+            ModelError: vLLM serves no LoRA of that rank.
+        """
+        self._llm: _Vllm = None
+        self._sleeps = self._resting = False
+        self._released = 0
+        self._adapter: _Vllm = None
+        self._numbers = itertools.count(1)
+        self._version = BASE
+        self._own_group = not _distributed()
+        self._settings: list[Any] = []
+        self._of_vllm = ""
+        options = {
+            "model": model,
+            "revision": revision,
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "seed": seed + (torch.distributed.get_rank() if _distributed() else 0),
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "skip_tokenizer_init": True,
+            "use_tqdm_on_load": False,
+            **_lora_options(max_lora_rank),
+            **_launcher_options(alone=alone),
+        }
+        frozen = gc.get_freeze_count()
+        world = world_of_one() if alone else contextlib.nullcontext()
+        with self._as_vllm(), _environment(), world, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its own imports
+            vllm = _vllm()
+            self._of_vllm = str(vllm.__version__)
+            with explained(self._of_vllm):
+                platform = importlib.import_module("vllm.platforms").current_platform
+                self._sleeps = platform.is_sleep_mode_available()
+                # On a CPU there are no graphs to capture, and compiling takes minutes.
+                self._llm = vllm.LLM(**options, enforce_eager=platform.is_cpu(), enable_sleep_mode=self._sleeps)
+        if not frozen:
+            gc.unfreeze()  # vLLM takes all objects that there are, the trainer's too, from the garbage collector
+
+    @property
+    def unproven(self) -> bool:
+        """It is one copy, always the same."""
+        return False
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nothing happens here that a run need know of."""
+        return {}
+
+    @property
+    def asleep_bytes(self) -> int:
+        """Bytes of the device's memory that count as free now and are taken again when the engine is asked."""
+        return self._released if self._resting else 0
+
+    def load(self, update: Update) -> None:
+        """From now on requests are answered with this update; none is ever under way while it is called.
+
+        Args:
+            update: With its tensors, on every process. They are copied.
+
+        Raises:
+            ModelError: A tensor belongs to no layer that vLLM can adapt; the version before it stays.
+            BrokenPromiseError: What was computed with other weights could be used again.
+        """
+        if not update.tensors:
+            raise ValueError(f"{update.name} holds no tensors")
+        with self._as_vllm():
+            self._settle()
+            if update.form == "adapter":
+                # A new name on a new number: what vLLM kept for the prompts under another name is not used again.
+                request = _lora_request(update.name, next(self._numbers))
+                self._llm.collective_rpc(_put_adapter, args=(update, request.lora_int_id))
+                self._adapter = request
+            else:
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(update.tensors.items())})
+                if not self._llm.reset_prefix_cache():
+                    raise BrokenPromiseError("vLLM kept what it had computed with the weights before")
+                self._adapter = None
+        self._version = update.name
+
+    def expect(self, proof: Proof) -> None:
+        """No copy comes up later than this process."""
+
+    def drop(self, failures: Mapping[str, str]) -> None:
+        """There is no other copy."""
+        raise BrokenPromiseError("; ".join(failures.values()))
+
+    def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Done:
+        """Samples, with the update that was loaded last, and returns when all is done.
+
+        Args:
+            requests: Prompts and how many completions of each.
+            sampling: How tokens are drawn.
+            on_group: Called between two tokens as soon as a request's completions are there. If it raises, the others
+                are given up.
+
+        Raises:
+            PerlError: A prompt is longer than the model's length; none is answered.
+        """
+        groups: list[list[Sampled]] = [[] for _ in requests]
+
+        def finished(position: int, output: _Vllm) -> None:
+            groups[position] = [self._sampled(completion) for completion in output.outputs]
+            if on_group is not None:
+                on_group(position, groups[position])
+
+        asked = [(request.prompt_ids, _drawn(sampling, request)) for request in requests]
+        self._run(asked, finished)
+        return Done(groups)
+
+    def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
+        """What the engine writes, under the update loaded last, as ``vllm``."""
+        return {"vllm": self.start([request], sampling).result()[0]}
+
+    def log_probs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+        """(T-1) log p(token t+1 | tokens up to t) at temperature 1, under the update loaded last.
+
+        Args:
+            token_ids: One token fewer than the model's length at most: vLLM draws another one.
+        """
+        found: list[float] = []
+
+        def finished(_: int, output: _Vllm) -> None:
+            pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+            found.extend(entry[token].logprob for token, entry in pairs)
+
+        self._run([(tuple(token_ids), _scored())], finished)
+        return {"vllm": found}
+
+    def rest(self) -> None:
+        """Gives back the memory of the key-value cache until the engine is asked again.
+
+        Weights and adapter stay where they are: the base's never change. On a CPU the cache stays, too.
+        """
+        if self._sleeps and not self._resting:
+            with self._as_vllm():
+                self._settle()
+                self._llm.sleep(level=0)  # no more than a pause, without which the cache cannot be released
+                before = _free_bytes()
+                self._llm.release_kv_cache_memory()
+                self._released = max(_free_bytes() - before, 0)
+            self._resting = True
+
+    def close(self) -> None:
+        """Gives back what the engine holds. A process group that was there before the engine stays."""
+        if self._llm is None:
+            return
+        core = self._llm.llm_engine.engine_core
+        with self._as_vllm():
+            if self._own_group:
+                core.shutdown()
+            else:  # its shutdown, and its finalizer, destroy whatever group there is
+                core._finalizer.detach()
+                core.engine_core.model_executor.shutdown()
+                _leave_groups()
+        self._llm = self._adapter = None
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _settle(self) -> None:
+        """Ends the step that vLLM, where it schedules ahead, has begun for completions that were done already."""
+        engine = self._llm.llm_engine
+        while engine.engine_core.engine_core.batch_queue:
+            engine.step()
+
+    def _wake(self) -> None:
+        if self._resting:  # a paused engine would never answer
+            # vLLM maps memory by itself, so torch's allocator does not give back what it keeps of passes that are over.
+            torch.cuda.empty_cache()
+            with self._as_vllm():
+                self._llm.wake_up(["kv_cache"])
+            self._resting = False
+
+    def _run(self, asked: Sequence[tuple[Sequence[int], _Vllm]], finished: Callable[[int, _Vllm], None]) -> None:
+        """Answers prompts, each with its own SamplingParams; ``finished`` is called in the trainer's settings."""
+        self._wake()
+        engine, left = self._llm.llm_engine, {str(position) for position in range(len(asked))}
+        try:
+            with self._as_vllm():
+                for position, (prompt_ids, params) in enumerate(asked):
+                    _add(engine, str(position), prompt_ids, params, self._adapter)
+            while left:
+                with self._as_vllm():
+                    outputs: list[_Vllm] = []
+                    while not outputs:
+                        outputs = engine.step()
+                for output in outputs:
+                    left.remove(output.request_id)
+                    finished(int(output.request_id), output)
+        finally:  # of an error or a signal: nothing goes on, and nothing of it is answered in the next call
+            engine.abort_request(sorted(left))
+
+    def _sampled(self, completion: _Vllm) -> Sampled:
+        ids = tuple(completion.token_ids)
+        log_probs = (entry[token].logprob for token, entry in zip(ids, completion.logprobs, strict=True))
+        return Sampled(ids, tuple(log_probs), self._version)
+
+    @contextlib.contextmanager
+    def _as_vllm(self) -> Iterator[None]:
+        """Inside, the process has vLLM's settings, as they were when it was left; afterwards the trainer's."""
+        trainers = _settings()
+        _put_back(self._settings or trainers)
+        try:
+            with explained(self._of_vllm):
+                yield
+        finally:
+            self._settings = _settings()
+            _put_back(trainers)
+
+
+def _free_bytes() -> int:
+    """Of the device, as its driver sees it."""
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0
+
+
+def _settings() -> list[Any]:
+    return [read() for read, _ in _SETTINGS]
+
+
+def _put_back(settings: Sequence[Any]) -> None:
+    for (_, write), value in zip(_SETTINGS, settings, strict=True):
+        write(value)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """What vLLM reads while it starts; what it writes (a preloaded library, for one) does not reach other programs."""
+    kept = dict(os.environ)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    # Its configuration closes the handlers that there are. What it warns of is about choices that were made here.
+    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
+    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))
+    # Otherwise it leaves the process one thread.
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(kept):
+            del os.environ[name]
+        os.environ.update(kept)
+
+
+def _vllm() -> _Vllm:
+    try:
+        import vllm
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        problem = missing_vllm("an engine in the trainer's process")
+        raise MissingExtraError(problem.message, hint=problem.hint) from None
+    check_version(vllm.__version__)
+    return vllm
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _leave_groups() -> None:
+    """Ends the groups of vLLM, as its shutdown does, and leaves the run's; the next engine makes its own."""
+    state: _Vllm = importlib.import_module("vllm.distributed.parallel_state")
+    state.destroy_model_parallel()
+    if state._WORLD is not None:
+        state._WORLD.destroy()
+    state._WORLD = state._INNER_DP_WORLD = state._NODE_COUNT = None
+
+
+def _launcher_options(*, alone: bool) -> dict[str, str]:
+    """Of several processes each has an engine by itself, on the device that its launcher gave it."""
+    return {"distributed_executor_backend": "external_launcher" if several() and not alone else "uni"}
+
+
+def _lora_options(rank: int | None) -> dict[str, Any]:
+    if rank is None:
+        return {}
+    served = served_rank(rank)
+    if served is None:
+        raise ModelError(f"vLLM serves no LoRA of rank {rank}", hint=f"at most {LARGEST_RANK}")
+    return {"enable_lora": True, "max_lora_rank": served, "max_loras": 1}
+
+
+def _lora_request(name: str, number: int) -> _Vllm:
+    from vllm.lora.request import LoRARequest
+
+    # The worker has this number already and does not read the path; any other name would be looked up on the Hub.
+    return LoRARequest(name, number, os.devnull)
+
+
+def _put_adapter(worker: _Vllm, update: Update, number: int) -> None:
+    """Puts an adapter's tensors into the worker's only slot, as its LoRA manager does with those of a file."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    manager = worker.model_runner.lora_manager
+    adapters, config = manager._adapter_manager, manager.lora_config
+    helper = PEFTHelper.from_dict(dict(update.config))
+    helper.validate_legal(config)
+    names = getattr(adapters.model, "hf_to_vllm_mapper", None)
+    lora = LoRAModel.from_lora_tensors(
+        number,
+        # Copies: vLLM multiplies the scale into them where they are.
+        {name: t.detach().to("cpu", config.lora_dtype, copy=True) for name, t in update.tensors.items()},
+        helper,
+        device="cpu",
+        dtype=config.lora_dtype,
+        model_vocab_size=manager.vocab_size,
+        weights_mapper=names and names.get_rename_mapper(),
+    )
+    # Of a layer that it does not have vLLM says nothing: the policy would be sampled without its update.
+    unbound = sorted(set(lora.loras).difference(adapters.modules, *adapters.packed_modules.values()))
+    if unbound:
+        raise ModelError(f"vLLM adapts no layer {unbound[0]} of this model", "rollout.sync", "use rollout.sync: merged")
+    adapters.remove_all_adapters()
+    adapters.add_adapter(lora)
+    adapters.activate_adapter(number)
+
+
+def _add(engine: _Vllm, name: str, prompt_ids: Sequence[int], params: _Vllm, adapter: _Vllm) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    try:
+        engine.add_request(name, {"prompt_token_ids": list(prompt_ids)}, params, lora_request=adapter)
+    except VLLMValidationError as error:
+        raise PerlError(f"vLLM refuses a prompt of {len(prompt_ids)} tokens: {error}", "rollout") from error
+
+
+def _drawn(sampling: EngineSampling, request: Request) -> _Vllm:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        n=request.count,
+        seed=request.seed,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        max_tokens=request.most_tokens(sampling),
+        min_tokens=0,
+        stop_token_ids=list(sampling.end_token_ids),
+        ignore_eos=True,  # the model's own end tokens are no more than any other unless they are asked for
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _scored() -> _Vllm:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+    )

@@ -1,0 +1,330 @@
+"""Rollouts from vLLM servers, which get the adapter or the changed weights and never the model.
+
+Update -> folder -> servers; requests -> servers -> Sampled
+
+The servers are stock vLLM, started by somebody else, and read updates from a folder that they share with this process.
+One may come, go or hang at any time: see ``dispatch.py``. Knows nothing of training.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
+
+from perl.errors import PerlError, RolloutError
+from perl.recipe.server_address import ServerAddress
+from perl.rollouts.engine import EngineSampling, Form, OnGroup, Proof, Request, Sampled, Update
+from perl.rollouts.vllm.dispatch import Dispatcher, Rollouts
+from perl.rollouts.vllm.held_versions import Version
+from perl.rollouts.vllm.http import PROBE, VllmServer
+from perl.rollouts.vllm.sync_folder import Owner, clear, dead_runs, is_dead, run_of
+from perl.run.folder import replace_folder
+
+STALL_SECONDS = 60.0
+"""Without a sign of life for so long a server counts as lost."""
+
+_ADAPTER, _ADAPTER_CONFIG, _WEIGHTS = "adapter_model.safetensors", "adapter_config.json", "model.safetensors"
+_SLICE_SECONDS = 0.2
+_CLOSE_SECONDS = 10.0
+
+_log = logging.getLogger("perl")
+
+T = TypeVar("T")
+
+
+class ServerPool:
+    """An :class:`~perl.rollouts.engine.Engine` of any number of vLLM servers.
+
+    Each request goes to the server with the fewest completions to write. What a server had in hand when it was lost
+    is asked of another one; it serves again once it is back and has the current update.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str | ServerAddress],
+        folder: Path | None,
+        *,
+        base_name: str | None = None,
+        leads: bool = True,
+        timeout_seconds: float = 600.0,
+        folder_on_servers: str | None = None,
+        stall_seconds: float = STALL_SECONDS,
+        ahead: int = 0,
+    ) -> None:
+        """Waits until one server answers; the others may follow.
+
+        Args:
+            urls: As ``http://host:8000``, or with what gives access to it.
+            folder: Where updates are written for the servers; None: it will load none.
+            base_name: Name under which all of them serve the base; None: whatever it is, if it is the same.
+            leads: Whether this process writes and loads updates. Of several that use the same servers one does, and
+                calls ``load`` first; then the others call it without tensors.
+            timeout_seconds: Time without any server after which rollouts fail.
+            folder_on_servers: The same folder as the servers see it.
+            stall_seconds: See :data:`STALL_SECONDS`.
+            ahead: Updates behind the newest that other processes may still ask for.
+
+        Raises:
+            PerlError: An address is none, or a server is not what it must be.
+            RolloutError: No server answers.
+        """
+        servers = [VllmServer(url) for url in urls]
+        if not urls or len({server.url for server in servers}) < len(urls):
+            raise PerlError("needs the addresses of vLLM servers, each once", hint="as http://host:8000")
+        self._owner: Owner | None = None
+        self._folder, self._leads = None if folder is None else Path(folder).resolve(), leads
+        self._folder_on_servers = PurePosixPath(folder_on_servers or self._folder or "")
+        self._written: set[Path] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="perl-rollouts", daemon=True)
+        self._thread.start()
+
+        async def dispatcher() -> Dispatcher:
+            return Dispatcher(
+                servers,
+                base_name=base_name,
+                leads=leads,
+                timeout_seconds=timeout_seconds,
+                stall_seconds=stall_seconds,
+                ahead=ahead,
+            )
+
+        self._dispatcher = self._call(dispatcher())
+        try:
+            self._call(self._dispatcher.servers.connect())
+        except BaseException:
+            self.close()
+            raise
+
+    def take_folder(self, run: str) -> None:
+        """Clears what killed runs have left in the folder and on the servers, and says there that this one lives.
+
+        Args:
+            run: Name with which the names of its updates begin.
+
+        Raises:
+            PerlError: The folder cannot be written.
+        """
+        if self._folder is None:
+            raise ValueError("an engine without a folder has none to take")
+        folder = self._folder
+        try:
+            self._owner = Owner(folder, run)
+        except OSError as error:
+            raise PerlError(f"cannot write updates: {error}", str(folder)) from error
+        dead = {(folder, name) for name in dead_runs(folder)}
+
+        def belongs(name: str, path: str) -> bool:
+            owner, parent = run_of(name), PurePosixPath(path).parent
+            if owner is None or PurePosixPath(path).name != name:
+                return False
+            place = folder if parent == self._folder_on_servers else Path(parent)
+            if is_dead(place, owner):
+                dead.add((place, owner))
+            return (place, owner) in dead
+
+        unloaded = self._call(self._dispatcher.unload(belongs))
+        for place, name in sorted(dead):
+            clear(place, name)
+        if dead:
+            runs = ", ".join(sorted({name for _, name in dead}))
+            _log.warning("rollouts: cleared what ended runs had left (%s): %d adapters on servers", runs, unloaded)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """So far: requests that were asked again, servers that were lost, updates that were loaded again."""
+        found = self._dispatcher
+        return {
+            "requests_retried": found.retried,
+            "servers_lost": found.servers.lost,
+            "reloads": found.versions.reloads,
+        }
+
+    def check(self, longest_tokens: int, form: Form | None = None) -> list[dict[str, Any]]:
+        """Refuses servers that cannot do what is needed, now and when they come back.
+
+        Args:
+            longest_tokens: Of a prompt with its completion.
+            form: In which they will be given updates; None: it is not known yet.
+
+        Returns:
+            What each server that has answered says of itself.
+
+        Raises:
+            PerlError: Names those that cannot.
+        """
+
+        async def check() -> list[dict[str, Any]]:
+            members = self._dispatcher.servers.members
+            self._dispatcher.versions.check(longest_tokens, form, members)
+            return [{"url": member.url} | dataclasses.asdict(member.facts) for member in members if member.facts]
+
+        return [facts | {"adapters": sorted(facts["adapters"])} for facts in self._call(check())]
+
+    @property
+    def unproven(self) -> bool:
+        """Whether a server serves whose writing was not compared since it began to; see :meth:`trial`.
+
+        Processes that follow leave that to the one that leads.
+        """
+        members = self._dispatcher.servers.members
+        return self._leads and any(member.serving and not member.compared for member in members)
+
+    def strangers(self) -> list[str]:
+        """Addresses of servers whose weights someone else changed: they need the whole base first, as merged weights.
+
+        Raises:
+            PerlError: Another run uses a server in a way that does not go with what this one needs.
+            RolloutError: No server answers.
+        """
+        held = self._call(self._dispatcher.servers.each(self._dispatcher.versions.stranger))
+        return sorted(url for url, name in held.items() if name is not None)
+
+    def expect(self, proof: Proof) -> None:
+        """From now on a server that was lost serves only if it answers so with what was loaded last."""
+        self._dispatcher.versions.current.proof = proof
+
+    def drop(self, failures: Mapping[str, str]) -> None:
+        """Servers that failed a comparison are not asked again before another process answers there.
+
+        Args:
+            failures: Their addresses, and the reason of each.
+        """
+        self._call(self._dispatcher.drop(failures))
+
+    def load(self, update: Update) -> None:
+        """From now on requests are answered with this update; those under way keep the one they began with.
+
+        Merged weights wait until no request is under way. An adapter is meant for the base: merged weights that were
+        loaded before it have restored that.
+
+        Args:
+            update: Without tensors on a process that does not lead.
+
+        Raises:
+            PerlError: A server cannot load it before something is mended, or the folder cannot be written.
+        """
+        if self._folder is None:
+            raise ValueError("an engine without a folder loads nothing")
+        folder = _write(update, self._folder) if self._leads else None
+        if folder is not None:
+            self._written.add(folder)
+        path = self._folder_on_servers / update.name
+        self._call(self._dispatcher.load(Version(update.name, update.form, str(path), folder, update.proof)))
+
+    def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Rollouts:
+        """Begins to sample, with the update that was loaded last; before the first one, from the base.
+
+        Args:
+            requests: Each is one request to one server.
+            sampling: How tokens are drawn.
+            on_group: Called in a thread of its own, one group at a time; what it raises comes out of ``result``.
+        """
+        return self._call(self._dispatcher.start(requests, sampling, on_group))
+
+    def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
+        """What each server that serves writes, under the update loaded last, by its address.
+
+        Raises:
+            RolloutError: No server answers, or one refuses.
+        """
+        return self._call(self._dispatcher.trial(request, sampling))
+
+    def log_probs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+        """(T-1) log p(token t+1 | tokens up to t) at temperature 1, by the address of each server that serves.
+
+        Only while nothing else is under way: a vLLM with adapters ends on a CPU when it scores a prompt beside other
+        requests.
+
+        Raises:
+            RolloutError: No server answers.
+        """
+        return self._call(self._dispatcher.log_probs(token_ids))
+
+    @property
+    def asleep_bytes(self) -> int:
+        """None of this process's device."""
+        return 0
+
+    def rest(self) -> None:
+        """Servers are left as they are: others may use them."""
+
+    def close(self) -> None:
+        """Ends what is under way, makes servers forget what was loaded if they answer, and deletes what was written."""
+        if not self._thread.is_alive():
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._dispatcher.close(), self._loop)
+        done = concurrent.futures.wait([closing], timeout=_CLOSE_SECONDS).done
+        forgotten = bool(done) and closing.exception() is None and closing.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+        for folder in self._written:
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._owner is not None:
+            self._owner.release(forgotten)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns; waits in slices, so that Ctrl-C is heard."""
+        if not self._thread.is_alive():
+            work.close()
+            raise RolloutError("the engine was closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            while not concurrent.futures.wait([future], timeout=_SLICE_SECONDS).done:
+                pass
+        except BaseException:
+            future.cancel()
+            raise
+        return future.result()
+
+
+def _write(update: Update, folder: Path) -> Path:
+    """The update's folder, moved into place whole: a server may look at any time, through any file system."""
+    staged, target = folder / f".{update.name}.tmp", folder / update.name
+    tensors = {name: _alone(tensor) for name, tensor in update.tensors.items()}
+    try:
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        if update.form == "adapter":
+            save_file(tensors, staged / _ADAPTER, {"format": "pt"})
+            (staged / _ADAPTER_CONFIG).write_text(json.dumps(dict(update.config), indent=2) + "\n")
+        else:
+            save_file(tensors, staged / _WEIGHTS, {"format": "pt"})
+            (staged / PROBE).mkdir()
+            save_file({}, staged / PROBE / _WEIGHTS, {"format": "pt"})
+        for path in [*staged.rglob("*"), staged]:
+            _flush(path)
+        replace_folder(staged, target)
+        _flush(folder)
+    except OSError as error:
+        raise PerlError(f"cannot write updates: {error}", str(folder)) from error
+    return target
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU, in memory that no other tensor shares, which safetensors would refuse."""
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+
+
+def _flush(path: Path) -> None:
+    """Returns when a file or the names in a folder are on the disk, where the file system can say so."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,83 @@
+"""What ``run.json`` and ``best.json`` must hold: each may have been cut, edited or written by another version.
+
+text -> facts, or what is wrong with them
+
+Whatever is wrong is a ``ValueError`` of one line. What is absent is not looked at: a run that was stopped knows less.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from perl.run.strict_json import parse_mapping
+
+BEST = "best.json"
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    status: str = "new"
+    steps: int = Field(0, ge=0)
+    method: str | None = None
+    base: str | None = None
+    revision: str | None = None
+    quantization: str | None = None
+    base_dtype: str | None = None
+    repo_id: str | None = None
+    seed: int | None = None
+    trainable_parameters: int | None = None
+    total_parameters: int | None = None
+    fingerprint: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    loss: str | None = None
+    ratio_level: str | None = None
+    rewards: dict[str, float] = {}
+    reward: dict[str, float | None] = {}
+    data: dict[str, str | None] = {}
+    hardware: dict[str, str | int] = {}
+    reload_difference: float | None = None
+    seconds: float = Field(0.0, ge=0)
+    versions: dict[str, str] = {}
+    eval: dict[str, dict[str, Any]] = {}
+    created: str = ""
+    error: str = ""
+
+
+class _Best(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    step: int = Field(ge=0)
+    metric: str
+    value: float
+
+
+def parse_run_facts(text: bytes) -> dict[str, Any]:
+    """The facts in a ``run.json``.
+
+    Raises:
+        ValueError: It holds none, or one of another type.
+    """
+    return _checked(_Facts, parse_mapping(text, finite=False))
+
+
+def read_best(folder: Path) -> dict[str, Any]:
+    """Step, metric and value of the best adapter in a folder.
+
+    Raises:
+        FileNotFoundError: None is kept there.
+        OSError: It cannot be read.
+        ValueError: It is not what we write.
+    """
+    return _checked(_Best, parse_mapping((folder / BEST).read_bytes(), finite=False))
+
+
+def _checked(kind: type[BaseModel], facts: dict[str, Any]) -> dict[str, Any]:
+    try:
+        kind.model_validate(facts)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part)[:60] for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}") from None
+    return facts

@@ -1,0 +1,354 @@
+"""The run folder: what is in it, whose it is, and what became of it.
+
+Recipe -> Run: OUT/{recipe.yaml, run.json, metrics.jsonl, samples.jsonl, adapter/, checkpoints/, plots/}
+
+Every file is written whole or not at all, so a kill at any moment leaves a folder that the next start understands.
+Knows nothing of models or training.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from perl import __version__
+from perl.errors import InterruptedRunError, RunFolderError
+from perl.recipe import Recipe
+from perl.run.facts import parse_run_facts
+
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+_LARGEST_LOGGED = 2**63
+# Settings that say where things are or go, not what is done: a run may go on with others.
+_PLACES = (
+    "hub",
+    "train.output_dir",
+    "rollout.servers",
+    "rollout.server_timeout",
+    "rollout.sync_folder",
+    "rollout.sync_folder_on_servers",
+)
+
+
+@dataclass
+class Run:
+    """A run folder and the facts in its ``run.json``.
+
+    Attributes:
+        path: The folder.
+        facts: What ``run.json`` says; see :meth:`record`.
+    """
+
+    path: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic, repr=False)
+    _seconds_before: float = field(default=0.0, repr=False)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Run":
+        """The run in a folder.
+
+        Raises:
+            RunFolderError: There is none.
+        """
+        path = Path(path)
+        try:
+            facts = parse_run_facts(read_regular(path / "run.json"))
+        except FileNotFoundError:
+            what = "holds no run: it has no run.json" if path.is_dir() else "no such folder"
+            raise RunFolderError(what, str(path)) from None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"holds no run: run.json: {error}", str(path)) from None
+        return cls(path, facts, _seconds_before=float(facts.get("seconds", 0.0)))
+
+    @property
+    def status(self) -> str:
+        """``running``, ``done``, ``failed`` or ``interrupted``."""
+        return str(self.facts.get("status", "new"))
+
+    @property
+    def adapter(self) -> Path:
+        """The trained adapter and its card; of a run without an adapter, the model."""
+        return self.path / ("model" if self.facts.get("method") == "full" else "adapter")
+
+    @property
+    def card(self) -> Path:
+        """The adapter's model card."""
+        return self.adapter / "README.md"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Training states, one folder a checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def plots(self) -> Path:
+        """Learning curves as PNG."""
+        return self.path / "plots"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """One JSON object a completion: a group of each logged step."""
+        return self.path / "samples.jsonl"
+
+    def elapsed(self) -> float:
+        """Wall seconds spent on this run, earlier starts included."""
+        return round(self._seconds_before + time.monotonic() - self._started, 3)
+
+    def record(self, **facts: Any) -> None:  # noqa: ANN401 (JSON values)
+        """Adds facts and writes ``run.json``, with the time spent so far."""
+        self.facts.update(facts)
+        if self.status != "done":
+            self.facts |= {"seconds": self.elapsed(), "updated": _now()}
+        write_text(self.path / "run.json", json.dumps(self.facts, indent=2) + "\n")
+
+    def rewind_logs(self, step: int) -> None:
+        """Drops what was logged after a step, so that a resumed run does not log it twice."""
+        for log in (self.metrics, self.samples):
+            if log.is_file():
+                kept = [
+                    line
+                    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+                    if _step_of(line) <= step
+                ]
+                write_text(log, "".join(line + "\n" for line in kept))
+
+
+@contextmanager
+def open_run(recipe: Recipe) -> Iterator[Run]:
+    """The recipe's run folder, locked; new, or the one to resume.
+
+    While the block runs the status is ``running``; leaving it normally keeps what was recorded, an exception makes it
+    ``interrupted`` or ``failed``.
+
+    Raises:
+        RunFolderError: The folder cannot be written, is in use, or holds something else.
+    """
+    path = recipe.output_dir
+    _make_folder(path)
+    lock = FileLock(path / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunFolderError("another process is training here", str(path), "choose another with --output") from None
+    try:
+        run = _claim(path, recipe)
+        with _kept_honest(run):
+            yield run
+    finally:
+        lock.release()
+
+
+def follow_run(recipe: Recipe) -> Run:
+    """The run folder as the other processes of a distributed run see it: they read, the first one writes."""
+    return Run(recipe.output_dir)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    staged = path.with_name(f".{path.name}.tmp")
+    staged.write_text(text, encoding="utf-8")
+    os.replace(staged, path)
+
+
+def replace_folder(staged: Path, path: Path) -> None:
+    """Moves a finished folder to its place, over an older one."""
+    if path.exists():
+        shutil.rmtree(path)
+    os.replace(staged, path)
+
+
+def installed_versions(further: Sequence[str] = (), *, quantised: bool = False) -> dict[str, str]:
+    """Versions of the packages that a result depends on; of this one also where it is only on the path.
+
+    Args:
+        further: Packages that are named only where they are installed.
+        quantised: Whether the base was quantised as it was loaded.
+    """
+    versions = {"perl-rl": __version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    for package in (*further, *(["bitsandbytes"] if quantised else [])):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
+
+
+def git_commit() -> str | None:
+    """The commit of the folder the run was started in, with ``-dirty`` if it was changed; None outside git."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    described = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (a fixed command)
+    return described.stdout.strip() or None
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunFolderError(f"cannot be written: {reason}", str(path), "choose another with --output") from None
+
+
+def _claim(path: Path, recipe: Recipe) -> Run:
+    """The folder as this recipe's: refuses what belongs to another, unless that came to nothing."""
+    if not (path / "recipe.yaml").exists():
+        strangers = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
+        if strangers:
+            raise RunFolderError(
+                f"is not empty and holds no run: {', '.join(strangers[:3])}", str(path), "choose another with --output"
+            )
+        return _begin(path, recipe)
+    try:
+        saved = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise RunFolderError(f"its recipe.yaml cannot be read: {error}", str(path)) from None
+    different = _differences(saved, recipe.as_dict())
+    if different and not _holds_work(path):
+        return _begin(path, recipe)
+    if different:
+        raise RunFolderError(
+            f"holds a run of another recipe: {'; '.join(different[:3])}", str(path), "choose another with --output"
+        )
+    run = Run.read(path) if (path / "run.json").exists() else Run(path)
+    if run.status != "done":
+        run.record(status="running", versions=installed_versions(quantised=recipe.model.quantization is not None))
+    return run
+
+
+def _begin(path: Path, recipe: Recipe) -> Run:
+    write_text(path / "recipe.yaml", recipe.to_yaml())
+    run = Run(path)
+    run.record(
+        status="running",
+        steps=0,
+        created=_now(),
+        git_commit=git_commit(),
+        versions=installed_versions(quantised=recipe.model.quantization is not None),
+    )
+    return run
+
+
+def _holds_work(path: Path) -> bool:
+    """Whether a run got as far as a training step; one that failed before may be replaced by its corrected recipe."""
+    run = Run(path)
+    return (
+        run.adapter.exists()
+        or any(run.checkpoints.glob("*"))
+        or (run.metrics.is_file() and run.metrics.stat().st_size > 0)
+    )
+
+
+@contextmanager
+def _kept_honest(run: Run) -> Iterator[None]:
+    """Says how the block ended."""
+    done_before = run.status == "done"
+    try:
+        yield
+    except (KeyboardInterrupt, InterruptedRunError):
+        run.record(status="interrupted")
+        raise
+    except BaseException as error:
+        run.record(status="failed", error=f"{type(error).__name__}: {error}")
+        raise
+    if not done_before:
+        run.facts.pop("error", None)
+        run.facts["seconds"] = run.elapsed()
+        run.record(status="done")
+
+
+def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str = "") -> list[str]:
+    """Settings that differ, as ``train.learning_rate 0.001 there, 0.002 here``; where things lie does not count."""
+    found = []
+    for key in dict.fromkeys([*saved, *wanted]):
+        here = f"{path}{key}"
+        there, now = saved.get(key), wanted.get(key)
+        if here in _PLACES or there == now:
+            continue
+        if isinstance(there, Mapping) and isinstance(now, Mapping):
+            found += _differences(there, now, f"{here}.")
+        else:
+            found.append(f"{here} is {there} there, {now} here")
+    return found
+
+
+def read_regular(path: Path) -> bytes:
+    """A file's bytes; nothing is waited for, as from a pipe.
+
+    Raises:
+        OSError: It is absent, no regular file, or cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError("it is no regular file")
+    return path.read_bytes()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log file; none where there is no file."""
+    return log_rows(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else []
+
+
+def log_rows(text: str) -> list[dict[str, Any]]:
+    """The rows of a log; a line that is none is left out, as one that a kill cut short."""
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and _can_be_counted(row):
+            rows.append(row)
+    return rows
+
+
+def _can_be_counted(row: Mapping[str, Any]) -> bool:
+    """Whether steps, rewards and tokens are numbers, where they are there; a mean reward may be NaN."""
+    for name in ("step", "reward", "num_tokens"):
+        value = row.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            return False
+        if value is not None and not abs(value) < _LARGEST_LOGGED and not (name == "reward" and math.isnan(value)):
+            return False
+    return True
+
+
+def _step_of(line: str) -> float:
+    """The step of a log line; a line that a kill cut short counts as never logged."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return float("inf")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

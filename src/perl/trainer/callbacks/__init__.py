@@ -1,0 +1,1 @@
+"""What the trainer itself does beside its steps."""

@@ -1,0 +1,93 @@
+"""What an adapter needs at each optimizer step, and the proofs that it trains.
+
+trainer events -> AdaLoRA's allocation, the rolling reference, guards
+"""
+
+from typing import Any, Protocol
+
+import torch
+from peft import PeftModel
+from transformers import TrainerCallback, TrainerState
+from trl import GRPOConfig
+
+from perl.methods import adalora
+from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_start
+from perl.policy.model import base_fingerprint, source_fingerprint
+from perl.policy.quantised import was_quantised
+from perl.policy.reference import Reference
+
+
+class AdapterTrainer(Protocol):
+    """What this callback uses of the trainer."""
+
+    base_fingerprint: str | None
+    reference: Reference | None
+
+    @property
+    def whole_tensors(self) -> bool: ...  # noqa: D102
+    @property
+    def policy(self) -> torch.nn.Module: ...  # noqa: D102
+    @property
+    def starts_as_reference(self) -> bool: ...  # noqa: D102
+
+
+class AdapterCallback(TrainerCallback):
+    """Runs a method's own steps and the guards; the trainer adds it by itself."""
+
+    def __init__(self, trainer: AdapterTrainer) -> None:
+        """Takes the trainer whose policy is trained."""
+        self.trainer = trainer
+        self.movement: Movement | None = None
+        self.weights: str | None = None  # fingerprint of what is in memory; quantised, it is no checkpoint's
+        self._started = False
+
+    def on_train_begin(
+        self,
+        args: GRPOConfig,
+        state: TrainerState,
+        *_: Any,  # noqa: ANN401 (transformers')
+        train_dataloader: Any = None,  # noqa: ANN401
+        **__: Any,  # noqa: ANN401
+    ) -> None:
+        """Fits AdaLoRA's schedule to the number of steps; proves that the policy starts where it should."""
+        check_enough_prompts(args, train_dataloader)
+        policy = self.trainer.policy
+        if adalora.allocates(policy):
+            adalora.set_schedule(policy, state.max_steps)
+        if not self.trainer.whole_tensors:
+            return
+        self.movement = Movement(policy)
+        if isinstance(policy, PeftModel):
+            if self.trainer.base_fingerprint is None:
+                self.trainer.base_fingerprint = source_fingerprint(policy)
+            quantised = was_quantised(policy.get_base_model())
+            self.weights = base_fingerprint(policy) if quantised else self.trainer.base_fingerprint
+            # A second call of train() goes on with a policy that has left its reference.
+            if state.global_step == 0 and not self._started and self.trainer.reference is not None:
+                check_start(policy, self.trainer.reference, must=self.trainer.starts_as_reference)
+        self._started = True
+
+    def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:  # noqa: ANN401 (transformers')
+        """Remembers what is about to move."""
+        if self.movement is not None and not self.movement.proven:
+            self.movement.before_step(optimizer)
+
+    def on_optimizer_step(self, _: Any, state: TrainerState, *__: Any, optimizer: Any = None, **___: Any) -> None:  # noqa: ANN401
+        """Proves that it moved; lets AdaLoRA move its budget while the gradients are still there."""
+        if self.movement is not None and not self.movement.proven:
+            self.movement.after_step(skipped=bool(getattr(optimizer, "step_was_skipped", False)))
+        if adalora.allocates(self.trainer.policy):
+            adalora.allocate(self.trainer.policy, state.global_step + 1)
+
+    def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
+        """Renews a rolling reference."""
+        if self.trainer.reference is not None:
+            self.trainer.reference.after_step(self.trainer.policy, state.global_step)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        """Proves that something was trained, and that the base was not touched; the policy is then what is saved."""
+        if self.movement is not None:
+            self.movement.at_end()
+        adalora.finish(self.trainer.policy)
+        if self.weights is not None:
+            check_base_unchanged(self.trainer.policy, self.weights)

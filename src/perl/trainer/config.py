@@ -1,0 +1,362 @@
+"""PeftRLConfig: TRL's GRPOConfig plus the adapter, the batch in a person's terms, and defaults that fit adapters.
+
+Recipe -> PeftRLConfig, and inside it fields -> derived fields. Knows nothing of models or data.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from trl import GRPOConfig
+
+from perl.errors import PerlError, Problem, RecipeError, did_you_mean, raise_all
+from perl.methods.registry import METHODS
+from perl.recipe import Recipe
+from perl.recipe.batch_plan import plan_batch
+from perl.recipe.recipe import world_size
+from perl.recipe.sections import FIELD_OF_SETTING, QUANTIZATIONS, ModelSection, PeftSection, RolloutSection, Section
+from perl.recipe.train_fields import REFERENCE_PATTERN
+from perl.run.devices import accelerator
+
+
+def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: ANN401 (a dataclass field)
+    """A field that mirrors a setting of a recipe's section: same default, same sentence."""
+    setting = section.model_fields[name]
+    return field(default=setting.default, metadata={"help": setting.description})
+
+
+@dataclass
+class PeftRLConfig(GRPOConfig):
+    """Arguments of :class:`perl.PeftGRPOTrainer`: every argument of TRL's ``GRPOConfig``, and these.
+
+    Without a ``peft_config`` argument the trainer builds the adapter from the ``peft_*`` fields, which are the
+    recipe's ``peft`` section under another name (``perl methods`` lists the methods).
+
+    Seven defaults differ from TRL's, because an adapter is trained:
+
+    * ``learning_rate`` is the method's usual one, 1e-5 for LoRA, instead of 1e-6: an adapter wants about ten times the
+      rate of full fine-tuning (Schulman et al. 2025, "LoRA Without Regret").
+    * ``logging_steps`` 1 instead of 10, ``save_steps`` 50 instead of 500: a step takes long and an adapter is small.
+    * ``bf16``, ``gradient_checkpointing`` and ``dataloader_pin_memory`` are off on a CPU unless they are asked for.
+    * ``vllm_importance_sampling_mode`` is ``token_truncate``: the product of thousands of ratios, which TRL's
+      ``sequence_mask`` looks at, leaves its bounds however close the engine is, and long completions would not count.
+
+    Raises:
+        perl.errors.RecipeError: ``prompts_per_step`` contradicts the other batch numbers, or there is no such
+            reference.
+        pydantic.ValidationError: A ``peft_*`` field has an impossible value.
+    """
+
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "The initial learning rate. None: the method's usual one, 1e-5 for LoRA."}
+    )
+    logging_steps: float = field(default=1, metadata={"help": "Log every X optimizer steps."})
+    save_steps: float = field(default=50, metadata={"help": "Save a checkpoint every X optimizer steps."})
+    gradient_checkpointing: bool | None = field(
+        default=None,
+        metadata={"help": "Recompute activations in the backward pass. None: if they would not fit otherwise."},
+    )
+    dataloader_pin_memory: bool | None = field(
+        default=None, metadata={"help": "Pin memory in data loaders. None: not on a CPU."}
+    )
+    per_device_train_batch_size: int | None = field(
+        default=None, metadata={"help": "Rows in one forward pass. None: 8, or what prompts_per_step leaves."}
+    )
+    gradient_accumulation_steps: int | None = field(
+        default=None, metadata={"help": "Forward passes in one optimizer step. None: 1, or as prompts_per_step needs."}
+    )
+    prompts_per_step: int | None = field(
+        default=None, metadata={"help": "Different prompts in one optimizer step; the other batch numbers follow."}
+    )
+    quantization: str | None = _setting("quantization", ModelSection)
+    peft_method: str = _setting("method")
+    peft_rank: int | None = _setting("rank")
+    peft_alpha: float | None = _setting("alpha")
+    peft_dropout: float = _setting("dropout")
+    # A factory, since transformers' command-line parser ignores the plain default of a field that may be a list.
+    peft_target_modules: list[str] | None | str = field(  # noqa: RUF036 (it takes the first member, the second is None)
+        default_factory=lambda: None, metadata={"help": PeftSection.model_fields["target_modules"].description}
+    )
+    peft_type: str | None = _setting("type")
+    adapter: str | None = _setting("adapter")
+    peft_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": PeftSection.model_fields["kwargs"].description}
+    )
+
+    reference: str | None = field(
+        default=None,
+        metadata={
+            "help": "What the KL divergence is measured against: base (the pristine base), initial (the policy before "
+            "the first step), or rolling:N (the policy as it was at the last multiple of N steps). None: base for a "
+            "new adapter, initial for one that is continued."
+        },
+    )
+
+    rollout_backend: str = _setting("backend", RolloutSection)
+    rollout_servers: list[str] | None = field(
+        default=None, metadata={"help": RolloutSection.model_fields["servers"].description}
+    )
+    rollout_server_timeout: float = _setting("server_timeout", RolloutSection)
+    rollout_sync: str = _setting("sync", RolloutSection)
+    rollout_sync_folder: str | None = _setting("sync_folder", RolloutSection)
+    rollout_sync_folder_on_servers: str | None = _setting("sync_folder_on_servers", RolloutSection)
+    rollout_check_every: int = _setting("check_every", RolloutSection)
+    rollout_tolerance: float | None = _setting("tolerance", RolloutSection)
+    rollout_prefetch: int = _setting("prefetch", RolloutSection)
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={
+            "help": "How the ratio of the trainer's probabilities to the engine's is bounded: token_truncate, "
+            "token_mask, sequence_truncate or sequence_mask."
+        },
+    )
+
+    process_reward_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "Weight of a process reward, the score that another model gives each step of a completion; 0: only "
+            "the outcome counts. In a recipe better as rewards: {process_reward: {weight: ..., args: {model: ...}}}."
+        },
+    )
+    process_reward_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Arguments of perl.rewards.process_reward, model among them; needs a weight."},
+    )
+    flat_reward_steps: int = field(
+        default=5,
+        metadata={"help": "Say why after this many steps in a row in which no group's rewards differ; 0: never."},
+    )
+    padding_free: bool = field(
+        default=True,
+        metadata={
+            "help": "Run rows end to end, without padding, where the model allows it; else every micro-batch is padded "
+            "to its own longest row."
+        },
+    )
+    train_tokens_per_microbatch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens in one forward and backward pass; the rows of an optimizer step are distributed over such "
+            "passes. None: 2048 on a CPU, what fits into memory elsewhere. 0: the rows of each pass as TRL cuts them."
+        },
+    )
+    skip_zero_advantage: bool = field(
+        default=True,
+        metadata={"help": "Leave out rows that add exactly nothing to the gradient: no advantage, no KL term."},
+    )
+    reuse_old_log_probs: bool = field(
+        default=True,
+        metadata={
+            "help": "Take the old policy's log-probabilities from the training pass where no update lies between."
+        },
+    )
+    share_prompts: bool = field(
+        default=True,
+        metadata={"help": "Run a prompt once for all completions of its group where that saves tokens."},
+    )
+    fused_lora: bool = field(
+        default=True,
+        metadata={"help": "Run plain LoRA layers as one operation instead of six; the same numbers in float32."},
+    )
+
+    fused_head: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Take the derivative of the log-probabilities in the head's forward pass, which is two products "
+            "with the head instead of three. None: on a CPU; elsewhere TRL's kernel."
+        },
+    )
+    compile_layers: bool = field(
+        default=False,
+        metadata={"help": "Compile the layers for packed rows, which takes a minute or more before the first step."},
+    )
+
+    _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs", "process_reward_kwargs"]
+
+    bf16: bool | None = field(default=None, metadata={"help": "Train in bfloat16. None: not on a CPU."})
+    activation_checkpointing: bool | None = field(
+        default=None, metadata={"help": "transformers' new name of gradient_checkpointing."}
+    )
+
+    def __post_init__(self) -> None:
+        """Derives what was left open, then lets TRL derive and check the rest."""
+        self._derive_batch()
+        if self.reference is not None and re.fullmatch(REFERENCE_PATTERN, self.reference) is None:
+            raise RecipeError(
+                f"no reference {self.reference!r}", "reference", "base, initial, or rolling:N with N >= 1"
+            )
+        if self.train_tokens_per_microbatch is not None and self.train_tokens_per_microbatch < 0:
+            tokens = self.train_tokens_per_microbatch
+            raise RecipeError(
+                f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
+            )
+        self._check_quantization()
+        self._check_compilation()
+        self._check_rewards()
+        check_sampling(self, self.rollout)
+        self.of_a_recipe = False
+        self.learning_rate_asked = self.learning_rate is not None
+        if self.learning_rate is None:
+            method = METHODS.get(self.peft_method if self.peft_type is None else "lora", METHODS["lora"])
+            self.learning_rate = method.learning_rate
+        if self.peft_target_modules == ["all-linear"]:  # as the command-line parser gives it
+            self.peft_target_modules = "all-linear"
+        on_cpu = self.use_cpu or accelerator() is None
+        if on_cpu and torch.accelerator.is_available():  # one that transformers would take
+            self.use_cpu: bool = True
+        if self.bf16 is None and on_cpu:
+            self.bf16 = False
+        if self.dataloader_pin_memory is None:
+            self.dataloader_pin_memory = not on_cpu
+        self.recompute_asked = any(
+            asked is not None for asked in (self.gradient_checkpointing, self.activation_checkpointing)
+        )
+        if self.gradient_checkpointing is None:
+            self.gradient_checkpointing = not on_cpu
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = self.gradient_checkpointing
+        super().__post_init__()
+        self.peft  # noqa: B018 (refuses impossible values now, not when the model is loaded)
+
+    def _check_quantization(self) -> None:
+        asked = self.quantization
+        if asked is not None and asked not in QUANTIZATIONS:
+            raise RecipeError(f"no quantization {asked!r}", "quantization", did_you_mean(asked, QUANTIZATIONS))
+
+    def _check_compilation(self) -> None:
+        if self.compile_layers and (self.torch_compile or self.torch_compile_backend or self.torch_compile_mode):
+            raise RecipeError(
+                "compiles the model that torch_compile compiles", "compile_layers", "leave one of them out"
+            )
+
+    def _check_rewards(self) -> None:
+        if self.flat_reward_steps < 0:
+            raise RecipeError(f"{self.flat_reward_steps} steps", "flat_reward_steps", "a number of steps, or 0")
+        if self.process_reward_weight and not self.process_reward_kwargs:
+            raise RecipeError("has no model", "process_reward_weight", 'process_reward_kwargs={"model": ...}')
+        if self.process_reward_kwargs and not self.process_reward_weight:
+            raise RecipeError("has no weight", "process_reward_kwargs", "process_reward_weight=0.5")
+
+    @property
+    def peft(self) -> PeftSection:
+        """The ``peft_*`` fields as the recipe's section."""
+        return PeftSection(
+            method=self.peft_method,
+            type=self.peft_type,
+            adapter=self.adapter,
+            rank=self.peft_rank,
+            alpha=self.peft_alpha,
+            dropout=self.peft_dropout,
+            target_modules=self.peft_target_modules,
+            kwargs=self.peft_kwargs or {},  # type: ignore[arg-type]
+        )
+
+    @property
+    def rollout(self) -> RolloutSection:
+        """The ``rollout_*`` fields as the recipe's section; see :func:`rollout_section`."""
+        return rollout_section(self)
+
+    def _derive_batch(self) -> None:
+        if self.prompts_per_step is not None:
+            batch = plan_batch(
+                prompts_per_step=self.prompts_per_step,
+                num_generations=self.num_generations,
+                per_device_train_batch_size=self.per_device_train_batch_size,
+                gradient_accumulation_steps=self.gradient_accumulation_steps,
+                world_size=world_size(),
+            )
+            self.per_device_train_batch_size = batch.per_device_train_batch_size
+            self.gradient_accumulation_steps = batch.gradient_accumulation_steps
+        if self.per_device_train_batch_size is None:
+            self.per_device_train_batch_size = GRPOConfig.per_device_train_batch_size
+        if self.gradient_accumulation_steps is None:
+            self.gradient_accumulation_steps = GRPOConfig.gradient_accumulation_steps
+
+
+def rollout_section(args: GRPOConfig) -> RolloutSection:
+    """Which engine samples, as arguments of ours or TRL's say; how it samples is in TRL's fields.
+
+    TRL's ``use_vllm`` asks for vLLM too: in this process, or on the server that its ``vllm_server_*`` fields name.
+
+    Raises:
+        pydantic.ValidationError: A value is impossible, or two contradict each other.
+    """
+    ours = {name: f"rollout_{name}" for name in RolloutSection.model_fields}
+    said = {name: getattr(args, ours_name) for name, ours_name in ours.items() if hasattr(args, ours_name)}
+    said["servers"] = list(said.get("servers") or [])
+    if args.use_vllm and said.get("backend", "auto") == "auto":
+        said["backend"] = "vllm-server" if args.vllm_mode == "server" else "vllm"
+        if args.vllm_mode == "server" and not said["servers"]:
+            host = "localhost" if args.vllm_server_host == "0.0.0.0" else args.vllm_server_host  # noqa: S104
+            said["servers"] = [args.vllm_server_base_url or f"http://{host}:{args.vllm_server_port}"]
+            said["server_timeout"] = float(args.vllm_server_timeout)
+    return RolloutSection(**said)
+
+
+def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
+    """Refuses to sample from a policy that the loss, even corrected, is not about.
+
+    vLLM's log-probabilities are of the distribution after the nucleus and its kin have cut it, the trainer's of the
+    whole one: their ratio is the probability that was cut off, not a difference of policies (it is below 1 for every
+    token, 0.9 in the mean at top_p 0.8).
+
+    Raises:
+        RecipeError: The correction would be biased, or there is none where rollouts are sampled ahead.
+    """
+    if how.backend in ("auto", "transformers"):
+        return
+    found = []
+    neutral = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None)}
+    for name, values in neutral.items():
+        asked = getattr(args, name)
+        if args.vllm_importance_sampling_correction and asked not in values:
+            what = f"{asked:g} cuts off what the importance correction would count as a difference of policies"
+            hint = f"{values[0]:g}, or train.vllm_importance_sampling_correction: false"
+            found.append(Problem(what, f"rollout.{name}", hint))
+    for name in ("generation_kwargs", "vllm_structured_outputs_regex"):
+        if getattr(args, name):
+            found.append(Problem("is not handed to vLLM here", f"train.{name}", "leave it out, or transformers"))
+    sequences = args.vllm_importance_sampling_mode.startswith("sequence")
+    if args.loss_type == "vespo" and args.vllm_importance_sampling_correction and sequences:
+        what = "vespo corrects each token by itself"
+        found.append(Problem(what, "train.vllm_importance_sampling_mode", "token_truncate or token_mask"))
+    if how.prefetch and not args.vllm_importance_sampling_correction:
+        what = "rollouts that are sampled ahead are from an older policy and need the importance correction"
+        found.append(Problem(what, "rollout.prefetch", "0, or train.vllm_importance_sampling_correction: true"))
+    raise_all(RecipeError, found)
+
+
+def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
+    """The trainer's arguments of a recipe.
+
+    Args:
+        recipe: What is asked for.
+        output_dir: Where checkpoints go.
+
+    Raises:
+        RecipeError: TRL or transformers refuse a combination of fields.
+    """
+    generations = recipe.batch.num_generations
+    derived = {
+        "num_generations": generations,
+        "per_device_train_batch_size": recipe.batch.per_device_train_batch_size,
+        "gradient_accumulation_steps": recipe.batch.gradient_accumulation_steps,
+        "reward_weights": [setting.weight for setting in recipe.rewards.values()],
+        "use_cpu": recipe.engine.device == "cpu",
+        "disable_tqdm": True,
+        **{FIELD_OF_SETTING["peft", name]: value for name, value in recipe.peft.model_dump().items()},
+        **{FIELD_OF_SETTING["rollout", name]: value for name, value in recipe.rollout.model_dump().items()},
+        "rollout_sync_folder": recipe.rollout.sync_folder or str(recipe.output_dir / "sync"),
+    }
+    asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
+    # A group must not be split between evaluation batches.
+    defaults = {"per_device_eval_batch_size": generations}
+    try:
+        arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
+    except PerlError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise RecipeError(str(error), "train") from error
+    arguments.of_a_recipe = True  # whose plan says what is trained
+    return arguments

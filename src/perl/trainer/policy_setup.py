@@ -1,0 +1,229 @@
+"""From what a trainer is given to the policy that it trains.
+
+model or name, arguments, peft_config -> model with a new, a continued or no adapter
+
+Knows nothing of data, rewards or training.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from accelerate.utils import set_seed
+from peft import PeftConfig, PeftModel
+from torch import nn
+from transformers import AutoProcessor
+from trl import GRPOConfig
+from trl.trainer.utils import create_model_from_path
+
+from perl.errors import ModelError, RecipeError
+from perl.methods.on_quantised import IN_PROCESS, check_on_quantised
+from perl.methods.registry import METHODS
+from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
+from perl.policy.attach import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
+from perl.policy.model import base_identity, check_quantisation, quantising, trainable_parameters
+from perl.policy.quantised import keep_packing, was_quantised
+from perl.policy.saved.adapter import SavedAdapter, find_adapter
+from perl.policy.sharding import strategy_asked_for
+from perl.recipe.sections import ModelSection, PeftSection, Quantization
+from perl.trainer.config import PeftRLConfig, rollout_section
+
+
+def adapted_policy(
+    model: Any,  # noqa: ANN401 (TRL's signature)
+    args: GRPOConfig,
+    peft_config: PeftConfig | None,
+    quantization_config: Any,  # noqa: ANN401
+) -> tuple[Any, Adaptation, bool]:
+    """The policy that the trainer's arguments describe, with a new, a continued, or no adapter.
+
+    Returns:
+        The model; how it is adapted; whether an adapter is continued. A name stays a name if no adapter is asked for.
+
+    Raises:
+        PerlError: The method, the adapter or the model is not what it must be.
+    """
+    _check_arguments(args)
+    quantization = _asked_quantization(model, args, quantization_config)
+    if isinstance(model, nn.Module):
+        keep_packing(model)
+    if isinstance(model, PeftModel):
+        _check_with_adapter(args)
+        if peft_config is not None or (isinstance(args, PeftRLConfig) and args.adapter):
+            raise ModelError("the model has an adapter already", "peft_config", "pass the base, or no peft_config")
+        check_trainable(model)
+        check_untouched_base(model)
+        config = model.peft_config[model.active_adapter]
+        _check_head(args, model)
+        return model, Adaptation(method_of(config), config), True
+    saved = _to_continue(args, peft_config, model)
+    if peft_config is not None:
+        how = Adaptation(method_of(peft_config), peft_config)
+    elif not isinstance(args, PeftRLConfig):
+        how = Adaptation(METHODS["full"], None)
+    else:
+        how = continued_adaptation(args.peft, saved.config, own_method(saved)) if saved else adaptation(args.peft)
+    if isinstance(args, PeftRLConfig) and not args.learning_rate_asked:
+        args.learning_rate = how.method.learning_rate  # of a continued adapter's or a type's own method
+    _check_method(how, model, quantization)
+    if how.config is None:
+        return model, how, False
+    _check_with_adapter(args)
+    set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
+    if isinstance(model, str):
+        model = _loaded(model, args, quantization_config, quantization)
+    _check_head(args, model)
+    if saved is not None:
+        return continue_adapter(model, saved, how), how, True
+    return attach_adapter(model, how), how, False
+
+
+def what_to_say(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) -> Iterator[str]:  # noqa: ANN401
+    """What a script should know before it trains, a line each.
+
+    Args:
+        model: The policy.
+        args: The script's.
+        how: How the model is adapted.
+        named: Whether the script says so itself, by a ``peft_config`` or a PeftModel.
+    """
+    yield from setting_warnings(how, float(args.learning_rate or 0.0))
+    asked = named or not isinstance(args, PeftRLConfig) or args.of_a_recipe
+    if not asked and how.config is not None and args.process_index == 0:
+        yield what_is_trained(model, args, how)
+    unused = peft_fields_set(args) if named and isinstance(args, PeftRLConfig) else []
+    if unused and args.process_index == 0:
+        do = "does" if len(unused) == 1 else "do"
+        yield f"{', '.join(unused)} {do} nothing: the adapter is that of the peft_config; leave one of them out"
+
+
+def peft_fields_set(args: PeftRLConfig) -> list[str]:
+    """Names of the ``peft_*`` fields that are not as they are by default."""
+    untouched = PeftSection()
+    return [
+        f"peft_{name}"
+        for name in PeftSection.model_fields
+        if name != "adapter" and getattr(args.peft, name) != getattr(untouched, name)
+    ]
+
+
+def what_is_trained(model: Any, args: PeftRLConfig, how: Adaptation) -> str:  # noqa: ANN401 (a policy)
+    """What a script gets that names no ``peft_config``, and how it gets TRL's full fine-tuning."""
+    rank = getattr(how.config, "r", None)
+    of_rank = f" of rank {rank}" if isinstance(rank, int) else ""
+    what = f"{trainable_parameters(model):,} parameters of an adapter are trained, {how.method.name}{of_rank}"
+    if args.adapter:
+        return f"{what}, which goes on from {args.adapter}"
+    return f'no peft_config: {what}; PeftRLConfig(peft_method="full") trains the whole model, as TRL does'
+
+
+def _check_arguments(args: GRPOConfig) -> None:
+    """Refuses what TRL does with a second model."""
+    if args.sync_ref_model:
+        raise RecipeError(
+            "would mix the policy into a second model, and there is none here",
+            "sync_ref_model",
+            f'PeftRLConfig(reference="rolling:{args.ref_model_sync_steps}") takes the policy itself as often',
+        )
+
+
+def _check_with_adapter(args: GRPOConfig) -> None:
+    """Refuses what would only fail once the adapter is trained."""
+    if args.hub_token is not None:
+        raise RecipeError("an adapter is pushed with the Hub's own login only", "hub_token", "hf auth login")
+
+
+def _check_head(args: GRPOConfig, model: Any) -> None:  # noqa: ANN401 (a model)
+    """Refuses to cast a tied head under an adapter, for which TRL looks for the embeddings where there are none."""
+    name = type(model.get_base_model() if isinstance(model, PeftModel) else model).__name__
+    if args.cast_lm_head_to_fp32 and getattr(model.config, "tie_word_embeddings", False):
+        raise ModelError(
+            f"TRL cannot cast the head of {name} under an adapter: it is tied to the embeddings",
+            "cast_lm_head_to_fp32",
+            'leave it out; model_init_kwargs={"dtype": "float32"} computes all in float32',
+        )
+
+
+def _to_continue(args: GRPOConfig, peft_config: PeftConfig | None, model: Any) -> SavedAdapter | None:  # noqa: ANN401
+    """The adapter that the arguments ask to continue, which a config of a new one contradicts."""
+    if not isinstance(args, PeftRLConfig) or not args.adapter:
+        return None
+    if peft_config is not None:
+        raise ModelError(
+            f"asks for a new adapter, and PeftRLConfig.adapter to continue {args.adapter}",
+            "peft_config",
+            "leave one of the two out",
+        )
+    return find_adapter(args.adapter, _base_name(model))
+
+
+def _check_method(how: Adaptation, model: Any, quantization: Quantization | None) -> None:  # noqa: ANN401 (a model)
+    if quantization is not None or (isinstance(model, nn.Module) and was_quantised(model)):
+        check_on_quantised(how)
+
+
+def _asked_quantization(model: Any, args: GRPOConfig, quantization_config: Any) -> Quantization | None:  # noqa: ANN401
+    """What the base is quantised to as it is loaded; refused where no base is loaded, or where two say how."""
+    asked: Quantization | None = getattr(args, "quantization", None)
+    if asked is None:
+        return None
+    if not isinstance(model, str):
+        what = "is of a base that is loaded by name; a model that is passed comes as it is"
+        raise ModelError(what, "quantization", "pass the model's name, or leave it out")
+    if quantization_config is not None or "quantization_config" in (args.model_init_kwargs or {}):
+        raise ModelError("is said twice", "quantization", "leave it or quantization_config out")
+    if (args.model_init_kwargs or {}).get("device_map") is not None:
+        what = "a base in 4 bits lies whole on the device of its process, device_map would do nothing"
+        raise ModelError(what, "model_init_kwargs", "leave device_map out")
+    strategy = strategy_asked_for(args)
+    if strategy is not None:
+        what = f"a base in 4 bits cannot be in shards, which {strategy} makes of it"
+        raise RecipeError(what, "quantization", "run with DDP, or leave it out")
+    how = rollout_section(args)
+    if how.backend == "vllm":
+        raise ModelError(IN_PROCESS, "rollout_backend", "transformers, or vllm-server with servers of the same base")
+    revision = (args.model_init_kwargs or {}).get("revision")
+    check_quantisation(ModelSection(name=model, revision=revision, quantization=asked))
+    return asked
+
+
+def _loaded(name: str, args: GRPOConfig, quantization_config: Any, quantization: Quantization | None) -> Any:  # noqa: ANN401
+    """The base as TRL loads it by name."""
+    options = {**(args.model_init_kwargs or {}), "trust_remote_code": args.trust_remote_code}
+    if quantization is not None:
+        section = ModelSection(name=name, revision=options.get("revision"), quantization=quantization)
+        options |= quantising(section, args.device, options.get("dtype") or "auto")  # TRL would take float32
+    if quantization_config is not None:
+        options["quantization_config"] = quantization_config
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED") and quantization is None:
+        options["device_map"] = None
+    model = create_model_from_path(name, **options)
+    keep_packing(model)
+    return model
+
+
+def _base_name(model: Any) -> str | None:  # noqa: ANN401 (a name or a model)
+    return None if isinstance(model, str) else base_identity(model)[0]
+
+
+def load_processor(name: str, args: GRPOConfig) -> Any:  # noqa: ANN401 (a tokenizer or a multimodal processor)
+    """The tokenizer or processor that belongs to a model's name, at the model's revision, as TRL sets it up."""
+    return AutoProcessor.from_pretrained(
+        name,
+        revision=(args.model_init_kwargs or {}).get("revision"),
+        truncation_side="left",
+        padding_side="left",
+        trust_remote_code=args.trust_remote_code,
+    )
+
+
+def setting_warnings(how: Adaptation, learning_rate: float) -> Iterator[str]:
+    """What is allowed and probably not meant."""
+    warning = rate_warning(how.method, learning_rate)
+    if warning:
+        yield warning
+    dropout = dropout_of(how.config)
+    if dropout:
+        yield (
+            f"adapter dropout {dropout:g}: rollouts have none, so the policy that is trained is not the one that "
+            "sampled; leave it at 0"
+        )

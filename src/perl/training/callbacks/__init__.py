@@ -1,0 +1,1 @@
+"""What a run of a recipe does beside its steps."""

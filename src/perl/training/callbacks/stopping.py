@@ -1,0 +1,101 @@
+"""An orderly stop, on Ctrl-C, SIGTERM or a reward that fails too often: a last step, a checkpoint, no more."""
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from perl.rewards.custom import Failures
+
+logger = logging.getLogger("perl")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Outside of training SIGTERM does what Ctrl-C does: it raises KeyboardInterrupt where the program stands."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class OrderlyStop(TrainerCallback):
+    """Ends training after the step in which a signal came or a reward failed once too often.
+
+    A second signal stops at once.
+
+    Attributes:
+        requested: Whether training is to end.
+        failed: Which of the rewards failed too often, on this process or another, by position; None: none did.
+    """
+
+    def __init__(self, failures: Sequence[Failures] = ()) -> None:
+        """Nothing has happened.
+
+        Args:
+            failures: Of the reward functions that may fail; as many on each process.
+        """
+        self.requested = False
+        self.failed: int | None = None
+        self._failures = tuple(failures)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handles signals inside the block; only the main thread can, elsewhere they stay as they are."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def on_step_end(
+        self,
+        _args: TrainingArguments,
+        _state: TrainerState,
+        control: TrainerControl,
+        **_: Any,  # noqa: ANN401
+    ) -> None:
+        """Asks for a checkpoint and the end of training, on all processes at the same step."""
+        if self.look():
+            control.should_save = True
+            control.should_training_stop = True
+
+    def look(self) -> bool:
+        """Whether training is to end, as all processes see it; each must ask at the same time."""
+        too_many = [position for position, failures in enumerate(self._failures) if failures.too_many]
+        requested, failed = _highest(int(self.requested), 1 + (too_many[0] if too_many else -1))
+        self.failed = failed - 1 if failed else None
+        self.requested = bool(requested) or failed > 0
+        return self.requested
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        logger.warning("stopping after this step, with a checkpoint (again: stop now and lose the step)")
+
+
+def _highest(*numbers: int) -> list[int]:
+    """The highest of each number over all processes."""
+    if not torch.distributed.is_initialized():
+        return list(numbers)
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    highest = torch.tensor(numbers, device=device)
+    torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX)
+    return [int(number) for number in highest.tolist()]

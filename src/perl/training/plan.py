@@ -1,0 +1,379 @@
+"""Everything about a run that can be known, and refused, before the base's weights are loaded.
+
+Recipe -> Plan
+
+Reads the data, counts what will be trained on an empty copy of the model, does the arithmetic of steps.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
+from perl.errors import DataError, MissingExtraError, ModelError, Problem, raise_all
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.questions import Prepared
+from perl.methods.on_quantised import check_on_quantised
+from perl.methods.registry import METHODS, Method, served_rank
+from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
+from perl.policy.attach import attach_adapter, continue_adapter, own_method
+from perl.policy.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
+from perl.policy.name import in_few_bits
+from perl.policy.quantised import has_bfloat16
+from perl.policy.saved.adapter import SavedAdapter, find_adapter
+from perl.recipe import Recipe
+from perl.recipe.optional_packages import missing_packages
+from perl.recipe.recipe import is_first_process
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.rewards import Reward, resolve_rewards
+from perl.rewards.custom import unsendable
+from perl.rewards.process.model import read_process_config
+from perl.rewards.process.reward import ProcessReward
+from perl.rewards.verifier import Judging, unreadable
+from perl.rollouts.engine import Form
+from perl.rollouts.vllm.version import missing_vllm
+from perl.run.progress import live_line
+from perl.trainer.config import PeftRLConfig, training_arguments
+from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
+from perl.training.tasks import run_protocol, run_tasks
+
+logger = logging.getLogger("perl")
+
+# A data set with more gold answers that cannot be read than this share is refused; fewer are said, and have no say.
+_MOST_UNREADABLE = 0.05
+_ANSWERS_AT_A_TIME = 500
+
+# Arguments that TRL hands to every reward function; all others are columns of the data set.
+_ARGUMENTS_FROM_TRL = {
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+}
+
+
+# What to do about an argument that no column can fill.
+_HINTS = {"solution": "set data.train.columns.answer", "prompt": "it is called prompts, as in TRL"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do.
+
+    Attributes:
+        arguments: The trainer's, complete but for the folder.
+        steps: Optimizer steps.
+        longest_prompt: In tokens.
+        protocol: How base and adapter are scored.
+        tasks: On what: the held-out problems and the benchmark tasks.
+        method: The row of the table of methods.
+        settings: The adapter's settings, defaults filled in.
+        served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
+        memory: What it is estimated to need on GPUs of several sizes; empty if that is not known.
+    """
+
+    recipe: Recipe
+    arguments: PeftRLConfig
+    problems: ProblemSet
+    rewards: list[Reward]
+    tokenizer: PreTrainedTokenizerBase
+    steps: int
+    longest_prompt: int
+    protocol: Protocol
+    tasks: tuple[Prepared, ...]
+    method: Method
+    settings: dict[str, Any]
+    trainable_parameters: int
+    total_parameters: int
+    served_rank: int | None
+    memory: list[MemoryEstimate]
+
+    @property
+    def judging(self) -> Judging | None:
+        """How answers are compared with gold answers, in training and evaluation; None if they never are."""
+        return _judging(self.rewards) or (Judging() if self.tasks else None)
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest prompt with the longest completion, of training or of a score."""
+        training = self.longest_prompt + self.arguments.max_completion_length
+        return max([training, *(task.longest for task in self.tasks)])
+
+    @property
+    def form(self) -> Form:
+        """In which vLLM gets the policy."""
+        return "merged" if self.served_rank is None else "adapter"
+
+    def lines(self) -> Iterator[str]:
+        """The plan for a person to read."""
+        share = 100 * self.trainable_parameters / self.total_parameters
+        heldout = len(self.problems.heldout) if self.problems.heldout is not None else 0
+        settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        base = self.total_parameters - (self.trainable_parameters if self.method.config else 0)
+        quantization = self.recipe.model.quantization
+        in_bits = f", base{in_few_bits(quantization)}" if quantization else ""
+        yield f"model    {self.recipe.model.name}, {base:,} parameters{in_bits}"
+        yield f"adapter  {self.method.name} ({settings})" if self.method.config else "adapter  none: the model itself"
+        yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
+        yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
+        yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
+        if self.recipe.rollout.backend in ("vllm", "vllm-server"):
+            what = "the changed weights" if self.served_rank is None else f"a LoRA of rank {self.served_rank}"
+            of_nf4 = "; its base must be quantised too, as `perl rollout command` starts it" if quantization else ""
+            yield f"rollouts {self.recipe.rollout.backend}, which gets {what} after each step{of_nf4}"
+        yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards)}"
+        yield f"batch    {self.recipe.batch}"
+        yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"
+        if self.memory:
+            yield f"memory   {described(self.memory)}"
+        yield f"output   {self.recipe.output_dir}"
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    """Checks a recipe against its data and its model.
+
+    Raises:
+        PerlError: Whatever is wrong, before any weights are loaded.
+    """
+    _check_extras(recipe)
+    rewards = resolve_rewards(recipe.rewards, recipe.rollout)
+    arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
+    saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
+    how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
+    if recipe.model.quantization is not None:
+        _check_quantised(recipe, how, arguments)
+    empty = load_empty_base(recipe.model)
+    total = total_parameters(empty)
+    trained = count_trained(recipe.model, how, saved)
+    tokenizer = load_tokenizer(recipe.model)
+    for reward in rewards:
+        if isinstance(reward.function, ProcessReward):
+            read_process_config(reward.function.setting)
+    problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
+    _check_template(problems, tokenizer)
+    _check_rewards_fit(rewards, problems.train, "data")
+    if problems.heldout is not None and arguments.eval_strategy != "no":
+        _check_rewards_fit(rewards, problems.heldout, "held-out data")
+    for line in problems.renamed:
+        logger.warning("%s", line)
+    _check_answers(rewards, problems, recipe)
+    longest = _longest_prompt(problems, tokenizer, empty.config, arguments)
+    protocol = run_protocol(recipe)
+    solution = (_judging(rewards) or Judging()).solution
+    plan = Plan(
+        recipe=recipe,
+        arguments=arguments,
+        problems=problems,
+        rewards=rewards,
+        tokenizer=tokenizer,
+        steps=_steps(problems.train, arguments, recipe),
+        longest_prompt=longest,
+        protocol=protocol,
+        tasks=run_tasks(recipe, problems, solution, tokenizer, empty.config, protocol),
+        method=how.method,
+        settings=_settings(recipe, saved),
+        trainable_parameters=trained,
+        total_parameters=total + trained if how.config else total,
+        served_rank=_served_rank(recipe, how),
+        memory=recipe_estimates(recipe, arguments, empty.config, how.config, longest + arguments.max_completion_length),
+    )
+    if arguments.vllm_max_model_length is None:
+        arguments.vllm_max_model_length = plan.longest_text
+    return plan
+
+
+def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:
+    """The rank of the LoRA that vLLM gets, or None for weights; refuses an adapter that no LoRA is equal to."""
+    rank = None if recipe.rollout.sync == "merged" or how.config is None else how.method.update_rank(how.config)
+    served = served_rank(rank) if rank is not None else None
+    if recipe.rollout.sync == "adapter" and served is None:
+        what = f"the update of {how.method.name} is no LoRA that vLLM serves"
+        raise ModelError(what, "rollout.sync", "merged, or auto")
+    return served
+
+
+def count_trained(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> int:
+    """Number of parameters that a method trains, counted on a model without weights.
+
+    Args:
+        model: The base.
+        how: The method and its config.
+        saved: The adapter that is continued.
+
+    Raises:
+        PerlError: The adapter does not fit the model.
+    """
+    empty = load_empty_base(model)
+    if how.config is None:
+        return trainable_parameters(empty)
+    alike = METHODS.get(how.method.counted_as)
+    if alike is not None:
+        names = {ours: getattr(how.config, how.method.arguments.get(ours, ours)) for ours in how.method.settings}
+        targets = names.pop("target_modules", None)
+        names["target_modules"] = sorted(targets) if isinstance(targets, set) else targets
+        return trainable_parameters(attach_adapter(empty, adaptation(PeftSection(method=alike.name, **names))))
+    try:
+        return trainable_parameters(continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how))
+    except NotImplementedError:  # PEFT looks at the weights to set this one up: any will do to count
+        return trainable_parameters(attach_adapter(load_empty_base(model, torch.device("cpu")), how))
+
+
+def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
+    """The adapter's settings for a person to read."""
+    if saved is None:
+        return resolved_settings(recipe.peft)
+    names = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
+    found = {ours: getattr(saved.config, theirs, None) for ours, theirs in names.items()}
+    shown = {ours: sorted(value) if isinstance(value, set) else value for ours, value in found.items()}
+    if saved.base_quantization is not None:
+        shown["continued base loaded as"] = saved.base_quantization
+    return {"continues": saved.name, **{ours: value for ours, value in shown.items() if value is not None}}
+
+
+def _check_extras(recipe: Recipe) -> None:
+    """Packages that this recipe needs and that are not part of the core."""
+    missing = list(missing_packages(recipe.train))
+    if recipe.rollout.backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        missing.append(missing_vllm("rollout.backend"))
+    raise_all(MissingExtraError, missing)
+
+
+def _check_quantised(recipe: Recipe, how: Adaptation, arguments: PeftRLConfig) -> None:
+    """Refuses what a base in 4 bits cannot carry, also where only the adapter that is continued tells."""
+    check_on_quantised(how)
+    if recipe.model.dtype == "bfloat16" and not has_bfloat16(arguments.device):
+        raise ModelError("this GPU has no bfloat16, and would emulate it", "model.dtype", "auto or float16")
+    if recipe.rollout.backend == "vllm-server" and _served_rank(recipe, how) is None:
+        what = f"{how.method.name} sends weights after each step, which servers of a quantised base do not take"
+        raise ModelError(what, "peft.method", "lora, or rollout.backend: transformers")
+
+
+def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Messages need a chat template to become tokens."""
+    for role, rows in (("train", problems.train), ("eval", problems.heldout)):
+        if rows is not None and tokenizer.chat_template is None and not isinstance(rows[0]["prompt"], str):
+            raise DataError(
+                "prompts are chat messages, but the model has no chat template", f"data.{role}", "set data.chat: false"
+            )
+
+
+def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
+    """Every argument that a reward function insists on must be a column of the data, in a form that reaches it."""
+    found: list[Problem] = []
+    known = (_ARGUMENTS_FROM_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
+    for reward in rewards:
+        where = f"rewards.{reward.name}"
+        if reward.failures is not None:
+            found += _ambiguous(reward, rows, where)
+        for name in reward.needs:
+            if name not in known:
+                column = "an answer" if name == "solution" else f"the column {name!r}"
+                hint = f"there are {', '.join(sorted(known & set(rows.column_names)))}; {where}.columns maps names"
+                hint = _HINTS.get(name, hint)
+                found.append(Problem(f"needs {column}, which the {what} does not have", where, hint))
+        if not reward.takes_all:
+            hint = "TRL hands every column of the data to every reward"
+            found.append(Problem("the function must accept **kwargs", where, hint))
+        unsent = unsendable(rows[0]) if reward.in_workers else None
+        if unsent:
+            found.append(Problem(f"cannot be given to a worker process: {unsent}", where, "leave workers out"))
+    raise_all(DataError, found)
+
+
+def _ambiguous(reward: Reward, rows: Dataset, where: str) -> Iterator[Problem]:
+    """An argument that may be meant as the data set's column of this name, or as what takes its name here."""
+    for name in reward.by_name:
+        original = ORIGINAL + name
+        if name in rows.column_names and original in rows.column_names:
+            message = f"asks for {name}, which is the gold answer here, but the data set has a column of that name too"
+            hint = f"{where}.columns: {{{name}: {name}}} for the gold answer, {{{name}: {original}}} for the column"
+            yield Problem(message, where, hint)
+
+
+def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:
+    """Gold answers that cannot be read are right only letter for letter: many of them are a mistake."""
+    judging = _judging(rewards)
+    sets = [("train", problems.train)] if judging is not None else []
+    if problems.heldout is not None and recipe.eval.enabled:
+        sets.append(("eval", problems.heldout))
+    judging = judging or Judging()
+    found = []
+    for role, rows in sets:
+        if judging.solution not in rows.column_names:  # of the training data it is checked as any other column
+            found.append(Problem("held-out problems need answers", f"data.{role}", "or set eval.enabled: false"))
+        elif is_first_process():  # the others would find the same
+            found += _unreadable_answers(rows[judging.solution], role, judging.workers)
+    raise_all(DataError, found)
+
+
+def _judging(rewards: list[Reward]) -> Judging | None:
+    """How the first reward that judges answers does it."""
+    return next((reward.judging for reward in rewards if reward.judging is not None), None)
+
+
+def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> list[Problem]:
+    """A problem if there are many; a few are said."""
+    bad: list[int] = []
+    with live_line(len(golds), "reading gold answers") as line:
+        for start in range(0, len(golds), _ANSWERS_AT_A_TIME):
+            part = golds[start : start + _ANSWERS_AT_A_TIME]
+            bad += [start + position for position in unreadable(part, workers)]
+            line.update(len(part))
+    if not bad:
+        return []
+    what = f"{len(bad)} of {len(golds)} gold answers cannot be read, e.g. {str(golds[bad[0]])[:40]!r}"
+    if len(bad) > _MOST_UNREADABLE * len(golds):
+        hint = "`perl reward check RECIPE` lists them; drop those rows, or use a reward of your own"
+        return [Problem(what, f"data.{role}", hint)]
+    logger.warning("data.%s: %s; right only letter for letter, else without a reward", role, what)
+    return []
+
+
+def _steps(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
+    """Optimizer steps, as transformers counts them; refuses a set that is too small for one."""
+    prompts_per_generation = arguments.generation_batch_size // arguments.num_generations
+    batches = len(train) // prompts_per_generation
+    if batches == 0:
+        raise DataError(
+            f"{len(train)} training problems are too few for a step of {prompts_per_generation} prompts",
+            "data.train",
+            f"set train.prompts_per_step to {len(train)} or less",
+        )
+    if arguments.max_steps > 0:
+        return int(arguments.max_steps)
+    micro_batches = batches * arguments.steps_per_generation * arguments.num_iterations
+    steps_per_epoch = max(1, -(-micro_batches // recipe.batch.gradient_accumulation_steps))
+    return int(-(-arguments.num_train_epochs * steps_per_epoch // 1))
+
+
+def _longest_prompt(
+    problems: ProblemSet,
+    tokenizer: PreTrainedTokenizerBase,
+    model_config: PreTrainedConfig,
+    arguments: PeftRLConfig,
+) -> int:
+    """Tokens of the longest prompt; refuses one that leaves no room for the completion in the model's context."""
+    sets = [rows for rows in (problems.train, problems.heldout) if rows is not None]
+    longest = max(
+        len(prompt.token_ids)
+        for rows in sets
+        for prompt in render_prompts(list(rows), tokenizer, arguments.chat_template_kwargs)
+    )
+    context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and longest + arguments.max_completion_length > context:
+        raise ModelError(
+            f"the longest prompt has {longest} tokens, with {arguments.max_completion_length} of completion that is "
+            f"more than the model's {context}",
+            "rollout.max_completion_length",
+            f"at most {context - longest}" if context > longest else "shorten or drop the long prompts",
+        )
+    return longest

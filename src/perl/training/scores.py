@@ -1,0 +1,180 @@
+"""What a run's policy is worth: the base before training, the policy between steps, both at the end.
+
+Plan, model, trainer -> samples, metrics, Results
+
+The held-out problems and the tasks of the recipe's ``eval`` section are one evaluation, in the run's ``eval`` folder;
+what was drawn there is not drawn again. Knows nothing of losses or steps.
+"""
+
+import shutil
+from dataclasses import replace
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from perl.evaluation.draw import draw
+from perl.evaluation.evaluate import carry_out, draw_samples
+from perl.evaluation.policies import Policies
+from perl.evaluation.questions import Prepared, template_hash
+from perl.evaluation.request import EvalSettings, Evaluation
+from perl.evaluation.results import SAMPLES, Results, TaskResult
+from perl.evaluation.samples import Sample
+from perl.evaluation.score import score_samples
+from perl.evaluation.subject import Subject, adapter_digests, model_digests
+from perl.policy.attach import continue_adapter
+from perl.policy.model import clean_base
+from perl.policy.precision import without_autocast
+from perl.policy.saved.adapter import find_adapter
+from perl.recipe.sections import ModelSection, RolloutSection
+from perl.rollouts.engine import Engine
+from perl.run.folder import Run
+from perl.run.processes import others_told, told_by_first
+from perl.run.progress import progress
+from perl.trainer.trainer import PeftGRPOTrainer
+from perl.training.callbacks.task_scores import Metrics, TaskScores
+from perl.training.plan import Plan
+
+
+def score_base(plan: Plan, base: PreTrainedModel, run: Run) -> None:
+    """Draws the base's answers to the held-out problems, before anything is trained.
+
+    With vLLM this waits for the end, where an engine is opened for base and adapter.
+    """
+    heldout = tuple(task for task in plan.tasks if task.request.task not in plan.recipe.eval.tasks)
+    if not heldout or plan.recipe.rollout.backend not in ("auto", "transformers"):
+        return
+    alone = Subject(plan.recipe.name, plan.recipe.model, None, None, None, None, run.path / "eval")
+    device = next(base.parameters()).device
+    evaluation = _evaluation(plan, run, alone, plan.recipe.rollout, device)
+    policies = Policies(base, None, plan.tokenizer, run.facts["fingerprint"]["base"])
+    draw_samples(replace(evaluation, tasks=heldout), policies)
+
+
+def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: Run) -> Results | None:
+    """Scores base and adapter on every task, and records it.
+
+    Args:
+        plan: Of the run.
+        base: As it was loaded; of a run that trained the model itself another copy is loaded.
+        trainer: Has the policy, which has been saved.
+        run: Where results go.
+
+    Returns:
+        None where the recipe names no task and holds no problems out.
+    """
+    if not plan.tasks:
+        return None
+    trained = isinstance(trainer.policy, PeftModel)
+    saved = find_adapter(str(run.adapter)) if trained else None
+    weights, config = adapter_digests(saved) if saved is not None else model_digests(run.adapter)
+    subject = Subject(
+        name=plan.recipe.hub.repo_id or plan.recipe.name,
+        base=plan.recipe.model,
+        adapter=saved,
+        model=None if trained else ModelSection(name=str(run.adapter)),
+        adapter_sha256=weights,
+        config_sha256=config,
+        folder=run.path / "eval",
+    )
+    evaluation = _evaluation(plan, run, subject, trainer.rollout, trainer.args.device)
+    fingerprint = run.facts["fingerprint"]["base"]
+    policies = Policies(base, trainer.policy, plan.tokenizer, fingerprint) if trained else None
+    with without_autocast(trainer.policy):  # as base and adapter are scored by anyone who loads them
+        results = carry_out(evaluation, policies)
+    run.record(eval={task.name: _facts_of(task) for task in results.tasks})
+    return results
+
+
+def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None:
+    """Scores the adapter that was best between steps, as the final one is, so that it can be published with its scores.
+
+    Args:
+        plan: Of the run.
+        trainer: Whose base it is put on; its policy stays as it is.
+        run: Has the best adapter, and the final one's results.
+
+    Returns:
+        None where the best adapter is the final one, whose results are its own.
+    """
+    folder = run.path / "best"
+    saved = find_adapter(str(folder / "adapter"))
+    digests = adapter_digests(saved)
+    if digests[0] == run.facts["fingerprint"]["adapter"]:
+        return None
+    name = plan.recipe.hub.repo_id or plan.recipe.name
+    subject = Subject(name, plan.recipe.model, saved, None, *digests, folder / "eval")
+    evaluation = replace(_evaluation(plan, run, subject, trainer.rollout, trainer.args.device), folder=subject.folder)
+    subject.folder.mkdir(parents=True, exist_ok=True)
+    if not (subject.folder / SAMPLES).exists():  # the base's are there already
+        shutil.copyfile(run.path / "eval" / SAMPLES, subject.folder / SAMPLES)
+    base = clean_base(trainer.policy)
+    policy = continue_adapter(base, saved).eval()
+    return carry_out(evaluation, Policies(base, policy, plan.tokenizer, run.facts["fingerprint"]["base"]))
+
+
+def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores | None:
+    """The callback that scores the policy while it is trained; None: the recipe does not ask for it."""
+    settings = plan.recipe.eval
+    tasks = [task for task in plan.tasks if task.request.task in settings.tasks]
+    if settings.every is None or not tasks:
+        return None
+
+    def score() -> Metrics:
+        engine = trainer.policy_engine(tasks[0].request.asked[0].prompt_ids, settings.batch_size)
+        metrics: Metrics = {}
+        with others_told():
+            for task in tasks if trainer.accelerator.is_main_process else ():
+                groups = _drawn(plan, engine, task)
+                found = score_samples(groups)
+                name = f"eval/{task.request.task}"
+                metrics[f"{name}/avg@{found.k}"] = found.accuracy
+                metrics[f"{name}/pass@{found.k}"] = found.pass_at[found.k]
+                metrics[f"{name}/mean_tokens"] = found.mean_tokens
+                metrics[f"{name}/truncated"] = found.truncated
+        told_by_first()  # the others wait for the scores
+        return metrics
+
+    return TaskScores(score, trainer.note, trainer.save_adapter, settings.every, settings.best, run.path / "best")
+
+
+def _drawn(plan: Plan, engine: Engine, task: Prepared) -> list[list[Sample]]:
+    """A task's completions by the policy of now; says how far it is."""
+    total = len(task.request.places(plan.protocol.k))
+    with progress(total, f"scoring the policy on {task.request.task}") as state:
+        return draw(engine, plan.tokenizer, task.request, plan.protocol, {}, lambda _: state.update(), plan.judging)
+
+
+def _evaluation(plan: Plan, run: Run, subject: Subject, engine: RolloutSection, device: torch.device) -> Evaluation:
+    settings = plan.recipe.eval
+    backend = "transformers" if engine.backend == "auto" else engine.backend
+    return Evaluation(
+        subject=subject,
+        protocol=plan.protocol,
+        tasks=plan.tasks,
+        folder=run.path / "eval",
+        engine=engine.model_copy(update={"backend": backend, "prefetch": 0}),
+        template=template_hash(plan.tokenizer),
+        device=device,
+        settings=EvalSettings(lighteval=bool(settings.tasks), batch_size=settings.batch_size),
+        judging=plan.judging,
+        within_run=True,
+    )
+
+
+def _facts_of(task: TaskResult) -> dict[str, float | int | None]:
+    """For ``run.json``: the adapter's stderr is called so, since it is the number of the card."""
+    score = task.score
+    facts: dict[str, float | int | None] = {"k": score.k, "n": score.n, "stderr": score.stderr}
+    for who, found in (("base", task.base), ("adapter", task.adapter)):
+        if found is not None:
+            facts |= {
+                who: found.accuracy,
+                f"{who}_stderr": found.stderr,
+                f"{who}_length": found.mean_tokens,
+                f"{who}_truncated": found.truncated,
+                f"{who}_no_answer": found.no_answer,
+                f"{who}_unjudged": found.unjudged,
+            }
+    facts.pop("adapter_stderr", None)
+    return facts

@@ -1,0 +1,331 @@
+"""The whole of a run, from recipe to scored adapter, stage by stage. Start reading here.
+
+Recipe -> Plan -> base -> answers of the base -> adapter, trained -> adapter/, checked -> scores of both -> card
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel, PrinterCallback
+
+from perl.data import render_prompts
+from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
+from perl.hub.card.candidate import source_of_run
+from perl.hub.push.login import check_login, publishing_problems
+from perl.hub.push.publish import publish
+from perl.hub.run_card import write_card
+from perl.methods.on_quantised import quantization_problems
+from perl.methods.registry import METHODS
+from perl.methods.settings import method_problems
+from perl.policy.checkpoint import discard_incomplete, latest_checkpoint, step_of
+from perl.policy.guards import check_saved_adapter, check_saved_model
+from perl.policy.model import (
+    answering_fingerprint,
+    base_dtype,
+    base_identity,
+    load_base,
+    processor_name,
+    source_fingerprint,
+)
+from perl.policy.name import weights_digest
+from perl.policy.probe import write_probe
+from perl.policy.quantised import quantisation_of
+from perl.policy.saved.adapter import WEIGHTS
+from perl.policy.sharding import check_unsharded_run
+from perl.recipe import Recipe, load_recipe
+from perl.recipe.recipe import is_first_process
+from perl.recipe.sections import PeftSection
+from perl.rewards import Reward, reward_problems
+from perl.rewards.verifier import start_workers
+from perl.rollouts.open_engine import check_servers
+from perl.run.folder import Run, follow_run, open_run, sha256_of
+from perl.run.processes import others_told, told_by_first
+from perl.run.threads import threads_kept, use_threads
+from perl.trainer.callbacks.plots import draw_curves
+from perl.trainer.callbacks.recorder import Recorder
+from perl.trainer.trainer import PeftGRPOTrainer
+from perl.training.callbacks.progress import LiveProgress
+from perl.training.callbacks.publishing import Publishing
+from perl.training.callbacks.stopping import OrderlyStop, sigterm_as_interrupt
+from perl.training.plan import Plan, make_plan
+from perl.training.scores import between_steps, score_base, score_best, score_run
+
+logger = logging.getLogger("perl")
+
+# Prompts on which the saved adapter is compared with the one in memory.
+_PROBE_PROMPTS = 4
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    overrides: Sequence[str] = (),
+    output_dir: str | Path | None = None,
+) -> Run:
+    """Trains a recipe, or goes on with it where it was stopped.
+
+    Args:
+        recipe: A recipe file, the name of a packaged one, a mapping, or a :class:`perl.Recipe`.
+        overrides: ``section.key=value``, the value in YAML.
+        output_dir: The run folder; None: the recipe's ``train.output_dir``, else ``runs/NAME``.
+
+    Returns:
+        The run, done. A run that was done before is returned as it is.
+
+    Raises:
+        PerlError: The recipe, its data, its model or the folder cannot be used; nothing was started.
+        InterruptedRunError: Ctrl-C or SIGTERM; the same call goes on.
+        RewardError: A reward function of the user's own failed too often; mended, the same call goes on.
+        RolloutError: No server answers any more; when one does, the same call goes on.
+        BrokenPromiseError: A guard failed; the adapter must not be used.
+    """
+    with threads_kept():
+        return _train(read_recipe(recipe, overrides, output_dir))
+
+
+def _train(recipe: Recipe) -> Run:
+    plan = prepare(recipe)
+    with _located(recipe):
+        check_unsharded_run(plan.arguments)
+    if not is_first_process():
+        run = follow_run(recipe)
+        if told_by_first():  # once it has prepared the run and scored the base
+            _train_policy(plan, load_base(recipe.model, plan.arguments.device), run)
+        return run
+    with sigterm_as_interrupt(), ExitStack() as opened:
+        with others_told():
+            run = opened.enter_context(open_run(recipe))
+            model = _prepared(plan, run) if run.status != "done" else None
+        told_by_first(model is not None)
+        if model is None:
+            logger.info("done before: %s", run.path)
+            return _published(recipe, run)
+        trainer = _train_policy(plan, model, run)
+        _save_adapter(trainer, plan, run)
+        score_run(plan, model, trainer, run)
+        if plan.recipe.hub.push == "best":
+            score_best(plan, trainer, run)
+        _draw(run)
+        write_card(run)
+    return _published(recipe, run)
+
+
+def _prepared(plan: Plan, run: Run) -> PreTrainedModel:
+    """The base, scored; the others wait for it."""
+    with _located(plan.recipe):
+        check_login(plan.recipe.hub)
+    _check_servers(plan, run)
+    if plan.judging is not None:
+        start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
+    with _located(plan.recipe):
+        model = load_base(plan.recipe.model, plan.arguments.device)
+    _record_identity(plan, model, run)
+    score_base(plan, model, run)
+    return model
+
+
+def read_recipe(
+    source: str | Path | Mapping[str, Any] | Recipe,
+    overrides: Sequence[str] = (),
+    output_dir: str | Path | None = None,
+) -> Recipe:
+    """The recipe with everything checked that needs neither data nor model, method and reward names included.
+
+    Raises:
+        RecipeError: With every problem found.
+    """
+    checks = (method_problems, quantization_problems, reward_problems, publishing_problems)
+    recipe = load_recipe(source, overrides, checks=checks)
+    if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
+        recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
+    if output_dir is None:
+        return recipe
+    return replace(recipe, train=MappingProxyType({**recipe.train, "output_dir": str(output_dir)}))
+
+
+def _trains_the_bases(peft: PeftSection) -> bool:
+    """Whether tensors of the base's own, or copies of them, train as far as the recipe says; they must be float32."""
+    method = METHODS.get(peft.method if peft.type is None else "")
+    named = peft.type == "LN_TUNING" or bool((peft.kwargs or {}).get("modules_to_save"))
+    return named or (method is not None and method.trains_the_bases)
+
+
+def prepare(recipe: Recipe) -> Plan:
+    """Sets the process's threads as the recipe's engine section says, and plans the run.
+
+    Raises:
+        PerlError: The data, the model or an optional package is not what the recipe needs.
+    """
+    if recipe.engine.threads is not None:
+        use_threads(recipe.engine.threads)
+    with _located(recipe):
+        return make_plan(recipe)
+
+
+def _published(recipe: Recipe, run: Run) -> Run:
+    publish(recipe.hub, run)
+    return run
+
+
+def _check_servers(plan: Plan, run: Run) -> None:
+    """Waits for the servers that rollouts come from, before weights are loaded; clears what a kill left for them."""
+    # Servers that may still know what is in there are asked first; see the engine that is opened for them.
+    if plan.recipe.rollout.sync_folder is None and plan.recipe.rollout.backend != "vllm-server":
+        shutil.rmtree(run.path / "sync", ignore_errors=True)
+    if plan.recipe.rollout.backend == "vllm-server":
+        with _located(plan.recipe):
+            check_servers(plan.recipe.rollout, plan.longest_text, plan.form)
+
+
+@contextmanager
+def _located(recipe: Recipe) -> Iterator[None]:
+    """What is found wrong inside names the file and line of the key."""
+    try:
+        yield
+    except PerlError as error:
+        raise recipe.located(error) from error
+
+
+def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
+    base, revision = base_identity(model)
+    fingerprint, source = answering_fingerprint(model), source_fingerprint(model)
+    known, dtype = run.facts.get("fingerprint", {}).get("base", fingerprint), base_dtype(model)
+    if known != fingerprint:
+        raise _other_weights(plan, run, dtype)
+    fingerprints = {"base": fingerprint} | ({"source": source} if source not in (None, fingerprint) else {})
+    run.record(
+        base=base,
+        revision=revision,
+        quantization=quantisation_of(model),
+        base_dtype=dtype,
+        repo_id=plan.recipe.hub.repo_id,
+        method=plan.method.name,
+        seed=plan.arguments.seed,
+        trainable_parameters=plan.trainable_parameters,
+        total_parameters=plan.total_parameters,
+        fingerprint={**run.facts.get("fingerprint", {}), **fingerprints},
+        settings=_settings(plan),
+        loss=plan.arguments.loss_type,
+        ratio_level=plan.arguments.importance_sampling_level,
+        rewards={reward.name: reward.weight for reward in plan.rewards},
+        data={"train": plan.problems.train_version, "eval": plan.problems.heldout_version},
+        hardware={"device": processor_name(plan.arguments.device), "count": plan.arguments.world_size},
+    )
+
+
+def _other_weights(plan: Plan, run: Run, dtype: str) -> RunFolderError:
+    """Why a run cannot go on with the base that was loaded; ``dtype: auto`` depends on the device."""
+    what = f"was started with other weights of {plan.recipe.model.name}"
+    then = run.facts.get("base_dtype", dtype)
+    if then == dtype:
+        return RunFolderError(what, str(run.path), "choose another with --output")
+    hint = f"model.dtype={then}, or choose another with --output"
+    return RunFolderError(f"{what}: they were loaded in {then}, here in {dtype}", str(run.path), hint)
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """What the run was asked for, for a person to read."""
+    recipe, arguments = plan.recipe, plan.arguments
+    quantization = recipe.model.quantization
+    return {
+        **plan.settings,
+        **({"base loaded as": quantization} if quantization is not None else {}),
+        "optimizer": arguments.optim.value,
+        "learning rate": f"{arguments.learning_rate:g}",
+        "KL coefficient (beta)": arguments.beta,
+        "batch": str(recipe.batch),
+        "sampling": f"temperature {arguments.temperature:g}, at most {arguments.max_completion_length} tokens",
+    }
+
+
+def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrainer:
+    """Trains, from the newest checkpoint if there is one; a signal ends it in order."""
+    checkpoint = latest_checkpoint(run.checkpoints)
+    trainer = PeftGRPOTrainer(
+        model=model,
+        reward_funcs=[reward.function for reward in plan.rewards],
+        args=plan.arguments,
+        train_dataset=plan.problems.train,
+        eval_dataset=plan.problems.heldout if plan.arguments.eval_strategy != "no" else None,
+        processing_class=plan.tokenizer,
+    )
+    trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress says the same in a line
+    trainer.judging = plan.judging
+    trainer.base_fingerprint = source_of_run(run)
+    own = [reward for reward in plan.rewards if reward.failures is not None]
+    stop = OrderlyStop([reward.failures for reward in own if reward.failures is not None])
+    scores = between_steps(plan, trainer, run)
+    pushing = [Publishing(run, plan.recipe.hub)] if plan.recipe.hub.push == "every_save" else []
+    further = [*([scores] if scores else []), *pushing]
+    for callback in (*further, Recorder(run, trainer.latest_group), LiveProgress(), stop):
+        trainer.add_callback(callback)
+    if is_first_process():
+        discard_incomplete(run.checkpoints)
+        run.rewind_logs(step_of(checkpoint) if checkpoint else 0)
+    if checkpoint:
+        logger.info("resuming from step %d", step_of(checkpoint))
+    with stop.listening(), _located(plan.recipe):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    stop.look()  # a last evaluation may have failed too
+    if stop.failed is not None:
+        raise plan.recipe.located(_failed(own[stop.failed], trainer.state.global_step))
+    if stop.requested:
+        raise InterruptedRunError(
+            f"stopped after step {trainer.state.global_step} of {plan.steps}", str(run.path), "the same command goes on"
+        )
+    return trainer
+
+
+def _failed(reward: Reward, step: int) -> RewardError:
+    """What to say of a reward function that failed too often."""
+    failures = reward.failures
+    here = failures is not None and failures.too_many
+    what = f"failed on {failures.count} samples, at last: {failures.newest}" if here and failures else None
+    return RewardError(
+        what or "failed too often on another process of this run, see its log",
+        f"rewards.{reward.name}",
+        f"stopped after step {step} with a checkpoint; mend it, and the same command goes on",
+    )
+
+
+def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
+    """Writes the adapter, then proves that it is the trained one."""
+    fingerprint = run.facts["fingerprint"]
+    trainer.save_adapter(run.adapter)
+    difference = 0.0
+    if isinstance(trainer.policy, PeftModel):
+        probe = _probe(plan, trainer.args.device)
+        difference = check_saved_adapter(trainer.policy, run.adapter, probe)
+        write_probe(run.path, probe, trainer.policy_log_probs(probe, torch.ones_like(probe)))
+        digest = sha256_of(run.adapter / WEIGHTS)
+    else:
+        check_saved_model(trainer.policy, run.adapter)
+        digest = weights_digest(run.adapter)
+    run.record(
+        steps=trainer.state.global_step,
+        fingerprint={**fingerprint, "adapter": digest},
+        reload_difference=difference,
+    )
+
+
+def _probe(plan: Plan, device: torch.device) -> torch.Tensor:
+    """(B, T) the ends of a few training prompts, all of one length."""
+    prompts = render_prompts(
+        list(plan.problems.train.select(range(min(_PROBE_PROMPTS, len(plan.problems.train))))), plan.tokenizer
+    )
+    width = min(len(prompt.token_ids) for prompt in prompts)
+    return torch.tensor([prompt.token_ids[-width:] for prompt in prompts], device=device)
+
+
+def _draw(run: Run) -> None:
+    try:
+        draw_curves(run.metrics, run.plots, title=f"{run.path.name}: {run.facts['method']} on {run.facts['base']}")
+    except MissingExtraError as error:
+        logger.warning("%s", error)

@@ -1,0 +1,80 @@
+"""What a run's base and adapter are scored on: its held-out problems, and the tasks that the recipe names.
+
+recipe, problems -> Protocol, Prepared
+
+Knows nothing of weights or training.
+"""
+
+from pathlib import Path
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from perl.data import ProblemSet, render_prompts
+from perl.errors import RecipeError, did_you_mean
+from perl.evaluation.heldout import heldout_task
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.questions import Prepared, prepare_task
+from perl.evaluation.request import end_tokens, generation_settings
+from perl.evaluation.task import find_tasks
+from perl.evaluation.task_data import load_task_data
+from perl.recipe import Recipe
+
+
+def run_protocol(recipe: Recipe) -> Protocol:
+    """How the run's policies are scored; nothing comes from the base's generation settings, as in training."""
+    settings = recipe.eval
+    return Protocol(
+        preset="recipe",
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        max_new_tokens=settings.max_completion_length or recipe.rollout.max_completion_length,
+        k=settings.k,
+        seed=settings.seed,
+        system_prompt=recipe.data.system_prompt,
+    )
+
+
+def run_tasks(
+    recipe: Recipe,
+    problems: ProblemSet,
+    solution: str,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    protocol: Protocol,
+) -> tuple[Prepared, ...]:
+    """The tasks of a run, ready to be asked; the held-out problems come first.
+
+    Args:
+        recipe: Its ``eval`` section names the tasks.
+        problems: With those held out.
+        solution: Column of their gold answers.
+        tokenizer: The base's.
+        config: The base's.
+        protocol: How they will be asked.
+
+    Raises:
+        PerlError: A task or its data is not there, or its prompts do not fit.
+    """
+    settings, found = recipe.eval, []
+    if not settings.enabled:
+        return ()
+    template_arguments = recipe.train.get("chat_template_kwargs")
+    ends = end_tokens(tokenizer, generation_settings(recipe.model))
+    rows = problems.heldout
+    if rows is not None and problems.heldout_name is not None and solution in rows.column_names:
+        if problems.heldout_name in settings.tasks:
+            raise RecipeError(
+                f"{problems.heldout_name} is held out, hence scored already", "eval.tasks", "leave it out"
+            )
+        rows = rows.select(range(min(settings.limit or len(rows), len(rows))))
+        asked = [{**row, "solution": row[solution]} for row in rows]
+        prompts = render_prompts(asked, tokenizer, template_arguments)
+        found.append(heldout_task(problems.heldout_name, prompts, protocol, ends))
+    context = config.get_text_config().max_position_embeddings
+    for task in find_tasks(settings.tasks, "eval.tasks") if settings.tasks else ():
+        data = load_task_data(task, Path(settings.data).expanduser() if settings.data else None)
+        found.append(prepare_task(data, tokenizer, protocol, ends, context, template_arguments))
+    known = [f"{task}/{what}@{settings.k}" for task in settings.tasks for what in ("avg", "pass")]
+    if settings.best is not None and settings.best not in known:
+        raise RecipeError(f"there is no score {settings.best!r}", "eval.best", did_you_mean(settings.best, known))
+    return tuple(found)

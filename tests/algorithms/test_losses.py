@@ -1,0 +1,338 @@
+"""Each loss type's value, gradient and token weights against token-by-token loops, and the laws of accumulation."""
+
+import dataclasses
+import math
+from typing import get_args
+
+import pytest
+import torch
+from trl import GRPOConfig
+
+from perl.algorithms.losses import LossInputs, LossSettings, LossType, kl_estimate, objective, ratio_at, token_weights
+from tests.oracles import losses as oracle
+
+LOSS_TYPES = get_args(LossType)
+LEVELS = ("token", "sequence")
+LONGEST = 7  # Dr. GRPO's constant
+
+# Padding at the end, a tool's answer in the middle, and a row that is all there.
+MASK = [[1, 1, 0, 1, 0], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
+ADVANTAGES = [1.3, -0.9, -1.7, 0.6]
+# log(policy / old): below, within and above each bound for either sign of the advantage, token by token and row by row.
+LOG_RATIOS = [
+    [-0.5, 0.06, 2.0, 0.8, 2.0],
+    [1.2, -0.05, 0.33, 0.9, 0.6],
+    [-0.6, -0.5, 0.1, 2.0, 2.0],
+    [0.31] + [2.0] * 4,
+]
+
+
+def log_probs(seed: int, spread: float = 0.5, rows: int = 4, tokens: int = 5) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return -1.5 + spread * torch.randn(rows, tokens, generator=generator, dtype=torch.float64)
+
+
+def some_inputs(sampling: str = "none", off_policy: bool = True, mask: list[list[int]] = MASK) -> LossInputs:
+    """A micro-batch, off policy or on."""
+    policy = log_probs(1)
+    ratios = {
+        "none": None,
+        "token": log_probs(4, 0.3).add(1.5).exp(),
+        "row": torch.tensor([[0.8], [1.1], [1.4], [0.9]]),
+    }
+    return LossInputs(
+        policy_log_probs=policy.requires_grad_(),
+        old_log_probs=policy.detach() - torch.tensor(LOG_RATIOS, dtype=torch.float64) * off_policy,
+        advantages=torch.tensor(ADVANTAGES, dtype=torch.float64).unsqueeze(1),
+        mask=torch.tensor(mask),
+        reference_log_probs=log_probs(3),
+        sampling_ratio=ratios[sampling],
+    )
+
+
+def oracle_batch(inputs: LossInputs, off_policy: bool = True) -> oracle.Batch:
+    sampling = inputs.sampling_ratio
+    return oracle.Batch(
+        advantages=inputs.advantages.squeeze(1).tolist(),
+        mask=inputs.mask.tolist(),
+        old=inputs.old_log_probs.tolist() if off_policy else None,
+        reference=inputs.reference_log_probs.tolist(),
+        sampling=None if sampling is None else sampling.tolist(),
+    )
+
+
+def settings_of(loss_type: LossType, level: str = "token", **others: float | None) -> LossSettings:
+    """Settings that the examples reach: CISPO bounds the ratio itself, and torch.where rounds what is not dyadic."""
+    bound = {"epsilon_high": 1.3} if loss_type == "cispo" else {}
+    return LossSettings(loss_type, level, **{"sapo_temperature_neg": 1.0625, **bound, **others})
+
+
+def our_loss(inputs: LossInputs, settings: LossSettings, micro_batches: int = 2, window_tokens: float = 17.0):
+    weights = token_weights(
+        inputs.mask,
+        settings.loss_type,
+        micro_batches=micro_batches,
+        window_tokens=window_tokens,
+        max_completion_length=LONGEST,
+    )
+    return (objective(inputs, settings).per_token * weights).sum()
+
+
+def oracle_loss(policy: list[list[float]], held: list[list[float]], batch: oracle.Batch, setting: oracle.Setting):
+    values = oracle.objectives(policy, batch, setting, held)
+    return oracle.micro_batch_loss(values, batch.mask, setting.loss_type, 2, 17.0, LONGEST)
+
+
+def oracle_gradient(policy: list[list[float]], batch: oracle.Batch, setting: oracle.Setting) -> list[list[float]]:
+    """Central differences; what the papers hold constant keeps the policy's own numbers."""
+    gradient = []
+    for n, row in enumerate(policy):
+        gradient.append([])
+        for t in range(len(row)):
+            sides = []
+            for step in (1e-6, -1e-6):
+                moved = [list(r) for r in policy]
+                moved[n][t] += step
+                sides.append(oracle_loss(moved, policy, batch, setting))
+            gradient[n].append((sides[0] - sides[1]) / 2e-6)
+    return gradient
+
+
+def assert_like_the_oracle(inputs: LossInputs, settings: LossSettings, off_policy: bool = True) -> None:
+    batch, policy = oracle_batch(inputs, off_policy), inputs.policy_log_probs.tolist()
+    setting = oracle.Setting(
+        settings.loss_type,
+        settings.ratio_level,
+        settings.beta,
+        settings.delta,
+        settings.epsilon_low,
+        settings.epsilon_high,
+        settings.correct_kl,
+        (settings.sapo_temperature_pos, settings.sapo_temperature_neg),
+        ((settings.vespo_k_pos, settings.vespo_lambda_pos), (settings.vespo_k_neg, settings.vespo_lambda_neg)),
+    )
+    loss = our_loss(inputs, settings)
+    (gradient,) = torch.autograd.grad(loss, inputs.policy_log_probs)
+    assert loss.item() == pytest.approx(oracle_loss(policy, policy, batch, setting), rel=1e-6)
+    expected = torch.tensor(oracle_gradient(policy, batch, setting), dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-8)
+    assert gradient[inputs.mask == 1].abs().max() > 1e-3
+
+
+def test_the_examples_reach_every_bound_with_either_sign_of_the_advantage():
+    inputs = some_inputs()
+    gaps = (inputs.policy_log_probs - inputs.old_log_probs).detach()
+    tokens, rows = ratio_at("token", gaps, inputs.mask), ratio_at("sequence", gaps, inputs.mask)
+    raised = inputs.advantages > 0
+    for side in (raised, ~raised):
+        for low, high in ((0.0, 0.8), (0.8, 1.2), (1.2, 1.5), (1.5, 9.0)):
+            assert ((tokens > low) & (tokens < high) & side & (inputs.mask == 1)).any()
+    assert (rows[raised] > 1.2).any()
+    assert (rows[~raised] < 0.8).any()
+    assert (rows[~raised] > 1.5).any()
+
+
+@pytest.mark.parametrize("sampling", ["none", "token", "row"])
+@pytest.mark.parametrize("delta", [None, 1.5])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_loss_and_gradient_are_those_of_the_papers(loss_type, level, beta, delta, sampling):
+    assert_like_the_oracle(some_inputs(sampling), settings_of(loss_type, level, beta=beta, delta=delta))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_on_policy_the_ratio_is_one_and_still_carries_the_gradient(loss_type, level, beta):
+    inputs = some_inputs(off_policy=False)
+    settings = settings_of(loss_type, level, beta=beta)
+    assert objective(inputs, settings).ratio.unique().tolist() == [1.0]
+    assert_like_the_oracle(inputs, settings, off_policy=False)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_on_policy_each_loss_type_pushes_along_the_policy_gradient(loss_type, level):
+    inputs = some_inputs(off_policy=False, mask=[[1] * 5] * 4)
+    settings = settings_of(loss_type, level)
+    (gradient,) = torch.autograd.grad(our_loss(inputs, settings), inputs.policy_log_probs)
+    direction = gradient / -inputs.advantages
+    torch.testing.assert_close(direction, direction[0, 0].expand(4, 5), rtol=1e-6, atol=0)
+    assert direction[0, 0] > 0
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_bounds_of_the_ratio_may_differ_and_the_kl_go_uncorrected(loss_type):
+    settings = settings_of(loss_type, epsilon_low=0.1, epsilon_high=0.45, beta=0.1, correct_kl=False)
+    assert_like_the_oracle(some_inputs("token"), settings)
+
+
+def test_the_constants_are_trls_unless_set():
+    ours, trl = LossSettings(), {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    names = {field.name for field in dataclasses.fields(ours)} & trl.keys() - {"epsilon_high"}
+    assert len(names) == 10
+    assert {name: getattr(ours, name) for name in names} == {name: trl[name] for name in names}
+    assert (ours.ratio_level, ours.correct_kl, ours.epsilon_low, ours.epsilon_high) == (
+        trl["importance_sampling_level"],
+        trl["use_bias_correction_kl"],
+        trl["epsilon"],
+        trl["epsilon_high"] or trl["epsilon"],
+    )
+
+
+def test_vespo_stays_finite_however_far_the_policy_has_moved():
+    inputs = some_inputs()
+    for shift in (-1000.0, 1000.0):
+        moved = LossInputs(**{**vars(inputs), "old_log_probs": inputs.policy_log_probs.detach() + shift})
+        weight = objective(moved, LossSettings("vespo")).vespo_weight
+        assert weight.isfinite().all()
+        assert (weight >= 0).all()
+        assert weight.max() < 1e-3
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_what_stands_outside_the_mask_has_no_say(loss_type, level):
+    inputs = some_inputs("token")
+    outside = inputs.mask == 0
+    settings = settings_of(loss_type, level, beta=0.04)
+    changed = LossInputs(
+        policy_log_probs=inputs.policy_log_probs.detach().masked_fill(outside, -3.0).requires_grad_(),
+        old_log_probs=inputs.old_log_probs.masked_fill(outside, -2.0),
+        advantages=inputs.advantages,
+        mask=inputs.mask,
+        reference_log_probs=inputs.reference_log_probs.masked_fill(outside, -4.0),
+        sampling_ratio=inputs.sampling_ratio,
+    )
+    (expected,) = torch.autograd.grad(our_loss(inputs, settings), inputs.policy_log_probs)
+    (gradient,) = torch.autograd.grad(our_loss(changed, settings), changed.policy_log_probs)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(gradient[outside], torch.zeros(int(outside.sum()), dtype=torch.float64))
+    torch.testing.assert_close(our_loss(changed, settings), our_loss(inputs, settings), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_a_row_without_any_token_is_finite_and_has_no_gradient(loss_type, level):
+    inputs = some_inputs(mask=[[0] * 5, *MASK[1:]])
+    settings = settings_of(loss_type, level, beta=0.04, delta=1.5)
+    assert_like_the_oracle(inputs, settings)
+    (gradient,) = torch.autograd.grad(our_loss(inputs, settings), inputs.policy_log_probs)
+    assert torch.equal(gradient[0], torch.zeros(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_a_micro_batch_without_any_token_costs_nothing(loss_type, level):
+    inputs = some_inputs(mask=[[0] * 5] * 4)
+    settings = settings_of(loss_type, level, beta=0.04)
+    loss = our_loss(inputs, settings, window_tokens=1.0)
+    (gradient,) = torch.autograd.grad(loss, inputs.policy_log_probs)
+    assert loss.item() == 0
+    assert torch.equal(gradient, torch.zeros(4, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_an_advantage_for_each_token_means_the_same_as_one_for_the_row(loss_type, level):
+    inputs = some_inputs()
+    spread = LossInputs(**{**vars(inputs), "advantages": inputs.advantages.expand(-1, 5)})
+    settings = settings_of(loss_type, level, delta=1.5)
+    torch.testing.assert_close(our_loss(spread, settings), our_loss(inputs, settings))
+
+
+def test_the_kl_estimate_is_never_negative_and_zero_where_the_policies_agree():
+    policy, reference = log_probs(1, 2.0, 50, 40), log_probs(2, 2.0, 50, 40)
+    kl = kl_estimate(policy, reference)
+    expected = [math.exp(r - p) - (r - p) - 1 for p, r in zip(policy.flatten(), reference.flatten(), strict=True)]
+    torch.testing.assert_close(kl.flatten(), torch.tensor(expected, dtype=torch.float64))
+    assert kl.min() >= 0
+    assert torch.equal(kl_estimate(policy, policy), torch.zeros_like(policy))
+
+
+def test_the_kl_estimate_is_right_on_average():
+    policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    reference = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
+    divergence = sum(p * math.log(p / r) for p, r in zip(policy.tolist(), reference.tolist(), strict=True))
+    assert (policy * kl_estimate(policy.log(), reference.log())).sum().item() == pytest.approx(divergence)
+
+
+def test_a_kl_term_without_reference_is_refused():
+    inputs = LossInputs(**{**vars(some_inputs()), "reference_log_probs": None})
+    with pytest.raises(ValueError, match="the reference's log-probabilities are needed"):
+        objective(inputs, LossSettings(beta=0.04))
+    assert objective(inputs, LossSettings(beta=0.0)).kl is None
+
+
+def test_a_rows_ratio_is_the_geometric_mean_of_its_tokens_ratios():
+    inputs = some_inputs()
+    gaps = inputs.policy_log_probs.detach() - inputs.old_log_probs
+    ratios = ratio_at("sequence", gaps, inputs.mask)
+    for ratio, row, keep in zip(ratios, gaps, inputs.mask, strict=True):
+        tokens = row[keep == 1].exp().tolist()
+        assert ratio.item() == pytest.approx(math.prod(tokens) ** (1 / len(tokens)))
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_token_weights_are_the_papers_normalisers(loss_type):
+    values = log_probs(9)
+    mask = torch.tensor(MASK)
+    weights = token_weights(mask, loss_type, micro_batches=3, window_tokens=31.0, max_completion_length=LONGEST)
+    expected = oracle.micro_batch_loss(values.tolist(), MASK, loss_type, 3, 31.0, LONGEST)
+    assert (weights * values).sum().item() == pytest.approx(expected, rel=1e-6)
+    assert weights.shape == mask.shape
+    assert weights.dtype == torch.float32
+    assert torch.equal(weights == 0, mask == 0)
+
+
+def window(tokens_of_rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and mask of rows with that many tokens."""
+    mask = torch.tensor([[1] * n + [0] * (9 - n) for n in tokens_of_rows])
+    return log_probs(11, rows=len(tokens_of_rows), tokens=9), mask
+
+
+def accumulated(values, mask, loss_type, micro_batches, processes=1):
+    """An optimizer step's loss: micro-batches summed on each process, the processes averaged."""
+    total = 0.0
+    parts = processes * micro_batches
+    for part, keep in zip(values.chunk(parts), mask.chunk(parts), strict=True):
+        weights = token_weights(
+            keep,
+            loss_type,
+            micro_batches=micro_batches,
+            window_tokens=mask.sum() / processes,
+            max_completion_length=LONGEST,
+        )
+        total += (weights * part).sum().item() / processes
+    return total
+
+
+@pytest.mark.parametrize("split", [(2, 1), (4, 1), (8, 1), (2, 2), (1, 4)], ids=str)
+@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
+def test_micro_batches_and_processes_add_up_to_the_whole_batch(loss_type, split):
+    values, mask = window([9, 1, 4, 7, 2, 2, 8, 5])
+    whole = accumulated(values, mask, loss_type, micro_batches=1)
+    assert accumulated(values, mask, loss_type, *split) == pytest.approx(whole, rel=1e-6)
+
+
+def test_bnpo_gives_each_micro_batch_the_same_say_whatever_its_tokens():
+    values, mask = window([9, 1, 4, 7, 2, 2, 8, 5])
+    means = [(v * m).sum() / m.sum() for v, m in zip(values.chunk(4), mask.chunk(4), strict=True)]
+    assert accumulated(values, mask, "bnpo", micro_batches=4) == pytest.approx(sum(means).item() / 4, rel=1e-6)
+    assert accumulated(values, mask, "bnpo", micro_batches=4) != pytest.approx(
+        accumulated(values, mask, "bnpo", micro_batches=1), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_bnpo_micro_batches_with_as_many_tokens_add_up_to_the_whole_batch(micro_batches):
+    values, mask = window([3, 5, 6, 2, 4, 4, 1, 7])
+    whole = accumulated(values, mask, "bnpo", micro_batches=1)
+    assert accumulated(values, mask, "bnpo", micro_batches) == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "sapo", "bnpo", "dapo", "cispo", "vespo"])
+def test_the_weights_of_a_window_add_up_to_one(loss_type):
+    ones = torch.ones(8, 9)
+    assert accumulated(ones, window([9, 1, 4, 7, 2, 2, 8, 5])[1], loss_type, 4) == pytest.approx(1.0)

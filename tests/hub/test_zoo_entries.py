@@ -1,0 +1,482 @@
+"""An entry of the zoo says what the run says, its numbers follow from their problems, and can be measured again."""
+
+import json
+import logging
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from perl.errors import PerlError
+from perl.evaluation.results import ProblemResult, TaskResult, read_results
+from perl.evaluation.samples import Sample
+from perl.evaluation.score import score_samples
+from perl.hub.zoo_entries import add, verification, verify
+from perl.hub.zoo_entries.from_run import of_run
+from perl.hub.zoo_entries.material import thinned
+from perl.policy.name import adapter_policy_name, policy_name
+from perl.run.folder import sha256_of, write_text
+from perl.zoo.catalogue import open_zoo
+from perl.zoo.entry import TaskScore, read_entry
+from tests.evaluation.forgeries import FORGERIES
+from tests.hub.files import weights
+from tests.hub.zoo_entry_runs import change, copied, trained
+
+TASK = "sandbox:addition"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return copied(trained(), tmp_path / "tiny-0")
+
+
+def results_file(run):
+    return run / "eval" / "results.json"
+
+
+def task_facts(facts):
+    return facts["perl"]["tasks"][TASK]
+
+
+def double(problem, facts):
+    """A problem's rights twice, which leaves every share as it is."""
+    return {who: 2 * marks for who, marks in task_facts(facts)["problems"][problem].items()}
+
+
+def test_an_entry_says_what_the_run_says(run, tmp_path):
+    entry = add(run, tmp_path / "zoo", notes=["a note"])
+    facts, results = json.loads((run / "run.json").read_text()), read_results(run)
+    assert (entry.name, entry.provenance, entry.base, entry.method) == (
+        "tiny-0",
+        "trained-here",
+        "sandbox:base",
+        "lora",
+    )
+    assert entry.base_sha256 == facts["fingerprint"]["base"]
+    assert entry.adapter.sha256["adapter_model.safetensors"] == facts["fingerprint"]["adapter"]
+    assert entry.adapter.size == sum((run / "adapter" / name).stat().st_size for name in entry.adapter.sha256)
+    assert (entry.seed, entry.steps, entry.algorithm, entry.licence) == (0, 2, facts["loss"], "apache-2.0")
+    assert (entry.seconds, entry.trainable_parameters) == (facts["seconds"], facts["trainable_parameters"])
+    assert entry.settings["rank"] == 8
+    assert entry.hardware == f"1 x {facts['hardware']['device']}"
+    assert entry.created == facts["created"][:10]
+    assert entry.notes == ["a note"]
+    (score,), task = entry.scores, results.task(TASK)
+    assert (score.task, score.metric, score.n, score.k) == (TASK, "avg@2", 8, 2)
+    assert (score.adapter, score.stderr) == (task.adapter.accuracy, task.adapter.stderr)
+    assert (score.base, score.base_stderr) == (task.base.accuracy, task.base.stderr)
+    assert score.protocol_hash == task.protocol_hash
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert entry.tokens == rows[-1]["num_tokens"]
+    assert entry.curve == [(row["step"], row["reward"]) for row in rows if "reward" in row]
+    assert len(entry.curve) == 2
+
+
+def test_an_entry_holds_no_path_and_is_read_back(run, tmp_path):
+    entry = add(run, tmp_path / "zoo")
+    file = tmp_path / "zoo" / "entries" / "tiny-0.json"
+    assert read_entry(file) == entry
+    assert str(tmp_path) not in file.read_text()
+    assert entry.recipe["train"]["max_steps"] == 2
+    assert open_zoo(tmp_path / "zoo").entry("tiny-0") == entry
+
+
+def test_a_shipped_adapter_lies_in_the_zoo(run, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="perl"):
+        entry = add(run, tmp_path / "zoo", "small", ship=True)
+    folder = tmp_path / "zoo" / "adapters" / "small"
+    assert {file.name: sha256_of(file) for file in folder.iterdir()} == entry.adapter.sha256
+    assert entry.adapter.shipped
+    assert f"{entry.adapter.size:,} bytes" in caplog.text
+
+
+def _shipped(zoo, name="small"):
+    return zoo / "adapters" / name / "adapter_model.safetensors"
+
+
+def test_an_entry_that_no_longer_ships_leaves_no_adapter_of_the_older_one(run, tmp_path):
+    add(run, tmp_path / "zoo", "small", ship=True)
+    add(run, tmp_path / "zoo", "small", force=True)
+    assert not _shipped(tmp_path / "zoo").parent.exists()
+    assert not open_zoo(tmp_path / "zoo").entry("small").adapter.shipped
+
+
+@pytest.mark.parametrize("at", ["replace_folder", "write_text"])
+def test_a_kill_while_an_entry_is_replaced_leaves_none_with_anothers_adapter(run, tmp_path, at, monkeypatch):
+    zoo = tmp_path / "zoo"
+    add(run, zoo, "small", ship=True)
+    older = _shipped(zoo).read_bytes()
+    entry = zoo / "entries" / "small.json"
+
+    def killed(place, *_):
+        if at == "replace_folder" or place == entry:  # not where it is looked whether it can be read
+            raise KeyboardInterrupt
+        write_text(place, *_)
+
+    with monkeypatch.context() as changed:
+        changed.setattr("perl.hub.zoo_entries.adding._material", _of_another)
+        changed.setattr(f"perl.hub.zoo_entries.adding.{at}", killed)
+        with pytest.raises(KeyboardInterrupt):
+            add(run, zoo, "small", ship=True, force=True)
+    assert not entry.exists() or _shipped(zoo).read_bytes() == older
+    add(run, zoo, "small", ship=True, force=True)
+    assert _shipped(zoo).read_bytes() == older
+    assert open_zoo(zoo).entry("small").adapter.shipped
+
+
+def _of_another(source):
+    """The same run with other weights, which nobody looks into."""
+    found = of_run(source)
+    return replace(found, files=found.files | {"adapter_model.safetensors": weights(b"of another run")})
+
+
+def test_an_adapter_that_nobody_can_load_is_said(run, tmp_path, caplog):
+    entry = add(run, tmp_path / "zoo")
+    assert not entry.adapter.shipped
+    assert "neither pushed nor shipped" in caplog.text
+
+
+def test_a_pushed_run_names_its_repository(run, tmp_path):
+    digest = sha256_of(run / "adapter" / "adapter_model.safetensors")
+    push = {"status": "done", "repo_id": "user/tiny", "steps": [], "commit": "c" * 40, "sha256": digest}
+    (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push]}))
+    assert add(run, tmp_path / "zoo").adapter.repo == "user/tiny"
+    assert add(run, tmp_path / "zoo", force=True).adapter.revision == "c" * 40
+    for other in ({"status": "queued"}, {"sha256": "0" * 64}):
+        (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push | other]}))
+        assert add(run, tmp_path / "zoo", force=True).adapter.repo is None
+
+
+def test_an_entry_is_replaced_only_with_force(run, tmp_path):
+    add(run, tmp_path / "zoo", notes=["first"])
+    with pytest.raises(PerlError, match=r"there is an entry 'tiny-0' already .*--force"):
+        add(run, tmp_path / "zoo", notes=["second"])
+    assert open_zoo(tmp_path / "zoo").entry("tiny-0").notes == ["first"]
+    assert add(run, tmp_path / "zoo", notes=["second"], force=True).notes == ["second"]
+
+
+def test_a_name_that_is_given_is_taken_as_it_is_or_refused(run, tmp_path):
+    assert add(run, tmp_path / "zoo", name="tiny.2-b").name == "tiny.2-b"
+    with pytest.raises(PerlError, match=r"^--name: '../My LoRA' is no name of an entry \(as in my-lora\)$"):
+        add(run, tmp_path / "zoo", name="../My LoRA")
+
+
+def test_a_name_of_a_folder_is_made_fit(run, tmp_path):
+    shutil.copytree(run, tmp_path / "My Run!")
+    assert add(tmp_path / "My Run!", tmp_path / "zoo").name == "my-run"
+
+
+def test_a_run_without_results_is_refused(run, tmp_path):
+    shutil.rmtree(run / "eval")
+    with pytest.raises(PerlError, match=r"was not evaluated .*perl eval --adapter"):
+        add(run, tmp_path / "zoo")
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_results_of_another_adapter_are_refused(run, tmp_path):
+    def of_other_weights(facts):
+        subject = facts["perl"]["subject"]
+        subject["adapter_sha256"] = "0" * 64
+        subject["policy"] = policy_name(subject["base_sha256"], "0" * 64, subject["adapter_config_sha256"])
+
+    change(results_file(run), of_other_weights)
+    with pytest.raises(PerlError, match="those of another adapter"):
+        add(run, tmp_path / "zoo")
+
+
+def test_results_that_name_another_policy_than_their_digests_are_refused(run, tmp_path):
+    change(results_file(run), lambda facts: facts["perl"]["subject"].update(adapter_sha256="0" * 64))
+    with pytest.raises(PerlError, match="its policy is not the one that its digests name"):
+        add(run, tmp_path / "zoo")
+
+
+def test_results_of_the_adapter_before_its_config_was_edited_are_refused(run, tmp_path):
+    change(run / "adapter" / "adapter_config.json", lambda config: config.update(lora_alpha=160))
+    with pytest.raises(PerlError, match="or of this one with another config"):
+        add(run, tmp_path / "zoo")
+
+
+def test_an_entry_names_the_policy(run, tmp_path):
+    subject = json.loads(results_file(run).read_text())["perl"]["subject"]
+    config = (run / "adapter" / "adapter_config.json").read_text()
+    entry = add(run, tmp_path / "zoo")
+    assert entry.policy == adapter_policy_name(
+        config, entry.adapter.sha256["adapter_model.safetensors"], entry.base_sha256
+    )
+    assert entry.policy == subject["policy"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (
+            lambda f: task_facts(f)["adapter"].update(accuracy=0.99),
+            "adapter.accuracy is 0.99 in the file, counted",
+        ),
+        (lambda f: task_facts(f)["base"].update(accuracy=0.01), r"base.accuracy is 0.01 in the file"),
+        (lambda f: task_facts(f)["adapter"].update(stderr=0.0001), "adapter.stderr is 0.0001 in the file"),
+        (lambda f: task_facts(f)["adapter"].update(stderr=None), "adapter.stderr is None in the file"),
+        (lambda f: task_facts(f)["difference"].update(mean=0.526), "difference.mean is 0.526 in the file"),
+        (lambda f: task_facts(f)["adapter"].update(mean_tokens=1.5), "adapter.mean_tokens is 1.5 in the file"),
+        (lambda f: task_facts(f).update(protocol_hash="0" * 16), "its protocol_hash is '0000000000000000', protocol"),
+        (lambda f: f["perl"]["protocol"].update(temperature=0.5), "its protocol_hash is"),
+        (lambda f: task_facts(f).update(max_new_tokens=65), "its protocol_hash is"),
+        (lambda f: task_facts(f)["data"].update(sha256="x"), "its data has no SHA-256"),
+    ],
+)
+def test_a_number_that_does_not_follow_is_refused(run, tmp_path, edit, said):
+    change(results_file(run), edit)
+    with pytest.raises(PerlError, match=said) as caught:
+        add(run, tmp_path / "zoo")
+    assert all(line.startswith(f"{run}: results.json: ") for line in str(caught.value).splitlines())
+    assert not (tmp_path / "zoo").exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda f: task_facts(f)["problems"].popitem(), "not of 8 problems with 2 completions"),
+        (lambda f: task_facts(f)["problems"]["0"].pop("adapter"), "not of 8 problems with 2 completions"),
+        (lambda f: task_facts(f)["problems"]["0"].update(double("0", f)), "not of 8 problems with 2 completions"),
+        (lambda f: f["perl"]["protocol"].update(temperature="1"), "protocol: temperature: "),
+        (lambda f: f["perl"]["protocol"].update(k=True), "protocol: k: "),
+        (lambda f: task_facts(f)["data"].update(sha256=None), r"data\.sha256: "),
+        (lambda f: task_facts(f).update(adapter=None), "no score of the adapter"),
+        (lambda f: task_facts(f)["adapter"].update(accuracy="high"), "adapter on sandbox:addition: accuracy: "),
+        (lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")), "NaN is no number"),
+        (lambda f: f["perl"].update(tasks={}), "tasks: "),
+    ],
+)
+def test_results_that_are_none_are_refused_in_a_line(run, tmp_path, edit, said):
+    change(results_file(run), edit)
+    with pytest.raises(PerlError, match=said) as caught:
+        add(run, tmp_path / "zoo")
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_results_that_are_not_those_of_the_runs_samples_are_refused(run, tmp_path):
+    """Every figure follows from bits that are all 1, only the samples say otherwise."""
+    FORGERIES["every bit 1 and every figure that follows"].edit(run / "eval")
+    with pytest.raises(PerlError, match="the adapter's rights differ on"):
+        add(run, tmp_path / "zoo")
+    (run / "eval" / "samples.jsonl").unlink()
+    with pytest.raises(PerlError, match=r"cannot be counted again, there is no samples.jsonl .*perl eval --adapter"):
+        add(run, tmp_path / "zoo")
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_other_seeds_stand_beside_the_first(run, tmp_path):
+    entry = add(run, tmp_path / "zoo", seeds=[trained(1)])
+    (seed,), other = entry.seeds, read_results(trained(1))
+    assert (seed.seed, seed.scores) == (1, {TASK: other.task(TASK).adapter.accuracy})
+    assert seed.adapter_sha256 == other.subject["adapter_sha256"]
+
+
+def test_a_seed_of_another_recipe_is_refused(run, tmp_path):
+    other = copied(trained(1), tmp_path / "other")
+    recipe = other / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("learning_rate: 0.001", "learning_rate: 0.002"))
+    with pytest.raises(PerlError, match=r"other: is no seed of .*tiny-0: its recipe differs in train.learning_rate"):
+        add(run, tmp_path / "zoo", seeds=[other])
+
+
+def test_a_seed_that_was_scored_otherwise_is_refused(run, tmp_path):
+    other = copied(trained(1), tmp_path / "other")
+    change(results_file(other), lambda facts: facts["perl"]["tasks"].update({"x": facts["perl"]["tasks"].pop(TASK)}))
+    with pytest.raises(PerlError):
+        add(run, tmp_path / "zoo", seeds=[other])
+    with pytest.raises(PerlError, match="seed 0 is named twice"):
+        add(run, tmp_path / "zoo", seeds=[copied(trained(), tmp_path / "twin")])
+
+
+def test_a_run_that_says_less_of_itself_is_an_entry_or_one_line(run, tmp_path):
+    facts = json.loads((run / "run.json").read_text())
+    facts["hardware"] = {"device": "A Processor"}
+    (run / "run.json").write_text(json.dumps(facts))
+    assert add(run, tmp_path / "zoo").hardware == "1 x A Processor"
+    other = copied(trained(1), tmp_path / "other")
+    facts = json.loads((other / "run.json").read_text())
+    del facts["seed"]
+    (other / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(PerlError, match=r"other: does not say in its run.json which seed it had"):
+        add(run, tmp_path / "zoo", seeds=[other], force=True)
+
+
+def test_a_run_is_no_strangers(run, tmp_path):
+    with pytest.raises(PerlError, match=r"is a run of this machine, not reported \(trained-here\)"):
+        add(run, tmp_path / "zoo", provenance="reported")
+
+
+def test_what_is_no_source_is_refused(tmp_path):
+    for source in ("nowhere", str(tmp_path), "./a/b", "a/b/c"):
+        with pytest.raises(PerlError, match="neither a run folder nor a name on the Hub"):
+            add(source, tmp_path / "zoo")
+
+
+def test_a_curve_keeps_its_ends():
+    points = [(step, step / 200) for step in range(1, 201)]
+    kept = thinned(points, 64)
+    assert len(kept) == 64
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    assert thinned(points[:64], 64) == points[:64]
+
+
+@pytest.fixture
+def zoo(run, tmp_path):
+    add(run, tmp_path / "zoo", ship=True)
+    return open_zoo(tmp_path / "zoo")
+
+
+def test_the_same_adapter_scores_the_same_again(zoo, tmp_path):
+    found = verify(zoo, "zoo:tiny-0", output=tmp_path / "again")
+    assert [score.verdict for score in found.scores] == ["identical"]
+    assert found.agrees
+    assert found.notes == ()
+    assert next(iter(found.lines())).startswith("sandbox:addition: identical, ")
+    entry, measured = zoo.entry("tiny-0"), read_results(tmp_path / "again")
+    assert measured.task(TASK).protocol_hash == entry.scores[0].protocol_hash
+    assert measured.subject["name"] == "zoo:tiny-0"
+
+
+def test_a_score_that_is_not_the_adapters_differs(zoo):
+    entry = zoo.entry("tiny-0")
+    score = entry.scores[0].model_copy(update={"adapter": 0.0})
+    zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [score], "base_sha256": "0" * 64})
+    found = verify(zoo, "tiny-0")
+    assert [score.verdict for score in found.scores] == ["differs"]
+    assert not found.agrees
+    assert any("the base is another one: 000000000000 then" in note for note in found.notes)
+
+
+def test_an_adapter_that_was_changed_is_refused(zoo):
+    file = zoo.folder / "adapters" / "tiny-0" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(PerlError, match="is not the file that its entry lists"):
+        verify(zoo, "tiny-0")
+
+
+def test_what_cannot_be_asked_as_it_was_is_refused_with_the_setting(zoo):
+    entry = zoo.entry("tiny-0")
+    zoo.entries["tiny-0"] = entry.model_copy(update={"protocol": entry.protocol | {"top_k": 5}})
+    with pytest.raises(PerlError, match="cannot be asked as it was: top_k 5 then, 0 now"):
+        verify(zoo, "tiny-0")
+    other = entry.scores[0].model_copy(update={"protocol_hash": "0" * 16})
+    zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [other]})
+    with pytest.raises(PerlError, match="sandbox:addition cannot be asked as it was: the task, its data"):
+        verify(zoo, "tiny-0")
+
+
+def test_tasks_that_are_not_there_are_refused(zoo):
+    with pytest.raises(PerlError, match=r"has no score on 'sandbox:additon' \(did you mean sandbox:addition\?\)"):
+        verify(zoo, "tiny-0", tasks=["sandbox:additon"])
+    entry = zoo.entry("tiny-0")
+    own = entry.scores[0].model_copy(update={"task": "my held out problems"})
+    zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [own]})
+    with pytest.raises(PerlError, match="'my held out problems', which is no task of perl eval"):
+        verify(zoo, "tiny-0")
+
+
+def measured(adapter, base):
+    """A task's results from rights and wrongs."""
+    groups = {
+        who: [
+            [Sample("sums", str(p), i, 0, "", 1, False, "right" if r else "wrong", None) for i, r in enumerate(row)]
+            for p, row in enumerate(rows)
+        ]
+        for who, rows in (("base", base), ("adapter", adapter))
+    }
+    scores = {who: score_samples(rows) for who, rows in groups.items()}
+    problems = tuple(ProblemResult(str(i), *rows) for i, rows in enumerate(zip(base, adapter, strict=True)))
+    return TaskResult("sums", "sums", "0" * 16, 8, {}, **scores, problems=problems)
+
+
+def drawn(chances, k, draw):
+    rows = [[tuple(draw.random() < chance for _ in range(k)) for chance in chances] for _ in range(2)]
+    return measured(*rows)
+
+
+def as_score(found):
+    """What an entry says of results."""
+    return TaskScore(
+        task="sums",
+        metric=f"avg@{found.adapter.k}",
+        k=found.adapter.k,
+        n=found.adapter.n,
+        adapter=found.adapter.accuracy,
+        stderr=found.adapter.stderr,
+        base=found.base.accuracy,
+        base_stderr=found.base.stderr,
+        protocol_hash=found.protocol_hash,
+    )
+
+
+class TestVerdicts:
+    """Of scores made by hand: the run's results with other numbers in the entry."""
+
+    def found(self, run, tmp_path, **changes):
+        entry = add(run, tmp_path / "zoo", force=True)
+        score = entry.scores[0].model_copy(update=changes)
+        return verification.compare(entry, [score], read_results(run)).scores[0]
+
+    def test_within_the_noise_of_the_completions_it_agrees(self, run, tmp_path):
+        task = read_results(run).task(TASK)
+        halves = sum(sum(problem.adapter) == 1 for problem in task.problems)
+        # p(1-p) k/(k-1) = 1/2 for each problem with one right answer of two; two draws of two.
+        expected = (halves * 0.5 / 8**2 * (1 / 2 + 1 / 2)) ** 0.5
+        found = self.found(
+            run, tmp_path, adapter=task.adapter.accuracy - 1.9 * expected, protocol_hash=task.protocol_hash
+        )
+        assert found.stderr == pytest.approx(expected)
+        assert found.verdict == "agrees"
+        assert found.reach > 1.96 * expected
+
+    @pytest.mark.parametrize(("problems", "k"), [(11, 4), (30, 2), (100, 4)])
+    def test_an_honest_score_differs_less_than_one_time_in_twenty(self, problems, k):
+        """Drawn again with the same chance of each problem; many problems have a chance near 0 or 1."""
+        draw, told, count = random.Random(0), 0, 300
+        for _ in range(count):
+            chances = [draw.choice((0.01, 0.5, 0.99, 1.0)) for _ in range(problems)]
+            both = [drawn(chances, k, draw) for _ in range(2)]
+            told += bool(verification._remeasured(as_score(both[0]), both[1]).differs)
+        assert told / count <= 0.05
+
+    def test_one_completion_of_44_may_come_out_otherwise_where_all_were_alike(self):
+        right = [(True,) * 4] * 11
+        other = [*right[:-1], (True, True, True, False)]
+        then, now = as_score(measured(other, other)), measured(right, right)
+        assert verification._remeasured(then, now).verdict == "agrees"
+        half = [(True,) * 4] * 5 + [(False,) * 4] * 6
+        assert verification._remeasured(then, measured(half, right)).differs == ("adapter", "gain")
+
+    def test_an_entry_whose_base_was_made_worse_differs(self):
+        rows = [(True, False, True, False)] * 50
+        score = as_score(measured([(True,) * 4] * 50, rows))
+        now = measured([(True,) * 4] * 50, rows)
+        assert verification._remeasured(score, now).verdict == "identical"
+        found = verification._remeasured(score.model_copy(update={"base": 0.0}), now)
+        assert (found.verdict, found.differs) == ("differs", ("base", "gain"))
+        assert "the base 0.0 then, 50.0 now; not the same: base and gain" in str(found)
+
+    def test_other_problems_have_both_errors(self, run, tmp_path):
+        stderr = read_results(run).task(TASK).adapter.stderr
+        found = self.found(run, tmp_path, n=500, protocol_hash="0" * 16, stderr=0.3)
+        assert found.stderr == pytest.approx((stderr**2 + 0.3**2) ** 0.5)
+        unknown = self.found(run, tmp_path, n=500, protocol_hash="0" * 16, stderr=None)
+        assert unknown.stderr == pytest.approx(stderr * 2**0.5)
+
+    def test_the_same_number_of_another_base_is_not_identical(self, run, tmp_path):
+        assert self.found(run, tmp_path).verdict == "identical"
+        other = self.found(run, tmp_path, base=0.123)
+        assert other.verdict == "differs"
+        assert "base" in other.differs
+        assert "adapter" not in other.differs
+
+    def test_without_any_error_it_is_unclear(self, run, tmp_path):
+        entry, results = add(run, tmp_path / "zoo", force=True), read_results(run)
+        one = replace(results.tasks[0], adapter=replace(results.tasks[0].adapter, stderr=None))
+        score = entry.scores[0].model_copy(update={"adapter": 0.0, "n": 500, "protocol_hash": "0" * 16})
+        found = verification.compare(entry, [score], replace(results, tasks=(one,)))
+        assert found.scores[0].verdict == "unclear"
+        assert found.agrees

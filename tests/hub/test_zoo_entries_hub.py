@@ -1,0 +1,298 @@
+"""A stranger's adapter on the Hub: what is taken of it, what is refused, and how it is found."""
+
+import json
+import time
+
+import pytest
+
+from perl.errors import PerlError
+from perl.evaluation.recounting.published_samples import PUBLISHED, read_published
+from perl.evaluation.recounting.recount import recount
+from perl.evaluation.results import read_results
+from perl.hub.card.candidate import find_candidate
+from perl.hub.found_card import _most, find_card
+from perl.hub.gate.gate import largest
+from perl.hub.push.package import package_candidate
+from perl.hub.zoo_entries import add, hub_adapters, verify
+from perl.hub.zoo_entries.from_hub import _LARGEST
+from perl.run.folder import Run
+from perl.zoo.catalogue import open_zoo
+from tests.hub.zoo_entry_runs import trained
+
+TASK, REPO = "sandbox:addition", "user/tiny"
+CONFIG = "adapter_config.json"
+RESULTS, RECIPE, WEIGHTS = "eval/results.json", "perl_recipe.yaml", "adapter_model.safetensors"
+
+
+@pytest.fixture
+def files():
+    return dict(package_candidate(find_candidate(Run.read(trained())), REPO).files)
+
+
+@pytest.fixture
+def pushed(hub, files):
+    """The Hub, with the run's adapter in a repository."""
+    hub.create(REPO, files)
+    return hub
+
+
+def head(hub):
+    return hub.repo(REPO).commits[-1].oid
+
+
+def changed(content, edit):
+    facts = json.loads(content)
+    edit(facts)
+    return json.dumps(facts).encode()
+
+
+def test_a_strangers_numbers_are_reported(pushed, tmp_path):
+    commit = head(pushed)
+    entry, of_run = add(REPO, tmp_path / "zoo"), add(trained(), tmp_path / "own")
+    assert (entry.name, entry.provenance) == ("tiny", "reported")
+    assert entry.source == f"{pushed.url}/user/tiny/tree/{commit}"
+    assert (entry.adapter.repo, entry.adapter.revision) == (REPO, commit)
+    assert entry.adapter.sha256 == of_run.adapter.sha256
+    assert entry.adapter.size == of_run.adapter.size
+    assert [score.protocol_hash for score in entry.scores] == [None]
+    assert [s.model_copy(update={"protocol_hash": None}) for s in of_run.scores] == entry.scores
+    assert "nobody evaluated it here" in entry.notes[0]
+    same = ("base", "base_sha256", "method", "seed", "steps", "tokens", "curve", "licence", "recipe", "protocol")
+    assert [getattr(entry, name) for name in same] == [getattr(of_run, name) for name in same]
+
+
+def test_the_weights_are_not_fetched_to_be_listed(pushed, tmp_path):
+    add(REPO, tmp_path / "zoo")
+    assert not [request for request in pushed.log if request.method == "GET" and WEIGHTS in request.path]
+
+
+def test_a_revision_is_taken(pushed, tmp_path):
+    commit = head(pushed)
+    pushed.commit(REPO, {RESULTS: b"{}"})
+    with pytest.raises(PerlError, match="holds no results"):
+        add(REPO, tmp_path / "zoo")
+    assert add(f"{REPO}@{commit}", tmp_path / "zoo").adapter.revision == commit
+
+
+def claiming_none(files, folder):
+    """Samples of which the adapter's are all wrong, and results in which every figure follows from those."""
+    folder.mkdir()
+    (folder / "results.json").write_bytes(files[RESULTS])
+    results = read_results(folder)
+    lines = [json.loads(line) for line in files[PUBLISHED].decode().splitlines()]
+    for line in lines:
+        if line["policy"] == results.task(TASK).samples["adapter"]:
+            line.update(status="wrong", extracted="none")
+    samples = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    recount(results, read_published(samples, REPO)).results.write(folder)
+    return {RESULTS: (folder / "results.json").read_bytes(), PUBLISHED: samples}
+
+
+def test_reproduced_means_evaluated_here(pushed, files, tmp_path):
+    true = json.loads(files[RESULTS])["perl"]["tasks"][TASK]
+    pushed.commit(REPO, claiming_none(files, tmp_path / "claimed"))
+    assert add(REPO, tmp_path / "zoo").scores[0].adapter == 0.0
+    found = verify(open_zoo(tmp_path / "zoo"), "tiny")
+    assert not found.agrees
+    entry = add(REPO, tmp_path / "zoo", provenance="reproduced", force=True)
+    assert (entry.provenance, entry.scores[0].adapter) == ("reproduced", true["adapter"]["accuracy"])
+    assert entry.scores[0].protocol_hash == true["protocol_hash"]
+    assert entry.notes[0] == "Evaluated here; its author reports 0.0 on sandbox:addition."
+    assert verify(open_zoo(tmp_path / "zoo"), "tiny").scores[0].verdict == "identical"
+
+
+def test_figures_that_are_not_those_of_the_published_samples_are_refused(pushed, files, tmp_path):
+    claimed = claiming_none(files, tmp_path / "claimed")
+    for name in (RESULTS, PUBLISHED):  # either alone
+        pushed.commit(REPO, {**files, name: claimed[name]})
+        with pytest.raises(PerlError, match=r"user/tiny: results.json: .*the adapter's rights differ on \d+ problems"):
+            add(REPO, tmp_path / "zoo")
+    assert not (tmp_path / "zoo").exists()
+
+
+@pytest.mark.usefixtures("pushed")
+def test_a_stranger_cannot_be_trained_here(tmp_path):
+    with pytest.raises(PerlError, match=r"user/tiny: was not trained here"):
+        add(REPO, tmp_path / "zoo", provenance="trained-here")
+
+
+@pytest.mark.usefixtures("pushed")
+def test_shipping_copies_the_weights(files, tmp_path):
+    add(REPO, tmp_path / "zoo", ship=True)
+    assert (tmp_path / "zoo" / "adapters" / "tiny" / WEIGHTS).read_bytes() == files[WEIGHTS]
+
+
+def test_results_of_other_weights_are_refused(pushed, files, tmp_path):
+    pushed.commit(REPO, {WEIGHTS: files[WEIGHTS] + b"x"})
+    with pytest.raises(PerlError, match=r"user/tiny: its results belong to the adapter [0-9a-f]{12}, not"):
+        add(REPO, tmp_path / "zoo")
+
+
+def test_results_of_the_same_weights_with_another_config_are_refused(pushed, files, tmp_path):
+    config = json.loads(files[CONFIG]) | {"lora_alpha": 160}
+    pushed.commit(REPO, {CONFIG: json.dumps(config).encode()})
+    with pytest.raises(PerlError, match=r"user/tiny: its results belong to the same weights with another adapter_conf"):
+        add(REPO, tmp_path / "zoo")
+
+
+DEEP = b"[" * 100_000
+HOSTILE = {
+    "no results": ({RESULTS: None}, r"has no eval/results.json \(perl push sends them\)"),
+    "no weights": ({WEIGHTS: None}, r"has no adapter_model.safetensors \(only safetensors are taken\)"),
+    "huge recipe": ({RECIPE: b"#" * 200_001}, "perl_recipe.yaml has 200,001 bytes, at most 200,000 are read"),
+    "huge card": ({"README.md": b"#" * 1_000_001}, "README.md has 1,000,001 bytes, at most 1,000,000 are read"),
+    "deep results": ({RESULTS: DEEP}, "eval/results.json"),
+    "results of no kind": ({RESULTS: b"[1]"}, "holds no results"),
+    "aliases": ({RECIPE: b"a: &a [x]\nb: [*a, *a]\n"}, "not plain YAML: an alias"),
+    "tags": ({RECIPE: b"a: !!python/object/apply:os.getcwd []\n"}, "not plain YAML: a tag"),
+    "aliases in the card": ({"README.md": b"---\na: &a [x]\nb: [*a, *a]\n---\n"}, "README.md.* an alias"),
+    "another recipe": ({RECIPE: b"extends: quickstart\n"}, "extends another recipe"),
+    "deep recipe": ({RECIPE: b"peft: " + DEEP[:90_000]}, "perl_recipe.yaml:1: not plain YAML: nested too deeply"),
+    "deep card": (
+        {"README.md": b"---\na: " + b"[" * 200 + b"]" * 200 + b"\n---\n"},
+        "README.md:1: not plain YAML: nested too deeply",
+    ),
+    "long front matter": ({"README.md": b"---\na: [" + b"b, " * 70_000 + b"]\n---\n"}, "README.md: its front matter"),
+    "unknown key": ({RECIPE: b"peft: {rnak: 1}\n"}, "perl_recipe.yaml: peft.rnak: unknown key"),
+    "no text": ({RECIPE: b"\xff\xfe\x00"}, "is no text"),
+    "long number": ({RECIPE: b"peft: {rank: " + b"9" * 5000 + b"}\n"}, "perl_recipe.yaml"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_files_give_one_line(pushed, tmp_path, change, said):
+    pushed.commit(
+        REPO, {k: v for k, v in change.items() if v is not None}, delete=[k for k, v in change.items() if v is None]
+    )
+    with pytest.raises(PerlError, match=said) as caught:
+        add(REPO, tmp_path / "zoo")
+    assert len(str(caught.value)) < 500
+    assert "user/tiny" in str(caught.value)
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_a_path_or_a_token_of_the_author_is_refused(pushed, files, tmp_path):
+    secret = "hf_" + "x" * 30
+    pushed.commit(REPO, {RECIPE: files[RECIPE].replace(b"prompt: prompt", f"prompt: {secret}".encode())})
+    with pytest.raises(PerlError, match="what looks like a token") as caught:
+        add(REPO, tmp_path / "zoo")
+    assert secret not in str(caught.value)
+
+
+def test_an_entry_that_could_not_be_read_again_is_refused(pushed, files, tmp_path):
+    def many_versions(facts):
+        facts["perl"]["versions"] = {f"package-{i}": "1" for i in range(50_000)}
+
+    pushed.commit(REPO, {RESULTS: changed(files[RESULTS], many_versions)})
+    with pytest.raises(PerlError, match=r"tiny.json: is no entry of a zoo: it has [\d,]+ bytes"):
+        add(REPO, tmp_path / "zoo")
+    assert not (tmp_path / "zoo").exists()
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_name_that_the_hub_has_not(tmp_path):
+    with pytest.raises(PerlError, match="user/none: no model 'user/none'"):
+        add("user/none", tmp_path / "zoo")
+
+
+def test_an_outage_is_one_line(pushed, tmp_path):
+    pushed.faults.fail(2, 500, times=100)
+    with pytest.raises(PerlError, match="the Hub answers 500"):
+        add(REPO, tmp_path / "zoo")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_connection_that_breaks_is_one_line_however_it_is_read(n, pushed, tmp_path):
+    for read in (lambda: add(REPO, tmp_path / "zoo"), lambda: find_card(REPO)):
+        pushed.faults.cut(n, times=100)
+        with pytest.raises(PerlError) as caught:
+            read()
+        assert len(caught.value.problems) == 1
+        pushed.faults.rules.clear()
+
+
+def test_both_who_read_a_repository_take_files_of_the_sizes_that_are_published():
+    for name in (RESULTS, RECIPE, CONFIG, "README.md", "perl_run.json", "metrics.jsonl", PUBLISHED):
+        assert _most(name) == largest(name)
+        assert name == "perl_run.json" or _LARGEST[name] == largest(name)
+    assert _most(".eval_results/a b.yaml") == largest(".eval_results/gsm8k.yaml")
+
+
+class TestSearch:
+    """``hub_adapters``: by tags, tolerant of what cards hold."""
+
+    CARD = """---
+base_model: user/base
+library_name: peft
+tags: [perl-rl, lora, "base_model:adapter:user/base"]
+{more}
+---
+"""
+
+    def create(self, hub, name, more=""):
+        return hub.create(name, {"README.md": self.CARD.format(more=more).encode()})
+
+    def test_what_perl_pushed_is_found_with_its_scores(self, pushed, files):
+        (found,) = hub_adapters()
+        truth = json.loads(files[RESULTS])["perl"]["tasks"][TASK]["adapter"]["accuracy"]
+        assert (found.id, found.sha, found.base, found.method) == (REPO, head(pushed), "sandbox:base", "lora")
+        assert any(value in (truth, pytest.approx(100 * truth, abs=0.051)) for value in found.scores.values())
+        assert found.notes == ()
+        assert found.modified is not None
+
+    def test_filters(self, pushed):
+        self.create(pushed, "user/other")
+        pushed.create("user/foreign", {"README.md": b"---\ntags: [lora]\n---\n"})
+        assert {found.id for found in hub_adapters()} == {REPO, "user/other"}
+        assert [found.id for found in hub_adapters(base="user/base")] == ["user/other"]
+        assert [found.id for found in hub_adapters(base="sandbox:base")] == [REPO]
+        assert {found.id for found in hub_adapters(method="lora")} == {REPO, "user/other"}
+        assert hub_adapters(method="dora") == []
+        assert len(hub_adapters(limit=1)) == 1
+
+    @pytest.mark.parametrize(
+        "index",
+        [
+            "5",
+            "[5]",
+            "[{name: x, results: {}}]",
+            "[{name: x, results: [{task: text, dataset: 5, metrics: []}]}]",
+            "[{name: x, results: [{task: {type: a}, dataset: {name: [1], type: b}, metrics: [{type: c, value: 1}]}]}]",
+            "[{name: x, results: [{task: {type: a}, dataset: {type: b}, metrics: {type: c}}]}]",
+            "[{name: x, results: [{task: {type: a}, dataset: {type: b}, metrics: [{type: c, value: high}]}]}]",
+            "[{name: x, results: [{task: {type: a}, dataset: {type: b}, metrics: [{type: c, value: true}]}]}]",
+        ],
+    )
+    def test_a_card_of_any_shape_hides_no_other(self, pushed, index):
+        self.create(pushed, "user/hostile", f"model-index: {index}")
+        found = {adapter.id: adapter for adapter in hub_adapters()}
+        assert set(found) == {REPO, "user/hostile"}
+        assert found["user/hostile"].scores == {}
+        assert len(found["user/hostile"].notes) == 1
+        assert found[REPO].scores
+
+    def test_texts_are_short_and_printable(self, hub):
+        long = "A\\e[31m" + "x" * 1000
+        index = f'[{{name: x, results: [{{dataset: {{name: "{long}"}}, metrics: [{{name: m, value: 1}}]}}]}}]'
+        self.create(hub, "user/loud", f"model-index: {index}")
+        (name,) = hub_adapters()[0].scores
+        assert name.isprintable()
+        assert len(name) < 250
+
+    def test_an_outage_is_one_line(self, pushed):
+        pushed.faults.fail(1, 403, times=100)
+        with pytest.raises(PerlError) as refused:
+            hub_adapters()
+        pushed.faults.clear()
+        pushed.faults.cut(1, times=100)
+        started = time.monotonic()
+        with pytest.raises(PerlError) as cut:
+            hub_adapters()
+        assert time.monotonic() - started < 5
+        assert "403" in str(refused.value)
+        assert f"{pushed.url} cannot be asked for adapters" in str(cut.value)
+        assert [len(str(error.value).splitlines()) for error in (refused, cut)] == [1, 1]
+
+    def test_offline_says_so(self):
+        with pytest.raises(PerlError, match="HF_HUB_OFFLINE: the Hub is not asked"):
+            hub_adapters()

@@ -1,0 +1,388 @@
+"""Attention over packed rows against a masked softmax by hand, and models that use it against themselves."""
+
+import copy
+import inspect
+import math
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+
+import perl.packing.attention
+from perl.packing.attention import (
+    KernelCall,
+    Machine,
+    kernel_call,
+    packed_attention,
+    refuse_unknown,
+    use_packed_attention,
+    why_by_segment,
+)
+from perl.packing.rows import Layout, Row, Segment, pack
+
+CPU = torch.device("cpu")
+# A row alone, a prompt, three completions that see it (one of a single token), a token alone, a prompt and its row.
+SHARED = Layout(
+    (
+        Segment(0, 5),
+        Segment(5, 3),
+        Segment(8, 4, prefix_start=5, prefix_length=3),
+        Segment(12, 1, prefix_start=5, prefix_length=3),
+        Segment(13, 2, prefix_start=5, prefix_length=3),
+        Segment(15, 1),
+        Segment(16, 1),
+        Segment(17, 6, prefix_start=16, prefix_length=1),
+    ),
+    CPU,
+)
+ALONE = Layout((Segment(0, 5), Segment(5, 1), Segment(6, 9), Segment(15, 8)), CPU)
+LENGTH = 23
+LAYOUTS = {"alone": ALONE, "shared": SHARED}
+VOCABULARY = 64
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def naive(query, key, value, layout, scaling):
+    """(1, L, H, D), one query at a time."""
+    heads, length, width = query.shape[1:]
+    key, value = (tensor.repeat_interleave(heads // key.size(1), dim=1)[0] for tensor in (key, value))
+    scaling = 1 / math.sqrt(width) if scaling is None else scaling
+    attended = []
+    for place in range(length):
+        segment = next(s for s in layout.segments if s.start <= place < s.start + s.length)
+        seen = list(range(segment.prefix_start, segment.prefix_start + segment.prefix_length))
+        seen += range(segment.start, place + 1)
+        scores = torch.einsum("hd,hkd->hk", query[0, :, place], key[:, seen]) * scaling
+        weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
+        attended.append(torch.einsum("hk,hkd->hd", weights, value[:, seen]))
+    return torch.stack(attended).unsqueeze(0)
+
+
+def naive_kernel(  # noqa: PLR0913 (the kernel's signature)
+    q, k, v, query_ends, key_ends, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False
+):
+    """What the kernel's documentation says, in loops: causal, the last query of a segment with its last key."""
+    assert window_size == (-1, 0)
+    assert enable_gqa == (q.size(1) != k.size(1))
+    assert query_ends.dtype == key_ends.dtype == torch.int32
+    query_counts, key_counts = query_ends.diff().tolist(), key_ends.diff().tolist()
+    assert max_q == max(query_counts)
+    assert max_k == max(key_counts)
+    assert (query_ends[-1], key_ends[-1]) == (len(q), len(k))
+    assert len(k) == len(v)
+    k, v = (tensor.repeat_interleave(q.size(1) // k.size(1), dim=1) for tensor in (k, v))
+    scale = 1 / math.sqrt(q.size(2)) if scale is None else scale
+    rows = []
+    for segment, (queries, keys) in enumerate(zip(query_counts, key_counts, strict=True)):
+        first = key_ends[segment].item()
+        for i in range(queries):
+            seen = slice(first, first + keys - queries + i + 1)
+            scores = torch.einsum("hd,khd->kh", q[query_ends[segment] + i], k[seen]) * scale
+            rows.append(torch.einsum("kh,khd->hd", torch.softmax(scores, dim=0), v[seen]))
+    return torch.stack(rows)
+
+
+def naive_kernel_of_torch_2_11(  # noqa: PLR0913 (the kernel's signature)
+    q, k, v, query_ends, key_ends, max_q, max_k, *, scale=None, window_size=(-1, -1)
+):
+    """Every head of its own: the documentation knows one number of heads."""
+    assert q.size(1) == k.size(1) == v.size(1)
+    return naive_kernel(q, k, v, query_ends, key_ends, max_q, max_k, scale=scale, window_size=window_size)
+
+
+def inputs(heads: int, groups: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(heads + groups)
+    return [
+        torch.randn(1, count, LENGTH, 6, generator=generator, dtype=torch.float64).requires_grad_()
+        for count in (heads, groups, groups)
+    ]
+
+
+def results(attended: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    factors = torch.randn(attended.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    return [attended.detach(), *torch.autograd.grad((attended * factors).sum(), tensors)]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [None, naive_kernel, naive_kernel_of_torch_2_11],
+    ids=["by segment", "by kernel", "by the kernel of torch 2.11"],
+)
+@pytest.mark.parametrize("scaling", [None, 0.9])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_attention_is_a_softmax_over_what_a_token_sees_and_so_is_its_gradient(
+    how, groups, scaling, kernel, monkeypatch
+):
+    tensors, layout = inputs(4, groups), LAYOUTS[how]
+    if kernel is None:
+        attended = packed_attention(*tensors, layout, scaling=scaling)
+    else:
+        monkeypatch.setattr(perl.packing.attention, "varlen_attn", kernel)  # the real one needs a GPU
+        call = kernel_call(inspect.signature(kernel))
+        attended = perl.packing.attention._by_kernel(*tensors, layout, scaling, call)
+    expected = naive(*tensors, layout, scaling)
+    assert attended.shape == (1, LENGTH, 4, 6)
+    for found, wanted in zip(results(attended, tensors), results(expected, tensors), strict=True):
+        assert (found - wanted).norm() <= 1e-12 * wanted.norm()
+
+
+COMMON_PARAMETERS = "query key value cu_seq_q cu_seq_k max_q max_k"
+OPTIONS_OF_2_11 = "return_aux scale window_size"
+# Read from torch/nn/attention/varlen.py of each wheel: what stands behind the star of varlen_attn.
+OPTIONS = {
+    "2.11.0": OPTIONS_OF_2_11,
+    **dict.fromkeys(
+        ("2.12.0", "2.13.0", "2.14.0", "2.15.0"), f"{OPTIONS_OF_2_11} enable_gqa seqused_k block_table num_splits"
+    ),
+}
+
+
+def signature_with(options: str) -> inspect.Signature:
+    kind = inspect.Parameter
+    places = [kind(name, kind.POSITIONAL_OR_KEYWORD) for name in COMMON_PARAMETERS.split()]
+    return inspect.Signature([*places, *(kind(name, kind.KEYWORD_ONLY, default=None) for name in options.split())])
+
+
+@pytest.mark.parametrize("version", OPTIONS)
+def test_the_kernel_of_each_torch_is_called_with_names_that_it_has(version):
+    signature = signature_with(OPTIONS[version])
+    call = kernel_call(signature)
+    assert call.grouped == (version != "2.11.0")
+    for grouped in (False, True):
+        bound = signature.bind(*range(7), **call.keywords(0.5, grouped))
+        assert bound.arguments["window_size"] == (-1, 0)  # causal
+        assert bound.arguments["scale"] == 0.5
+        assert bound.arguments.get("enable_gqa", False) == (grouped and version != "2.11.0")
+
+
+def test_the_installed_kernel_has_one_of_the_signatures_that_are_known():
+    found = inspect.signature(perl.packing.attention.varlen_attn).parameters.values()
+    options = " ".join(parameter.name for parameter in found if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
+    assert options in OPTIONS.values()
+
+
+def test_a_kernel_that_cannot_be_asked_for_causal_attention_is_not_asked():
+    assert kernel_call(signature_with("return_aux is_causal scale")) is None
+    assert kernel_call(signature_with("return_aux window_size")) is None
+
+
+HOPPER = Machine("cuda", (9, 0), flash=True)
+T4 = Machine("cuda", (7, 5), flash=True)
+CALL = KernelCall(grouped=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [8, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_the_kernel_runs_on_gpus_from_ampere_on_in_half_precision(capability, size, dtype):
+    assert why_by_segment(Machine("cuda", capability, flash=True), dtype, size, size, CALL) is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "sizes", "call", "why"),
+    [
+        (Machine("cpu"), torch.bfloat16, (64, 64), CALL, "cpu"),
+        (Machine("mps"), torch.bfloat16, (64, 64), CALL, "mps"),
+        (Machine("xpu"), torch.bfloat16, (64, 64), CALL, "xpu"),
+        (Machine("cuda", (9, 4), rocm=True, flash=True), torch.bfloat16, (64, 64), CALL, "ROCm"),
+        (HOPPER, torch.float32, (64, 64), CALL, "float32"),
+        (HOPPER, torch.float64, (64, 64), CALL, "float64"),
+        (T4, torch.float16, (64, 64), CALL, "7.5, below 8.0"),
+        (Machine("cuda", (7, 0), flash=True), torch.float16, (64, 64), CALL, "7.0, below 8.0"),  # V100
+        (Machine("cuda", (9, 0), flash=False), torch.bfloat16, (64, 64), CALL, "without FlashAttention"),
+        (HOPPER, torch.bfloat16, (64, 64), None, "unknown varlen_attn"),
+        (HOPPER, torch.bfloat16, (192, 128), CALL, "heads of 192 with values of 128"),  # DeepSeek
+        (HOPPER, torch.bfloat16, (36, 36), CALL, "multiple of 8"),
+        (HOPPER, torch.bfloat16, (264, 264), CALL, "above 256"),
+        (HOPPER, torch.bfloat16, (512, 512), CALL, "above 256"),
+        (Machine("cuda", (8, 6), flash=True), torch.bfloat16, (200, 200), CALL, "shared memory"),
+        (Machine("cuda", (12, 0), flash=True), torch.bfloat16, (224, 224), CALL, "shared memory"),
+    ],
+)
+def test_what_the_kernel_does_not_take_runs_segment_by_segment_and_says_why(machine, dtype, sizes, call, why):
+    assert why in why_by_segment(machine, dtype, *sizes, call)
+
+
+def refusing_kernel(*_, **__):
+    raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+
+
+@pytest.mark.parametrize(
+    ("machine", "size", "value_size"), [(T4, 8, 8), (HOPPER, 12, 8), (HOPPER, 6, 6), (HOPPER, 264, 264)]
+)
+def test_packed_attention_never_asks_a_kernel_that_would_refuse(machine, size, value_size, monkeypatch):
+    monkeypatch.setattr(perl.packing.attention, "varlen_attn", refusing_kernel)
+    monkeypatch.setattr(perl.packing.attention, "machine_of", lambda _: machine)
+    generator = torch.Generator().manual_seed(0)
+    tensors = [
+        torch.randn(1, heads, LENGTH, width, generator=generator).bfloat16()
+        for heads, width in ((4, size), (2, size), (2, value_size))
+    ]
+    found = packed_attention(*tensors, SHARED)
+    expected = naive(*(tensor.double() for tensor in tensors), SHARED, None)
+    assert found.shape == (1, LENGTH, 4, value_size)
+    assert (found.double() - expected).norm() <= 0.01 * expected.norm()  # bfloat16 has 8 bits
+
+
+@pytest.mark.parametrize(("machine", "grouped"), [(T4, False), (HOPPER, False), (Machine("cpu"), True)])
+def test_on_a_gpu_no_grouped_heads_reach_a_kernel_that_would_keep_all_scores(machine, grouped, monkeypatch):
+    """In float32, which no GPU's FlashAttention takes; gradients are those of grouped heads."""
+    monkeypatch.setattr(perl.packing.attention, "machine_of", lambda _: machine)
+    real, asked = torch.nn.functional.scaled_dot_product_attention, []
+
+    def recording(q, k, v, **options):
+        asked.append((q.size(1) != k.size(1), options["enable_gqa"]))
+        return real(q, k, v, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recording)
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, heads, LENGTH, 8, generator=generator).double() for heads in (4, 2, 2)]
+    own, reference = ([tensor.clone().requires_grad_() for tensor in tensors] for _ in range(2))
+    packed_attention(*own, SHARED).square().sum().backward()
+    naive(*reference, SHARED, None).square().sum().backward()
+    assert set(asked) == {(grouped, grouped)}
+    for ours, theirs in zip(own, reference, strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_packed_attention_asks_the_kernel_where_it_fits(monkeypatch):
+    monkeypatch.setattr(perl.packing.attention, "varlen_attn", refusing_kernel)
+    monkeypatch.setattr(perl.packing.attention, "machine_of", lambda _: HOPPER)
+    tensors = [torch.randn(1, heads, LENGTH, 8).bfloat16() for heads in (4, 2, 2)]
+    with pytest.raises(RuntimeError, match="Ampere"):
+        packed_attention(*tensors, SHARED)
+
+
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_layers_of_a_model_in_parts_find_the_layout_on_their_own_device(how):
+    """As of a model that is divided by device_map, whose input, and so whose layout, is on the first device."""
+    tensors, here = inputs(4, 2), LAYOUTS[how]
+    elsewhere = Layout(here.segments, torch.device("meta"))
+    assert torch.equal(packed_attention(*tensors, elsewhere), packed_attention(*tensors, here))
+    own = elsewhere.on(CPU)
+    assert own is elsewhere.on(CPU)  # made once, for all layers there
+    assert {t.device for t in (own.query_ends, own.key_ends, own.keys, *own.masks.values())} == {CPU}
+    assert here.on(CPU) is here
+
+
+def qwen(**options) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(Qwen3Config(**{**COMMON, "max_position_embeddings": 64, **options}))
+
+
+def gpt2(**options) -> GPT2LMHeadModel:
+    sizes = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **tokens, **options))
+
+
+@pytest.mark.parametrize("make", [qwen, gpt2])
+def test_generation_and_padded_passes_are_what_they_were_bit_for_bit(make):
+    model = make().eval()
+    before = copy.deepcopy(model)
+    assert use_packed_attention(model) is None
+    assert use_packed_attention(model) is None  # once more changes nothing
+    ids = torch.randint(2, VOCABULARY, (3, 7))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7, [0, 1, 1, 1, 1, 1, 1]])
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "output_logits": True}
+    options |= {"return_dict_in_generate": True}
+    with torch.no_grad():
+        for padding in (mask, mask.flip(1), None):
+            assert torch.equal(model(ids, attention_mask=padding).logits, before(ids, attention_mask=padding).logits)
+        ours, theirs = model.generate(ids, **options), before.generate(ids, **options)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert torch.equal(torch.stack(ours.logits), torch.stack(theirs.logits))
+
+
+def packed_inputs(prompts: int = 2) -> dict:
+    rows = []
+    for length in range(3, 3 + prompts):
+        prompt = torch.randint(2, VOCABULARY, (length,))
+        rows += [Row(prompt, torch.randint(2, VOCABULARY, (c,)), torch.ones(c, dtype=torch.bool)) for c in (4, 6)]
+    batch = pack(rows, [[0, 1], *([index] for index in range(2, len(rows)))])
+    nothing = torch.empty(1, 1, 0, 0, dtype=torch.bool)
+    arguments = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
+    return {**arguments, "attention_mask": nothing, "packed_layout": batch.layout}
+
+
+@pytest.mark.parametrize("make", [qwen, gpt2])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_of_packed_passes_are_the_same_with_checkpointing(make, reentrant):
+    options = {} if make is qwen else {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    model = make(**options).train()
+    assert use_packed_attention(model) is None
+    batches = [packed_inputs(), packed_inputs(prompts=3)]
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        model.zero_grad()
+        # Both passes before either backward pass: the layout is the pass's own, not the last one's.
+        losses = [model(**batch).logits.sin().sum() for batch in batches]
+        for loss in losses:
+            loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(gradient.abs().max() > 0 for gradient in gradients[0])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(checkpointed, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_alone_in_its_pass_gives_what_it_gives_without_a_layout():
+    model = qwen().eval()
+    ids = torch.randint(2, VOCABULARY, (1, 9))
+    with torch.no_grad():
+        expected = model(ids).logits
+        assert use_packed_attention(model) is None
+        layout = Layout((Segment(0, 9),), CPU)
+        found = model(ids, position_ids=torch.arange(9).unsqueeze(0), packed_layout=layout).logits
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_eager_attention_is_refused_and_stays():
+    model = qwen(attn_implementation="eager")
+    why = use_packed_attention(model)
+    assert "'eager'" in why
+    assert "sdpa" in why
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3"])
+def test_sdpa_takes_the_place_of_a_flash_attention_in_passes_that_are_not_packed(name):
+    """transformers looks for a kernel of the name that a model is given, whenever there is "flash" in it."""
+    model, ids = qwen(), torch.arange(6).unsqueeze(0)
+    expected = model(input_ids=ids).logits
+    model.config._attn_implementation_internal = name  # as a model that was loaded with it has it
+    assert use_packed_attention(model) is None
+    assert model.config._attn_implementation == "perl_packed_sdpa"
+    assert torch.equal(model(input_ids=ids).logits, expected)
+
+
+def test_what_packed_rows_do_not_have_is_refused_by_name():
+    for name, value in (
+        ("softcap", 50.0),
+        ("s_aux", torch.zeros(4)),
+        ("position_bias", torch.zeros(1)),
+        ("dropout", 0.1),
+    ):
+        with pytest.raises(NotImplementedError, match=name):
+            refuse_unknown({"scaling": 1.0, name: value})
+    refuse_unknown({"scaling": 1.0, "softcap": None, "s_aux": None, "dropout": 0.0, "sliding_window": None})
+
+
+def test_a_model_with_softcaps_is_refused_in_its_packed_pass():
+    model = Gemma2ForCausalLM(Gemma2Config(**COMMON, attn_implementation="flex_attention"))
+    assert use_packed_attention(model) is None
+    with pytest.raises(NotImplementedError, match="softcap"):
+        model(**packed_inputs())

@@ -1,0 +1,294 @@
+"""Compiled layers beside the same layers as they were written: numbers, gradients, references, names; no new graphs."""
+
+import copy
+import logging
+import pickle
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from torch._dynamo.utils import counters
+
+import perl.packing.compiled
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import ModelError, RecipeError
+from perl.packing.attention import use_packed_attention
+from perl.packing.compiled import check_compiler, compile_layers
+from perl.packing.forward import score
+from perl.packing.fused_lora import fuse_lora
+from perl.packing.head import LogitSettings, add_scored_forward, head_log_probs
+from perl.packing.memory import measure
+from perl.packing.rows import Row
+from perl.policy.reference import Reference
+from tests.oracles.rollouts import VOCABULARY
+from tests.oracles.two_trainers import base, relative_difference, train
+
+COLUMNS = 12
+# What torch's compiler uses of itself and of Python and warns of.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traced():
+    """Graphs are made and run, forward and backward, but no code is generated for them, which takes long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(perl.packing.compiled, "_BACKEND", "aot_eager")
+        yield
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def make_policy(*, checkpointing: bool = False, layers: int = 1):
+    torch.manual_seed(2)
+    lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    model = copy.deepcopy(base(torch.float32))
+    first = model.model.layers[0]
+    shared = {id(model.config): model.config}
+    model.model.layers = torch.nn.ModuleList([first, *(copy.deepcopy(first, dict(shared)) for _ in range(layers - 1))])
+    model.config.num_hidden_layers, model.config.layer_types = layers, ["full_attention"] * layers
+    policy = get_peft_model(model, lora).train()
+    assert fuse_lora(policy) == 7 * layers
+    add_scored_forward(model, LogitSettings())
+    assert use_packed_attention(model) is None
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    return policy
+
+
+def compiled_twin(policy):
+    """A copy with the same tensors whose layers are compiled."""
+    twin = make_policy(checkpointing=policy.get_base_model().is_gradient_checkpointing)
+    twin.load_state_dict(policy.state_dict())
+    assert compile_layers(twin.get_base_model(), packed=True) is None
+    return twin
+
+
+def run(policy, seed: int, *, shared: bool = True) -> torch.Tensor:
+    """(N, T) log-probabilities of rows whose number and lengths come from the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    prompt, lengths = torch.arange(2, 5 + seed % 3), torch.randint(2, COLUMNS, (3 + seed % 4,), generator=generator)
+    rows = [
+        Row(prompt, torch.randint(VOCABULARY, (n,), generator=generator), torch.ones(n, dtype=torch.bool))
+        for n in lengths.tolist()
+    ]
+    families = [list(range(len(rows)))] if shared else [[index] for index in range(len(rows))]
+    return score(policy, rows, families, packed=True, columns=COLUMNS)[0]
+
+
+def with_gradient(policy, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    policy.zero_grad()
+    log_probs = run(policy, seed)
+    (log_probs * torch.linspace(-1, 1, COLUMNS)).sum().backward()
+    return log_probs.detach(), torch.cat([p.grad.flatten() for p in policy.parameters() if p.requires_grad])
+
+
+def assert_close(found, expected, relative=1e-5):
+    assert (found - expected).norm() <= relative * expected.norm()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A policy, and its twin whose layers are compiled and have seen every kind of pass once."""
+    policy = make_policy()
+    twin = compiled_twin(policy)
+    before = graphs()
+    measure(twin, packed=True)  # the first pass of a run on a GPU, under hooks on what is kept
+    with torch.no_grad():
+        run(twin, 0)
+        with twin.disable_adapter():
+            run(twin, 0)
+    assert graphs() > before
+    return policy, twin
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rows_of_other_lengths_have_the_same_numbers_and_gradient_and_no_new_graph(pair, seed):
+    before = graphs()
+    (expected, expected_gradient), (found, gradient) = (with_gradient(policy, seed) for policy in pair)
+    assert_close(found, expected)
+    assert_close(gradient, expected_gradient)
+    with torch.no_grad():
+        assert_close(run(pair[1], seed, shared=False), expected)
+    assert graphs() == before
+
+
+def test_the_reference_is_not_the_policy_that_was_compiled(pair):
+    before = graphs()
+    policy, twin = pair
+    other = Reference(twin, "initial")
+    for tensor in other.snapshot.values():
+        tensor.mul_(1.5)
+    with torch.no_grad():
+        expected = [run(policy, 4)]
+        with policy.disable_adapter():
+            expected.append(run(policy, 4))
+        trained = [p for p in policy.parameters() if p.requires_grad]
+        torch._foreach_mul_([p.data for p in trained], 1.5)
+        expected.append(run(policy, 4))
+        torch._foreach_div_([p.data for p in trained], 1.5)
+        for reference, wanted in zip((None, Reference(twin, "base"), other), expected, strict=True):
+            if reference is None:
+                assert_close(run(twin, 4), wanted)
+                continue
+            with reference.in_place_of(twin):
+                assert_close(run(twin, 4), wanted)
+        assert_close(run(twin, 4), expected[0])
+    assert all((one - two).norm() > 0.1 for one, two in [expected[:2], expected[1:]])
+    assert graphs() == before
+
+
+def test_rollouts_and_names_are_those_of_the_layers_as_they_were_written(pair):
+    before = graphs()
+    policy, twin = pair
+    tokens = torch.tensor([[3, 4, 5]])
+    for mode in (True, False):
+        written = [
+            p.train(mode).generate(
+                input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=5, do_sample=False
+            )
+            for p in pair
+        ]
+        assert torch.equal(*written)
+    policy.train(), twin.train()
+    assert graphs() == before
+    assert list(twin.state_dict()) == list(policy.state_dict())
+    assert list(get_peft_model_state_dict(twin)) == list(get_peft_model_state_dict(policy))
+    assert [type(m).__name__ for m in twin.modules()] == [type(m).__name__ for m in policy.modules()]
+
+
+def test_layers_after_the_second_run_the_graphs_of_those_before(monkeypatch):
+    monkeypatch.setattr(perl.packing.compiled, "_BACKEND", "eager")  # graphs are counted, and need not be run fast
+    policy = make_policy(layers=4)
+    base_model = policy.get_base_model()
+    plain = run(policy, 1).detach()
+    assert compile_layers(base_model, packed=True) is None
+    made: list[int] = []
+    for layer in base_model.model.layers:
+        layer.register_forward_pre_hook(lambda *_: made.append(-graphs()))
+        layer.register_forward_hook(lambda *_: made.append(made.pop() + graphs()))
+    assert_close(with_gradient(policy, 1)[0], plain)
+    # The first layer's input has no gradient, the second's has.
+    assert min(made[:2]) > 0
+    assert made[2:] == [0, 0]
+    with torch.no_grad():
+        run(policy, 1)
+    assert made[4] > 0
+    assert made[5:] == [0, 0, 0]
+
+
+def test_a_pickled_layer_is_the_one_that_was_written_and_a_copied_one_is_compiled(pair):
+    layer = pair[1].get_base_model().model.layers[0]
+    written = type(pair[0].get_base_model().model.layers[0])
+    assert type(layer) is not written
+    loaded = pickle.loads(pickle.dumps(layer))  # noqa: S301 (ours)
+    assert type(loaded) is written
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    assert type(copy.deepcopy(layer)) is type(copy.copy(layer)) is type(layer)
+
+
+def test_a_copy_runs_its_own_tensors_and_a_second_time_changes_nothing(pair):
+    policy, twin = pair
+    before = graphs()
+    assert compile_layers(twin.get_base_model(), packed=True) is None
+    twins = copy.deepcopy(twin.get_base_model().model.layers[0]), twin.get_base_model().model.layers[0]
+    assert type(twins[0]) is type(twins[1])
+    with torch.no_grad():
+        assert_close(run(twin, 5), run(policy, 5))
+    assert graphs() == before
+
+
+def test_what_a_token_keeps_is_measured_of_compiled_layers(pair):
+    kept, kept_compiled = (measure(policy, packed=True).kept for policy in pair)
+    assert 0 < kept_compiled <= kept
+
+
+def test_checkpointing_and_autocast_change_a_compiled_policy_as_they_change_another():
+    policy = make_policy(checkpointing=True)
+    twin = compiled_twin(policy)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = with_gradient(policy, 6), with_gradient(twin, 6)
+        before = graphs()
+        with_gradient(twin, 7)
+    assert_close(found[0], expected[0], 1e-2)  # rounded in other places, where operations are joined
+    assert_close(found[1], expected[1], 3e-2)
+    assert graphs() == before
+
+
+def test_two_steps_of_a_compiled_policy_are_those_of_another():
+    options = {"max_steps": 2, "loss_type": "grpo", "gradient_accumulation_steps": 4}
+    before = graphs()
+    plain = train(PeftGRPOTrainer, **options).update()
+    assert graphs() == before
+    found = train(PeftGRPOTrainer, **options, compile_layers=True, fused_head=True).update()
+    assert graphs() > before
+    assert found.keys() == plain.keys()
+    assert relative_difference(found, plain) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"packed": False}, "padded"), ({"packed": True, "whole": False}, "shards"), ({"packed": True}, "none")],
+    ids=str,
+)
+def test_what_is_not_compiled_has_a_reason(options, why):
+    assert why in compile_layers(torch.nn.Linear(2, 2), **options)
+
+
+def test_layers_of_a_quantised_base_are_not_compiled():
+    model = copy.deepcopy(base(torch.float32))
+    kinds = [type(module) for module in model.modules()]
+    model.hf_quantizer = object()
+    assert "quantised" in compile_layers(model, packed=True)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_a_run_with_padded_rows_says_that_nothing_is_compiled(caplog):
+    with caplog.at_level(logging.WARNING, "perl"):
+        train(PeftGRPOTrainer, max_steps=1, gradient_accumulation_steps=4, compile_layers=True, padding_free=False)
+    assert "layers are not compiled: its rows are padded" in caplog.messages
+
+
+@pytest.mark.parametrize("other", [{"torch_compile": True}, {"torch_compile_backend": "inductor"}], ids=str)
+def test_a_model_is_not_compiled_twice(other):
+    with pytest.raises(RecipeError, match=r"compile_layers.*torch_compile"):
+        PeftRLConfig("run", use_cpu=True, compile_layers=True, **other)
+
+
+def test_a_machine_without_a_compiler_is_refused_in_one_line(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no C++ compiler found\nand much more")
+
+    monkeypatch.setattr(perl.packing.compiled, "_BACKEND", broken)
+    with pytest.raises(ModelError, match="no C\\+\\+ compiler found") as error:
+        check_compiler(torch.device("cpu"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, which torch's generated code needs on a CPU")
+def test_generated_code_has_the_numbers_of_the_head_as_it_was_written(monkeypatch):
+    monkeypatch.setattr(perl.packing.compiled, "_BACKEND", "inductor")
+    check_compiler(torch.device("cpu"))
+    settings = LogitSettings(temperature=0.7, scale=1.5, softcap=4.0)
+    weight, bias, found = torch.randn(53, 8), torch.randn(53), []
+    for compiled in (False, True):
+        for tokens in (40, 100):
+            generator = torch.Generator().manual_seed(1)
+            hidden = torch.randn(tokens, 8, generator=generator).requires_grad_()
+            targets = torch.randint(53, (tokens,), generator=generator)
+            log_probs, entropies = head_log_probs(
+                hidden, weight, bias, targets, settings, fused=True, compiled=compiled
+            )
+            log_probs.square().sum().backward()
+            found.append((log_probs.detach(), entropies, hidden.grad))
+    for plain, generated in zip(found[:2], found[2:], strict=True):
+        for one, other in zip(generated, plain, strict=True):
+            assert_close(one, other, 1e-6)

@@ -1,0 +1,320 @@
+"""Rows packed, padded and with shared prompts against the model on each row alone; which models may be packed."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from torch import nn
+
+import perl.packing.attention
+from perl.packing.attention import use_packed_attention
+from perl.packing.forward import Passes, choose_passes, score, score_all
+from perl.packing.head import LogitSettings, add_scored_forward, logit_settings
+from perl.packing.rows import Row
+
+VOCABULARY, COLUMNS = 64, 9
+TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
+WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+COMMON = {**TOKENS, **WIDTHS, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2}
+STATES = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+GPT2 = {**TOKENS, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+STILL = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+MODELS = {
+    "Qwen3": {**COMMON, "head_dim": 8},
+    "Llama": {**COMMON, "rope_theta": 100.0},
+    "Qwen2": COMMON,
+    "GPT2": {**GPT2, **STILL},
+    "Gemma2": {**COMMON, "head_dim": 8, "final_logit_softcapping": 5.0},
+    "Mistral": {**COMMON, "sliding_window": 16},
+    "Cohere": {**COMMON, "logit_scale": 0.25},
+    "Mamba": {**TOKENS, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
+    "Lfm2": {**COMMON, "layer_types": ["conv", "full_attention"]},
+    "FalconH1": {**COMMON, **STATES, "mamba_chunk_size": 16},
+}
+PACKED = ("Qwen3", "Llama", "Qwen2", "GPT2", "Mistral", "Cohere")
+
+
+def make(name: str, **options) -> transformers.PreTrainedModel:
+    head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    config = getattr(transformers, f"{name}Config")(**{**MODELS[name], **options})
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Mamba's, that its kernels are not installed
+        model = getattr(transformers, name + head)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases begin at zero, where they show nothing
+                parameter += 0.1 * torch.randn_like(parameter)
+    add_scored_forward(model, logit_settings(model.config, temperature=0.9, float32=False))
+    return model
+
+
+def some_rows() -> tuple[list[Row], list[list[int]]]:
+    """Shared prompts, one of a single token; a tool's tokens; a completion of one token, one of none."""
+    generator = torch.Generator().manual_seed(4)
+
+    def tokens(count):
+        return torch.randint(2, VOCABULARY, (count,), generator=generator)
+
+    prompts = {"long": tokens(6), "short": tokens(1), "own": tokens(4)}
+    rows = [
+        (name, tokens(count))
+        for name, count in zip(
+            ["long", "short", "long", "own", "short", "long", "long"], [9, 5, 1, 7, 3, 0, 8], strict=True
+        )
+    ]
+    masks = [torch.arange(len(completion)) % 4 != 2 for _, completion in rows]
+    return [Row(prompts[name], c, m) for (name, c), m in zip(rows, masks, strict=True)], [[6, 0, 2, 5], [3], [1, 4]]
+
+
+ROWS, FAMILIES = some_rows()
+ALONE = [[index] for index in range(len(ROWS))]
+FACTORS = torch.randn(len(ROWS), COLUMNS, generator=torch.Generator().manual_seed(9))
+
+
+def alone(model, rows=ROWS) -> torch.Tensor:
+    """(N, T) a log_softmax over the logits of each row by itself."""
+    result = torch.zeros(len(rows), COLUMNS)
+    for index, row in enumerate(rows):
+        ids = torch.cat([row.prompt, row.completion]).unsqueeze(0)
+        log_probs = torch.log_softmax(model(ids).logits[0] / 0.9, dim=-1)
+        for column in row.scored.nonzero().flatten().tolist():
+            result[index, column] = log_probs[len(row.prompt) + column - 1, row.completion[column]]
+    return result
+
+
+def gradients(model, log_probs) -> torch.Tensor:
+    model.zero_grad()
+    (log_probs * FACTORS).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_row_has_the_same_numbers_and_gradient_alone_padded_packed_and_behind_a_shared_prompt(name):
+    model = make(name).train()  # no dropout in any of them
+    expected = alone(model)
+    expected_gradient = gradients(model, expected)
+    ways = [(False, ALONE)] + ([(True, ALONE), (True, ALONE[::-1]), (True, FAMILIES)] if name in PACKED else [])
+    if name in PACKED:
+        assert use_packed_attention(model) is None
+    for packed, families in ways:
+        log_probs, entropies = score(model, ROWS, families, packed=packed, columns=COLUMNS)
+        torch.testing.assert_close(log_probs, expected, rtol=0, atol=2e-5)
+        assert ((entropies > 0) == (expected != 0)).all()
+        gradient = gradients(model, log_probs)
+        assert (gradient - expected_gradient).norm() <= 1e-5 * expected_gradient.norm()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("name", PACKED)
+def test_models_of_plain_attention_are_packed(name, share):
+    window = 16 if name == "Mistral" else None
+    model = make(name)
+    found = choose_passes(model, model, padding_free=True, share=share)
+    assert found == Passes(packed=True, shared=share, longest=window)
+
+
+def test_padding_is_kept_where_it_is_asked_for():
+    model = make("Qwen3")
+    assert choose_passes(model, model, padding_free=False, share=True) == Passes(packed=False, shared=False)
+    assert model.config._attn_implementation == "sdpa"
+
+
+REFUSED = {
+    "Mamba": "linear_attention",
+    "Lfm2": "conv",
+    "FalconH1": "hybrid",
+    "Gemma2": "'eager'",  # transformers has no other attention for softcaps
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_cannot_be_packed_is_refused_with_a_reason_and_goes_on_as_before(name):
+    model = make(name).eval()
+    with torch.no_grad():
+        before = alone(model)
+        found = choose_passes(model, model, padding_free=True, share=True)
+        assert (found.packed, found.shared) == (False, False)
+        assert REFUSED[name] in found.why
+        assert torch.equal(alone(model), before)
+
+
+def test_eager_attention_is_refused_with_what_to_do():
+    model = make("Qwen3", attn_implementation="eager")
+    assert "sdpa" in choose_passes(model, model, padding_free=True, share=True).why
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), "PROMPT_TUNING"),
+        (PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), "PREFIX_TUNING"),
+    ],
+    ids=["prompt tuning", "prefix tuning"],
+)
+def test_virtual_tokens_are_refused_and_their_rows_padded(config, reason):
+    policy = get_peft_model(make("Llama"), config).eval()
+    found = choose_passes(policy, policy, padding_free=True, share=True)
+    assert not found.packed
+    assert reason in found.why
+    with torch.no_grad():
+        together, _ = score(policy, ROWS, ALONE, packed=False, columns=COLUMNS)
+        for index, row in enumerate(ROWS):
+            one, _ = score(policy, [row], [[0]], packed=False, columns=COLUMNS)
+            torch.testing.assert_close(together[index], one[0], rtol=0, atol=2e-5)
+            logits = policy(torch.cat([row.prompt, row.completion]).unsqueeze(0)).logits[0] / 0.9
+            predictors = logits[len(logits) - len(row.completion) - 1 : -1]
+            expected = torch.log_softmax(predictors, dim=-1).gather(1, row.completion.unsqueeze(1)).squeeze(1)
+            torch.testing.assert_close(one[0, : len(expected)][row.scored], expected[row.scored], rtol=0, atol=2e-5)
+
+
+def test_a_lora_is_packed_and_its_gradient_is_that_of_padded_rows():
+    policy = get_peft_model(make("Qwen3"), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    found = choose_passes(policy, policy, padding_free=True, share=True)
+    assert found == Passes(packed=True, shared=True)
+    ways = ((False, ALONE), (True, ALONE), (True, FAMILIES))
+    padded, *others = [gradients(policy, score(policy, ROWS, f, packed=p, columns=COLUMNS)[0]) for p, f in ways]
+    assert all((other - padded).norm() <= 1e-5 * padded.norm() for other in others)
+
+
+@pytest.mark.parametrize(("name", "options"), [("Qwen3", {"attention_dropout": 0.1}), ("GPT2", {"attn_pdrop": 0.1})])
+def test_whatever_is_chosen_can_be_trained(name, options):
+    """Attention with dropout, which GPT-2 has by default, is refused; in evaluation mode it does not show."""
+    model = make(name, **options).train()
+    found = choose_passes(model, model, padding_free=True, share=True)
+    log_probs, _ = score(model, ROWS, ALONE, packed=found.packed, columns=COLUMNS)
+    assert gradients(model, log_probs).isfinite().all()
+
+
+def test_rows_longer_than_a_sliding_window_are_padded():
+    model = make("Mistral").eval()
+    found = choose_passes(model, model, padding_free=True, share=True)
+    prompt = torch.randint(2, VOCABULARY, (12,))
+    rows = [Row(prompt, torch.randint(2, VOCABULARY, (c,)), torch.ones(c).bool()) for c in (5, 6)]
+    assert [row.tokens for row in rows] == [16, 17]
+    assert found.packs(rows[:1])
+    assert not found.packs(rows)
+    with torch.no_grad():
+        for packs, chosen in ((True, rows[:1]), (False, rows)):
+            found_log_probs, _ = score(model, chosen, [[i] for i in range(len(chosen))], packed=packs, columns=COLUMNS)
+            torch.testing.assert_close(found_log_probs, alone(model, chosen), rtol=0, atol=2e-5)
+    small = make("Mistral", sliding_window=4)
+    assert "nats" in choose_passes(small, small, padding_free=True, share=True).why  # not even the probe's rows fit
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Mamba"])
+def test_choosing_leaves_the_random_state_and_every_modules_mode_as_they_were(name):
+    model = make(name).train()
+    next(module for name, module in model.named_modules() if name.endswith("layers.0")).eval()  # someone froze it
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    parameters = copy.deepcopy(list(model.parameters()))
+    choose_passes(model, model, padding_free=True, share=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
+    assert all(p.grad is None and torch.equal(p, q) for p, q in zip(model.parameters(), parameters, strict=True))
+
+
+class Silent(nn.Module):
+    """A layer that cannot run packed rows, and does not say why."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        if "packed_layout" in kwargs:
+            raise self.error
+        return self.inner(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "error", [NotImplementedError(), AttributeError("no"), KeyError("x"), RuntimeError("a\nb")], ids=repr
+)
+def test_a_model_that_fails_on_packed_rows_in_any_way_is_padded(error):
+    model = make("Qwen3")
+    model.model.layers[1].self_attn = Silent(model.model.layers[1].self_attn)
+    model.model.layers[1].self_attn.error = error
+    found = choose_passes(model, model, padding_free=True, share=True)
+    assert not found.packed
+    assert found.why
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_half_precision_is_packed_too(dtype):
+    """Padded passes in half precision differ among themselves by more than what tells a float32 model's rows apart."""
+    model = make("Qwen3").to(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+        assert choose_passes(model, model, padding_free=True, share=True) == Passes(packed=True, shared=True)
+
+
+def test_scores_without_gradient_have_none():
+    rows = score_all(make("Qwen3"), ROWS, packed=False, share=False, budget=20, columns=COLUMNS)
+    assert not rows.requires_grad
+
+
+@pytest.mark.parametrize("budget", [1, 12, 25, 10**6])
+@pytest.mark.parametrize(("packed", "share"), [(True, True), (True, False), (False, False)])
+def test_any_budget_gives_the_numbers_of_one_pass(budget, packed, share):
+    model = make("Qwen3").eval()
+    assert use_packed_attention(model) is None
+    with torch.no_grad():
+        found = score_all(model, ROWS, packed=packed, share=share, budget=budget, columns=COLUMNS)
+        torch.testing.assert_close(found, alone(model), rtol=0, atol=2e-5)
+        assert score_all(model, [], packed=packed, share=share, budget=budget, columns=COLUMNS).shape == (0, COLUMNS)
+
+
+def test_rows_of_which_nothing_is_scored_give_zeros_and_a_gradient_of_zero():
+    model = make("Qwen3")
+    add_scored_forward(model, LogitSettings())
+    assert use_packed_attention(model) is None
+    rows = [ROWS[5], Row(ROWS[0].prompt, ROWS[0].completion, ROWS[0].scored & False)]
+    for packed in (True, False):
+        log_probs, _ = score(model, rows, [[0], [1]], packed=packed, columns=COLUMNS)
+        assert log_probs.tolist() == [[0.0] * COLUMNS] * 2
+        log_probs.sum().backward()
+    assert all(p.grad is None or p.grad.abs().max() == 0 for p in model.parameters())
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+
+
+def deep_in_half(scale: float) -> transformers.PreTrainedModel:
+    """A bfloat16 model of 28 layers whose logits have the standard deviation of a trained model's."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 28, "num_attention_heads": 4}
+    config = transformers.Qwen3Config(**{**TOKENS, **sizes}, num_key_value_heads=2, head_dim=32)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed" not in name:
+                parameter.normal_(std=parameter.size(1) ** -0.5)
+        model.lm_head.weight.mul_(scale)
+    model = model.to(torch.bfloat16).eval()
+    add_scored_forward(model, logit_settings(model.config, temperature=1.0, float32=False))
+    return model
+
+
+def rounds_elsewhere(query, key, value, layout, *, scaling=None):
+    """Right packed attention that rounds at another place, as another kernel does."""
+    exact = perl.packing.attention._by_segment(query.float(), key.float(), value.float(), layout, scaling)
+    return exact.to(query.dtype)
+
+
+def sees_its_neighbours(query, key, value, _, *, scaling=None):
+    """Wrong packed attention: each row sees all rows before it."""
+    attended = nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return attended.transpose(1, 2).contiguous()
+
+
+@pytest.mark.parametrize("scale", [2.5, 5.0])
+def test_in_half_precision_another_kernels_rounding_is_no_reason_to_pad_and_a_neighbour_is(monkeypatch, scale):
+    model = deep_in_half(scale)
+    monkeypatch.setattr(perl.packing.attention, "packed_attention", rounds_elsewhere)
+    assert choose_passes(model, model, padding_free=True, share=True) == Passes(packed=True, shared=True)
+    monkeypatch.setattr(perl.packing.attention, "packed_attention", sees_its_neighbours)
+    how = choose_passes(model, model, padding_free=True, share=True)
+    assert not how.packed
+    assert "its log-probabilities change by" in how.why

@@ -1,0 +1,333 @@
+"""The head on chosen tokens against log_softmax over all logits, and TRL's kernel and fused head against both."""
+
+import pytest
+import torch
+from live_bytes import LiveBytes
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    FalconH1Config,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer.utils import add_fused_lm_head
+
+import perl.packing.head
+from perl.packing.head import LogitSettings, add_scored_forward, head_bytes, head_log_probs, logit_settings, tile_rows
+from perl.packing.rows import Row, Scored, pad_right
+
+VOCABULARY, WIDTH = 97, 12
+SETTINGS = {
+    "plain": LogitSettings(),
+    "temperature": LogitSettings(temperature=0.7),
+    "scale": LogitSettings(scale=0.0625),
+    "softcap": LogitSettings(softcap=3.0),
+    "all of them": LogitSettings(temperature=1.3, scale=1.5, softcap=4.0, float32=True),
+}
+
+
+def problem(tokens=300, dtype=torch.float64, bias=True, trains=False):
+    """Hidden states with a gradient, a head, targets, and a factor for each token's log-probability and entropy."""
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    hidden = normal(tokens, WIDTH).requires_grad_()
+    weight = normal(VOCABULARY, WIDTH).requires_grad_(trains)
+    biases = normal(VOCABULARY).requires_grad_(trains) if bias else None
+    return (
+        hidden,
+        weight,
+        biases,
+        torch.randint(VOCABULARY, (tokens,), generator=generator),
+        normal(tokens),
+        normal(tokens),
+    )
+
+
+def by_hand(hidden, weight, bias, targets, settings):
+    """log_softmax of all logits."""
+    logits = hidden @ weight.T + (0.0 if bias is None else bias)
+    logits = logits * settings.scale
+    if settings.softcap is not None:
+        logits = settings.softcap * torch.tanh(logits / settings.softcap)
+    log_probs = torch.log_softmax(logits / settings.temperature, dim=-1)
+    return log_probs.gather(1, targets.unsqueeze(1)).squeeze(1), -(log_probs.exp() * log_probs).sum(dim=1)
+
+
+def assert_close(found, expected, relative):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.double() - theirs.double()).norm() <= relative * theirs.double().norm()
+
+
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_numbers_and_gradient_are_those_of_a_softmax_over_all_logits(settings, bias, dtype, relative, monkeypatch):
+    monkeypatch.setattr(perl.packing.head, "_TILE", 1)  # tiles of 64 tokens: four, and one that is not full
+    hidden, weight, biases, targets, factors, _ = problem(dtype=dtype, bias=bias)
+    log_probs, entropies = head_log_probs(hidden, weight, biases, targets, SETTINGS[settings])
+    assert log_probs.dtype == entropies.dtype == dtype
+    assert not entropies.requires_grad
+    exact = [None if t is None else t.detach().double() for t in (hidden, weight, biases)]
+    exact[0].requires_grad_()
+    expected, expected_entropies = by_hand(*exact, targets, SETTINGS[settings])
+    gradient = torch.autograd.grad((log_probs * factors).sum(), hidden)
+    expected_gradient = torch.autograd.grad((expected * factors.double()).sum(), exact[0])
+    assert gradient[0].dtype == dtype
+    assert_close((log_probs, entropies, *gradient), (expected, expected_entropies, *expected_gradient), relative)
+
+
+@pytest.mark.parametrize("trains", [True, False], ids=["head trains", "head frozen"])
+@pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_an_entropy_and_a_head_that_trains_get_their_gradients(settings, entropy, trains):
+    hidden, weight, bias, targets, factors, entropy_factors = problem(dtype=torch.float32, trains=trains)
+    log_probs, entropies = head_log_probs(hidden, weight, bias, targets, SETTINGS[settings], entropy=entropy)
+    expected, expected_entropies = by_hand(hidden, weight, bias, targets, SETTINGS[settings])
+    loss, expected_loss = (log_probs * factors).sum(), (expected * factors).sum()
+    assert (entropies is None) == (entropy == "none")
+    if entropy != "none":
+        assert_close([entropies], [expected_entropies], 1e-5)
+        assert entropies.requires_grad == (entropy == "gradient")
+    if entropy == "gradient":
+        loss, expected_loss = (
+            loss + (entropies * entropy_factors).sum(),
+            expected_loss + (expected_entropies * entropy_factors).sum(),
+        )
+    tensors = [tensor for tensor in (hidden, weight, bias) if tensor.requires_grad]
+    assert len(tensors) == (3 if trains else 1)
+    found = torch.autograd.grad(loss, tensors)
+    assert_close((log_probs, *found), (expected, *torch.autograd.grad(expected_loss, tensors)), 1e-5)
+
+
+def test_the_tile_does_not_change_a_number(monkeypatch):
+    hidden, weight, bias, targets, factors, _ = problem()
+    whole, entropies = head_log_probs(hidden, weight, bias, targets, LogitSettings())
+    monkeypatch.setattr(perl.packing.head, "_TILE", 100 * VOCABULARY)
+    tiles, tiled_entropies = head_log_probs(hidden, weight, bias, targets, LogitSettings())
+    assert_close((tiles, tiled_entropies), (whole, entropies), 1e-14)
+    whole_gradient = torch.autograd.grad((whole * factors).sum(), hidden)
+    assert_close(torch.autograd.grad((tiles * factors).sum(), hidden), whole_gradient, 1e-14)
+
+
+@pytest.mark.parametrize("entropy", ["none", "value"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_fused_or_by_trls_kernel_the_numbers_and_the_gradient_are_those_of_all_logits(settings, dtype, entropy):
+    hidden, weight, bias, targets, factors, _ = problem(dtype=dtype)
+    exact = [tensor.detach().double() for tensor in (hidden, weight, bias)]
+    exact[0].requires_grad_()
+    expected = by_hand(*exact, targets, SETTINGS[settings])
+    expected_gradient = torch.autograd.grad((expected[0] * factors.double()).sum(), exact[0])
+    # Of 8 bits of a bfloat16: logits are rounded once, slopes once, and the gradient where it is handed back.
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    for fused in (True, False):
+        log_probs, entropies = head_log_probs(
+            hidden, weight, bias, targets, SETTINGS[settings], entropy=entropy, fused=fused
+        )
+        assert (type(log_probs.grad_fn).__name__ == "_HeadBackward") == fused
+        assert log_probs.dtype == torch.float32
+        gradient = torch.autograd.grad((log_probs * factors.float()).sum(), hidden)
+        assert_close((log_probs, *gradient), (expected[0], *expected_gradient), limit)
+        if entropy == "value":
+            assert_close([entropies], [expected[1]], limit)
+
+
+def test_a_head_that_trains_and_an_entropy_with_a_gradient_are_not_fused():
+    for trains, entropy in ((True, "value"), (False, "gradient")):
+        tensors = problem(dtype=torch.float32, trains=trains)[:4]
+        log_probs, _ = head_log_probs(*tensors, LogitSettings(), entropy=entropy, fused=True)
+        assert type(log_probs.grad_fn).__name__ == "ChunkedLogProbFunctionBackward"
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "memory", "rows"),
+    [
+        (8192, None, 256),
+        (151936, None, 64),
+        (151936, 80 * GIB, 384),  # 233 MB of logits
+        (151936, 16 * GIB, 64),
+        (32000, 80 * GIB, 2048),
+        (32000, 16 * GIB, 512),
+        (2**20, 16 * GIB, 64),
+    ],
+)
+def test_a_tile_is_as_large_as_the_cache_or_a_small_part_of_an_accelerator(vocabulary, memory, rows):
+    assert tile_rows(vocabulary, memory) == rows
+    if memory is not None and rows > 64:
+        assert 4 * rows * vocabulary <= min(2**28, memory / 256) < 4 * (rows + 64) * vocabulary
+
+
+def test_the_tiles_of_an_accelerator_give_the_same_numbers(monkeypatch):
+    hidden, weight, bias, targets, factors, _ = problem(dtype=torch.float32)
+    found = []
+    for memory in (None, 2**24):  # of which tiles take 64 KiB, 128 of the 300 tokens
+        monkeypatch.setattr(perl.packing.head, "memory_of", lambda _, memory=memory: memory)
+        log_probs, entropies = head_log_probs(hidden, weight, bias, targets, LogitSettings(softcap=5.0), fused=True)
+        found.append((log_probs, entropies, *torch.autograd.grad((log_probs * factors).sum(), hidden)))
+    assert tile_rows(VOCABULARY, 2**24) == 128
+    assert_close(found[1], found[0], 1e-6)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_a_fused_pass_holds_is_what_is_planned_for_it(stored, autocast, monkeypatch):
+    memory, vocabulary, width, tokens = 2**28, 1000, 16, 600
+    monkeypatch.setattr(perl.packing.head, "memory_of", lambda _: memory)
+    compute = torch.bfloat16 if autocast else stored
+    hidden = torch.randn(tokens, width, dtype=stored, requires_grad=True)
+    weight, targets = torch.randn(vocabulary, width, dtype=stored), torch.zeros(tokens, dtype=torch.long)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), LiveBytes() as live:
+        kept = head_log_probs(hidden, weight, None, targets, LogitSettings(), fused=True)
+    slopes = 4 * tokens * width
+    held = head_bytes((vocabulary, width), stored, compute, memory, fused=True)
+    assert len(kept) == 2
+    assert live.peak - slopes == pytest.approx(held, rel=0.06)
+    # A base of 1.5B on a GPU of 80 GB: tiles of 384 tokens; all weights of its head where autocast rounds them.
+    sizes = (151_936, 1536)
+    known = head_bytes(sizes, torch.float32, torch.bfloat16, 80 * 2**30, fused=True)
+    assert known == 384 * 151_936 * 14 + 2 * 151_936 * 1536
+
+
+@pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
+def test_no_tokens_give_no_numbers_and_a_gradient_of_zero(entropy):
+    hidden, weight, bias, targets, *_ = problem(tokens=0, dtype=torch.float32)
+    source = torch.randn(4, WIDTH, requires_grad=True)
+    log_probs, _ = head_log_probs(
+        torch.cat([hidden, source[:0]]), weight, bias, targets, LogitSettings(), entropy=entropy
+    )
+    assert log_probs.shape == (0,)
+    log_probs.sum().backward()
+    assert source.grad.tolist() == [[0.0] * WIDTH] * 4
+
+
+def test_logits_far_beyond_exp_stay_finite():
+    hidden, weight, bias, targets, *_ = problem(tokens=20)
+    found = head_log_probs(hidden * 1e4, weight, bias, targets, LogitSettings())
+    assert_close(found, by_hand(hidden * 1e4, weight, bias, targets, LogitSettings()), 1e-10)
+
+
+@pytest.mark.parametrize("entropy", ["value", "gradient"])
+def test_a_float32_head_on_a_bfloat16_model_rounds_its_inputs_only(entropy):
+    hidden, weight, bias, targets, factors, _ = problem(dtype=torch.bfloat16)
+    exact = [tensor.detach().float() for tensor in (hidden, weight, bias)]
+    exact[0].requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):  # the head stays out of it
+        found, entropies = head_log_probs(
+            hidden, weight, bias, targets, LogitSettings(temperature=0.7, float32=True), entropy=entropy
+        )
+    expected = by_hand(*exact, targets, LogitSettings(temperature=0.7))
+    assert found.dtype == torch.float32
+    assert_close((found, entropies), expected, 1e-5)
+    gradient = torch.autograd.grad((found * factors.float()).sum(), hidden)
+    assert gradient[0].dtype == torch.bfloat16
+    assert_close(gradient, torch.autograd.grad((expected[0] * factors.float()).sum(), exact[0]), 4e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_rounds_as_trls_kernel_does(dtype):
+    hidden, weight, bias, targets, factors, _ = problem(dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = head_log_probs(hidden, weight, bias, targets, LogitSettings(softcap=5.0))
+        theirs = ChunkedLogProbFunction.apply(hidden, weight, bias, targets, 1.0, 32768, 5.0, 1.0, ("entropy",))[:2]
+    assert ours[0].dtype == torch.float32
+    assert_close(ours, theirs, 1e-6)
+    gradients = [torch.autograd.grad((found * factors).sum(), hidden) for found in (ours[0], theirs[0])]
+    assert_close(*gradients, 4e-3)  # a bfloat16 has 8 bits, and each of the two rounds in another place
+
+
+TINY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+GPT2 = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
+MODELS = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, bos_token_id=0, eos_token_id=1)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**TINY)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**TINY, head_dim=8, final_logit_softcapping=2.0)),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**TINY, logit_scale=0.25)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**TINY, logits_scaling=3.0)),
+}
+
+
+@pytest.mark.parametrize("float32", [False, True], ids=["head as it is", "float32 head"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_scores_tokens_as_with_trls_fused_head_and_as_its_own_logits_do(name, float32):
+    model = MODELS[name]().eval()
+    rows = [
+        Row(torch.randint(2, VOCABULARY, (p,)), torch.randint(2, VOCABULARY, (c,)), torch.ones(c).bool())
+        for p, c in ((3, 6), (5, 2), (1, 1))
+    ]
+    ids = torch.nn.utils.rnn.pad_sequence([torch.cat([row.prompt, row.completion]) for row in rows], batch_first=True)
+    labels = torch.full_like(ids, -100)
+    for index, row in enumerate(rows):
+        labels[index, len(row.prompt) : len(row.prompt) + len(row.completion)] = row.completion
+    mask = torch.tensor([[int(t <= row.tokens) for t in range(ids.size(1))] for row in rows])
+    wanted = labels[:, 1:] != -100
+    with torch.no_grad():
+        logits = model(ids, attention_mask=mask).logits[:, :-1].double() / 0.7
+    every = torch.log_softmax(logits, dim=-1)
+    add_fused_lm_head(model, temperature=0.7, cast_lm_head_to_fp32=float32, outputs=("log_probs", "entropy"))
+    theirs = model(ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    add_scored_forward(model, logit_settings(model.config, temperature=0.7, float32=float32))
+    batch = pad_right(rows)
+    log_probs, entropies = model(batch.input_ids, attention_mask=batch.attention_mask, scored=batch.scored)
+    expected = every.gather(-1, labels[:, 1:].clamp(min=0).unsqueeze(-1)).squeeze(-1)[wanted]
+    for ours, trls, plain in (
+        (log_probs, theirs.log_probs[wanted], expected),
+        (entropies, theirs.entropy[wanted], -(every.exp() * every).sum(-1)[wanted]),
+    ):
+        torch.testing.assert_close(ours, trls, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(ours.double(), plain, rtol=1e-5, atol=1e-5)
+
+
+def test_settings_come_from_the_config_under_all_of_their_names():
+    def found(**options):
+        return logit_settings(PreTrainedConfig(**options), temperature=0.5, float32=True)
+
+    assert found() == LogitSettings(temperature=0.5, float32=True)
+    assert found(logit_scale=None, lm_head_multiplier=0.25).scale == 0.25
+    assert found(logit_scale=0.0, output_multiplier=3.0).scale == 0.0
+    assert found(output_multiplier=0.5).scale == 0.5
+    assert found(logits_scaling=8.0).scale == 0.125
+    assert found(final_logit_softcapping=30.0).softcap == 30.0
+    assert logit_settings(FalconH1Config(lm_head_multiplier=0.75), temperature=1.0, float32=False).scale == 0.75
+    clova = PreTrainedConfig(logits_scaling=8.0)
+    clova.model_type = "hyperclovax"
+    assert logit_settings(clova, temperature=1.0, float32=False).scale == 8.0
+
+
+def test_virtual_tokens_in_front_are_not_scored_and_other_calls_are_as_they_were():
+    model = MODELS["qwen2"]().eval()
+    ids, embeddings = torch.randint(2, VOCABULARY, (2, 6)), torch.randn(2, 3, 32)
+    inputs = torch.cat([embeddings, model.get_input_embeddings()(ids)], dim=1)
+    before = model(inputs_embeds=inputs).logits
+    add_scored_forward(model, LogitSettings())
+    assert torch.equal(model(inputs_embeds=inputs).logits, before)
+    scored = Scored(
+        torch.tensor([1, 4, 9]), torch.tensor([7, 8, 9]), torch.tensor([0, 0, 1]), torch.tensor([0, 3, 2]), 6
+    )
+    log_probs, _ = model(inputs_embeds=inputs, scored=scored)
+    expected = torch.log_softmax(before, dim=-1)[[0, 0, 1], [3 + 1, 3 + 4, 3 + 3], [7, 8, 9]]
+    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,466 @@
+"""What autograd keeps, counted by hand on a small module; how it grows; what is planned from it."""
+
+import contextlib
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from live_bytes import LiveBytes
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from perl.packing import head
+from perl.packing.attention import use_packed_attention
+from perl.packing.forward import score
+from perl.packing.head import LogitSettings, add_scored_forward, head_bytes
+from perl.packing.memory import (
+    _SHARE,
+    MOST_TOKENS,
+    MemoryPlan,
+    TokenBytes,
+    free_bytes,
+    kept_bytes,
+    measure,
+    plan_memory,
+)
+from perl.packing.rows import Row
+from perl.rollouts.vllm.in_process import InProcessEngine
+from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
+
+GIGA = 2**30
+
+
+@pytest.mark.parametrize("trained", [0, 10**6])
+@pytest.mark.parametrize("free", [GIGA, 8 * GIGA])
+def test_a_pass_is_as_long_as_what_it_keeps_fits(free, trained):
+    per_token = TokenBytes(kept=10**6, recomputed=10**5)
+    plan = plan_memory(free, trained, per_token, longest_row=100)
+    assert not plan.recompute
+    usable = _SHARE * (free - 12 * trained)  # in float32: a gradient and Adam's two averages
+    assert plan.tokens * per_token.kept <= usable < (plan.tokens + 1) * per_token.kept
+
+
+@pytest.mark.parametrize(("longest", "recompute"), [(500, False), (700, False), (701, True), (2000, True)])
+def test_activations_are_computed_again_only_if_the_longest_row_does_not_fit_otherwise(longest, recompute):
+    plan = plan_memory(1000 / _SHARE * 0.7, 0, TokenBytes(kept=1.0, recomputed=0.1), longest_row=longest)
+    usable = _SHARE * 1000 / _SHARE * 0.7
+    assert usable == pytest.approx(700)
+    expected = 7000 if recompute else 700
+    assert plan.recompute == recompute
+    assert plan.tokens == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize("free", [0, 10**4, 10**6, -(10**6)])
+def test_the_longest_row_is_never_longer_than_a_pass(free):
+    plan = plan_memory(free, 1000, TokenBytes(kept=1e3, recomputed=1e2), longest_row=10**5)
+    assert plan == MemoryPlan(10**5, recompute=True)
+
+
+def test_no_pass_is_longer_than_needed_for_full_speed_unless_a_row_is():
+    per_token = TokenBytes(kept=1e3, recomputed=1e2)
+    assert plan_memory(1e12, 0, per_token, longest_row=100) == MemoryPlan(MOST_TOKENS, recompute=False)
+    longer = plan_memory(1e12, 0, per_token, longest_row=2 * MOST_TOKENS)
+    assert longer == MemoryPlan(2 * MOST_TOKENS, recompute=False)
+    tight = plan_memory(1e7, 0, TokenBytes(kept=1e4, recomputed=1.0), longest_row=1000)
+    assert tight == MemoryPlan(MOST_TOKENS, recompute=True)
+
+
+# Bytes that a token keeps in bfloat16 with LoRA on all layers; 28 layers, 1536 wide, 8960 inside, worked out by hand:
+# kept 28 x (6 x 1536 + 4 x 8960) x 2; the inputs of the layers 28 x 1536 x 2, and 1.3 of one layer.
+OF_1_5B = TokenBytes(kept=28 * 90_112, recomputed=28 * 3072 + 1.3 * 90_112, fixed=268_435_456)
+
+
+@pytest.mark.parametrize(
+    ("free", "longest", "expected"),
+    [
+        # T4, 16 GB: 14.7 GB less 3.1 GB of weights. 0.7 (11.6e9 - 12 x 18.5e6) - 0.268e9 = 7.696e9 bytes for tokens.
+        (11.6e9, 2048, MemoryPlan(3050, recompute=False)),
+        (11.6e9, 4096, MemoryPlan(37_881, recompute=True)),
+        (11.6e9, 40_000, MemoryPlan(40_000, recompute=True)),  # more than fits: the step itself will say so
+        # L4, 24 GB: 0.7 (19.0e9 - 0.222e9) - 0.268e9 = 12.876e9
+        (19.0e9, 4096, MemoryPlan(5103, recompute=False)),
+        (19.0e9, 16_384, MemoryPlan(63_378, recompute=True)),
+        # H100, 80 GB: 0.7 (76e9 - 0.222e9) - 0.268e9 = 52.776e9
+        (76e9, 16_384, MemoryPlan(20_917, recompute=False)),
+        (76e9, 32_768, MemoryPlan(65_536, recompute=True)),
+    ],
+)
+def test_plans_for_gpus_of_three_sizes_are_what_was_worked_out_by_hand(free, longest, expected):
+    assert OF_1_5B.recomputed == pytest.approx(203_161.6)
+    plan = plan_memory(free, 18_500_000, OF_1_5B, longest_row=longest)
+    assert plan.recompute == expected.recompute
+    assert plan.tokens == pytest.approx(expected.tokens, abs=3)
+
+
+def test_what_only_kept_activations_need_does_not_shorten_passes_that_compute_them_again():
+    rounded = TokenBytes(kept=1e6, recomputed=1e5, fixed=1e8, kept_fixed=6e9)
+    plan = plan_memory(10e9, 0, rounded, longest_row=2000)
+    assert plan == MemoryPlan(min(int((7e9 - 1e8) / 1e5), MOST_TOKENS), recompute=True)
+    assert plan_memory(20e9, 0, rounded, longest_row=2000) == MemoryPlan(int((14e9 - 6.1e9) / 1e6), recompute=False)
+
+
+def test_scores_that_attention_keeps_shorten_passes_of_long_rows():
+    scores = TokenBytes(kept=1e5, recomputed=1e4, kept_pair=100.0, recomputed_pair=10.0)
+    assert plan_memory(1e10, 0, scores, longest_row=1000).tokens == int(7e9 / (1e5 + 1e5))
+    longer = plan_memory(1e10, 0, scores, longest_row=20_000)
+    assert longer == MemoryPlan(int(7e9 / (1e4 + 2e5)), recompute=True)
+    assert scores.of_pass(40_000, 20_000, recompute=True) == 40_000 * (1e4 + 2e5)
+
+
+class Small(nn.Module):
+    """Keeps x for the gradient of the first weight, the first output for both ReLU and the second weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.second(functional.relu(self.first(x)))
+
+
+def test_bytes_are_counted_as_by_hand_without_parameters_and_each_tensor_once():
+    model, x = Small(), torch.randn(10, 4)
+    # x (10 x 4) for the first weight; ReLU's output (10 x 8) for itself and for the second weight: one tensor
+    assert kept_bytes(lambda: model(x), model) == 4 * (10 * 4 + 10 * 8)
+    model.first.requires_grad_(False)  # nothing before the second layer has a gradient
+    assert kept_bytes(lambda: model(x), model) == 4 * (10 * 8)
+    model.requires_grad_(False)
+    assert kept_bytes(lambda: model(x), model) == 0
+    assert kept_bytes(lambda: model(x.clone().requires_grad_()), model) == 4 * (
+        10 * 8
+    )  # ReLU's; the weights are not counted
+    buffered = nn.BatchNorm1d(4).eval()
+    buffered(x)
+    own = {4 * 10 * 4, 4 * 10 * 4 + 2 * 4 * 4}  # x, and in some versions an inverse deviation; not the running averages
+    assert kept_bytes(lambda: buffered(x), buffered) in own
+
+
+def test_bytes_are_counted_also_where_gradients_are_off():
+    model, x = Small(), torch.randn(10, 4)
+    with torch.no_grad():
+        assert kept_bytes(lambda: model(x), model) == 4 * (10 * 4 + 10 * 8)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_keeps_its_input_only(reentrant):
+    model, x = Small(), torch.randn(10, 4, requires_grad=True)
+    assert kept_bytes(lambda: checkpoint(model, x, use_reentrant=reentrant), model) == 4 * 10 * 4
+
+
+def qwen(layers=2, dropout=0.0, width=32) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=1024,
+        initializer_range=0.1,
+    )
+    model = Qwen3ForCausalLM(config)
+    for layer in model.model.layers:
+        layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Dropout(dropout))
+    add_scored_forward(model, LogitSettings())
+    assert use_packed_attention(model) is None
+    model.lm_head.requires_grad_(False)
+    model.model.embed_tokens.requires_grad_(False)
+    return model.train()
+
+
+def pass_bytes(model, tokens: int) -> int:
+    """What is kept of one row of so many tokens."""
+    ids = torch.randint(64, (tokens + 1,))
+    row = Row(ids[:1], ids[1:], torch.ones(tokens, dtype=torch.bool))
+    return kept_bytes(lambda: score(model, [row], [[0]], packed=True, columns=tokens), model)
+
+
+def test_bytes_per_token_grow_with_layers_and_with_dropout():
+    one, two, three = (measure(qwen(layers), packed=True).kept for layers in (1, 2, 3))
+    assert 0 < one < two < three
+    assert three - two == pytest.approx(two - one, rel=0.01)
+    # Of dropout its input's mask, a byte or a float for each number, and the scaled output.
+    assert measure(qwen(dropout=0.1), packed=True).kept >= two + 2 * 32
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_bytes_per_token_tell_what_a_longer_pass_keeps(packed):
+    model = qwen()
+    per_token = measure(model, packed=packed)
+    assert pass_bytes(model, 600) == pytest.approx(600 * per_token.kept, rel=0.1)
+
+
+def test_bytes_per_token_tell_what_more_tokens_keep_under_autocast():
+    """Where weights are cast, the copies are there once, however many tokens there are."""
+    model = qwen(width=256)
+    with torch.autocast("cpu", torch.bfloat16):
+        kept = measure(model, packed=True).kept
+        assert pass_bytes(model, 1000) - pass_bytes(model, 500) == pytest.approx(500 * kept, rel=0.05)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputing_keeps_less_and_no_more_than_is_said(reentrant):
+    model = qwen(layers=4)
+    per_token = measure(model, packed=True)
+    assert per_token.recomputed < per_token.kept
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    checkpointed = pass_bytes(model, 256) / 256
+    assert checkpointed < per_token.kept / 2
+    assert checkpointed <= per_token.recomputed
+
+
+def test_measuring_leaves_no_gradient_and_the_mode_as_it_was():
+    model = qwen().eval()
+    with torch.no_grad():
+        assert measure(model, packed=True).kept > 0
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def adapted(model, rank=4, dtype=torch.float32):
+    """With LoRA on all layers, as PEFT runs it."""
+    model = model.to(dtype)
+    return get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")).train()
+
+
+def true_peak(policy, tokens: int, *, recompute: bool, prompt: int = 1, completions: int = 1) -> int:
+    """The most that a pass holds at once, counted storage by storage, gradients of parameters left out."""
+    base = policy.get_base_model()
+    if recompute:
+        base.activation_checkpointing_enable({"use_reentrant": False})
+        base.enable_input_require_grads()
+    ids = torch.randint(64, (prompt + tokens,))
+    rows = [Row(ids[:prompt], ids[prompt:], torch.ones(tokens, dtype=torch.bool))] * completions
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    with LiveBytes() as live:
+        log_probs_NT, _ = score(policy, rows, [list(range(completions))], packed=True, columns=tokens)
+        log_probs_NT.sum().backward()
+    gradients = sum(parameter.grad.nbytes for parameter in trained)
+    policy.zero_grad()
+    base.activation_checkpointing_disable()
+    return live.peak - (gradients if recompute else 0)
+
+
+def test_storages_are_counted_while_they_are_alive():
+    x = torch.ones(100)
+    with LiveBytes() as live:
+        y = x + 1
+        y.view(10, 10).mul_(2)  # no storage of its own
+        z = y * 2
+        del y
+        z = z + 1
+        del z
+    assert (live.peak, live.now) == (2 * 400, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_planned_for_a_pass_is_its_true_peak(recompute, dtype):
+    policy = adapted(qwen(layers=4, width=64), dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        per_token = measure(policy, packed=True)
+        peak = true_peak(policy, 600, recompute=recompute)
+    assert peak == pytest.approx(per_token.of_pass(600, 600, recompute=recompute), rel=0.15)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("how", EVERY_WAY, ids=str)
+def test_what_completions_see_of_a_shared_prompt_is_in_the_plan(how, recompute, monkeypatch):
+    as_on_a_gpu(monkeypatch, how)
+    policy = adapted(qwen(layers=4), dtype=torch.bfloat16)
+    per_token = measure(policy, packed=True, shared=True)
+    prompt, completion, count = 800, 8, 24
+    tokens = prompt + count * (completion - 1)
+    planned = per_token.of_pass(tokens, prompt + completion, recompute=recompute, copies=count * prompt)
+    without = per_token.of_pass(tokens, prompt + completion, recompute=recompute)
+    peak = true_peak(policy, completion, recompute=recompute, prompt=prompt, completions=count)
+    if how.kernel:
+        assert 1.08 * planned >= peak >= 0.85 * planned
+        assert peak > 1.2 * without or recompute
+    else:  # masks are planned as if each completion were as long as the longest row
+        assert 1.08 * planned >= peak >= 0.6 * planned
+
+
+def test_weights_that_autocast_has_rounded_are_one_layers_where_activations_are_computed_again():
+    policy = adapted(qwen(layers=4, width=256))
+    with torch.autocast("cpu", torch.bfloat16):
+        per_token = measure(policy, packed=True)
+        peak = true_peak(policy, 64, recompute=True)
+    weights = 2 * sum(layer.weight.numel() for layer in policy.modules() if type(layer) is nn.Linear)
+    assert per_token.kept_fixed + per_token.fixed == pytest.approx(weights, rel=0.1)
+    assert per_token.fixed <= weights / 3
+    assert peak <= 1.2 * per_token.of_pass(64, 64, recompute=True)
+
+
+class Codes(nn.Module):
+    """Embeddings that are held as one byte a number."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(table.weight.shape, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, ids):
+        return (self.weight[ids].float() / 256).to(torch.bfloat16)
+
+
+def test_inputs_of_layers_have_the_type_that_they_have_and_not_that_of_the_first_parameter():
+    policy = adapted(qwen(layers=4).bfloat16(), dtype=torch.bfloat16)
+    expected = measure(policy, packed=True)
+    base = policy.get_base_model()
+    base.model.embed_tokens = Codes(base.model.embed_tokens)
+    assert next(policy.parameters()).dtype == torch.uint8
+    found = measure(policy, packed=True)
+    assert found.recomputed == pytest.approx(expected.recomputed)
+    inputs = 4 * 32 * 2
+    layer = expected.kept / 4
+    assert expected.recomputed == pytest.approx(inputs + 1.3 * layer)
+
+
+def test_weights_that_are_elsewhere_until_they_are_needed_do_not_say_where_a_pass_runs():
+    policy = adapted(qwen())
+    expected = measure(policy, packed=True)
+    cpu_offload(policy.get_base_model().model.embed_tokens, execution_device=torch.device("cpu"))
+    assert next(policy.parameters()).device.type == "meta"
+    assert measure(policy, packed=True).kept == pytest.approx(expected.kept)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_scores_and_masks_of_padded_rows_grow_with_the_square(attention):
+    torch.manual_seed(0)
+    model = qwen(layers=3)
+    model.set_attn_implementation(attention)
+    per_token = measure(model, packed=False)
+    assert per_token.kept_pair > 0
+    ids, length = torch.randint(64, (1500,)), 1400
+    rows = [Row(ids[:1], ids[1 : n + 1], torch.ones(n, dtype=torch.bool)) for n in (length, length - 100)]
+    kept = kept_bytes(lambda: score(model, rows, [[0], [1]], packed=False, columns=length), model)
+    assert kept == pytest.approx(per_token.of_pass(2 * length, length, recompute=False), rel=0.03)
+
+
+def test_a_model_without_layers_that_can_be_run_again_keeps_the_same_either_way(monkeypatch):
+    model = qwen()
+    monkeypatch.setattr("perl.packing.memory.GradientCheckpointingLayer", type(None))
+    per_token = measure(model, packed=True)
+    assert per_token.recomputed == per_token.kept
+
+
+def test_of_a_quantised_base_the_largest_weight_as_numbers_is_counted():
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    model = qwen(layers=2, width=64)
+    plain = measure(model, packed=True)
+    for layer in model.model.layers:
+        up = layer.mlp.up_proj
+        layer.mlp.up_proj = bitsandbytes.nn.Linear4bit(
+            up.in_features, up.out_features, bias=False, compute_dtype=torch.float32, quant_type="nf4"
+        ).to("cpu")
+        weight = bitsandbytes.nn.Params4bit(up.weight.data, requires_grad=False, quant_type="nf4")
+        layer.mlp.up_proj.weight = weight.to("cpu")
+    found = measure(model, packed=True)
+    assert found.fixed - plain.fixed >= 64 * 128 * 4  # two layers of it: one at a time
+
+
+def test_the_tile_of_logits_is_as_large_as_the_kernels(monkeypatch):
+    def tile_bytes(vocabulary: int, dtype: torch.dtype) -> int:
+        return head_bytes((vocabulary, 1), torch.float32, dtype, GIGA, fused=False)
+
+    assert tile_bytes(151_936, torch.bfloat16) == 4096 * 32_768 * 2
+    assert tile_bytes(1000, torch.float32) == 4096 * 1000 * 4
+    monkeypatch.setattr(head, "_KERNEL_WIDTH", 64)
+    monkeypatch.setattr(head, "TOKEN_CHUNK_SIZE", 32)
+    monkeypatch.setattr("trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE", 32)
+    hidden, weight = torch.randn(100, 1, requires_grad=True), torch.randn(200, 1, requires_grad=True)
+    with LiveBytes() as live:
+        head.head_log_probs(hidden, weight, None, torch.zeros(100, dtype=torch.long), LogitSettings())
+    assert live.largest == tile_bytes(200, torch.float32) == 32 * 64 * 4
+
+
+class Device:
+    """A GPU that torch's allocator and vLLM share, in GiB; what does not fit raises, as there."""
+
+    def __init__(self, monkeypatch, total=80.0, base=3.0, engine=6.0, cache=26.0):
+        self.total, self.allocated, self.reserved = total, base, base
+        self.engine, self.cache, self.mapped = engine, cache, cache
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(self.free * GIGA), int(total * GIGA)))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: int(self.reserved * GIGA))
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: int(self.allocated * GIGA))
+        monkeypatch.setattr(torch.cuda, "empty_cache", self.empty_cache)
+
+    @property
+    def free(self) -> float:
+        return self.total - self.reserved - self.engine - self.mapped
+
+    def empty_cache(self):
+        self.reserved = self.allocated
+
+    def run_pass(self, size: float):
+        """A pass whose activations torch's allocator keeps when it is over."""
+        more = self.allocated + size - self.reserved
+        if more > self.free:
+            raise torch.OutOfMemoryError(f"{more} GiB more")
+        self.reserved += max(more, 0.0)
+
+    def sleep(self, level):
+        assert level == 0
+
+    def release_kv_cache_memory(self):
+        self.mapped = 0.0
+
+    def wake_up(self, tags):
+        assert tags == ["kv_cache"]
+        if self.cache > self.free:
+            raise torch.OutOfMemoryError(f"{self.cache} GiB, {self.free} are left")
+        self.mapped = self.cache
+
+
+def engine_on(device: Device) -> InProcessEngine:
+    """The part of the engine that sleeps and wakes, without vLLM."""
+    engine = InProcessEngine.__new__(InProcessEngine)
+    engine._llm, engine._sleeps, engine._resting, engine._released = device, True, False, 0
+    engine._settings = []
+    engine._settle = lambda: None
+    engine._as_vllm = contextlib.nullcontext
+    return engine
+
+
+def test_an_engine_that_sleeps_wakes_after_passes_that_took_all_that_was_free(monkeypatch):
+    device = Device(monkeypatch)
+    engine = engine_on(device)
+    for _ in range(3):
+        engine.rest()
+        device.run_pass(device.free + device.reserved - device.allocated)
+        assert device.free == pytest.approx(0)
+        engine._wake()
+        assert device.mapped == device.cache
+
+
+def test_memory_is_planned_alike_while_an_engine_sleeps_and_while_it_is_awake(monkeypatch):
+    device = Device(monkeypatch)
+    engine = engine_on(device)
+    awake = free_bytes(engine.asleep_bytes)
+    assert awake == (80 - 3 - 6 - 26) * GIGA
+    engine.rest()
+    assert engine.asleep_bytes == 26 * GIGA
+    assert free_bytes(engine.asleep_bytes) == awake
+    engine.rest()  # asleep already: what was released is remembered
+    assert free_bytes(engine.asleep_bytes) == awake
+    device.run_pass(20.0)  # kept by the allocator, and used again by the next pass
+    assert free_bytes(engine.asleep_bytes) == awake
+    engine._wake()
+    assert engine.asleep_bytes == 0
+    assert free_bytes(engine.asleep_bytes) == awake
+
+
+def test_an_engine_that_never_sleeps_holds_its_cache_and_nothing_is_counted_twice(monkeypatch):
+    device = Device(monkeypatch)
+    engine = engine_on(device)
+    engine._sleeps = False
+    engine.rest()
+    assert engine.asleep_bytes == 0
+    assert free_bytes(engine.asleep_bytes) == (80 - 3 - 6 - 26) * GIGA

@@ -1,0 +1,192 @@
+"""Packed and padded rows against loops over tokens: what stands where, who predicts whom, who sees whom."""
+
+import itertools
+
+import pytest
+import torch
+
+from perl.packing.rows import Batch, Layout, Row, Segment, pack, pad_right
+
+CPU = torch.device("cpu")
+
+
+def row(prompt: list[int], completion: list[int], scored: list[int] | None = None) -> Row:
+    chosen = [1] * len(completion) if scored is None else scored
+    return Row(torch.tensor(prompt), torch.tensor(completion, dtype=torch.long), torch.tensor(chosen).bool())
+
+
+# A tool's tokens in the middle, a completion of one token, a prompt of one, nothing scored, no completion at all.
+ROWS = [
+    row([11, 12, 13], [21, 22, 23, 24], [1, 0, 1, 1]),
+    row([14], [31, 32]),
+    row([11, 12, 13], [41]),
+    row([15, 16], [51, 52, 53], [0, 0, 0]),
+    row([14], [61, 62, 63]),
+    row([17, 18, 19, 20], []),
+    row([14], [71]),
+    row([11, 12, 13], [81, 82], [0, 1]),
+]
+ALONE = [[index] for index in range(len(ROWS))]
+FAMILIES = [[1, 4, 6], [3], [7, 0, 2], [5]]
+
+
+def history(batch: Batch, predictor: int) -> list[int]:
+    """The tokens that a place sees, its own the last, by a walk over segments or the columns of its row."""
+    width = batch.input_ids.size(1)
+    place, start = predictor % width, predictor // width * width
+    ids = batch.input_ids.flatten().tolist()
+    if batch.layout is None:
+        return ids[start : predictor + 1]
+    segment = next(s for s in batch.layout.segments if s.start <= place < s.start + s.length)
+    return ids[segment.prefix_start :][: segment.prefix_length] + ids[segment.start : place + 1]
+
+
+BATCHES = {
+    "alone": lambda: pack(ROWS, ALONE),
+    "shared": lambda: pack(ROWS, FAMILIES),
+    "in another order": lambda: pack(ROWS, ALONE[::-1]),
+    "padded": lambda: pad_right(ROWS),
+}
+
+
+@pytest.mark.parametrize("how", BATCHES)
+def test_every_scored_token_comes_out_once_and_is_predicted_by_what_stands_before_it(how):
+    batch = BATCHES[how]()
+    found = {}
+    columns = (batch.scored.predictors, batch.scored.targets, batch.scored.rows, batch.scored.columns)
+    for predictor, target, index, column in zip(*(values.tolist() for values in columns), strict=True):
+        assert (index, column) not in found
+        found[index, column] = (history(batch, predictor), target)
+    expected = {}
+    for index, one in enumerate(ROWS):
+        prompt, completion = one.prompt.tolist(), one.completion.tolist()
+        for column, scored in enumerate(one.scored.tolist()):
+            if scored:
+                expected[index, column] = (prompt + completion[:column], completion[column])
+    assert found == expected
+    assert batch.scored.width == batch.input_ids.size(1)
+
+
+@pytest.mark.parametrize("how", BATCHES)
+def test_positions_count_from_the_rows_first_token(how):
+    batch = BATCHES[how]()
+    if batch.position_ids is None:  # the model counts the columns, and each row begins in the first
+        assert how == "padded"
+        return
+    assert batch.position_ids.shape == batch.input_ids.shape
+    for place, position in enumerate(batch.position_ids.flatten().tolist()):
+        assert position == len(history(batch, place)) - 1
+
+
+def test_the_last_token_of_a_completion_is_not_run():
+    lasts = {one.completion[-1].item() for one in ROWS if len(one.completion)}
+    for build in BATCHES.values():
+        assert not lasts & set(build().input_ids.flatten().tolist())
+
+
+def test_a_row_alone_runs_as_many_tokens_as_it_says():
+    assert [one.tokens for one in ROWS] == [6, 2, 3, 4, 3, 4, 1, 4]
+    for one in ROWS:
+        assert pack([one], [[0]]).input_ids.numel() == pad_right([one]).input_ids.numel() == one.tokens
+
+
+def test_a_shared_prompt_is_run_once():
+    ids = pack(ROWS, FAMILIES).input_ids.flatten().tolist()
+    assert sorted(ids) == [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 31, 51, 52, 61, 62, 81]
+
+
+@pytest.mark.parametrize("families", [ALONE, FAMILIES], ids=["alone", "shared"])
+def test_segments_cover_the_row_in_order(families):
+    batch = pack(ROWS, families)
+    ends = [0, *itertools.accumulate(segment.length for segment in batch.layout.segments)]
+    assert [segment.start for segment in batch.layout.segments] == ends[:-1]
+    assert ends[-1] == batch.input_ids.size(1)
+    assert min(segment.length for segment in batch.layout.segments) > 0
+    assert batch.layout.shares == (families is FAMILIES)
+
+
+def naive_mask(rows: list[Row], families: list[list[int]]) -> torch.Tensor:
+    """(L, L) who sees whom, token by token: (family, row or None for a shared prompt, place in the row)."""
+    tokens = []
+    for number, family in enumerate(families):
+        prompt = rows[family[0]].prompt.tolist()
+        shared = len(family) > 1
+        tokens += [(number, None if shared else family[0], i) for i in range(len(prompt))]
+        for index in family:
+            tokens += [(number, index, len(prompt) + i) for i in range(len(rows[index].completion) - 1)]
+    mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
+    for i, (family, index, place) in enumerate(tokens):
+        for j, (other_family, other_index, other_place) in enumerate(tokens):
+            mask[i, j] = family == other_family and other_index in (None, index) and other_place <= place
+    return mask
+
+
+def unfolded(layout: Layout, length: int) -> torch.Tensor:
+    """(L, L) who sees whom, from ``keys``, ``query_ends``, ``key_ends`` and the rule of the kernel: last with last."""
+    queries, keys = layout.query_ends.tolist(), layout.key_ends.tolist()
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    for segment in range(len(queries) - 1):
+        count = queries[segment + 1] - queries[segment]
+        seen = layout.keys[keys[segment] : keys[segment + 1]]
+        for i in range(count):
+            mask[queries[segment] + i, seen[: len(seen) - count + i + 1]] = True
+    return mask
+
+
+@pytest.mark.parametrize("families", [ALONE, FAMILIES], ids=["alone", "shared"])
+def test_a_token_sees_its_prompt_and_its_own_row_and_nothing_else(families):
+    batch = pack(ROWS, families)
+    expected, layout = naive_mask(ROWS, families), batch.layout
+    assert torch.equal(unfolded(layout, batch.input_ids.size(1)), expected)
+    for segment in layout.segments:
+        own = expected[segment.start : segment.start + segment.length]
+        assert own.sum() == segment.length * segment.prefix_length + segment.length * (segment.length + 1) // 2
+        if segment.prefix_length:
+            prefix = own[:, segment.prefix_start : segment.prefix_start + segment.prefix_length]
+            seen = torch.cat([prefix, own[:, segment.start : segment.start + segment.length]], dim=1)
+            assert torch.equal(layout.masks[segment.prefix_length, segment.length], seen)
+
+
+def test_a_layout_as_kernels_take_it():
+    layout = Layout((Segment(0, 2), Segment(2, 3, prefix_start=0, prefix_length=2), Segment(5, 1)), CPU)
+    assert layout.query_ends.tolist() == [0, 2, 5, 6]
+    assert layout.key_ends.tolist() == [0, 2, 7, 8]
+    assert layout.keys.tolist() == [0, 1, 0, 1, 2, 3, 4, 5]
+    assert layout.longest == (3, 5)
+    assert layout.query_ends.dtype == layout.key_ends.dtype == torch.int32
+    assert layout.masks[2, 3].int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+
+
+def test_padding_stands_on_the_right_and_is_masked():
+    batch = pad_right(ROWS)
+    for one, ids, mask in zip(ROWS, batch.input_ids, batch.attention_mask, strict=True):
+        assert mask.tolist() == [1] * one.tokens + [0] * (len(mask) - one.tokens)
+        assert ids[: one.tokens].tolist() == (one.prompt.tolist() + one.completion[:-1].tolist())
+    assert batch.input_ids.size(1) == max(one.tokens for one in ROWS)
+    assert batch.layout is None
+
+
+def test_rows_of_which_nothing_is_scored_give_no_tokens():
+    rows = [ROWS[3], ROWS[5]]
+    for batch in (pack(rows, [[0], [1]]), pad_right(rows)):
+        assert batch.scored.targets.numel() == 0
+        assert batch.scored.targets.dtype == batch.scored.predictors.dtype == torch.long
+        values = torch.zeros(0, requires_grad=True)
+        rectangle = batch.scored.rectangle(values, 2, 3)
+        assert rectangle.tolist() == [[0.0] * 3] * 2
+        rectangle.sum().backward()
+        assert values.grad.shape == (0,)
+
+
+@pytest.mark.parametrize("how", BATCHES)
+def test_a_rectangle_holds_each_value_at_its_row_and_column_and_hands_its_gradient_back(how):
+    scored = BATCHES[how]().scored
+    values = torch.arange(1.0, len(scored.targets) + 1, dtype=torch.float64, requires_grad=True)
+    rectangle = scored.rectangle(values, len(ROWS), 5)
+    expected = torch.zeros(len(ROWS), 5, dtype=torch.float64)
+    for value, index, column in zip(values.tolist(), scored.rows.tolist(), scored.columns.tolist(), strict=True):
+        expected[index, column] = value
+    assert torch.equal(rectangle.detach(), expected)
+    factors = torch.randn(len(ROWS), 5, dtype=torch.float64)
+    (rectangle * factors).sum().backward()
+    assert torch.equal(values.grad, factors[scored.rows, scored.columns])

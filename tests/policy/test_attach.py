@@ -1,0 +1,433 @@
+"""Adapters are put on a base that nobody writes to, continued where they were, and switched off without a trace."""
+
+import copy
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import LoraLayer
+
+from perl.errors import BrokenPromiseError, PerlError, RecipeError
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation, continued_adaptation
+from perl.policy.attach import (
+    adapter_tensors,
+    attach_adapter,
+    base_only,
+    check_trainable,
+    check_untouched_base,
+    continue_adapter,
+    load_adapter_tensors,
+)
+from perl.policy.model import base_fingerprint, load_base, load_empty_base
+from perl.policy.save_adapter import write_adapter
+from perl.policy.saved.adapter import SavedAdapter, find_adapter
+from perl.recipe.sections import ModelSection, PeftSection
+
+pytestmark = [
+    # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+    # PEFT's advice about training one of two tied weights.
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`"),
+]
+
+CPU = torch.device("cpu")
+PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
+ADAPTERS = [name for name, method in METHODS.items() if method.config]
+
+
+@functools.cache
+def published():
+    return load_base(ModelSection(), CPU)
+
+
+def base():
+    return copy.deepcopy(published())
+
+
+def narrow():
+    """A base of another shape."""
+    model = load_empty_base(ModelSection())
+    model.config.intermediate_size, model.config.num_attention_heads = 256, 2
+    return type(model)(model.config).eval()
+
+
+def move(policy):
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape)
+    return policy.eval()
+
+
+def policy_of(name, **settings) -> PeftModel:
+    row = METHODS[name]
+    few = {"target_modules": ["q_proj", "down_proj"]} if row.settings["target_modules"] == "all-linear" else {}
+    few |= {"rank": 4} if "rank" in row.settings else {}
+    return attach_adapter(base(), adaptation(PeftSection(method=name, **{**few, **settings}))).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=PROBE).logits
+
+
+def same(one, other):
+    torch.testing.assert_close(logits(one), logits(other), rtol=0, atol=1e-4)
+
+
+def trained(policy) -> list[str]:
+    return [name for name, p in policy.named_parameters() if p.requires_grad]
+
+
+def saved_by_peft(config) -> Path:
+    """An adapter that never saw this package."""
+    policy = move(get_peft_model(base(), config))
+    assert (logits(policy) - logits(base())).abs().max() > 0.1
+    policy.save_pretrained("adapter")
+    return Path("adapter")
+
+
+def saved_by_us(policy) -> Path:
+    write_adapter(policy, Path("adapter"), "sandbox:base", None, base_fingerprint(policy))
+    return Path("adapter")
+
+
+def refusal(call, *arguments) -> str:
+    with pytest.raises(PerlError) as caught:
+        call(*arguments)
+    (said,) = str(caught.value).splitlines()
+    return said
+
+
+LINEAR = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "k_proj", "down_proj"]}
+BY_PEFT = {
+    "lora": lambda: LoraConfig(r=3, lora_alpha=7, **LINEAR),
+    "rslora": lambda: LoraConfig(r=3, use_rslora=True, **LINEAR),
+    "lora with patterns": lambda: LoraConfig(r=3, rank_pattern={"k_proj": 5}, alpha_pattern={"q_proj": 2}, **LINEAR),
+    "lora and whole modules": lambda: LoraConfig(r=3, modules_to_save=["norm"], **LINEAR),
+    "lora and tokens": lambda: LoraConfig(r=3, trainable_token_indices=[6, 9], **LINEAR),
+    "lora on embeddings": lambda: LoraConfig(r=3, task_type="CAUSAL_LM", target_modules=["embed_tokens", "q_proj"]),
+    "dora": lambda: LoraConfig(r=3, use_dora=True, **LINEAR),
+    "vera": lambda: peft.VeraConfig(r=16, **LINEAR),
+    "vera without projection": lambda: peft.VeraConfig(r=16, save_projection=False, **LINEAR),
+    "ia3": lambda: peft.IA3Config(feedforward_modules=["down_proj"], **LINEAR),
+    "pissa": lambda: LoraConfig(r=3, init_lora_weights="pissa", **LINEAR),
+    "pissa of another scale": lambda: LoraConfig(
+        r=3, lora_alpha=7, use_rslora=True, init_lora_weights="pissa", **LINEAR
+    ),
+    "olora": lambda: LoraConfig(r=3, lora_alpha=7, init_lora_weights="olora", **LINEAR),
+    "another type": lambda: peft.LNTuningConfig(task_type="CAUSAL_LM", target_modules=["q_norm", "norm"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Specified to not (save|load) vera_A")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
+@pytest.mark.filterwarnings("ignore:Unsupported layer type")
+@pytest.mark.parametrize("kind", BY_PEFT)
+def test_an_adapter_of_plain_peft_is_continued_where_it_was(kind):
+    folder = saved_by_peft(BY_PEFT[kind]())
+    loaded = PeftModel.from_pretrained(base(), folder, is_trainable=True).eval()
+    model = base()
+    before = base_fingerprint(model)
+    policy = continue_adapter(model, find_adapter(str(folder), "sandbox:base")).eval()
+    same(policy, loaded)
+    assert trained(policy) == trained(loaded) != []
+    assert base_fingerprint(policy) == before
+    with base_only(policy):
+        assert torch.equal(logits(policy), logits(base()))
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_an_adapter_of_ours_is_continued_where_it_was(method):
+    policy = move(policy_of(method))
+    again = continue_adapter(base(), find_adapter(str(saved_by_us(policy)), "sandbox:base")).eval()
+    same(again, policy)
+    assert trained(again)
+    assert base_fingerprint(again) == base_fingerprint(base())
+    move(again)
+    assert (logits(again) - logits(policy)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("method", ["lora_plus", "lora_fa"])
+def test_a_lora_may_go_on_as_another_kind_of_lora(method):
+    saved = find_adapter(str(saved_by_us(move(policy_of("lora")))))
+    policy = continue_adapter(base(), saved, continued_adaptation(PeftSection(method=method), saved.config))
+    same(policy.eval(), PeftModel.from_pretrained(base(), "adapter").eval())
+    assert any("lora_A" in name for name in trained(policy)) is (method == "lora_plus")
+    assert any("lora_B" in name for name in trained(policy))
+
+
+@pytest.mark.parametrize("init", ["pissa_niter_4", "pissa_niter_16"])
+def test_an_adapter_whose_start_was_random_is_refused(init):
+    saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, init_lora_weights=init, **LINEAR))))
+    assert refusal(continue_adapter, base(), saved).startswith(
+        f"peft.adapter: adapter started from a random decomposition ({init}) that cannot be made again"
+    )
+
+
+def test_an_adapter_that_trained_biases_of_the_base_is_refused():
+    saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, bias="all", **LINEAR))))
+    assert refusal(continue_adapter, base(), saved).startswith("peft.kwargs.bias: trains biases of the base itself")
+
+
+@pytest.mark.parametrize("method", ["lora", "pissa", "vera", "ia3", "adalora"])
+def test_an_adapter_for_a_base_of_another_shape_is_refused(method):
+    policy = move(policy_of(method))
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    said = refusal(continue_adapter, narrow(), find_adapter("adapter"))
+    assert re.match(r"peft\.adapter: adapter does not fit this base, it was made for sandbox:base: \S+ is \d+", said)
+
+
+def test_a_finished_adalora_for_a_base_of_another_shape_is_refused():
+    policy = move(policy_of("adalora"))
+    names = [name for name, _ in policy.named_parameters() if "lora_E" in name]
+    pattern = {name.removeprefix("base_model.model."): [True, True, False, True, False, False] for name in names}
+    policy.peft_config["default"].rank_pattern = pattern
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    said = refusal(continue_adapter, narrow(), find_adapter("adapter"))
+    assert said.startswith("peft.adapter: adapter does not fit this base, it was made for sandbox:base: ")
+
+
+def test_an_adapter_for_a_base_with_other_layers_is_refused():
+    saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, **LINEAR))))
+    model = base()
+    model.model.layers = model.model.layers[:2]
+    said = refusal(continue_adapter, model, saved)
+    assert re.search(r"layers\.[23]\.\S+ is only there \(and 11 more\)", said)
+    saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, layers_to_transform=[0, 1], **LINEAR))))
+    saved.config.layers_to_transform = None
+    assert re.search(r"layers\.[23]\.\S+ is only here \(and 11 more\)", refusal(continue_adapter, base(), saved))
+
+
+def test_an_adapter_of_a_base_with_other_weights_is_refused():
+    saved = find_adapter(str(saved_by_us(policy_of("lora"))))
+    model = base()
+    with torch.no_grad():
+        model.model.layers[3].mlp.up_proj.weight[5, 5] += 1e-6
+    then, now = base_fingerprint(base()), base_fingerprint(model)
+    assert refusal(continue_adapter, model, saved) == (
+        f"peft.adapter: adapter was trained on other weights of sandbox:base ({then[:12]} then, {now[:12]} here) "
+        "(load the base's revision that it names)"
+    )
+
+
+def loaded_in(dtype, published_in="float32"):
+    """A base as it is loaded in one type from files in another; float32 holds numbers that half precision does not."""
+    if not Path(published_in).exists():
+        model = base()
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 1e-3 * torch.randn(parameter.shape, generator=generator)
+        model.to(getattr(torch, published_in)).save_pretrained(published_in)
+    return load_base(ModelSection(name=published_in, dtype=dtype), CPU)
+
+
+def saved_on(model, dtype_is_said=True) -> SavedAdapter:
+    """An adapter trained on this base; older ones do not say in which type that was."""
+    found = find_adapter(str(saved_by_us(attach_adapter(model, LoraConfig(r=3, init_lora_weights=False, **LINEAR)))))
+    return found if dtype_is_said else dataclasses.replace(found, base_dtype=None)
+
+
+@pytest.mark.parametrize("dtype_is_said", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_adapter_is_continued_on_the_same_base_in_float32(dtype, dtype_is_said):
+    saved = saved_on(loaded_in(dtype), dtype_is_said)
+    assert saved.base_dtype == (dtype if dtype_is_said else None)
+    assert trained(continue_adapter(loaded_in("float32"), saved))
+    other = loaded_in("float32")
+    with torch.no_grad():
+        other.model.layers[3].mlp.up_proj.weight[5, 5] += 0.1
+    assert "was trained on other weights of sandbox:base" in refusal(continue_adapter, other, saved)
+
+
+def test_an_adapter_trained_in_float64_is_continued_in_float32():
+    saved = saved_on(loaded_in("float32").double())
+    assert saved.base_dtype == "float64"
+    assert trained(continue_adapter(loaded_in("float32"), saved))
+
+
+@pytest.mark.parametrize("dtype_is_said", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_adapter_trained_in_float32_is_continued_on_a_base_that_is_published_in_half_precision(dtype, dtype_is_said):
+    saved = saved_on(loaded_in("float32", dtype), dtype_is_said)
+    assert trained(continue_adapter(loaded_in(dtype, dtype), saved))
+
+
+@pytest.mark.parametrize(
+    ("then", "now"), [("float32", "bfloat16"), ("float32", "float16"), ("float16", "bfloat16"), ("bfloat16", "float16")]
+)
+def test_a_base_that_was_rounded_when_it_was_loaded_is_refused_with_the_type_to_load(then, now):
+    saved = saved_on(loaded_in(then))
+    fingerprint = base_fingerprint(loaded_in(now))[:12]
+    assert refusal(continue_adapter, loaded_in(now), saved) == (
+        f"peft.adapter: adapter was trained on other weights of sandbox:base ({saved.base_fingerprint[:12]} in {then} "
+        f"then, {fingerprint} in {now} here) (it was trained on the base in {then}: set model.dtype: {then}; or load "
+        "the base's revision that it names)"
+    )
+    unsaid = dataclasses.replace(saved, base_dtype=None)
+    assert "may have been trained on the base in float32: set model.dtype: float32" in refusal(
+        continue_adapter, loaded_in(now), unsaid
+    )
+
+
+@pytest.mark.parametrize("method", ["lora", "pissa", "lora_fa"])
+def test_a_new_adapter_leaves_the_config_it_was_given_alone(method):
+    how = adaptation(PeftSection(method=method, rank=4))
+    before = how.config.to_dict()
+    attach_adapter(base(), how)
+    assert how.config.to_dict() == before
+
+
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora"])
+def test_a_config_of_pefts_starts_on_the_weights_without_writing_them(init):
+    model = base()
+    before = base_fingerprint(model)
+    policy = attach_adapter(model, LoraConfig(r=3, lora_alpha=3, init_lora_weights=init, **LINEAR)).eval()
+    expected = policy_of(init.partition("_")[0], rank=3, target_modules=LINEAR["target_modules"])
+    assert base_fingerprint(policy) == before
+    assert torch.equal(logits(policy), logits(base()))
+    ours, theirs = adapter_tensors(policy), adapter_tensors(expected)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    check_untouched_base(policy)
+
+
+@pytest.mark.parametrize("method", ["pissa", "milora", "rlpo", "slicefine"])
+def test_without_weights_nothing_is_decomposed(method):
+    section = PeftSection(method=method, rank=4)
+    policy = attach_adapter(load_empty_base(ModelSection()), adaptation(section))
+    assert trained(policy) == trained(attach_adapter(base(), adaptation(section)))
+    assert {p.device.type for p in policy.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        (
+            {"modules_to_save": ["nonsense"]},
+            "peft.kwargs.modules_to_save: nonsense match no module of Qwen3ForCausalLM",
+        ),
+        ({"modules_to_save": ["norm", "nonsense"]}, "peft.kwargs.modules_to_save: nonsense match no module"),
+    ],
+    ids=str,
+)
+def test_whole_modules_that_do_not_exist_are_refused_with_those_that_do(kwargs, said):
+    line = refusal(attach_adapter, base(), adaptation(PeftSection(kwargs=kwargs)))
+    assert line.startswith(said)
+    assert "embed_tokens" in line
+    assert "norm" in line
+
+
+@pytest.mark.parametrize("method", ["lora", "pissa", "vera", "oft"])
+def test_targets_that_do_not_exist_are_refused_with_those_that_do(method):
+    for targets, missing in ((["q_proj", "c_attn"], "c_attn"), (r".*\.c_attn", r".*\.c_attn")):
+        how = adaptation(PeftSection(method=method, target_modules=targets))
+        assert refusal(attach_adapter, base(), how) == (
+            f"peft.target_modules: {missing} match no module of Qwen3ForCausalLM (the linear layers are down_proj, "
+            "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; or all-linear)"
+        )
+
+
+@pytest.mark.parametrize("init", ["eva", "corda", "loftq", "lora_ga"])
+def test_a_start_that_needs_data_is_refused(init):
+    config = LoraConfig(**LINEAR)
+    config.init_lora_weights = init
+    with pytest.raises(RecipeError, match=r"^peft_config\.init_lora_weights: "):
+        attach_adapter(base(), config)
+
+
+def test_an_adapter_with_nothing_to_train_is_refused():
+    policy = policy_of("lora")
+    policy.requires_grad_(False)
+    assert "no trainable parameters" in refusal(check_trainable, policy)
+
+
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora"])
+def test_a_policy_whose_base_peft_has_written_is_refused(init):
+    policy = get_peft_model(base(), LoraConfig(r=3, init_lora_weights=init, **LINEAR))
+    assert f"the initialisation '{init}' of this PeftModel has changed" in refusal(check_untouched_base, policy)
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "vera"])
+def test_a_policy_on_an_untouched_base_is_not_refused(method):
+    check_untouched_base(policy_of(method))
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_base_only_is_the_base_and_leaves_no_trace(method):
+    policy = move(policy_of(method, kwargs={"modules_to_save": ["model.norm"]} if method != "ln_tuning" else {}))
+    before, names = logits(policy), trained(policy)
+    with base_only(policy):
+        assert torch.equal(logits(policy), logits(base()))
+    assert torch.equal(logits(policy), before)
+    assert trained(policy) == names
+
+
+@pytest.mark.parametrize("method", ["lora_fa", "adalora", "slicefine", "lora"])
+def test_frozen_parts_stay_frozen_after_an_error_too(method):
+    policy = policy_of(method)
+    names = trained(policy)
+    with pytest.raises(ZeroDivisionError), base_only(policy):
+        raise ZeroDivisionError
+    assert trained(policy) == names
+    frozen = METHODS[method].frozen
+    assert not any(part in name for part in frozen for name in names)
+
+
+def test_only_the_parts_of_the_active_adapter_are_frozen():
+    policy = policy_of("lora_fa")
+    policy.add_adapter("other", policy.peft_config["default"])
+    policy.set_adapter("other")
+    layer = next(m for m in policy.modules() if isinstance(m, LoraLayer))
+    assert layer.lora_A["other"].weight.requires_grad
+    with base_only(policy):
+        pass
+    assert layer.lora_A["other"].weight.requires_grad
+    assert not layer.lora_B["default"].weight.requires_grad
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_the_tensors_of_an_adapter_make_another_one_the_same_bit_for_bit(method):
+    one = move(policy_of(method))
+    torch.manual_seed(1)
+    other = move(policy_of(method))
+    assert not torch.equal(logits(one), logits(other))
+    load_adapter_tensors(other, {name: tensor.clone() for name, tensor in adapter_tensors(one).items()})
+    assert torch.equal(logits(other), logits(one))
+    base_names = {name for name, _ in base().named_parameters()}
+    assert not base_names & {name.removeprefix("base_model.model.") for name in adapter_tensors(one)}
+
+
+def test_tensors_are_those_in_memory():
+    policy = policy_of("pissa")
+    tensors = adapter_tensors(policy)
+    assert {name.partition("_proj.")[2] for name in tensors} == {
+        "lora_A.default.weight", "lora_B.default.weight", "anchor_A.default", "anchor_B.default"
+    }  # fmt: skip
+    next(iter(tensors.values())).zero_()
+    assert not torch.equal(logits(policy), logits(base()))
+
+
+@pytest.mark.parametrize("change", ["absent", "further", "shape"])
+def test_tensors_of_another_adapter_are_refused(change):
+    policy = move(policy_of("lora"))
+    tensors = {name: tensor.clone() for name, tensor in adapter_tensors(policy).items()}
+    name = next(iter(tensors))
+    before = logits(policy)
+    if change == "further":
+        tensors["another"] = torch.zeros(1)
+    elif change == "absent":
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][:-1]
+    with pytest.raises(BrokenPromiseError, match=r"^the checkpoint holds another adapter: ") as caught:
+        load_adapter_tensors(policy, tensors)
+    assert ("another" if change == "further" else name) in str(caught.value).partition(": ")[2]
+    assert torch.equal(logits(policy), before)

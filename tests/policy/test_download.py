@@ -1,0 +1,229 @@
+"""Of an adapter on the Hub two files are fetched, of one commit, and only if they are what the Hub declares."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from perl.errors import ModelError
+from perl.evaluation.subject import find_subject
+from perl.policy.saved.adapter import find_adapter
+from perl.policy.saved.download import fetch_adapter
+from tests.saved_adapters import save_adapter
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+REPO = "user/lora"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("published")
+    save_adapter(folder / "adapter")
+    return {name: (folder / "adapter" / name).read_bytes() for name in (CONFIG, WEIGHTS)}
+
+
+@pytest.fixture
+def published(hub, files):
+    """The commit of an adapter on the Hub, beside files that nobody needs."""
+    others = {
+        "README.md": b"---\nlicense: mit\n---\n",
+        "adapter_model.bin": b"no pickle",
+        "evil.py": b"raise SystemExit",
+    }
+    return hub.create(REPO, {**files, **others})
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def refusal(*arguments, **settings) -> str:
+    with pytest.raises(ModelError) as caught:
+        fetch_adapter(*arguments, **settings)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+def downloads(hub) -> list[str]:
+    """What was asked for, apart from listings."""
+    return [request.path for request in hub.log if "/resolve/" in request.path and request.method == "GET"]
+
+
+def cached(name: str) -> list[Path]:
+    return list(Path(constants.HF_HUB_CACHE).rglob(name))
+
+
+def test_two_files_of_one_commit_are_fetched_and_nothing_else(hub, published, files):
+    folder = fetch_adapter(REPO)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert folder.name == published
+    assert all(path.split("?")[0].endswith((CONFIG, WEIGHTS)) for path in downloads(hub))
+    asked = len(downloads(hub))
+    assert fetch_adapter(REPO) == folder
+    assert len(downloads(hub)) == asked  # it is in the cache
+
+
+def test_a_revision_gives_the_files_of_then(hub, published, files):
+    newer = hub.commit(REPO, {CONFIG: files[CONFIG] + b"\n"})
+    assert (fetch_adapter(REPO, published) / CONFIG).read_bytes() == files[CONFIG]
+    assert fetch_adapter(REPO).name == newer
+    assert find_adapter(f"{REPO}@{published}").folder.name == published
+
+
+def test_a_subfolder_is_an_adapter_of_its_own(hub, files):
+    commit = hub.create(REPO, {f"steps/step-64/{name}": content for name, content in files.items()})
+    folder = fetch_adapter(REPO, subfolder="steps/step-64")
+    assert folder.parts[-3:] == (commit, "steps", "step-64")
+    assert refusal(REPO) == f"{REPO} holds no adapter: adapter_config.json is absent"
+
+
+@pytest.mark.parametrize("folder", ["..", "../x", "a/../b", "/etc", "a\\b", "a//b", "./a", "a b", "a/*", ""])
+def test_a_folder_that_leads_elsewhere_is_refused_without_asking(hub, folder):
+    assert "is no folder of a repository" in refusal(REPO, subfolder=folder)
+    assert hub.requests == 0
+
+
+@pytest.mark.parametrize(
+    "repo", ["../x", "user/..", "user/a..b", "/etc/passwd", "user", "user\\lora", "a/b/c", "http://a/b", "user/a b"]
+)
+def test_what_is_no_name_on_the_hub_is_refused_without_asking(hub, repo):
+    assert refusal(repo).endswith(" is no name on the Hub (user/name)")
+    assert hub.requests == 0
+
+
+def test_only_pickles_are_refused_with_the_reason_and_the_way_out(hub, files):
+    hub.create(REPO, {CONFIG: files[CONFIG], "adapter_model.bin": b"cos\nsystem\n"})
+    line = refusal(REPO)
+    assert line.startswith(
+        f"{REPO} holds no adapter_model.safetensors, only a pickle, adapter_model.bin (opening a pickle"
+    )
+    assert "weights_only=True" in line
+    assert downloads(hub) == []
+
+
+@pytest.mark.parametrize("absent", [CONFIG, WEIGHTS])
+def test_a_repository_without_one_of_the_files_is_refused(hub, files, absent):
+    hub.create(REPO, {name: content for name, content in files.items() if name != absent})
+    assert refusal(REPO) == f"{REPO} holds no adapter: {absent} is absent"
+    assert downloads(hub) == []
+
+
+def test_files_that_are_too_large_are_not_downloaded(hub, files):
+    hub.create(REPO, {**files, CONFIG: b" " * 1_000_001})
+    assert refusal(REPO) == f"{REPO}: {CONFIG} has 1,000,001 bytes, at most 1,000,000 are downloaded"
+    hub.commit(REPO, files)
+    size = len(files[WEIGHTS])
+    assert (
+        refusal(REPO, largest=size - 1) == f"{REPO}: {WEIGHTS} has {size:,} bytes, at most {size - 1:,} are downloaded"
+    )
+    assert downloads(hub) == []
+    fetch_adapter(REPO, largest=size)
+
+
+def test_other_files_than_those_asked_for_are_refused(hub, published, files):
+    right = {name: sha256(content) for name, content in files.items()}
+    fetch_adapter(REPO, published, sha256=right)
+    shutil.rmtree(constants.HF_HUB_CACHE)
+    before = len(downloads(hub))
+    wrong = refusal(REPO, sha256={**right, WEIGHTS: "0" * 64})
+    assert wrong.startswith(
+        f"{REPO}: {WEIGHTS} is not the file that was asked for (SHA-256 {right[WEIGHTS][:12]}, not 0000"
+    )
+    assert len(downloads(hub)) == before  # the Hub says it before
+    assert f"{CONFIG} is not the file that was asked for" in refusal(REPO, sha256={**right, CONFIG: "0" * 64})
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_what_is_cached_serves_without_a_network_unless_it_is_damaged(hub, published, files, monkeypatch, name):
+    folder = fetch_adapter(REPO)
+    asked = hub.requests
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch_adapter(REPO) == fetch_adapter(REPO, "main") == fetch_adapter(REPO, published) == folder
+    assert hub.requests == asked
+    assert find_adapter(REPO).shapes
+    right = sha256(files[name])
+    assert fetch_adapter(REPO, sha256={name: right}) == folder
+    assert "is not the file that was asked for" in refusal(REPO, sha256={name: "0" * 64})
+    (folder / name).resolve().write_bytes(b"x" + files[name][1:])
+    assert f"{name} is damaged in the Hub's cache" in refusal(REPO)
+    assert "cannot be had from the Hub" in refusal("user/other")
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_what_is_damaged_in_the_cache_is_thrown_away_and_fetched_again(published, files, name):
+    folder = fetch_adapter(REPO)
+    (folder / name).resolve().write_bytes(b"x" + files[name][1:])
+    assert refusal(REPO) == (f"{REPO}: other bytes of {name} arrived than the Hub declares (thrown away; try again)")
+    assert (fetch_adapter(REPO, published) / name).read_bytes() == files[name]
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_other_bytes_than_the_hub_declares_are_refused_and_not_kept(hub, published, files, name):
+    hub.faults.corrupt(name)
+    assert refusal(REPO) == f"{REPO}: other bytes of {name} arrived than the Hub declares (thrown away; try again)"
+    assert cached(name) == []
+    assert not any(path.read_bytes() not in files.values() for path in cached("blobs/*"))
+    hub.faults.clear()
+    assert (fetch_adapter(REPO, published) / name).read_bytes() == files[name]
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_file_that_is_cut_short_is_refused_and_not_kept(hub, published, files, name):
+    hub.faults.short(name)
+    line = refusal(REPO)
+    assert name in line
+    assert line.endswith("try again)")
+    assert cached(name) == []
+    hub.faults.clear()
+    assert (fetch_adapter(REPO, published) / name).read_bytes() == files[name]
+
+
+def test_each_request_that_fails_gives_one_line_and_leaves_nothing_half(hub, published, files):
+    start = hub.requests
+    fetch_adapter(REPO)
+    for number in range(1, hub.requests - start + 1):
+        shutil.rmtree(constants.HF_HUB_CACHE)
+        hub.faults.fail(number, status=403, times=10)  # 500 would be tried again for long
+        assert refusal(REPO)
+        hub.faults.clear()
+        assert {path.name: path.read_bytes() for path in fetch_adapter(REPO, published).iterdir()} == files
+
+
+@pytest.mark.usefixtures("published")
+def test_a_revision_or_a_repository_that_is_not_there_is_said():
+    assert refusal(REPO, "v9") == f"{REPO} has no revision 'v9' on the Hub"
+    assert refusal("user/nothing").startswith("no model 'user/nothing'")
+    with pytest.raises(ModelError, match=r"^peft.adapter: no model 'user/nothing'"):
+        find_adapter("user/nothing")
+
+
+@pytest.mark.parametrize(
+    "base", ["/data/someone/base", "./base", "../base", "~/base", "https://a.b/c", "a/b/c", "C:\\base"]
+)
+def test_a_downloaded_adapter_names_no_base_by_a_path(hub, files, base):
+    config = files[CONFIG].replace(b'"sandbox:base"', b'"' + base.replace("\\", "\\\\").encode() + b'"')
+    hub.create(REPO, {**files, CONFIG: config})
+    found = find_adapter(REPO, "sandbox:base")
+    assert (found.config.base_model_name_or_path, found.foreign_base) == (None, base)
+    with pytest.raises(ModelError) as caught:
+        find_subject(REPO)
+    assert str(caught.value) == (
+        f"--base: {REPO} names its base by a place on another machine, {base} (name the one it belongs to)"
+    )
+    assert find_subject(REPO, "sandbox:base").base.name == "sandbox:base"
+
+
+@pytest.mark.usefixtures("published")
+def test_an_adapter_on_the_hub_is_evaluated_under_its_name(files):
+    subject = find_subject(REPO)
+    assert (subject.name, subject.base.name) == (REPO, "sandbox:base")
+    assert subject.adapter_sha256 == sha256(files[WEIGHTS])
+
+
+def test_a_whole_model_on_the_hub_is_told_from_an_adapter(hub):
+    hub.create("user/model", {"config.json": b"{}", "model.safetensors": b""})
+    with pytest.raises(ModelError) as caught:
+        find_subject("user/model")
+    assert str(caught.value) == "--adapter: user/model is a whole model, not an adapter (--base user/model)"

@@ -1,0 +1,427 @@
+"""What is exported is the adapter: a plain LoRA for plain PEFT, or a model for transformers; or it is refused."""
+
+import copy
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from perl.errors import BrokenPromiseError, ModelError, PerlError, RunFolderError
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.policy.attach import attach_adapter
+from perl.policy.export import export, merge
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import base_fingerprint, load_base
+from perl.policy.save_adapter import write_adapter
+from perl.policy.saved.adapter import find_adapter
+from perl.recipe import Recipe
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.sandbox import BASE_FOLDER
+
+pytestmark = [
+    # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+    # PEFT's advice about training one of two tied weights, which is what some tests are about.
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`"),
+]
+
+PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
+ADAPTERS = [name for name, method in METHODS.items() if method.config]
+LOW = [name for name in ADAPTERS if METHODS[name].delta in ("lora", "low_rank")]
+# Largest rank of a LoRA with the same function, where the method's is 4 and the LoRA's is not.
+RANKS = {"pissa": 8, "milora": 8, "olora": 8, "adalora": 6, "loha": 16, "gralora": 8}
+
+
+@functools.cache
+def published():
+    return load_base(ModelSection(), torch.device("cpu"))
+
+
+def base(name=None):
+    return load_base(ModelSection(name=name), torch.device("cpu")) if name else copy.deepcopy(published())
+
+
+def tiny(tied: bool) -> str:
+    """A small model with attention biases, on disk."""
+    config = Qwen2Config(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=128, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    model.save_pretrained("tiny")
+    AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained("tiny")
+    return "tiny"
+
+
+def policy_of(method, model=None, **settings) -> PeftModel:
+    """A policy that is no longer the base; few layers where the method lets one choose."""
+    row = METHODS[method]
+    chosen = {"rank": 4} if "rank" in row.settings else {}
+    chosen |= {"target_modules": ["q_proj", "down_proj"]} if row.settings["target_modules"] == "all-linear" else {}
+    section = PeftSection(method=method, **{**chosen, **settings})
+    policy = attach_adapter(base() if model is None else model, adaptation(section))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape)
+    return policy.eval()
+
+
+def saved(policy, base_name="sandbox:base") -> str:
+    write_adapter(policy, Path("adapter"), base_name, None, base_fingerprint(policy))
+    return "adapter"
+
+
+def log_probs(model):
+    with torch.no_grad():
+        return token_log_probs(model.eval(), PROBE, torch.ones_like(PROBE))
+
+
+def same(one, other, tolerance=1e-4):
+    torch.testing.assert_close(log_probs(one), log_probs(other), rtol=0, atol=tolerance)
+
+
+def loaded(folder, **options):
+    return AutoModelForCausalLM.from_pretrained(folder, **{"dtype": torch.float32, **options})
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_a_lora_is_the_adapter_or_refused_and_a_merged_model_always_is(method):
+    policy = policy_of(method)
+    source = saved(policy)
+    assert (log_probs(policy) - log_probs(base())).abs().max() > 0.02
+    done = export(source, "merged")
+    assert (done.path, done.form, done.largest_rank) == (Path("adapter-merged"), "merged", None)
+    same(loaded("adapter-merged"), policy)
+    try:
+        done = export(source, "lora")
+    except ModelError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+        assert (done.path, done.form) == (Path("adapter-lora"), "lora")
+        assert done.difference <= 1e-4
+        assert type(PeftConfig.from_pretrained("adapter-lora")) is LoraConfig
+        same(PeftModel.from_pretrained(base(), "adapter-lora"), policy)
+    if method in LOW:
+        assert not refusal
+        assert done.largest_rank == RANKS.get(method, 4)
+    elif refusal:
+        said = r"has no low rank: the best factors of rank \d+ leave out \d+\.\d% of model\.layers\.\d\."
+        said = r"changes model\.\S*norm, which is no linear layer" if method == "ln_tuning" else said
+        assert re.search(said, refusal)
+        assert "use --as merged" in refusal
+        assert len(refusal.splitlines()) == 1
+
+
+def test_the_error_in_the_refusal_is_the_one_that_factors_could_reach():
+    policy = policy_of("dora")
+    with pytest.raises(ModelError) as caught:
+        export(saved(policy), "lora")
+    rank, error, name = re.search(r"rank (\d+) leave out (\S+)% of (\S+?)(?: |$)", str(caught.value)).groups()
+    before = base().get_submodule(name).weight
+    S = torch.linalg.svdvals((copy.deepcopy(policy).merge_and_unload().get_submodule(name).weight - before).double())
+    assert float(error) / 100 == pytest.approx((S[int(rank) :].norm() / S.norm()).item(), rel=0.05)
+
+
+@pytest.mark.parametrize("method", ["dora", "ln_tuning"])
+def test_a_refusal_leaves_nothing_behind_and_an_older_export_where_it_is(method):
+    source = saved(policy_of(method))
+    Path("adapter-lora").mkdir()
+    Path("adapter-lora/older").touch()
+    with pytest.raises(ModelError):
+        export(source, "lora")
+    assert sorted(path.name for path in Path().iterdir()) == ["adapter", "adapter-lora"]
+    assert [path.name for path in Path("adapter-lora").iterdir()] == ["older"]
+
+
+@pytest.mark.parametrize("form", ["lora", "merged"])
+def test_an_older_export_is_replaced_and_the_source_is_only_read(form):
+    source = saved(policy_of("lora"))
+    before = {path.name: path.read_bytes() for path in Path(source).iterdir()}
+    Path("there").mkdir()
+    Path("there/older").touch()
+    done = export(source + "/", form, "there")
+    assert done.path == Path("there")
+    assert sorted(path.name for path in Path().iterdir()) == ["adapter", "there"]
+    assert not Path("there/older").exists()
+    assert {path.name: path.read_bytes() for path in Path(source).iterdir()} == before
+
+
+def test_the_lora_belongs_to_the_published_base_and_names_no_path():
+    policy = policy_of("hra")
+    export(saved(policy), "lora")
+    config = json.loads(Path("adapter-lora/adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["peft_type"]) == ("sandbox:base", "LORA")
+    assert str(BASE_FOLDER.parent) not in json.dumps(config)
+    tensors = load_file("adapter-lora/adapter_model.safetensors")
+    assert len(tensors) == 2 * 2 * 4
+    assert all(re.fullmatch(r"base_model\.model\.\S+_proj\.lora_[AB]\.weight", name) for name in tensors)
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+
+
+def test_layers_of_different_ranks_stay_of_different_ranks():
+    policy = policy_of("lora", kwargs={"rank_pattern": {"down_proj": 7, "layers.1.self_attn.q_proj": 2}})
+    assert export(saved(policy), "lora").largest_rank == 7
+    same(PeftModel.from_pretrained(base(), "adapter-lora"), policy)
+    tensors = load_file("adapter-lora/adapter_model.safetensors")
+    assert {len(t) for name, t in tensors.items() if "lora_A" in name} == {2, 4, 7}
+
+
+def test_modules_that_were_trained_whole_go_with_the_lora():
+    policy = policy_of("vera", kwargs={"modules_to_save": ["norm"]})
+    export(saved(policy), "lora")
+    same(PeftModel.from_pretrained(base(), "adapter-lora"), policy)
+
+
+@pytest.mark.parametrize("form", ["lora", "merged"])
+def test_embeddings_of_single_tokens_go_along(form):
+    policy = policy_of("lora", kwargs={"trainable_token_indices": [6, 9]})
+    export(saved(policy), form)
+    same(loaded("adapter-merged") if form == "merged" else PeftModel.from_pretrained(base(), "adapter-lora"), policy)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_merged_model_is_added_up_first_and_rounded_once(dtype):
+    policy = policy_of("lora")
+    export(saved(policy), "merged", dtype=dtype)
+    expected = copy.deepcopy(policy).double().merge_and_unload().state_dict()
+    model = loaded("adapter-merged", dtype="auto")
+    assert model.config.dtype == getattr(torch, dtype)
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == getattr(torch, dtype)
+        assert torch.equal(tensor, expected[name].to(tensor.dtype))
+
+
+def test_a_merged_model_is_whole():
+    export(saved(policy_of("lora")), "merged", dtype="bfloat16")
+    folder = Path("adapter-merged")
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(BASE_FOLDER).get_vocab()
+    assert AutoConfig.from_pretrained(folder).tie_word_embeddings
+    # The weights that no adapter touched are the published ones, bit for bit.
+    published, merged = load_file(BASE_FOLDER / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert merged.keys() == published.keys()
+    changed = {name for name, tensor in published.items() if not torch.equal(tensor, merged[name])}
+    assert changed == {
+        f"model.layers.{i}.{part}.weight" for i in range(4) for part in ("self_attn.q_proj", "mlp.down_proj")
+    }
+
+
+@pytest.mark.parametrize("form", ["lora", "merged"])
+def test_an_adapter_of_a_base_in_half_precision_is_exported(form):
+    policy = policy_of("lora", load_base(ModelSection(dtype="bfloat16"), torch.device("cpu")))
+    done = export(saved(policy), form)
+    assert done.difference <= 1e-4
+    if form == "lora":  # it still belongs to the base that it was trained on
+        found = find_adapter("adapter-lora")
+        assert (found.base_fingerprint, found.base_dtype) == (base_fingerprint(policy), "bfloat16")
+
+
+def test_the_lora_of_an_adapter_of_another_program_names_the_base_it_was_compared_on():
+    write_adapter(policy_of("lora"), Path("adapter"), "sandbox:base", None)
+    export("adapter", "lora")
+    found = find_adapter("adapter-lora")
+    assert (found.base_fingerprint, found.base_dtype) == (base_fingerprint(base()), "float32")
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "pissa"])
+def test_merging_leaves_the_policy_and_its_base_alone(method):
+    policy = policy_of(method, kwargs={"modules_to_save": ["embed_tokens"]})
+    before, config = log_probs(policy), copy.deepcopy(policy.get_base_model().config.to_dict())
+    weights = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    fingerprint = base_fingerprint(policy)
+    merged = merge(policy, torch.bfloat16)
+    assert next(merged.parameters()).dtype == torch.bfloat16
+    merged.save_pretrained("merged")
+    assert torch.equal(log_probs(policy), before)
+    assert base_fingerprint(policy) == fingerprint
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in policy.state_dict().items())
+    assert policy.get_base_model().config.to_dict() == config
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
+def test_a_merged_model_whose_embeddings_were_trained_is_right_tied_or_not(module, tied):
+    name = tiny(tied)
+    policy = policy_of("lora", base(name), kwargs={"modules_to_save": [module]})
+    export(saved(policy, name), "merged", base=name)
+    model = loaded("adapter-merged")
+    same(model, policy)
+    assert not model.config.tie_word_embeddings
+    trained = {"embed_tokens": model.get_input_embeddings(), "lm_head": model.get_output_embeddings()}
+    untouched = "lm_head" if module == "embed_tokens" else "embed_tokens"
+    published = {"embed_tokens": base(name).get_input_embeddings(), "lm_head": base(name).get_output_embeddings()}
+    assert torch.equal(trained[untouched].weight, published[untouched].weight)
+    assert not torch.equal(trained[module].weight, published[module].weight)
+
+
+@pytest.mark.parametrize("targets", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head", "q_proj"]], ids=str)
+def test_a_merged_model_whose_tied_embeddings_have_a_lora_is_right(targets):
+    name = tiny(tied=True)
+    policy = policy_of("lora", base(name), target_modules=targets)
+    source = saved(policy, name)
+    export(source, "merged", base=name)
+    same(loaded("adapter-merged"), policy)
+
+
+def test_a_merged_model_whose_embeddings_were_not_trained_stays_tied():
+    name = tiny(tied=True)
+    policy = policy_of("lora", base(name))
+    export(saved(policy, name), "merged", base=name)
+    model = loaded("adapter-merged")
+    same(model, policy)
+    assert model.config.tie_word_embeddings
+    assert "lm_head.weight" not in load_file("adapter-merged/model.safetensors")
+
+
+@pytest.mark.parametrize("method", ["ia3", "road", "oft", "lora"])
+def test_biases_are_merged_too(method):
+    name = tiny(tied=False)
+    policy = policy_of(method, base(name), target_modules=["q_proj", "k_proj", "v_proj"])
+    export(saved(policy, name), "merged", base=name)
+    model = loaded("adapter-merged")
+    same(model, policy)
+    key = "model.layers.1.self_attn.k_proj.bias"
+    changed = not torch.equal(model.get_parameter(key), base(name).get_parameter(key))
+    assert changed is (method in ("ia3", "road"))
+
+
+def test_a_change_of_biases_is_no_lora_even_where_that_of_the_weight_is():
+    name = tiny(tied=False)
+    model = base(name)
+    with torch.no_grad():  # so that scaling the outputs of this layer is a change of its bias alone
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.weight.zero_()
+    model.save_pretrained("tiny")
+    policy = policy_of("ia3", base(name), target_modules=["k_proj"])
+    with pytest.raises(ModelError, match=r"ia3 changes the bias of model\.layers\.0\.self_attn\.k_proj") as caught:
+        export(saved(policy, name), "lora", base=name)
+    assert len(str(caught.value).splitlines()) == 1
+    export("adapter", "merged", base=name)
+    same(loaded("adapter-merged"), policy)
+
+
+def test_a_run_is_exported_with_the_base_of_its_recipe():
+    policy = policy_of("lora")
+    Path("run").mkdir()
+    Path("run/recipe.yaml").write_text(Recipe.load("quickstart").to_yaml())
+    Path("run/run.json").write_text(json.dumps({"method": "lora"}))
+    Path(saved(policy)).rename("run/adapter")
+    assert export("run", "lora").path == Path("run-lora")
+    same(PeftModel.from_pretrained(base(), "run-lora"), policy)
+
+
+def test_a_run_without_an_adapter_is_refused():
+    Path("run").mkdir()
+    Path("run/run.json").write_text(json.dumps({"method": "full"}))
+    with pytest.raises(RunFolderError, match=r"^run: trained the model itself, there is no adapter to export$"):
+        export("run", "lora")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("absent", "no such folder"),
+        ("file", "no such folder"),
+        ("empty", "adapter_config.json is absent"),
+        ("broken", "holds no run: run.json: Expecting value"),
+        ("list", "holds no run: run.json: it is not a mapping"),
+        ("bytes", "holds no run: run.json: it is not UTF-8"),
+    ],
+)
+def test_what_holds_neither_a_run_nor_an_adapter_is_refused_in_a_line(source, words):
+    Path("file").touch()
+    for name, content in (("empty", None), ("broken", b"nonsense"), ("list", b"[]"), ("bytes", b"\xff\xff")):
+        Path(name).mkdir()
+        if content is not None:
+            (Path(name) / "run.json").write_bytes(content)
+    with pytest.raises(PerlError) as caught:
+        export(source, "lora")
+    (said,) = str(caught.value).splitlines()
+    assert words in said
+
+
+def test_the_base_that_is_named_takes_the_place_of_the_adapters_own():
+    policy = policy_of("lora")
+    source = saved(policy, "someone/else")
+    with pytest.raises(ModelError) as caught:
+        export(source, "lora")
+    assert "someone/else" in str(caught.value)
+    export(source, "lora", base="sandbox:base")
+    same(PeftModel.from_pretrained(base(), "adapter-lora"), policy)
+    assert PeftConfig.from_pretrained("adapter-lora").base_model_name_or_path == "sandbox:base"
+
+
+def test_an_adapter_that_names_no_base_asks_for_one():
+    source = saved(policy_of("lora"))
+    config = json.loads(Path("adapter/adapter_config.json").read_text())
+    Path("adapter/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": None}))
+    with pytest.raises(ModelError, match=r"^--base: adapter does not say which base it belongs to .*name it"):
+        export(source, "lora")
+
+
+def test_a_merged_model_that_was_not_written_as_it_is_in_memory_is_stopped(monkeypatch):
+    source, save = saved(policy_of("lora")), PreTrainedModel.save_pretrained
+
+    def save_a_bit_apart(model, folder):
+        model.lm_head.weight.data.view(torch.int32)[0, 0] ^= 1
+        save(model, folder)
+        model.lm_head.weight.data.view(torch.int32)[0, 0] ^= 1
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_a_bit_apart)
+    with pytest.raises(BrokenPromiseError, match="is not the one in memory"):
+        export(source, "merged")
+    assert [path.name for path in Path().iterdir()] == ["adapter"]
+
+
+@pytest.mark.parametrize("form", ["lora", "merged"])
+def test_an_adapter_of_another_base_is_refused(form):
+    name = tiny(tied=False)
+    with pytest.raises(PerlError) as caught:
+        export(saved(policy_of("lora")), form, base=name)
+    assert len(str(caught.value).splitlines()) == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["adapter", "tiny"]
+
+
+def test_numbers_that_are_none_are_not_exported():
+    source = saved(policy_of("lora"))
+    file = Path(source) / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values())).fill_(torch.nan)
+    save_file(tensors, file)
+    for form in ("lora", "merged"):
+        with pytest.raises(PerlError, match="holds weights that are no numbers"):
+            export(source, form)
+    assert [path.name for path in Path().iterdir()] == ["adapter"]
+
+
+def test_the_command_writes_what_it_says(perl_command):
+    policy = policy_of("pissa")
+    done = perl_command("export", saved(policy, "someone/else"), "--as", "lora", "--base", "sandbox:base", "-o", "mine")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = r"lora     mine  \(rank up to 8, log-probabilities differ by at most \d\.\de[-+]\d\d nats\)\n"
+    assert re.fullmatch(said, done.stdout)
+    same(PeftModel.from_pretrained(base(), "mine"), policy)
+
+
+def test_the_command_refuses_with_a_line(perl_command):
+    done = perl_command("export", saved(policy_of("dora")), "--as", "lora")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        r"error: --as: the update of dora has no low rank: the best factors of rank \d+ leave out \d+\.\d% of "
+        r"model\.layers\.\d\.\S+ \(use --as merged\)\n",
+        done.stderr,
+    )

@@ -1,0 +1,342 @@
+"""Each guard lets a good run pass and stops a broken one with a message that says what broke."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from perl.errors import EXIT_FAILED, BrokenPromiseError
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.policy.attach import attach_adapter
+from perl.policy.guards import (
+    PATIENCE,
+    RELOAD_TOLERANCE,
+    START_TOLERANCE,
+    Movement,
+    check_base_unchanged,
+    check_optimizer,
+    check_saved_adapter,
+    check_saved_model,
+    check_start,
+)
+from perl.policy.model import base_fingerprint, load_base
+from perl.policy.precision import compute_dtype
+from perl.policy.reference import Reference
+from perl.policy.save_adapter import write_adapter
+from perl.recipe.sections import ModelSection, PeftSection
+
+PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
+
+
+ADAPTERS = [name for name, method in METHODS.items() if method.config]
+
+
+@pytest.fixture
+def policy():
+    return moved("lora")
+
+
+@pytest.fixture(autouse=True)
+def _no_accelerator():
+    """Each test has an accelerator of its own, if any."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def new(method: str, dtype: str = "float32"):
+    """A policy with a small new adapter."""
+    rank = {"rank": 2} if "rank" in METHODS[method].settings else {}
+    base = load_base(ModelSection(dtype=dtype), torch.device("cpu"))
+    return attach_adapter(base, adaptation(PeftSection(method=method, **rank))).eval()
+
+
+def moved(method: str, dtype: str = "float32"):
+    """A policy whose adapter is no longer the identity."""
+    policy = new(method, dtype)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape)
+    return policy
+
+
+def test_an_optimizer_with_every_trainable_parameter_passes(policy):
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    check_optimizer(policy, torch.optim.SGD([{"params": trained[:5]}, {"params": trained[5:]}]))
+
+
+def test_an_optimizer_without_some_trainable_parameters_is_stopped(policy):
+    named = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
+    message = f"1 trainable parameters are not in the optimizer and would not move: {named[3][0]}"
+    with pytest.raises(BrokenPromiseError, match=message.replace(".", r"\.")):
+        check_optimizer(policy, torch.optim.SGD([p for name, p in named if name != named[3][0]]))
+
+
+def test_an_optimizer_of_copies_is_stopped(policy):
+    copies = [p.detach().clone().requires_grad_() for p in policy.parameters() if p.requires_grad]
+    with pytest.raises(BrokenPromiseError, match=f"{len(copies)} trainable parameters are not in the optimizer"):
+        check_optimizer(policy, torch.optim.SGD(copies))
+
+
+def test_a_base_that_is_what_was_loaded_passes(policy):
+    fingerprint = base_fingerprint(load_base(ModelSection(), torch.device("cpu")))
+    check_base_unchanged(policy, fingerprint)
+
+
+def test_a_base_that_changed_is_stopped(policy):
+    fingerprint = base_fingerprint(policy)
+    next(p for p in policy.parameters() if not p.requires_grad).data[0, 0] += 1e-3
+    with pytest.raises(BrokenPromiseError, match=f"{fingerprint[:12]} before, {base_fingerprint(policy)[:12]} now"):
+        check_base_unchanged(policy, fingerprint)
+
+
+def test_merging_the_adapter_into_the_base_is_stopped(policy):
+    fingerprint = base_fingerprint(policy)
+    policy.merge_adapter()
+    with pytest.raises(BrokenPromiseError, match="the base's weights changed"):
+        check_base_unchanged(policy, fingerprint)
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_a_saved_adapter_that_is_the_trained_one_passes(method):
+    policy = moved(method)
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    assert check_saved_adapter(policy, Path("adapter"), PROBE) <= RELOAD_TOLERANCE
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "pissa", "hra", "ln_tuning", "vera", "adalora"])
+@pytest.mark.parametrize(("dtype", "autocast"), [("bfloat16", False), ("bfloat16", True), ("float32", True)])
+def test_half_precision_hides_no_difference_and_makes_none(method, dtype, autocast):
+    policy = moved(method, dtype)
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(policy) if autocast else policy
+    assert (compute_dtype(prepared) == torch.bfloat16) is (autocast or dtype == "bfloat16")
+    assert check_saved_adapter(prepared, Path("adapter"), PROBE) <= RELOAD_TOLERANCE
+    started = new(method, dtype)
+    assert check_start(started, Reference(started), must=True) <= START_TOLERANCE
+    with torch.no_grad():
+        max((p for p in policy.parameters() if p.requires_grad), key=torch.numel).add_(2**-6)
+    with pytest.raises(BrokenPromiseError, match="is not the one that was trained"):
+        check_saved_adapter(prepared, Path("adapter"), PROBE)
+
+
+def test_a_policy_that_recomputes_activations_is_compared_like_any_other(policy):
+    policy.enable_input_require_grads()  # a hook on the embeddings, to which the head is tied
+    policy.activation_checkpointing_enable()
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    assert check_saved_adapter(policy, Path("adapter"), PROBE) <= RELOAD_TOLERANCE
+
+
+def test_a_saved_adapter_from_before_the_last_steps_is_stopped(policy):
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    with torch.no_grad():
+        next(p for n, p in policy.named_parameters() if "layers.3.mlp.down_proj.lora_B" in n).add_(0.05)
+    with pytest.raises(
+        BrokenPromiseError, match="adapter is not the one that was trained: log-probabilities differ by"
+    ):
+        check_saved_adapter(policy, Path("adapter"), PROBE)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1.0])
+def test_a_saved_adapter_that_was_tampered_with_is_stopped(policy, value):
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    file = Path("adapter/adapter_model.safetensors")
+    tensors = load_file(file)
+    tensors[max(tensors)][0, 0] = value
+    save_file(tensors, file)
+    with pytest.raises(BrokenPromiseError, match="at most 1e-04"):
+        check_saved_adapter(policy, Path("adapter"), PROBE)
+
+
+def test_a_broken_promise_is_not_the_users_mistake():
+    assert BrokenPromiseError.exit_code == EXIT_FAILED
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_a_policy_that_starts_at_its_reference_passes(method):
+    policy = new(method).train()
+    before = [(p.clone(), p.requires_grad) for p in policy.parameters()]
+    assert check_start(policy, Reference(policy), must=True) <= START_TOLERANCE
+    assert policy.training
+    assert all(
+        torch.equal(p, q) and p.requires_grad == g for p, (q, g) in zip(policy.parameters(), before, strict=True)
+    )
+
+
+def test_a_policy_that_starts_elsewhere_is_stopped_or_only_said(policy, caplog):
+    with pytest.raises(BrokenPromiseError, match=r"differs from its reference by .* nats \(at most 1e-04\)"):
+        check_start(policy, Reference(policy), must=True)
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        assert check_start(policy, Reference(policy), must=False) > START_TOLERANCE
+    assert "this adapter does not start as the base" in caplog.text
+    assert check_start(policy, Reference(policy, "initial"), must=True) == 0.0
+
+
+@pytest.mark.parametrize(("dtype", "autocast"), [("bfloat16", False), ("bfloat16", True), ("float32", True)])
+def test_in_half_precision_a_policy_that_starts_somewhat_elsewhere_is_stopped_too(dtype, autocast):
+    policy = new("lora", dtype)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter += 0.002 * torch.randn(parameter.shape)
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(policy) if autocast else policy
+    with pytest.raises(BrokenPromiseError, match=r"differs from its reference by .* nats \(at most 1e-04\)"):
+        check_start(prepared, Reference(prepared), must=True)
+
+
+def a_step(movement: Movement, optimizer: torch.optim.Optimizer, gradients: dict) -> None:
+    """An optimizer step with these gradients."""
+    for parameter, gradient in gradients.items():
+        parameter.grad = torch.full_like(parameter, gradient)
+    movement.before_step(optimizer)
+    optimizer.step()
+    movement.after_step(skipped=False)
+    optimizer.zero_grad()
+
+
+@pytest.fixture
+def pair():
+    """Two trained tensors."""
+    return torch.nn.ParameterDict({"one": torch.ones(3), "other": torch.ones(3)})
+
+
+def test_tensors_that_moved_once_are_proven_and_may_have_waited(pair):
+    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=0.1), Movement(pair)
+    for _ in range(PATIENCE - 1):
+        a_step(movement, optimizer, {pair["one"]: 1.0})
+        assert not movement.proven
+    a_step(movement, optimizer, {pair["other"]: 1.0})
+    assert movement.proven
+
+
+class Forgetful(torch.optim.SGD):
+    """Takes no step, as one does whose tensors were replaced after it was made."""
+
+    def step(self, *_):
+        pass
+
+
+def test_a_tensor_with_a_gradient_that_does_not_move_is_stopped(pair):
+    optimizer, movement = Forgetful(pair.parameters(), lr=0.1), Movement(pair)
+    with pytest.raises(BrokenPromiseError, match=r"2 trained tensors have a gradient and did not move .*: one, other "):
+        a_step(movement, optimizer, {pair["one"]: 1.0, pair["other"]: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "gradient"),
+    [(torch.optim.SGD, 1e-9, 1.0), (torch.optim.SGD, 0.1, 1e-8), (torch.optim.AdamW, 1e-9, 1.0)],
+)
+def test_a_step_below_the_spacing_of_the_numbers_is_said_and_stops_the_run_only_if_nothing_moves(
+    pair, caplog, optimizer, lr, gradient
+):
+    held, movement = optimizer(pair.parameters(), lr=lr), Movement(pair)  # 1 - 1e-9 is 1 in float32
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        for _ in range(PATIENCE - 1):
+            a_step(movement, held, {pair["one"]: gradient})
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "1 trained tensors did not move" in said[0]
+    assert "float32 (one)" in said[0]
+    with pytest.raises(BrokenPromiseError, match=f"nothing that is trained has moved in {PATIENCE - 1} updates"):
+        movement.at_end()
+    with pytest.raises(BrokenPromiseError, match=f"nothing that is trained has moved in {PATIENCE} updates"):
+        a_step(movement, held, {pair["one"]: gradient})
+
+
+def test_steps_that_warm_up_beside_the_spacing_of_bfloat16_end_no_run():
+    for seed in range(100):
+        torch.manual_seed(seed)
+        norm, matrix = (1 + 0.02 * torch.randn(8)).to(torch.bfloat16), torch.zeros(8)
+        model = torch.nn.ParameterDict({"norm": norm, "matrix": matrix})
+        optimizer, movement = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0), Movement(model)
+        for step in range(8):
+            optimizer.param_groups[0]["lr"] = 5e-4 * (step + 1)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(8).to(parameter.dtype)
+            movement.before_step(optimizer)
+            optimizer.step()
+            movement.after_step(skipped=False)
+            if movement.proven:
+                break
+
+
+def test_norms_of_bfloat16_that_cannot_move_beside_matrices_that_can_are_only_said(caplog):
+    norm, matrix = torch.ones(3, dtype=torch.bfloat16), torch.full((3,), 1e-3, dtype=torch.bfloat16)
+    model = torch.nn.ParameterDict({"norm": norm, "matrix": matrix})
+    optimizer, movement = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0), Movement(model)
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        for _ in range(PATIENCE):
+            a_step(movement, optimizer, {model["norm"]: 1.0, model["matrix"]: 1.0})
+    movement.at_end()
+    assert movement.proven
+    assert "bfloat16 (norm); load the model in float32" in caplog.text
+
+
+def test_a_tensor_that_never_gets_a_gradient_is_stopped(pair):
+    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=0.1), Movement(pair)
+    for _ in range(PATIENCE - 1):
+        a_step(movement, optimizer, {pair["one"]: 1.0})
+    with pytest.raises(BrokenPromiseError, match=f"1 trained tensors got no gradient in {PATIENCE} updates: other"):
+        a_step(movement, optimizer, {pair["one"]: 1.0})
+
+
+def test_an_expert_that_was_not_chosen_is_only_said(caplog):
+    pair = torch.nn.ParameterDict({"one": torch.ones(3), "expert": torch.ones(3)})
+    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=0.1), Movement(pair)
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        for _ in range(PATIENCE):
+            a_step(movement, optimizer, {pair["one"]: 1.0})
+    assert "experts may not have been chosen yet" in caplog.text
+    assert movement.proven
+
+
+def test_updates_that_could_move_nothing_prove_nothing(pair):
+    movement = Movement(pair)
+    for learning_rate, gradient in ((0.0, 1.0), (0.1, 0.0)):  # a warm-up's first step, groups whose rewards agree
+        optimizer = torch.optim.SGD(pair.parameters(), lr=learning_rate)
+        for _ in range(2 * PATIENCE):
+            a_step(movement, optimizer, {pair["one"]: gradient, pair["other"]: gradient})
+    assert not movement.proven
+
+
+def test_a_step_that_mixed_precision_skipped_is_no_failure(pair):
+    optimizer, movement = torch.optim.SGD(pair.parameters(), lr=0.1), Movement(pair)
+    pair["one"].grad = torch.ones(3)
+    movement.before_step(optimizer)
+    movement.after_step(skipped=True)
+    assert not movement.proven
+
+
+def test_a_model_that_was_saved_whole_is_compared_bit_for_bit():
+    model = load_base(ModelSection(), torch.device("cpu"))
+    model.save_pretrained("model")
+    check_saved_model(model, Path("model"))
+    file = Path("model/model.safetensors")
+    tensors = load_file(file)
+    tensors["model.norm.weight"].view(torch.int32)[-1] ^= 1
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(
+        BrokenPromiseError, match=r"^the model in model is not the one .*: model\.norm\.weight differs$"
+    ):
+        check_saved_model(model, Path("model"))
+
+
+def test_a_model_whose_experts_are_stored_one_by_one_is_compared_too():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 8, "head_dim": 8, "vocab_size": 32}
+    counts = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 2}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **counts, num_experts_per_tok=1))
+    model.save_pretrained("model")
+    check_saved_model(model, Path("model"))
+    file = Path("model/model.safetensors")
+    tensors = load_file(file)
+    assert tensors.keys() - model.state_dict().keys()
+    tensors["model.layers.0.mlp.experts.1.down_proj.weight"].view(torch.int32)[-1] ^= 1
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(BrokenPromiseError, match=r"model\.layers\.0\.mlp\.experts\.down_proj differs$"):
+        check_saved_model(model, Path("model"))

@@ -1,0 +1,133 @@
+"""Log-probabilities against a softmax by hand, and their independence of padding and of the rows around them."""
+
+import math
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from perl.methods.settings import adaptation
+from perl.policy import logprobs
+from perl.policy.attach import attach_adapter
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import load_base
+from perl.recipe.sections import ModelSection, PeftSection
+
+# Rows of different lengths; 0 is the padding token.
+ROWS = [[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 1], [20, 21], [6, 78, 7, 96, 9, 91, 17, 30, 39, 20, 19, 1]]
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load_base(ModelSection(), torch.device("cpu"))
+
+
+def padded(rows: list[list[int]], side: str, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ids, mask = [], []
+    for row in rows:
+        padding = [0] * (width - len(row))
+        ids.append(padding + row if side == "left" else row + padding)
+        mask.append([0] * len(padding) + [1] * len(row) if side == "left" else [1] * len(row) + [0] * len(padding))
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def alone(model, row: list[int], temperature: float = 1.0) -> torch.Tensor:
+    with torch.no_grad():
+        return token_log_probs(
+            model, torch.tensor([row]), torch.ones(1, len(row), dtype=torch.long), temperature=temperature
+        )[0]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_log_probs_are_a_softmax_over_the_logits_of_the_token_before(base, temperature):
+    for row in ROWS:
+        with torch.no_grad():
+            logits = base(torch.tensor([row])).logits[0].double().tolist()
+        expected = []
+        for t, token in enumerate(row[1:]):
+            scaled = [value / temperature for value in logits[t]]
+            highest = max(scaled)
+            total = math.fsum(math.exp(value - highest) for value in scaled)
+            expected.append(scaled[token] - highest - math.log(total))
+        assert alone(base, row, temperature).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("width", [12, 19])
+def test_padding_does_not_change_a_rows_numbers(base, side, width):
+    ids, mask = padded(ROWS, side, width)
+    with torch.no_grad():
+        together = token_log_probs(base, ids, mask)
+    assert together.shape == (len(ROWS), width - 1)
+    for row, numbers in zip(ROWS, together, strict=True):
+        mine = numbers[width - len(row) :] if side == "left" else numbers[: len(row) - 1]
+        torch.testing.assert_close(mine, alone(base, row), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_does_not_shift_the_positions_of_a_model_that_learns_them_one_by_one(side):
+    config = GPT2Config(vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
+    model = GPT2LMHeadModel(config).eval()
+    ids, mask = padded(ROWS, side, 19)
+    with torch.no_grad():
+        model.transformer.wpe.weight *= 50  # as far apart as trained ones
+        together = token_log_probs(model, ids, mask)
+    for row, numbers in zip(ROWS, together, strict=True):
+        mine = numbers[19 - len(row) :] if side == "left" else numbers[: len(row) - 1]
+        torch.testing.assert_close(mine, alone(model, row), rtol=1e-5, atol=1e-5)
+
+
+def test_the_token_under_the_padding_does_not_matter(base):
+    ids, mask = padded(ROWS, "left", 12)
+    with torch.no_grad():
+        expected = token_log_probs(base, ids, mask)
+        numbers = token_log_probs(base, ids.masked_fill(mask == 0, 77), mask)
+    real = (mask[:, :-1] * mask[:, 1:]).bool()
+    torch.testing.assert_close(numbers[real], expected[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows_at_a_time", [1, 2, 3])
+def test_rows_that_do_not_fit_together_go_in_parts(base, monkeypatch, rows_at_a_time):
+    ids, mask = padded(ROWS, "left", 12)
+    calls = []
+    hook = base.register_forward_pre_hook(
+        lambda _, __, inputs: calls.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    with torch.no_grad():
+        whole = token_log_probs(base, ids, mask)
+        monkeypatch.setattr(logprobs, "_LARGEST_LOGITS", rows_at_a_time * 12 * base.config.vocab_size)
+        parts = token_log_probs(base, ids, mask)
+    hook.remove()
+    assert calls == [4] + {1: [1, 1, 1, 1], 2: [2, 2], 3: [3, 1]}[rows_at_a_time]
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_larger_than_the_limit_still_goes(base, monkeypatch):
+    monkeypatch.setattr(logprobs, "_LARGEST_LOGITS", 1)
+    ids, mask = padded(ROWS, "left", 12)
+    with torch.no_grad():
+        assert token_log_probs(base, ids, mask).isfinite().all()
+
+
+def test_probabilities_of_all_continuations_add_up_to_one(base):
+    vocabulary = base.config.vocab_size
+    ids = torch.cat([torch.tensor([ROWS[0]]).expand(vocabulary, -1), torch.arange(vocabulary).unsqueeze(1)], dim=1)
+    with torch.no_grad():
+        last = token_log_probs(base, ids, torch.ones_like(ids))[:, -1]
+    assert last.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_half_precision_model_gives_single_precision_numbers(base):
+    model = load_base(ModelSection(dtype="bfloat16"), torch.device("cpu"))
+    numbers = alone(model, ROWS[0])
+    assert numbers.dtype == torch.float32
+    torch.testing.assert_close(numbers, alone(base, ROWS[0]), rtol=0.05, atol=0.1)
+
+
+def test_the_gradient_reaches_the_adapter():
+    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=2)))
+    ids, mask = padded(ROWS, "right", 12)
+    token_log_probs(policy, ids, mask)[:, :1].sum().backward()
+    gradients = {n: p.grad for n, p in policy.named_parameters() if p.requires_grad and "lora_B" in n}
+    assert gradients
+    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())

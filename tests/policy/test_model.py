@@ -1,0 +1,342 @@
+"""What is said of the base and its adapter: fingerprint, identity, counts, targets and end tokens."""
+
+import copy
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from perl.errors import ModelError
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.policy.attach import attach_adapter, check_trainable
+from perl.policy.model import (
+    base_dtype,
+    base_fingerprint,
+    base_identity,
+    eos_token_ids,
+    is_the_base,
+    load_base,
+    load_empty_base,
+    load_tokenizer,
+    resolve_model,
+    source_fingerprint,
+    total_parameters,
+    trainable_parameters,
+)
+from perl.policy.targets import check_targets
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.sandbox import BASE_FOLDER
+
+CPU = torch.device("cpu")
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# From the sandbox's config: 4 layers of width 128, 4 query and 2 key heads of 32, 384 inside, 128 tokens, tied.
+LINEAR_SHAPES = [(128, 128), (128, 64), (128, 64), (128, 128), (128, 384), (128, 384), (384, 128)]
+LAYERS = 4
+ADAPTERS = [name for name, method in METHODS.items() if method.config]
+
+
+def base():
+    return load_base(ModelSection(), CPU)
+
+
+def adapted(method: str = "lora", rank: int = 4, model: torch.nn.Module | None = None, **kwargs):
+    settings = {"rank": rank} if "rank" in METHODS[method].settings else {}
+    return attach_adapter(model or base(), adaptation(PeftSection(method=method, **settings, kwargs=kwargs)))
+
+
+def beside(method: str, modules: list[str]) -> list[str] | None:
+    """Modules to train whole; LN tuning adapts the norms, so others in their place."""
+    others = {"norm": "o_proj", "q_norm": "v_proj"} if method == "ln_tuning" else {}
+    return [others.get(name, name) for name in modules] or None
+
+
+def move_adapter(policy: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += torch.randn(parameter.shape)
+
+
+@pytest.fixture(scope="module")
+def pristine() -> str:
+    return base_fingerprint(base())
+
+
+def test_the_fingerprint_is_the_same_at_every_load(pristine):
+    assert base_fingerprint(base()) == pristine
+    assert re.fullmatch(r"[0-9a-f]{64}", pristine)
+
+
+@pytest.mark.parametrize("modules", [[], ["norm"], ["q_norm", "norm"]], ids=str)
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_the_fingerprint_is_the_bases_with_an_adapter_moved_or_not(pristine, method, modules):
+    policy = adapted(method, modules_to_save=beside(method, modules))
+    assert base_fingerprint(policy) == pristine
+    move_adapter(policy)
+    assert base_fingerprint(policy) == pristine
+
+
+def test_the_fingerprint_is_the_bases_with_two_adapters(pristine):
+    policy = adapted()
+    policy.add_adapter("ref", policy.peft_config["default"])
+    assert base_fingerprint(policy) == pristine
+
+
+def test_the_fingerprint_is_the_bases_when_single_tokens_are_trained(pristine):
+    assert base_fingerprint(adapted(trainable_token_indices=[3, 4])) == pristine
+
+
+def test_the_fingerprint_is_the_bases_when_parameters_of_experts_are_adapted():
+    config = Qwen3MoeConfig(
+        vocab_size=32,
+        hidden_size=8,
+        intermediate_size=8,
+        moe_intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=4,
+        num_experts=2,
+        num_experts_per_tok=1,
+    )
+    model = Qwen3MoeForCausalLM(config)
+    before = base_fingerprint(model)
+    experts = ["experts.gate_up_proj", "experts.down_proj"]
+    adapter = LoraConfig(r=2, target_modules=["q_proj"], target_parameters=experts, task_type="CAUSAL_LM")
+    assert base_fingerprint(attach_adapter(model, adapter)) == before
+
+
+@pytest.mark.parametrize("method", [None, *ADAPTERS])
+def test_the_fingerprint_notices_a_single_bit_of_any_weight_of_the_base(pristine, method):
+    model = base()
+    weights = list(model.parameters())
+    assert len(weights) == 46
+    if method is not None:
+        model = adapted(method, model=model, modules_to_save=beside(method, ["norm"]))
+    for weight in weights:
+        bits = weight.data.view(torch.int32).flatten()
+        bits[-1] ^= 1
+        assert base_fingerprint(model) != pristine
+        bits[-1] ^= 1
+    assert base_fingerprint(model) == pristine
+
+
+def test_the_fingerprint_notices_another_type_of_number(pristine):
+    assert base_fingerprint(load_base(ModelSection(dtype="bfloat16"), CPU)) != pristine
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rounding_gives_the_fingerprint_of_a_base_that_was_loaded_so(dtype):
+    loaded = load_base(ModelSection(dtype=dtype), CPU)
+    assert base_dtype(loaded) == dtype
+    assert base_fingerprint(base(), getattr(torch, dtype)) == base_fingerprint(loaded)
+    for model in (base(), adapted("pissa")):
+        assert is_the_base(model, base_fingerprint(loaded))
+        assert is_the_base(model, base_fingerprint(loaded), dtype)
+        assert not is_the_base(model, base_fingerprint(loaded), "no type") or dtype == "float32"
+
+
+def counted_as_it_is(model: torch.nn.Module) -> str:
+    """A fingerprint of each parameter in the type that it has in memory."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        numbers = parameter.detach().view(torch.uint8).numpy().tobytes()
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + numbers)
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_base_as_it_was_loaded_is_counted_as_it_is(dtype):
+    model = load_base(ModelSection(dtype=dtype), CPU)
+    assert base_fingerprint(model) == counted_as_it_is(model) == source_fingerprint(model)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_numbers_that_were_made_float32_without_a_loss_are_the_ones_that_were_loaded(dtype):
+    before = base_fingerprint(load_base(ModelSection(dtype=dtype), CPU))
+    policy = adapted(model=load_base(ModelSection(dtype=dtype), CPU))
+    norms = [module.float() for name, module in policy.named_modules() if name.endswith("layernorm")]
+    assert base_fingerprint(policy) == source_fingerprint(policy) == before
+    norms[0].weight.data[0] *= 1 + 2**-20
+    assert norms[0].weight[0] != norms[0].weight[0].to(getattr(torch, dtype))
+    assert base_fingerprint(policy) != before
+
+
+def test_what_is_loaded_in_float32_into_a_half_precision_base_is_counted_in_float32():
+    model = load_base(ModelSection(dtype="bfloat16"), CPU)
+    model._keep_in_fp32_modules_strict = {"q_norm"}
+    model.model.layers[0].self_attn.q_norm.float()
+    assert base_fingerprint(model) == counted_as_it_is(model)
+    model._keep_in_fp32_modules_strict, model._keep_in_fp32_modules = set(), {"q_norm"}  # float16 alone minds those
+    assert base_fingerprint(model) == base_fingerprint(load_base(ModelSection(dtype="bfloat16"), CPU))
+
+
+def test_a_base_of_float32_with_numbers_of_half_precision_is_counted_in_float32():
+    model = base()
+    model.model.norm.to(torch.bfloat16)
+    assert base_fingerprint(model) == counted_as_it_is(model) != base_fingerprint(base())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"weight": torch.zeros(2, 4)},
+        {"weight": torch.zeros(4, dtype=torch.float64)},
+        {"scale": torch.zeros(8)},
+        {"weight": torch.zeros(9)},
+        {"weight": torch.zeros(8), "zero": torch.zeros(0)},
+    ],
+    ids=str,
+)
+def test_the_fingerprint_notices_the_same_bytes_under_another_name_shape_or_type(other):
+    plain = torch.nn.ParameterDict({"weight": torch.zeros(8)})
+    assert base_fingerprint(torch.nn.ParameterDict(other)) != base_fingerprint(plain)
+    assert base_fingerprint(torch.nn.ParameterDict({"weight": torch.zeros(8)})) == base_fingerprint(plain)
+
+
+def test_a_new_adapter_freezes_the_base():
+    policy = adapted()
+    trained = [name for name, p in policy.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * len(LINEAR) * LAYERS
+    assert all(".lora_A." in name or ".lora_B." in name for name in trained)
+
+
+@pytest.mark.parametrize("rank", [1, 8])
+@pytest.mark.parametrize(("method", "magnitudes"), [("lora", 0), ("rslora", 0), ("dora", 1), ("pissa", 0)])
+def test_what_trains_is_counted(method, magnitudes, rank):
+    expected = LAYERS * sum(rank * (inputs + outputs) + magnitudes * outputs for inputs, outputs in LINEAR_SHAPES)
+    assert trainable_parameters(adapted(method, rank)) == expected
+
+
+def test_tied_weights_are_counted_once():
+    norms = LAYERS * (128 + 128 + 32 + 32) + 128
+    matrices = LAYERS * sum(inputs * outputs for inputs, outputs in LINEAR_SHAPES) + 128 * 128
+    assert total_parameters(base()) == norms + matrices
+    policy = adapted()
+    assert total_parameters(policy) == norms + matrices + trainable_parameters(policy)
+    assert trainable_parameters(load_empty_base(ModelSection())) == norms + matrices  # method full
+
+
+def test_a_model_in_which_nothing_would_train_is_refused():
+    model = base().requires_grad_(False)
+    with pytest.raises(ModelError, match="no trainable parameters"):
+        check_trainable(model)
+    next(model.parameters()).requires_grad_(True)
+    check_trainable(model)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    ["all-linear", None, ["q_proj"], LINEAR, ["model.layers.0.mlp.up_proj"], r".*layers\.[01]\..*(q|v)_proj"],
+    ids=str,
+)
+def test_targets_that_exist_are_accepted(targets):
+    check_targets(base(), LoraConfig(target_modules=targets))
+
+
+@pytest.mark.parametrize(
+    ("targets", "missing"),
+    [
+        (["q_proj", "query"], "query"),
+        (["c_attn", "q_proj", "qkv"], "c_attn, qkv"),
+        (r".*\.query", r".*\.query"),
+        (["model.layers.9.mlp.up_proj"], "model.layers.9.mlp.up_proj"),
+    ],
+)
+def test_a_target_that_does_not_exist_is_refused_even_beside_one_that_does(targets, missing):
+    with pytest.raises(ModelError) as raised:
+        check_targets(base(), LoraConfig(target_modules=targets))
+    (problem,) = raised.value.problems
+    assert problem.message == f"{missing} match no module of Qwen3ForCausalLM"
+    assert problem.where == "peft.target_modules"
+    assert problem.hint == f"the linear layers are {', '.join(sorted(LINEAR))}; or all-linear"
+
+
+def test_an_adapter_on_a_missing_target_is_not_attached():
+    model = base()
+    with pytest.raises(ModelError, match="query"):
+        attach_adapter(model, LoraConfig(target_modules=["q_proj", "query"]))
+    assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+def test_the_sandbox_base_is_called_by_its_name_and_not_by_its_path():
+    assert base_identity(base()) == ("sandbox:base", None)
+    assert base_identity(adapted()) == ("sandbox:base", None)
+
+
+def test_a_base_in_a_folder_is_called_by_its_path(tmp_path):
+    shutil.copytree(BASE_FOLDER, tmp_path / "mine")
+    section = ModelSection(name=str(tmp_path / "mine"))
+    assert base_identity(load_base(section, CPU)) == (str(tmp_path / "mine"), None)
+
+
+def test_a_base_from_the_hub_is_called_by_its_name_and_commit():
+    model = base()
+    model.config.name_or_path, model.config._commit_hash = "someone/model", "0123abc"
+    assert base_identity(model) == ("someone/model", "0123abc")
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"), [(None, (1,)), (1, (1,)), (5, (1, 5)), ([5, 1, 7], (1, 5, 7)), ([], (1,))]
+)
+def test_every_end_token_counts_once_the_tokenizers_first(declared, expected):
+    model = base()
+    model.generation_config.eos_token_id = declared
+    assert eos_token_ids(model, load_tokenizer(ModelSection())) == expected
+    assert eos_token_ids(attach_adapter(model, LoraConfig(target_modules=["q_proj"])), load_tokenizer(ModelSection()))
+
+
+def test_a_tokenizer_without_an_end_token_adds_none():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=load_tokenizer(ModelSection())._tokenizer)
+    assert tokenizer.eos_token_id is None
+    assert eos_token_ids(base(), tokenizer) == (1,)
+
+
+def test_the_base_is_loaded_for_evaluation_in_single_precision_on_a_cpu():
+    model = base()
+    assert not model.training
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    half = load_base(ModelSection(dtype="bfloat16"), CPU)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+def test_the_empty_base_has_the_bases_modules_and_counts_but_no_weights():
+    empty, full = load_empty_base(ModelSection()), base()
+    assert {p.device.type for p in empty.parameters()} == {"meta"}
+    shapes = {name: p.shape for name, p in full.named_parameters()}
+    assert {name: p.shape for name, p in empty.named_parameters()} == shapes
+    check_targets(empty, LoraConfig(target_modules=LINEAR))
+    assert trainable_parameters(attach_adapter(empty, adaptation(PeftSection()))) == trainable_parameters(
+        attach_adapter(full, adaptation(PeftSection()))
+    )
+
+
+def test_the_tokenizer_pads_on_the_left_with_its_end_token_if_it_has_no_other(tmp_path):
+    assert load_tokenizer(ModelSection()).padding_side == "left"
+    plain = copy.deepcopy(load_tokenizer(ModelSection()))
+    plain.pad_token = None
+    plain.save_pretrained(tmp_path)
+    shutil.copy(BASE_FOLDER / "config.json", tmp_path)
+    tokenizer = load_tokenizer(ModelSection(name=str(tmp_path)))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 1
+
+
+def test_names_of_the_sandbox_resolve_to_its_folder_and_others_to_themselves():
+    assert Path(resolve_model("sandbox:base")) == BASE_FOLDER
+    assert resolve_model("someone/model") == "someone/model"
+    with pytest.raises(ModelError, match="sandbox has no model 'sandbox:bas'"):
+        resolve_model("sandbox:bas")
+
+
+@pytest.mark.parametrize("load", [lambda s: load_base(s, CPU), load_tokenizer, load_empty_base])
+def test_a_folder_without_a_model_is_the_users_mistake(load, tmp_path):
+    with pytest.raises(ModelError, match="holds no model that can be loaded") as raised:
+        load(ModelSection(name=str(tmp_path)))
+    assert raised.value.problems[0].where == "model.name"
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,454 @@
+"""``model.quantization: nf4``: a run on a base in 4 bits, from plan to Hub, and what such a base cannot carry."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+import perl
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError
+from perl.evaluation.request import EvalSettings, plan_evaluation
+from perl.evaluation.results import read_results
+from perl.evaluation.subject import find_subject
+from perl.hub.card.check import check_card
+from perl.hub.found_card import find_card
+from perl.hub.push.publish import push_run, wanted_push
+from perl.hub.zoo_entries import add
+from perl.methods.registry import METHODS
+from perl.policy.export import export
+from perl.policy.model import answering_fingerprint, base_fingerprint, load_base, quantising
+from perl.policy.name import adapter_policy_name
+from perl.policy.probe import read_probe
+from perl.policy.quantised import half_precision, quantisation_of, quantised_fingerprint
+from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
+from perl.recipe.sections import ModelSection
+from perl.rollouts.vllm.server_command import server_command
+from perl.run.folder import Run
+from perl.sandbox import BASE_FOLDER
+from perl.training.stages import prepare, read_recipe
+from tests.policy.test_quantised import of_the_file, steps_of, trainer, weights_of
+from tests.rollouts.test_sync_precision import ON_NF4
+
+pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
+
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+CPU, REPO = torch.device("cpu"), "user/adapter"
+AS_QLORA = BitsAndBytesConfig(
+    load_in_4bit=True,
+    bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype=torch.float32,
+)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_that_do_not_round(monkeypatch):
+    """bitsandbytes as on any CPU without AVX512-BF16, where it would compute in bfloat16 whatever it is told."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
+
+
+def recipe(*, quantization="nf4", peft=None, **sections):
+    return {
+        "model": {"name": "sandbox:base", "quantization": quantization},
+        "peft": {"rank": 2} if peft is None else peft,
+        "data": {"train": "sandbox:addition"},
+        "rewards": {"accuracy": 1.0},
+        "rollout": {"max_completion_length": 24},
+        "train": {"max_steps": 4, "prompts_per_step": 2, "num_generations": 4, "learning_rate": 2e-3, "save_steps": 2},
+        "eval": {"k": 2, "limit": 8, "max_completion_length": 24},
+        "engine": {"device": "cpu", "threads": 1},
+    } | sections
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return perl.train(recipe(), output_dir=tmp_path_factory.mktemp("runs") / "on-nf4")
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    shutil.copytree(run.path, tmp_path / "on-nf4")
+    return Run.read(tmp_path / "on-nf4")
+
+
+def loaded(folder, how=None):
+    """The adapter as others load it, by plain transformers and PEFT."""
+    base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32, quantization_config=how)
+    return PeftModel.from_pretrained(base, str(folder)).eval()
+
+
+def log_probs(policy, ids_BT):
+    with torch.no_grad():
+        logp_BTV = policy(ids_BT).logits[:, :-1].float().log_softmax(-1)
+    return logp_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
+
+
+def header(adapter):
+    with safe_open(adapter / WEIGHTS, framework="pt") as file:
+        return file.metadata()
+
+
+def test_the_run_says_on_which_base_it_was_trained_and_scored(run):
+    facts, results = run.facts, read_results(run.path / "eval")
+    subject, version = results.subject, importlib.metadata.version("bitsandbytes")
+    assert facts["versions"]["bitsandbytes"] == results.versions["bitsandbytes"] == version
+    assert facts["quantization"] == subject["base_quantization"] == "nf4"
+    assert facts["fingerprint"]["source"] == of_the_file(torch.float32)
+    assert subject["base_sha256"] == facts["fingerprint"]["base"] != of_the_file(torch.float32)
+    config = (run.adapter / CONFIG).read_bytes()
+    digest = hashlib.sha256((run.adapter / WEIGHTS).read_bytes()).hexdigest()
+    assert subject["policy"] == adapter_policy_name(config, digest, facts["fingerprint"]["base"])
+    said = header(run.adapter)
+    assert (said["base_sha256"], said["base_quantization"]) == (of_the_file(torch.float32), "nf4")
+
+
+def test_what_others_load_on_the_base_in_4_bits_is_what_was_trained(run):
+    probe = read_probe(run.path)
+    there = probe.difference(log_probs(loaded(run.adapter, AS_QLORA), probe.input_ids_BT))
+    assert max(there, run.facts["reload_difference"]) < 1e-5
+    assert probe.difference(log_probs(loaded(run.adapter), probe.input_ids_BT)) > 1e-2
+
+
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(run, copied):
+    for left in ("adapter", "eval", "checkpoints/checkpoint-4"):
+        shutil.rmtree(copied.path / left)
+    copied.record(status="interrupted")
+    again = perl.train(recipe(), output_dir=copied.path)
+    assert (again.adapter / WEIGHTS).read_bytes() == (run.adapter / WEIGHTS).read_bytes()
+    assert again.facts["fingerprint"] == run.facts["fingerprint"]
+    assert again.facts["eval"] == run.facts["eval"]
+
+
+def test_a_run_goes_on_with_no_other_base(copied):
+    copied.record(status="interrupted", fingerprint={**copied.facts["fingerprint"], "base": of_the_file(torch.float32)})
+    with pytest.raises(PerlError, match="was started with other weights"):
+        perl.train(recipe(), output_dir=copied.path)
+
+
+def test_a_run_that_goes_on_in_another_type_says_which(copied):
+    copied.record(status="interrupted", fingerprint={**copied.facts["fingerprint"], "base": "0" * 64})
+    copied.record(base_dtype="float16")
+    with pytest.raises(PerlError) as refused:
+        perl.train(recipe(), output_dir=copied.path)
+    expected = "was started with other weights of sandbox:base: they were loaded in float16, here in float32"
+    assert f"{expected} (model.dtype=float16, or choose another" in str(refused.value)
+
+
+def scored(adapter, output, quantization="auto"):
+    settings = EvalSettings(preset="base", max_new_tokens=24, limit=4, lighteval=False, quantization=quantization)
+    return perl.evaluate(adapter, tasks=["sandbox:addition"], k=1, output=output, settings=settings).subject
+
+
+def test_it_is_scored_on_the_base_in_4_bits_unless_someone_says_otherwise(run, tmp_path, caplog):
+    own, base = read_results(run.path / "eval").subject, run.facts["fingerprint"]["base"]
+    shutil.copytree(run.adapter, tmp_path / "alone")
+    for adapter in (run.path, run.path / "checkpoints" / "checkpoint-4", tmp_path / "alone"):
+        assert find_subject(str(adapter)).base.quantization == "nf4"
+    assert find_subject(str(tmp_path / "alone"), "sandbox:base", quantization="none").base.quantization is None
+    said = "alone was trained on a base quantised to nf4, and is scored on the ordinary base"
+    assert [record.getMessage() for record in caplog.records].count(said) == 1
+    there = scored(tmp_path / "alone", tmp_path / "there")
+    assert (there["base_sha256"], there["policy"], there["base_quantization"]) == (base, own["policy"], "nf4")
+    ordinary = scored(tmp_path / "alone", tmp_path / "ordinary", "none")
+    assert ordinary["base_sha256"] == of_the_file(torch.float32)
+    assert ordinary["policy"] != own["policy"]
+    assert "base_quantization" not in ordinary
+
+
+def test_an_adapter_of_the_ordinary_base_is_scored_on_it(tmp_path):
+    ordinary = perl.train(
+        recipe(
+            quantization=None,
+            train={"max_steps": 1, "prompts_per_step": 2, "num_generations": 4},
+            eval={"enabled": False},
+        ),
+        output_dir=tmp_path / "run",
+    )
+    assert "base_quantization" not in header(ordinary.adapter)
+    assert ordinary.facts["quantization"] is None
+    assert "source" not in ordinary.facts["fingerprint"]
+    assert find_subject(str(ordinary.path)).base.quantization is None
+    assert find_subject(str(ordinary.path), quantization="nf4").base.quantization == "nf4"
+
+
+def test_vllm_in_this_process_is_no_engine_for_it(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("perl.evaluation.request.importlib.util.find_spec", lambda _: True)
+    with pytest.raises(
+        PerlError, match=r"--backend: vLLM in this process holds the ordinary base.*--quantization none"
+    ):
+        plan_evaluation(str(run.path), None, ["sandbox:addition"], 1, None, tmp_path, EvalSettings(backend="vllm"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    found = plan_evaluation(str(run.path), None, ["sandbox:addition"], 1, None, tmp_path, EvalSettings())
+    assert found.engine.backend == "transformers"
+
+
+def wrong_with(run):
+    """What `perl card --check` says of a run's card."""
+    found = find_card(str(run.path))
+    return [str(problem) for problem in check_card(found.files, found.weights_sha256, found.counted).problems]
+
+
+def test_the_card_says_it_and_its_snippet_loads_that_base(run, capsys):
+    card = run.card.read_text()
+    assert "trained and scored on this base quantised as it was loaded (nf4, by bitsandbytes)" in card
+    assert "Base: sandbox:base in 4 bits (nf4); adapter: on-nf4" in card
+    assert "base_quantization: nf4" in card.partition("\n---\n")[0]  # beside each score that the Hub reads
+    assert "vllm serve" in card
+    assert "--quantization bitsandbytes --enable-lora" in card
+    assert "merge_and_unload" not in card
+    assert wrong_with(run) == []
+    found = {}
+    code = card.partition("```python\n")[2].partition("```")[0].replace("path/to/this/folder", str(run.adapter))
+    torch.manual_seed(0)
+    exec(code, found)  # noqa: S102 (it is what a reader runs)
+    assert capsys.readouterr().out.strip()
+    assert answering_fingerprint(found["model"]) == run.facts["fingerprint"]["base"]
+    probe = read_probe(run.path)
+    assert probe.difference(log_probs(found["model"], probe.input_ids_BT)) < 1e-5
+
+
+def test_a_card_whose_scores_are_of_another_base_is_found(copied):
+    file = copied.path / "eval" / "results.json"
+    facts = json.loads(file.read_text())
+    del facts["perl"]["subject"]["base_quantization"]
+    file.write_text(json.dumps(facts))
+    said = wrong_with(copied)
+    assert any("is of another base: the ordinary base, perl_run.json says nf4" in line for line in said), said
+
+
+@pytest.mark.usefixtures("hub")
+def test_it_is_pushed_and_found_again_with_its_base(run, copied, tmp_path):
+    _, difference = push_run(copied, wanted_push(copied, REPO))
+    assert difference < 1e-5
+    assert find_adapter(REPO).base_quantization == "nf4"
+    assert find_subject(REPO).base.quantization == "nf4"
+    there = scored(REPO, tmp_path / "there")
+    assert there["policy"] == read_results(run.path / "eval").subject["policy"]
+    entry = add(copied.path, tmp_path / "zoo")
+    assert (entry.base, entry.base_quantization, entry.on_base) == ("sandbox:base", "nf4", "sandbox:base (nf4)")
+    assert entry.base_sha256 == run.facts["fingerprint"]["base"]
+    assert entry.settings["base loaded as"] == "nf4"
+
+
+@pytest.mark.parametrize("quantization", ["nf4", None])
+def test_it_is_continued_on_either_base_which_the_new_run_names(run, tmp_path, quantization):
+    train = {"max_steps": 1, "prompts_per_step": 2, "num_generations": 4}
+    again = recipe(quantization=quantization, peft={"adapter": str(run.path)}, train=train)
+    continued = perl.train(again, output_dir=tmp_path / "run")
+    settings, subject = continued.facts["settings"], read_results(continued.path / "eval").subject
+    assert settings["continued base loaded as"] == "nf4"
+    assert continued.facts["quantization"] == subject.get("base_quantization") == quantization
+    expected = run.facts["fingerprint"]["base"] if quantization else of_the_file(torch.float32)
+    assert subject["base_sha256"] == expected
+    card = continued.card.read_text()
+    assert "| continued base loaded as | nf4 |" in card
+    assert ("in 4 bits (nf4)" in card) == bool(quantization)
+    assert wrong_with(continued) == []
+
+
+def test_it_is_exported_for_the_ordinary_base_and_says_so(run, tmp_path, caplog):
+    done = export(run.path, "merged", tmp_path / "merged")
+    assert "trained on a base quantised to nf4; what is written is for the ordinary base" in caplog.text
+    assert done.difference < 1e-4
+    merged = AutoModelForCausalLM.from_pretrained(done.path)
+    ids = torch.arange(40).reshape(2, 20)
+    torch.testing.assert_close(log_probs(merged, ids), log_probs(loaded(run.adapter), ids), rtol=0, atol=1e-4)
+    as_lora = export(run.path, "lora", tmp_path / "lora")
+    assert as_lora.difference < 1e-4
+    assert header(as_lora.path)["base_sha256"] == of_the_file(torch.float32)
+    assert "base_quantization" not in header(as_lora.path)
+    assert find_subject(str(as_lora.path)).base.quantization is None
+    torch.testing.assert_close(log_probs(loaded(as_lora.path), ids), log_probs(merged, ids), rtol=0, atol=1e-4)
+
+
+def test_the_plan_counts_numbers_and_not_bytes():
+    plans = [prepare(read_recipe(recipe(quantization=how))) for how in ("nf4", None)]
+    nf4, plain = [(plan.total_parameters, plan.trainable_parameters) for plan in plans]
+    assert nf4 == plain
+    numbers = sum(tensor.numel() for tensor in load_file(BASE_FOLDER / "model.safetensors").values())
+    assert next(plans[0].lines()) == f"model    sandbox:base, {numbers:,} parameters, base in 4 bits (nf4)"
+    assert "bits" not in next(plans[1].lines())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_base_in_4_bits_computes_in_the_type_of_the_rest(dtype):
+    base = load_base(ModelSection(quantization="nf4", dtype=dtype), CPU)
+    layer = base.model.layers[0].mlp.up_proj
+    asked = getattr(torch, dtype)
+    assert layer.compute_dtype == base.dtype == base.lm_head.weight.dtype == asked
+    assert (layer.weight.quant_state.quant_type, layer.weight.quant_state.nested) == ("nf4", True)
+    assert type(base.lm_head) is torch.nn.Linear
+    assert quantisation_of(base) == "nf4"
+
+
+def test_a_gpu_without_bfloat16_computes_in_float16(monkeypatch):
+    types, gpu = [torch.float32, torch.bfloat16, torch.float16, None], torch.device("cuda")
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert [half_precision(t, gpu) for t in types] == [torch.float16] * 4
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: True)
+    found = [half_precision(t, gpu) for t in types]
+    assert found == [torch.bfloat16, torch.bfloat16, torch.float16, torch.bfloat16]
+
+
+def test_the_name_of_a_base_tells_how_it_was_quantised_and_not_in_what_it_computes():
+    def named(**changes):
+        how = BitsAndBytesConfig(**{**AS_QLORA.to_dict(), **changes})
+        base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32, quantization_config=how)
+        return answering_fingerprint(base), quantisation_of(base)
+
+    ours, single, fp4 = named(), named(bnb_4bit_use_double_quant=False), named(bnb_4bit_quant_type="fp4")
+    assert [word for _, word in (ours, single, fp4)] == ["nf4", "nf4-single", "fp4-double"]
+    assert len({name for name, _ in (ours, single, fp4)} | {of_the_file(torch.float32)}) == 4
+    assert named(bnb_4bit_compute_dtype="bfloat16") == ours
+    ordinary = load_base(ModelSection(), CPU)
+    assert answering_fingerprint(ordinary) == base_fingerprint(ordinary)
+
+
+def fingerprint_of(**how):
+    """Of a base that was quantised so, whose layers are not needed for it."""
+    return quantised_fingerprint(
+        SimpleNamespace(hf_quantizer=SimpleNamespace(quantization_config=BitsAndBytesConfig(**how))), "checkpoint"
+    )
+
+
+def test_the_name_of_a_base_in_4_bits_is_counted_from_what_makes_its_numbers():
+    facts = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "llm_int8_skip_modules": []}
+    counted = {"source": "checkpoint", "quantisation": {"load_in_4bit": True, **facts}}
+    expected = hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+    assert fingerprint_of(**NF4) == expected
+    assert fingerprint_of(**NF4, llm_int8_skip_modules=["lm_head"]) != expected
+    skipping = [fingerprint_of(**NF4, llm_int8_skip_modules=names) for names in (["a", "b"], ["b", "a"])]
+    assert skipping[0] == skipping[1]
+    eight = [fingerprint_of(load_in_8bit=True, llm_int8_threshold=t) for t in (6.0, 5.0)]
+    assert len({expected, *eight}) == 3
+
+
+def test_a_setting_that_transformers_adds_gives_a_base_no_other_name_unless_it_is_set(monkeypatch):
+    expected, plain = fingerprint_of(**NF4), BitsAndBytesConfig.to_dict
+    monkeypatch.setattr(BitsAndBytesConfig, "to_dict", lambda config: plain(config) | {"blocks": 64})
+    assert fingerprint_of(**NF4) == expected
+    added = {"nf4": 32, "fp4": 64}  # only who asks for something has another number
+    monkeypatch.setattr(
+        BitsAndBytesConfig, "to_dict", lambda config: plain(config) | {"blocks": added[config.bnb_4bit_quant_type]}
+    )
+    assert fingerprint_of(**NF4) != expected
+
+
+SERVED = {"backend": "vllm-server", "servers": ["http://a:1"]}
+IN_PROCESS = "vLLM in this process holds the ordinary base"
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"quantization": "nf5"}, r"model\.quantization: must be nf4, not 'nf5'"),
+        ({"peft": {"method": "pissa"}}, r"peft\.method: pissa cannot stand on a quantised base: it starts on plain"),
+        ({"peft": {"method": "hra"}}, r"peft\.method: hra cannot stand on a quantised base: PEFT computes with"),
+        ({"peft": {"method": "full"}}, r"peft\.method: full cannot stand .*: it trains the base's own weights \(lora,"),
+        ({"peft": {"method": "ln_tuning"}}, r"peft\.method: ln_tuning cannot stand .* trains the base's own weights"),
+        ({"peft": {"type": "LN_TUNING"}}, r"peft\.type: LN_TUNING cannot stand .* trains the base's own weights"),
+        ({"peft": {"kwargs": {"modules_to_save": ["lm_head"]}}}, r"peft\.kwargs\.modules_to_save: trains the base's"),
+        ({"rollout": {"backend": "vllm"}}, rf"rollout\.backend: {IN_PROCESS}"),
+        ({"rollout": {**SERVED, "sync": "merged"}}, r"rollout\.sync: a quantised base takes no merged weights"),
+    ],
+    ids=str,
+)
+def test_what_it_cannot_carry_is_refused_when_the_recipe_is_read(changed, line):
+    with pytest.raises(RecipeError, match=line) as refused:
+        read_recipe(recipe(**changed))
+    assert len(refused.value.problems) == 1
+
+
+def test_without_bitsandbytes_it_is_refused_with_the_extra_to_install(run, monkeypatch, tmp_path):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "bitsandbytes" else found(name, *a)
+    )
+    with pytest.raises(
+        RecipeError, match=r"model\.quantization: nf4 needs the package bitsandbytes .*perl-rl\[quantised\]"
+    ):
+        read_recipe(recipe())
+    with pytest.raises(MissingExtraError, match=r"perl-rl\[quantised\]"):
+        plan_evaluation(str(run.path), None, ["sandbox:addition"], 1, None, tmp_path, EvalSettings())
+    with pytest.raises(MissingExtraError, match=r"perl-rl\[quantised\]"):
+        trainer(tmp_path, quantization="nf4")
+
+
+def test_servers_are_given_adapters_only_and_serve_the_base_in_4_bits(monkeypatch):
+    with pytest.raises(ModelError, match=r"dora sends weights after each step, which servers of a quantised base"):
+        prepare(read_recipe(recipe(peft={"method": "dora"}, rollout=SERVED)))
+    plan = prepare(read_recipe(recipe(rollout=SERVED)))
+    assert any("its base must be quantised too, as `perl rollout command` starts it" in line for line in plan.lines())
+    said = server_command(plan.recipe.model, 100, 8000, on_cpu=False, form=plan.form, rank=plan.served_rank)
+    assert "--quantization bitsandbytes" in said
+    monkeypatch.setattr("perl.training.plan.has_bfloat16", lambda _: False)
+    with pytest.raises(ModelError, match=r"model\.dtype: this GPU has no bfloat16"):
+        prepare(read_recipe(recipe(), ["model.dtype=bfloat16"]))
+
+
+def test_a_base_that_is_published_in_4_bits_is_not_quantised_again(tmp_path):
+    shutil.copytree(BASE_FOLDER, tmp_path / "base")
+    config = json.loads((BASE_FOLDER / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ModelError, match=r"model\.quantization: .*is published in quantised form already \(bitsandbytes"
+    ):
+        prepare(read_recipe(recipe(), [f"model.name={tmp_path / 'base'}"]))
+
+
+def test_the_table_of_methods_knows_what_peft_can_put_on_it():
+    allowed = {name for name, method in METHODS.items() if not method.off_quantised}
+    assert allowed == set(ON_NF4) - {"ln_tuning"}
+
+
+def test_a_script_asks_for_it_in_a_word(tmp_path):
+    by_word = trainer(tmp_path / "word", quantization="nf4", max_steps=2)
+    by_word.train()
+    by_config = trainer(tmp_path / "config", how=AS_QLORA, max_steps=2)
+    by_config.train()
+    assert [entry["grad_norm"] > 0 for entry in steps_of(by_word)] == [True] * 2
+    for name, tensor in weights_of(by_config).items():
+        assert torch.equal(weights_of(by_word)[name], tensor)
+    assert {p.dtype for p in by_word.policy.parameters() if p.requires_grad} == {torch.float32}
+    by_word.save_adapter(tmp_path / "adapter")
+    assert header(tmp_path / "adapter")["base_quantization"] == "nf4"
+    by_word.write_card(tmp_path / "adapter")
+    assert "trained on this base quantised as it was loaded (nf4" in (tmp_path / "adapter" / "README.md").read_text()
+
+
+def test_a_script_is_refused_what_it_cannot_have(tmp_path, monkeypatch):
+    with pytest.raises(RecipeError, match=r"quantization: no quantization 'nf' \(did you mean nf4"):
+        PeftRLConfig(str(tmp_path), quantization="nf", use_cpu=True)
+    base = load_base(ModelSection(), CPU)
+    with pytest.raises(ModelError, match=r"quantization: is of a base that is loaded by name; a model that is passed"):
+        trainer(tmp_path, model=base, quantization="nf4")
+    with pytest.raises(ModelError, match=r"quantization: is said twice"):
+        trainer(tmp_path, how=AS_QLORA, quantization="nf4")
+    with pytest.raises(ModelError, match=r"pissa cannot stand on a quantised base"):
+        trainer(tmp_path, quantization="nf4", peft_method="pissa")
+    with pytest.raises(ModelError, match=r"milora cannot stand on a quantised base"):
+        trainer(tmp_path, model=load_base(ModelSection(quantization="nf4"), CPU), peft_method="milora")
+    with pytest.raises(ModelError, match=rf"rollout_backend: {IN_PROCESS}"):
+        trainer(tmp_path, quantization="nf4", rollout_backend="vllm")
+    with pytest.raises(ModelError, match=r"model_init_kwargs: a base in 4 bits lies whole .*leave device_map out"):
+        trainer(tmp_path, quantization="nf4", model_init_kwargs={"device_map": "auto"})
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits cannot be in shards, which FSDP makes"):
+        PeftGRPOTrainer("sandbox:base", [len], PeftRLConfig(str(tmp_path), quantization="nf4", use_cpu=True))
+
+
+def test_the_arguments_of_loading_put_the_base_on_its_device():
+    found = quantising(ModelSection(quantization="nf4"), CPU)
+    assert (found["device_map"], found["dtype"]) == ({"": CPU}, torch.float32)
+    assert quantising(ModelSection(), CPU) == {}

@@ -1,0 +1,301 @@
+"""Adapters on a base that bitsandbytes quantised: whose they are, that they train, that what is saved was trained."""
+
+import hashlib
+import shutil
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+import perl
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import ModelError
+from perl.evaluation.request import EvalSettings
+from perl.methods.delta import base_weight
+from perl.methods.settings import adaptation
+from perl.policy.attach import attach_adapter, continue_adapter
+from perl.policy.export import export
+from perl.policy.guards import RELOAD_TOLERANCE, check_saved_adapter
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import base_fingerprint, evaluating, is_the_base, source_fingerprint
+from perl.policy.quantised import is_packed, keep_packing
+from perl.policy.save_adapter import reload_difference, write_adapter
+from perl.policy.saved.adapter import find_adapter
+from perl.recipe.sections import PeftSection
+from perl.rewards import accuracy_reward
+from perl.sandbox import BASE_FOLDER, load_problems
+from tests.rollouts.served_updates import perturbed, policy_of
+from tests.rollouts.test_sync_precision import ON_NF4
+
+bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
+# PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+PROBE = torch.arange(40).reshape(2, 20)
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+
+def config(how=None, **further):
+    return BitsAndBytesConfig(**{**(how or {**NF4, "bnb_4bit_compute_dtype": torch.float32}), **further})
+
+
+def quantised(folder=BASE_FOLDER, dtype=torch.float32, how=None, **further):
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=config(how, **further), dtype=dtype, device_map="cpu"
+    )
+    keep_packing(model)
+    return model
+
+
+def ordinary(folder=BASE_FOLDER, dtype=torch.float32):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def of_the_file(dtype):
+    """A fingerprint counted from the checkpoint alone."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_file(BASE_FOLDER / "model.safetensors").items()):
+        numbers = tensor.to(dtype)
+        digest.update(f"{name} {tuple(numbers.shape)} {dtype}".encode() + numbers.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def changed(folder, name, row=3):
+    """A copy of the sandbox's base with one number of one tensor moved."""
+    shutil.copytree(BASE_FOLDER, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][row, 0] += 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("how", [None, {**NF4, "bnb_4bit_use_double_quant": True}, {"load_in_8bit": True}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_fingerprint_of_a_quantised_base_is_its_checkpoints(how, dtype):
+    base = quantised(dtype=dtype, how=how)
+    assert source_fingerprint(base) == of_the_file(dtype)
+    assert base_fingerprint(base) != of_the_file(dtype)
+    policy = perturbed(attach_adapter(base, adaptation(PeftSection(rank=2))))
+    assert source_fingerprint(policy) == of_the_file(dtype) == source_fingerprint(ordinary(dtype=dtype))
+    for other in (torch.float32, torch.bfloat16):
+        assert is_the_base(policy, of_the_file(other))
+        assert is_the_base(policy, of_the_file(other), str(other).removeprefix("torch."))
+    assert is_the_base(policy, base_fingerprint(policy))  # what earlier versions have written
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
+def test_a_base_quantised_from_other_weights_is_another_base(tmp_path, name):
+    other = quantised(changed(tmp_path / "other", name))
+    assert source_fingerprint(other) != of_the_file(torch.float32)
+    assert not is_the_base(other, of_the_file(torch.float32), "float32")
+    policy = policy_of("lora", quantised())
+    write_adapter(policy, tmp_path / "adapter", "sandbox:base", None, source_fingerprint(policy))
+    with pytest.raises(ModelError, match=r"was trained on other weights of sandbox:base"):
+        continue_adapter(other, find_adapter(str(tmp_path / "adapter")))
+
+
+def test_a_checkpoint_in_several_files_gives_the_same_fingerprint(tmp_path):
+    ordinary().save_pretrained(tmp_path / "parts", max_shard_size="400KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
+    assert source_fingerprint(quantised(tmp_path / "parts")) == of_the_file(torch.float32)
+
+
+def test_a_checkpoint_in_the_hubs_cache_is_found(tmp_path, monkeypatch):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--someone--model"
+    shutil.copytree(BASE_FOLDER, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    base = quantised()
+    base.config.name_or_path, base.config._commit_hash = "someone/model", commit
+    assert source_fingerprint(base) == of_the_file(torch.float32)
+    base.config._commit_hash = commit[::-1]
+    assert source_fingerprint(base) is None
+
+
+def test_a_base_whose_checkpoint_is_gone_has_no_fingerprint_and_is_not_refused(tmp_path):
+    shutil.copytree(BASE_FOLDER, tmp_path / "base")
+    policy = policy_of("lora", quantised(tmp_path / "base"))
+    shutil.rmtree(tmp_path / "base")
+    assert source_fingerprint(policy) is None
+    assert is_the_base(policy, of_the_file(torch.float32))
+    write_adapter(policy, tmp_path / "adapter", "sandbox:base", None, source_fingerprint(policy))
+    assert find_adapter(str(tmp_path / "adapter")).base_fingerprint is None
+
+
+def everything_of(policy):
+    """Parameters, buffers, modes and configs of a policy, to the bit."""
+    numbers = {n: (t.data_ptr(), t.requires_grad, t.detach().clone()) for n, t in policy.named_parameters()}
+    numbers |= {n: (t.data_ptr(), False, t.clone()) for n, t in policy.named_buffers()}
+    modes = {name: (id(module), module.training) for name, module in policy.named_modules()}
+    return numbers, modes, policy.active_adapters, set(policy.peft_config)
+
+
+def same(one, other):
+    (numbers, *rest), (numbers_then, *rest_then) = one, other
+    assert rest == rest_then
+    assert numbers.keys() == numbers_then.keys()
+    for name, (place, trains, tensor) in numbers.items():
+        assert (place, trains) == numbers_then[name][:2]
+        assert torch.equal(tensor, numbers_then[name][2])
+
+
+@pytest.mark.parametrize("method", ON_NF4)
+def test_a_saved_adapter_is_compared_on_the_same_quantised_base_which_stays_as_it_is(method, tmp_path):
+    policy = policy_of(method, quantised()).train()
+    write_adapter(policy, tmp_path / "adapter", "sandbox:base", None)
+    before = everything_of(policy)
+    assert check_saved_adapter(policy, tmp_path / "adapter", PROBE) <= RELOAD_TOLERANCE
+    same(everything_of(policy), before)
+
+
+def test_it_is_compared_on_a_base_of_8_bits_too(tmp_path):
+    policy = policy_of("lora", quantised(how={"load_in_8bit": True}))
+    write_adapter(policy, tmp_path / "adapter", "sandbox:base", None)
+    assert check_saved_adapter(policy, tmp_path / "adapter", PROBE) <= RELOAD_TOLERANCE
+
+
+def test_an_adapter_that_is_another_one_is_found_on_a_quantised_base(tmp_path):
+    policy = policy_of("lora", quantised())
+    write_adapter(policy, tmp_path / "adapter", "sandbox:base", None)
+    with torch.no_grad():
+        next(p for n, p in policy.named_parameters() if "layers.3.mlp.down_proj.lora_B" in n).add_(0.05)
+    assert reload_difference(policy, tmp_path / "adapter", PROBE) > 100 * RELOAD_TOLERANCE
+
+
+@pytest.fixture
+def repacking(monkeypatch):
+    """bitsandbytes as on a CPU with AVX512-BF16, where it repacks layers for inference."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
+
+
+def gradients(policy):
+    ids = PROBE.to(torch.long)
+    (-token_log_probs(policy.train(), ids, torch.ones_like(ids)).mean()).backward()
+    return {name: p.grad.clone() for name, p in policy.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.usefixtures("repacking")
+def test_passes_in_evaluation_mode_do_not_change_the_gradient():
+    """Against the same adapter on an ordinary base that has the numbers for which the quantised ones stand."""
+    base = quantised()
+    dequantised = ordinary()
+    with torch.no_grad():
+        for name, layer in base.named_modules():
+            if hasattr(layer, "quant_state"):
+                dequantised.get_submodule(name).weight.copy_(base_weight(layer))
+    torch.manual_seed(0)
+    policy = policy_of("lora", base)
+    torch.manual_seed(0)
+    plain = policy_of("lora", dequantised)
+    with torch.no_grad(), evaluating(policy):
+        policy(PROBE)
+    assert not any(getattr(p.quant_state, "packing_format_for_cpu", False) for p in base.parameters() if is_packed(p))
+    expected = gradients(plain)
+    for name, gradient in gradients(policy).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.usefixtures("repacking")
+def test_a_base_that_was_repacked_before_is_refused(tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(
+        BASE_FOLDER, quantization_config=config(), dtype=torch.float32, device_map="cpu"
+    )
+    layer = base.model.layers[0].self_attn.q_proj
+    layer.weight.data, _ = bitsandbytes.functional._convert_weight_packed_for_cpu(
+        layer.weight.data, layer.weight.quant_state
+    )
+    with pytest.raises(ModelError, match=r"repacked model\.layers\.0\.self_attn\.q_proj .*load the base again"):
+        trainer(tmp_path, model=base)
+
+
+def varied(completions, **_):
+    return [float(len(str(completion)) % 7) for completion in completions]
+
+
+def trainer(folder, *, model="sandbox:base", how=None, **changes):
+    settings = {
+        "use_cpu": True, "bf16": False, "prompts_per_step": 2, "num_generations": 4, "per_device_train_batch_size": 8,
+        "max_completion_length": 12, "max_steps": 3, "learning_rate": 1e-2, "report_to": [], "save_strategy": "no",
+        "disable_tqdm": True, "beta": 0.1,
+    }  # fmt: skip
+    chosen = load_problems("sandbox:addition", "train")[:16]
+    data = Dataset.from_list([{"prompt": p.question, "solution": p.answer} for p in chosen])
+    return PeftGRPOTrainer(
+        model=model,
+        reward_funcs=[accuracy_reward, varied],
+        args=PeftRLConfig(str(folder), **{**settings, **changes}),
+        train_dataset=data,
+        eval_dataset=data.select(range(2)),
+        quantization_config=how,
+    )
+
+
+def steps_of(trained):
+    return [entry for entry in trained.state.log_history if "grad_norm" in entry]
+
+
+def weights_of(trained):
+    return get_peft_model_state_dict(trained.policy)
+
+
+@pytest.fixture(scope="module")
+def three_steps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    trained = trainer(folder, how=config(), save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=1)
+    before = base_fingerprint(trained.policy)
+    trained.train()
+    assert base_fingerprint(trained.policy) == before
+    trained.save_adapter(folder / "adapter")
+    return trained, folder
+
+
+def test_a_script_trains_on_nf4_and_saves_what_it_trained(three_steps):
+    trained, folder = three_steps
+    assert [entry["grad_norm"] > 0 for entry in steps_of(trained)] == [True] * 3
+    assert {p.dtype for p in trained.policy.parameters() if p.requires_grad} == {torch.float32}
+    assert check_saved_adapter(trained.policy, folder / "adapter", PROBE) <= RELOAD_TOLERANCE
+    saved = find_adapter(str(folder / "adapter"))
+    assert (saved.base_fingerprint, saved.base_dtype) == (of_the_file(torch.float32), "float32")
+    assert saved.config.base_model_name_or_path == "sandbox:base"
+
+
+def test_a_run_on_nf4_that_was_interrupted_ends_like_one_that_was_not(three_steps, tmp_path):
+    trained, folder = three_steps
+    shutil.copytree(folder / "checkpoint-2", tmp_path / "checkpoint-2")
+    again = trainer(tmp_path, how=config(), eval_strategy="steps", eval_steps=1)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for name, tensor in weights_of(trained).items():
+        assert torch.equal(weights_of(again)[name], tensor)
+
+
+@pytest.mark.parametrize("how", [None, config()], ids=["ordinary", "nf4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_its_adapter_is_continued_on_the_ordinary_base_and_on_nf4(three_steps, tmp_path, how, dtype):
+    adapter = three_steps[1] / "adapter"
+    kwargs = {"dtype": dtype}
+    trained = trainer(tmp_path, how=how, adapter=str(adapter), max_steps=1, model_init_kwargs=kwargs)
+    trained.train()
+    assert steps_of(trained)[0]["grad_norm"] > 0
+    trained.save_adapter(tmp_path / "adapter")
+    assert find_adapter(str(tmp_path / "adapter")).base_fingerprint == of_the_file(getattr(torch, dtype))
+
+
+def test_an_adapter_of_the_ordinary_base_is_continued_on_nf4(tmp_path):
+    policy = policy_of("lora", ordinary())
+    write_adapter(policy, tmp_path / "adapter", "sandbox:base", None, base_fingerprint(policy))
+    continued = continue_adapter(quantised(dtype=torch.bfloat16), find_adapter(str(tmp_path / "adapter")))
+    assert isinstance(continued, PeftModel)
+
+
+def test_its_adapter_is_evaluated_and_exported_on_the_ordinary_base(three_steps, tmp_path):
+    adapter = three_steps[1] / "adapter"
+    settings = EvalSettings(max_new_tokens=8, limit=2, lighteval=False)
+    results = perl.evaluate(adapter, tasks=["sandbox:chain"], k=1, output=tmp_path / "eval", settings=settings)
+    assert results.subject["base_sha256"] == of_the_file(torch.float32)
+    exported = export(adapter, "lora", tmp_path / "exported")
+    assert find_adapter(str(exported.path)).base_fingerprint == of_the_file(torch.float32)

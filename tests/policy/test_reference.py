@@ -1,0 +1,251 @@
+"""The reference is the pristine base, whatever became of the adapter, and asking for it changes nothing."""
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import PeftModel, VeraConfig
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import ModelError
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.policy.attach import attach_adapter
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import load_base, load_tokenizer
+from perl.policy.reference import Reference, reference_log_probs
+from perl.recipe.sections import ModelSection, PeftSection
+
+IDS = torch.tensor([[0, 0, 6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 6, 20, 1]])
+MASK = (IDS > 0).long()
+REAL = (MASK[:, :-1] * MASK[:, 1:]).bool()
+ADAPTERS = [name for name, method in METHODS.items() if method.config]
+
+
+def base():
+    return load_base(ModelSection(), torch.device("cpu"))
+
+
+def pristine() -> torch.Tensor:
+    with torch.no_grad():
+        return token_log_probs(base(), IDS, MASK)
+
+
+def policy_of(method: str) -> torch.nn.Module:
+    """The base as this method starts."""
+    if not METHODS[method].config:
+        return base().requires_grad_(True)
+    rank = {"rank": 4} if "rank" in METHODS[method].settings else {}
+    return attach_adapter(base(), adaptation(PeftSection(method=method, **rank))).eval()
+
+
+def move_adapter(policy: torch.nn.Module, seed: int = 1) -> None:
+    vera = isinstance(policy, PeftModel) and isinstance(policy.active_peft_config, VeraConfig)
+    size = 0.5 if vera else 0.05  # VeRA's vectors scale small matrices
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter += size * torch.randn(parameter.shape, generator=generator)
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return (one - other)[REAL].abs().max().item()
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_a_new_adapter_is_the_reference_until_it_moves(method):
+    policy = policy_of(method)
+    with torch.no_grad():
+        assert difference(token_log_probs(policy, IDS, MASK), pristine()) <= 1e-5
+        move_adapter(policy)
+        assert difference(token_log_probs(policy, IDS, MASK), pristine()) > 0.1
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_the_reference_is_the_pristine_base_after_the_adapter_has_moved(method):
+    policy = policy_of(method)
+    move_adapter(policy)
+    assert difference(reference_log_probs(policy, IDS, MASK), pristine()) <= 1e-6
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_the_adapter_is_active_and_trainable_again_afterwards(method):
+    policy = policy_of(method)
+    move_adapter(policy)
+    trainable = [name for name, p in policy.named_parameters() if p.requires_grad]
+    with torch.no_grad():
+        before = token_log_probs(policy, IDS, MASK)
+        reference_log_probs(policy, IDS, MASK)
+        after = token_log_probs(policy, IDS, MASK)
+    assert torch.equal(after, before)
+    assert policy.active_adapter == "default"
+    assert [name for name, p in policy.named_parameters() if p.requires_grad] == trainable
+
+
+def test_modules_that_are_trained_whole_are_the_bases_in_the_reference():
+    policy = attach_adapter(base(), adaptation(PeftSection(rank=4, kwargs={"modules_to_save": ["norm"]})))
+    move_adapter(policy)
+    assert difference(reference_log_probs(policy, IDS, MASK), pristine()) <= 1e-6
+
+
+def test_the_reference_has_no_gradient():
+    assert not reference_log_probs(policy_of("lora"), IDS, MASK).requires_grad
+
+
+def policy_log_probs(policy: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return token_log_probs(policy, IDS, MASK)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("spec", ["base", "initial"])
+def test_a_reference_stays_while_the_policy_moves_and_leaves_it_as_it_is(method, spec):
+    policy = policy_of(method)
+    if spec == "initial":
+        move_adapter(policy)
+    start, reference = policy_log_probs(policy), Reference(policy, spec)
+    move_adapter(policy, seed=2)
+    before = {name: (p, p.detach().clone(), p.requires_grad) for name, p in policy.named_parameters()}
+    assert difference(reference_log_probs(policy, IDS, MASK, reference), start) <= 1e-5
+    assert difference(policy_log_probs(policy), start) > 0.1
+    for name, parameter in policy.named_parameters():
+        same, values, trained = before[name]
+        assert parameter is same
+        assert torch.equal(parameter, values)
+        assert parameter.requires_grad is trained
+
+
+def test_only_a_reference_other_than_the_base_costs_memory():
+    policy = policy_of("lora")
+    assert Reference(policy).snapshot == {}
+    trained = [name for name, p in policy.named_parameters() if p.requires_grad]
+    assert list(Reference(policy, "initial").snapshot) == trained
+    model = policy_of("full")  # without an adapter, the base is a copy of all there is
+    assert list(Reference(model).snapshot) == [name for name, _ in model.named_parameters()]
+
+
+def test_a_rolling_reference_is_the_policy_at_the_last_multiple():
+    policy = policy_of("lora")
+    reference, seen = Reference(policy, "rolling:3"), [policy_log_probs(policy)]
+    for step in range(1, 8):
+        move_adapter(policy, seed=step)
+        seen.append(policy_log_probs(policy))
+        reference.after_step(policy, step)
+        assert torch.equal(reference_log_probs(policy, IDS, MASK, reference), seen[step // 3 * 3])
+
+
+@pytest.mark.parametrize("spec", ["base", "initial"])
+def test_a_reference_that_does_not_roll_is_never_renewed(spec):
+    policy = policy_of("lora")
+    reference, start = Reference(policy, spec), policy_log_probs(policy)
+    for step in range(1, 4):
+        move_adapter(policy, seed=step)
+        reference.after_step(policy, step)
+    assert torch.equal(reference_log_probs(policy, IDS, MASK, reference), start)
+
+
+def test_the_snapshot_of_a_checkpoint_takes_the_place_of_a_new_one():
+    policy = policy_of("lora")
+    reference, start = Reference(policy, "initial"), policy_log_probs(policy)
+    kept = {name: tensor.clone() for name, tensor in reference.snapshot.items()}
+    move_adapter(policy)
+    resumed = Reference(policy, "initial")
+    resumed.load({})
+    assert torch.equal(reference_log_probs(policy, IDS, MASK, resumed), policy_log_probs(policy))
+    resumed.load(kept)
+    assert torch.equal(reference_log_probs(policy, IDS, MASK, resumed), start)
+
+
+@pytest.mark.parametrize("method", ["lora", "lora_fa", "full"])
+@pytest.mark.parametrize("spec", ["base", "initial"])
+def test_the_policy_is_itself_again_after_an_error(method, spec):
+    policy = policy_of(method)
+    reference = Reference(policy, spec)
+    move_adapter(policy)
+    before, trainable = policy_log_probs(policy), [p.requires_grad for p in policy.parameters()]
+    with pytest.raises(ZeroDivisionError), reference.in_place_of(policy):
+        1 / 0  # noqa: B018 (any error)
+    assert torch.equal(policy_log_probs(policy), before)
+    assert [p.requires_grad for p in policy.parameters()] == trainable
+
+
+@pytest.mark.parametrize("method", ["lora", "pissa", "vera"])
+def test_the_reference_of_a_continued_adapter_is_where_it_starts(method):
+    policy = policy_of(method)
+    move_adapter(policy)
+    start = policy_log_probs(policy)
+    trainer = trainer_of(policy, beta=0.04)
+    assert torch.equal(trainer.reference_log_probs(IDS, MASK), start)
+    move_adapter(policy, seed=2)
+    assert torch.equal(trainer.reference_log_probs(IDS, MASK), start)
+    assert difference(trainer.policy_log_probs(IDS, MASK), start) > 0.1
+    assert (policy.active_adapter, list(policy.peft_config)) == ("default", ["default"])
+
+
+def test_the_trainers_reference_is_the_one_that_is_asked_for():
+    policy = policy_of("lora")
+    move_adapter(policy)
+    trainer = trainer_of(policy, beta=0.04, reference="base")
+    assert difference(trainer.reference_log_probs(IDS, MASK), pristine()) <= 1e-6
+    assert trainer_of(base(), reference="rolling:5").reference.every == 5
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_a_model_without_an_adapter_has_a_reference_only_where_the_loss_needs_it(beta):
+    trainer = trainer_of(base(), beta=beta, peft_method="full")
+    with torch.no_grad():
+        trainer.policy.model.norm.weight.mul_(2.0)
+    assert difference(trainer.policy_log_probs(IDS, MASK), pristine()) > 0.1
+    if beta:
+        assert difference(trainer.reference_log_probs(IDS, MASK), pristine()) <= 1e-6
+    else:
+        with pytest.raises(ModelError, match=r"^train\.beta: without an adapter a reference is kept only where beta"):
+            trainer.reference_log_probs(IDS, MASK)
+
+
+def trainer_of(model, folder="run", **options) -> PeftGRPOTrainer:
+    arguments = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "num_generations": 4}
+    arguments |= {"per_device_train_batch_size": 4, "max_completion_length": 8, "temperature": 0.7}
+    return PeftGRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [float(i % 4) for i in range(len(completions))],
+        args=PeftRLConfig(folder, **arguments, **options),
+        train_dataset=Dataset.from_dict({"prompt": ["12+34=", "5+6="]}),
+        processing_class=load_tokenizer(ModelSection()),
+    )
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory) -> PeftGRPOTrainer:
+    folder = str(tmp_path_factory.mktemp("run"))
+    trainer = trainer_of(base(), folder, peft_rank=4, peft_dropout=0.5, learning_rate=0.05, max_steps=2)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("name", ["policy_log_probs", "reference_log_probs"])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_trainers_log_probs_are_single_precision_one_for_each_token_but_the_first(trainer, name, training):
+    trainer.model.train(training)
+    log_probs = getattr(trainer, name)(IDS, MASK)
+    assert log_probs.shape == (2, 9)
+    assert log_probs.dtype == torch.float32
+    assert not log_probs.requires_grad
+    assert (log_probs[REAL] <= 0).all()
+    assert trainer.model.training is training
+
+
+def test_the_trainers_reference_is_the_pristine_base_after_training(trainer):
+    assert difference(trainer.reference_log_probs(IDS, MASK), pristine()) <= 1e-6
+    assert difference(trainer.policy_log_probs(IDS, MASK), pristine()) > 0.01
+
+
+def test_the_trainers_policy_has_temperature_one_and_no_dropout(trainer):
+    expected = trainer.policy_log_probs(IDS, MASK)
+    trainer.model.train()
+    with torch.no_grad():
+        assert difference(token_log_probs(trainer.policy, IDS, MASK), expected) > 1e-3  # dropout acts
+        trainer.model.eval()
+        assert torch.equal(token_log_probs(trainer.policy, IDS, MASK, temperature=1.0), expected)
+    trainer.model.train()
+    assert torch.equal(trainer.policy_log_probs(IDS, MASK), expected)

@@ -1,0 +1,292 @@
+"""The user's reward functions: a sample that one cannot score is None, counted and named; the others keep theirs."""
+
+import asyncio
+import functools
+import gc
+import inspect
+import math
+import warnings
+from fractions import Fraction
+
+import numpy
+import pytest
+import torch
+
+from perl.errors import PerlError, RecipeError
+from perl.rewards.custom import Failures, guarded, is_async
+from tests.rewards.loggers import Log
+
+
+def lengths(completions, **_):
+    """Characters; fails for the batch as a whole if one is not text."""
+    return [len(text) for text in completions]
+
+
+def test_values_of_a_function_that_can_score_are_its_own(failures, lines):
+    calls = []
+
+    def function(**others):
+        calls.append(others)
+        return [1, None, True, 0.5]
+
+    log = Log()
+    answer, state = [1, 2, 3, 4], object()
+    reward = guarded(function, failures)
+    scored = reward(completions=["a"] * 4, prompts=["p"] * 4, answer=answer, trainer_state=state, **log.arguments())
+    assert scored == [1.0, None, 1.0, 0.5]
+    assert [type(value) for value in scored] == [float, type(None), float, float]
+    assert len(calls) == 1
+    assert calls[0]["answer"] is answer
+    assert calls[0]["trainer_state"] is state
+    assert (failures, lines()) == (Failures("own", most=2), [])
+    assert log.metrics == {"reward/own/failed_frac": [0.0]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1, 2),
+        iter([1, 2]),
+        numpy.array([1.0, 2.0]),
+        torch.tensor([1, 2]),
+        [numpy.float32(1), torch.tensor(2.0)],
+        [Fraction(1), numpy.int64(2)],
+    ],
+    ids=["tuple", "iterator", "numpy", "torch", "scalars", "fraction"],
+)
+def test_numbers_come_in_any_type(failures, values):
+    scored = guarded(lambda **_: values, failures)(completions=["a", "b"])
+    assert scored == [1.0, 2.0]
+    assert [type(value) for value in scored] == [float, float]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (None, "TypeError: returned NoneType, not a list of numbers"),
+        (3.0, "TypeError: returned float"),
+        ("1", "TypeError: returned str"),
+        ({0: 1.0}, "TypeError: returned dict"),
+        ([], "ValueError: returned 0 rewards for 1 samples"),
+        ([1.0, 2.0], "ValueError: returned 2 rewards for 1 samples"),
+        (["1"], "TypeError: returned '1', which is no number"),
+        ([math.nan], "ValueError: returned nan, which is not finite"),
+        ([-math.inf], "ValueError: returned -inf, which is not finite"),
+        ([10**400], "OverflowError"),
+        ([1j], "TypeError"),
+        ([[1.0]], "TypeError"),
+        ([torch.tensor([1.0, 2.0])], ""),  # torch has changed the type of its error
+    ],
+)
+def test_what_is_no_reward_is_none_and_is_said(failures, lines, values, words):
+    calls = []
+    reward = guarded(lambda **_: calls.append(1) or values, failures)
+    assert reward(completions=["a"], prompts=["2+2?"]) == [None]
+    assert len(calls) == 1, "a batch of one sample is not scored twice"
+    assert failures.count == 1
+    assert failures.newest.startswith(f"reward own: {words}")
+    assert failures.newest.endswith(" for the prompt '2+2?'")
+    assert lines() == [failures.newest]
+
+
+def test_only_the_samples_at_fault_are_none(failures, lines):
+    reward = guarded(lengths, failures)
+    scored = reward(completions=["a", None, "abc", 4], prompts=["p0", "p1", "p2", "p3"])
+    assert scored == [1.0, None, 3.0, None]
+    assert failures.count == 2
+    assert not failures.too_many
+    first, second = lines()
+    assert "TypeError" in first
+    assert "'p1'" in first
+    assert "'p3'" in second
+    assert failures.newest == second
+    assert reward(completions=[None], prompts=["p"]) == [None]
+    assert failures.too_many
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, 2.0, 3.0], [1.0, math.nan], [1.0, "2"]])
+def test_values_that_do_not_fit_the_batch_are_asked_for_again_sample_by_sample(failures, values):
+    def function(completions, **_):
+        return values if len(completions) == 2 else [float(len(completions[0]))]
+
+    assert guarded(function, failures)(completions=["a", "abcd"], prompts=["", ""]) == [1.0, 4.0]
+    assert failures.count == 0
+
+
+def test_a_sample_alone_has_its_own_row_of_every_column(failures):
+    calls = []
+
+    def function(**arguments):
+        calls.append(arguments)
+        raise KeyError(arguments["completions"][0])
+
+    chat = [[{"role": "user", "content": f"question {row}"}] for row in range(3)]
+    columns = {"completions": ["a", "b", "c"], "prompts": chat, "answer": (1, 2, 3), "whole": [1, 2], "text": "xyz"}
+    assert guarded(function, failures)(**columns) == [None] * 3
+    assert calls[0] == columns
+    assert calls[1:] == [
+        {"completions": [c], "prompts": [chat[row]], "answer": (row + 1,), "whole": [1, 2], "text": "xyz"}
+        for row, c in enumerate("abc")
+    ]
+    assert failures.newest == "reward own: KeyError: 'c' for the prompt 'question 2'"
+
+
+def test_many_failures_are_few_lines(failures, lines):
+    prompts = ["a\nlong  prompt " + "x" * 1000] * 100
+    assert guarded(lengths, failures)(completions=[None] * 100, prompts=prompts) == [None] * 100
+    assert failures.count == 100
+    assert len(lines()) == 4
+    assert lines()[-1] == "reward own: and 97 more"
+    assert repr("a long prompt " + "x" * 46) in failures.newest
+    assert all("\n" not in line and len(line) < 400 for line in lines())
+
+
+def test_a_sample_without_a_prompt_is_named_by_its_row(failures):
+    assert guarded(lengths, failures)(completions=["a", None]) == [1.0, None]
+    assert failures.newest.endswith("for sample 1")
+
+
+def test_an_empty_batch_has_no_rewards(failures):
+    calls = []
+    assert guarded(lambda **_: calls.append(1), failures)(completions=[], prompts=[]) == []
+    assert (calls, failures.count) == ([], 0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_fraction_that_failed_is_logged_for_every_batch(failures, asynchronous):
+    async def own(completions, **_):
+        return lengths(completions)
+
+    log = Log()
+    reward = guarded(own if asynchronous else lengths, failures)
+    for completions in (["a", "b"], ["a", None], [None] * 4, [], ["a"]):
+        scored = reward(completions=completions, prompts=[""] * len(completions), **log.arguments())
+        if asynchronous:
+            asyncio.run(scored)
+    assert log.metrics == {"reward/own/failed_frac": [0.0, 0.5, 1.0, 0.0]}
+
+
+def test_what_a_function_logs_counts_once_and_columns_stay_as_long_as_the_batch(failures):
+    def function(completions, log_metric, log_extra, **_):
+        log_extra("first", [str(text)[0] for text in completions])
+        log_metric("characters", sum(len(str(text)) for text in completions))
+        return lengths(completions)
+
+    log = Log()
+    reward = guarded(function, failures)
+    assert reward(completions=["ab", "c"], prompts=["", ""], **log.arguments()) == [2.0, 1.0]
+    assert log.columns == {"first": ["a", "c"]}
+    assert log.metrics == {"characters": [3], "reward/own/failed_frac": [0.0]}
+    assert reward(completions=["de", None, "f"], prompts=[""] * 3, **log.arguments()) == [2.0, None, 1.0]
+    assert log.columns == {"first": ["a", "c", "d", None, "f"]}
+    assert log.metrics["characters"] == [3, 2, 1]
+
+
+def test_loggers_that_were_not_given_are_not_passed(failures):
+    assert guarded(lambda completions: [len(completions)], failures)(completions=["a"]) == [1.0]
+    seen = {}
+    assert guarded(lambda **all_: seen.update(all_) or [1], failures)(completions=["a"], log_metric=None) == [1.0]
+    assert seen == {"completions": ["a"], "log_metric": None}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), RecipeError("ours")], ids=repr)
+def test_what_is_no_failure_of_the_function_goes_on(failures, error):
+    def function(**_):
+        raise error
+
+    async def asynchronous(**_):
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        guarded(function, failures)(completions=["a", "b"])
+    assert caught.value is error
+    if isinstance(error, PerlError):  # asyncio.run itself reacts to the others
+        with pytest.raises(RecipeError):
+            asyncio.run(guarded(asynchronous, failures)(completions=["a", "b"]))
+    assert failures.count == 0
+
+
+def test_a_coroutine_stays_one_and_is_guarded_too(failures):
+    calls = []
+
+    async def function(completions, **_):
+        await asyncio.sleep(0)
+        calls.append(len(completions))
+        return lengths(completions)
+
+    reward = guarded(function, failures)
+    assert inspect.iscoroutinefunction(reward)
+    assert asyncio.run(reward(completions=["a", None, "abc"], prompts=["", "", ""])) == [1.0, None, 3.0]
+    assert asyncio.run(reward(completions=[])) == []
+    assert calls == [3, 1, 1, 1]
+    assert failures.count == 1
+    assert not inspect.iscoroutinefunction(guarded(lengths, failures))
+
+
+class Judge:
+    """Its objects are async although they are no coroutine functions."""
+
+    async def __call__(self, completions, **_):
+        return lengths(completions)
+
+    async def score(self, completions, **_):
+        return lengths(completions)
+
+    @staticmethod
+    def quick(completions, **_):
+        return lengths(completions)
+
+
+@functools.wraps(Judge.score)
+def returns_a_coroutine(**arguments):
+    return Judge()(**arguments)
+
+
+def partial_of(function):
+    return functools.wraps(function)(functools.partial(functools.partial(function, limit=3), other=4))
+
+
+@pytest.mark.parametrize("wrapped", [lambda function: function, partial_of], ids=["itself", "partial"])
+@pytest.mark.parametrize(
+    ("function", "asynchronous"),
+    [
+        (Judge(), True),
+        (Judge().score, True),
+        (Judge().__call__, True),
+        (Judge.quick, False),
+        (lengths, False),
+        (lambda completions, **_: lengths(completions), False),
+    ],
+    ids=["object", "method", "call", "static", "function", "lambda"],
+)
+def test_async_is_what_must_be_awaited(failures, function, asynchronous, wrapped):
+    own = wrapped(function)
+    assert is_async(own) is asynchronous
+    reward = guarded(own, failures)
+    assert inspect.iscoroutinefunction(reward) is asynchronous  # what TRL asks for
+    scored = reward(completions=["ab", None], prompts=["", ""])
+    assert (asyncio.run(scored) if asynchronous else scored) == [2.0, None]
+    assert failures.count == 1
+
+
+def test_a_class_is_not_async_because_its_objects_are():
+    assert not is_async(Judge)
+
+
+def test_a_function_that_returns_a_coroutine_is_told_to_be_async(failures, lines):
+    assert not is_async(returns_a_coroutine)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert guarded(returns_a_coroutine, failures)(completions=["a"], prompts=["2+2?"]) == [None]
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+    reason = "TypeError: returned a coroutine; define the function itself with async def"
+    assert lines() == [f"reward own: {reason} for the prompt '2+2?'"]
+
+
+def test_a_guarded_function_still_shows_its_name_and_arguments(failures):
+    reward = guarded(lengths, failures)
+    assert (reward.__name__, reward.__doc__) == ("lengths", lengths.__doc__)
+    assert list(inspect.signature(reward).parameters) == ["completions", "_"]
+
+    assert guarded(Judge(), failures).__name__ == "own"

@@ -1,0 +1,331 @@
+"""A process reward model's scores are those of a plain forward pass, read where each step ends."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForTokenClassification,
+)
+
+from perl.errors import ModelError
+from perl.rewards.process.model import ProcessRewardSetting, read_process_config
+from perl.rewards.process.reward import process_reward, split_steps
+from tests.oracles.tiny_prm import TAG, letter_tokenizer, save_tiny_prm, shepherd_tokenizer
+from tests.rewards.prm_cases import COMPLETIONS, PROMPTS, STEPS, random_rows, token_oracle
+
+
+def message(text, role="assistant"):
+    return [{"role": role, "content": text}]
+
+
+def test_a_class_is_read_after_each_separator(token_prm):
+    tokenizer = AutoTokenizer.from_pretrained(token_prm)
+    expected = [
+        token_oracle(token_prm, tokenizer.encode(prompt), steps, "\n\n")
+        for prompt, steps in zip(PROMPTS, STEPS, strict=True)
+    ]
+    for aggregation, number in {"min": min, "last": lambda scores: scores[-1], "product": math.prod}.items():
+        rewards = process_reward(token_prm, aggregation=aggregation)(PROMPTS, COMPLETIONS)
+        assert rewards == pytest.approx([number(scores) for scores in expected], abs=1e-6)
+    assert max(map(max, expected)) - min(map(min, expected)) > 0.05  # the scores are not all alike
+
+
+def test_a_row_begins_with_the_first_token_of_a_tokenizer_that_has_one():
+    torch.manual_seed(3)
+    folder = save_tiny_prm(Path("first"), "token", shepherd_tokenizer())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = [tokenizer.bos_token_id, *tokenizer.encode("2+2=", add_special_tokens=False)]
+    assert ids == tokenizer.encode("2+2=")
+    # Every step and separator by itself, as training has them: each begins with a space.
+    model = AutoModelForTokenClassification.from_pretrained(folder)
+    ends = []
+    for step in STEPS[0]:
+        ids += tokenizer.encode(step, add_special_tokens=False) + tokenizer.encode("\n\n", add_special_tokens=False)
+        ends.append(len(ids) - 1)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].softmax(-1)[ends, 1]
+    assert process_reward(folder)(["2+2="], COMPLETIONS[:1]) == pytest.approx([expected.min().item()], abs=1e-6)
+
+
+def test_a_special_token_after_each_step_is_read_where_it_stands_in_the_whole_text(token_prm):
+    """As Qwen2.5-Math-PRM: a chat, ``<extra_0>`` after each paragraph."""
+    tokenizer = AutoTokenizer.from_pretrained(token_prm)
+    model = AutoModelForTokenClassification.from_pretrained(token_prm)
+    (separator,) = tokenizer.encode("<extra_0>")
+    expected = []
+    for prompt, steps in zip(PROMPTS, STEPS, strict=True):
+        chat = [*message(prompt, "user"), *message("<extra_0>".join(steps) + "<extra_0>")]
+        ids = torch.tensor([tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True)["input_ids"]])
+        with torch.no_grad():
+            expected.append(model(ids).logits.softmax(-1)[0, ids[0] == separator, 1].min().item())
+    reward = process_reward(token_prm, **{"step_token": "<extra_0>"})
+    assert reward([message(prompt, "user") for prompt in PROMPTS], COMPLETIONS) == pytest.approx(expected, abs=1e-6)
+
+
+def shepherd_oracle(folder, text, tokens=("+", "-")):
+    """The few lines of the Math-Shepherd model card."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    candidates = tokenizer.encode(" ".join(tokens))[1:]
+    tag = tokenizer.encode(TAG)[-1]
+    ids = torch.tensor([tokenizer.encode(text)])
+    with torch.no_grad():
+        scores = model(ids).logits[:, :, candidates].softmax(-1)[:, :, 0]
+    return scores[ids == tag].tolist()
+
+
+def test_a_causal_model_is_read_as_math_shepherd_is(causal_prm):
+    expected = [
+        shepherd_oracle(causal_prm, f"{prompt.strip()} " + "\n".join(f"{step} {TAG}" for step in steps))
+        for prompt, steps in zip(PROMPTS, STEPS, strict=True)
+    ]
+    assert [len(scores) for scores in expected] == [2, 3, 1]
+    assert max(map(max, expected)) - min(map(min, expected)) > 0.05
+    for aggregation, number in {"min": min, "mean": lambda scores: sum(scores) / len(scores)}.items():
+        rewards = process_reward(causal_prm, aggregation=aggregation)(PROMPTS, COMPLETIONS)
+        assert rewards == pytest.approx([number(scores) for scores in expected], abs=1e-6)
+
+
+def test_the_tokens_of_a_causal_model_can_be_chosen(causal_prm):
+    other = process_reward(causal_prm, positive="-", negative="+", aggregation="last")(PROMPTS, COMPLETIONS)
+    own = process_reward(causal_prm, aggregation="last")(PROMPTS, COMPLETIONS)
+    assert other == pytest.approx([1 - score for score in own], abs=1e-6)
+    tokenizer = AutoTokenizer.from_pretrained(causal_prm)
+    text = f"2+2= 4 {TAG}"
+    ids = torch.tensor([tokenizer.encode(text)])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(causal_prm)(ids).logits[0, -1]
+    good, bad = tokenizer.convert_tokens_to_ids(["▁S", "▁-"])
+    expected = torch.sigmoid(logits[good] - logits[bad]).item()
+    assert process_reward(causal_prm, positive="S")(["2+2="], ["4"]) == pytest.approx([expected], abs=1e-6)
+
+
+def test_a_tokenizer_that_joins_the_tag_with_what_follows_still_reads_the_tag():
+    """A causal model whose tag is a plain letter: nothing depends on what stands after it."""
+    torch.manual_seed(4)
+    folder = save_tiny_prm(Path("letters"), "causal", letter_tokenizer())
+    reward = process_reward(folder, **{"step_token": "k"})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([tokenizer.encode("1+1= kkk" + "\nkok" + "k")])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder)(ids).logits[0]
+    good, bad = tokenizer.convert_tokens_to_ids(["+", "-"])
+    scores = torch.sigmoid(logits[:, good] - logits[:, bad])
+    assert reward(["1+1="], ["kk\n\nkok"]) == pytest.approx([min(scores[7], scores[12]).item()], abs=1e-6)
+
+
+@pytest.mark.parametrize("positive", [0, 1, 2, "LABEL_0", "LABEL_2"])
+def test_the_class_that_means_right_is_a_number_or_a_label(positive):
+    torch.manual_seed(5)
+    folder = save_tiny_prm(Path("three"), "token", labels=3)
+    ids = AutoTokenizer.from_pretrained(folder).encode("2+2=")
+    expected = token_oracle(folder, ids, ["4"], "\n\n", right=int(str(positive)[-1]))
+    assert process_reward(folder, positive=positive)(["2+2="], ["4"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_steps_cut_by_a_regular_expression_are_read_after_a_line_break_or_what_is_asked_for(token_prm):
+    ids = AutoTokenizer.from_pretrained(token_prm).encode("2+2=")
+    for options, separator in (({}, "\n"), ({"step_token": ";;"}, ";;")):
+        reward = process_reward(token_prm, split=r"/Step \d:/", aggregation="last", **options)
+        expected = token_oracle(token_prm, ids, ["two", "four"], separator)[-1]
+        assert reward(["2+2="], ["Step 1: two\nStep 2: four"]) == pytest.approx([expected], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["token", "causal"])
+def test_no_score_depends_on_the_batch_the_order_or_the_padding(kind, token_prm, causal_prm):
+    folder = token_prm if kind == "token" else causal_prm
+    prompts, completions = random_rows(20)
+    together = process_reward(folder, batch_size=8)(prompts, completions)
+    assert len(set(together)) == 20
+    one = process_reward(folder, batch_size=1)
+    assert one(prompts, completions) == pytest.approx(together, abs=1e-6)
+    assert process_reward(folder, batch_size=100)(prompts, completions) == pytest.approx(together, abs=1e-6)
+    assert one(prompts[::-1], completions[::-1]) == pytest.approx(together[::-1], abs=1e-6)
+    assert [one([p], [c])[0] for p, c in zip(prompts, completions, strict=True)] == pytest.approx(together, abs=1e-6)
+
+
+def test_padding_is_hidden_from_a_model_that_reads_in_both_directions():
+    """Later tokens reach the score of an earlier step there; those of padding must not."""
+    torch.manual_seed(7)
+    tokenizer = letter_tokenizer()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.3,
+    )
+    BertForTokenClassification(config).save_pretrained("both")
+    tokenizer.save_pretrained("both")
+    prompts, completions = random_rows(8)
+    together = process_reward("both")(prompts, completions)
+    assert process_reward("both", batch_size=1)(prompts, completions) == pytest.approx(together, abs=1e-6)
+    ids = tokenizer.encode(prompts[0])
+    expected = token_oracle("both", ids, split_steps(completions[0], "\n\n"), "\n\n")
+    assert together[0] == pytest.approx(min(expected), abs=1e-6)
+
+
+def test_rows_of_like_length_go_through_the_model_together(token_prm):
+    reward = process_reward(token_prm, batch_size=2)
+    shapes = []
+    reward.load().model.register_forward_pre_hook(
+        lambda _, __, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    reward(["p"] * 5, ["a" * 50, "a", "a" * 49, "", "a" * 2])
+    assert shapes == [(2, 1 + 2 + 2), (2, 1 + 50 + 2)]
+
+
+def test_the_head_of_a_causal_model_sees_the_ends_of_steps_only(causal_prm):
+    reward = process_reward(causal_prm)
+    shapes = []
+    reward.load().model.lm_head.register_forward_hook(lambda _, __, logits: shapes.append(tuple(logits.shape)))
+    reward(["p"] * 2, ["a" * 50 + "\n\nb", "a" * 50 + "\n\nbc"])
+    words = len(AutoTokenizer.from_pretrained(causal_prm))
+    assert shapes == [(2, 3, words)]
+
+
+def test_chat_messages_are_scored_as_the_text_they_render_to(token_prm):
+    reward = process_reward(token_prm)
+    chats = [message(prompt, "user") for prompt in PROMPTS]
+    texts = [f"<|user|>{prompt}<|assistant|>" for prompt in PROMPTS]
+    scores = reward(texts, COMPLETIONS)
+    assert reward(chats, COMPLETIONS) == scores
+    assert reward(chats, [message(text) for text in COMPLETIONS]) == scores
+    assert reward(PROMPTS, COMPLETIONS) != scores
+
+
+def test_messages_for_a_model_without_a_chat_template_are_lines(causal_prm):
+    reward = process_reward(causal_prm)
+    chat = [*message("Be brief.", "system"), *message("2+2=", "user")]
+    assert reward([chat], [message("4")]) == reward(["Be brief.\n2+2="], ["4"])
+
+
+def test_a_causal_models_chat_template_writes_the_first_token_itself():
+    torch.manual_seed(6)
+    tokenizer = shepherd_tokenizer()
+    tokenizer.chat_template = "<s>{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+    folder = save_tiny_prm(Path("chat"), "causal", tokenizer)
+    ids = AutoTokenizer.from_pretrained(folder).encode(f"<s>[2+2=]4 {TAG}", add_special_tokens=False)
+    assert ids.count(tokenizer.bos_token_id) == 1
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0, -1]
+    good, bad = tokenizer.convert_tokens_to_ids(["▁+", "▁-"])
+    expected = torch.sigmoid(logits[good] - logits[bad]).item()
+    assert process_reward(folder)([message("2+2=", "user")], ["4"]) == pytest.approx([expected], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["token", "causal"])
+def test_the_kind_is_read_from_the_checkpoint(kind, token_prm, causal_prm):
+    folder = token_prm if kind == "token" else causal_prm
+    assert read_process_config(ProcessRewardSetting(model=folder))[1] == kind
+    assert process_reward(folder)(PROMPTS, COMPLETIONS) == process_reward(folder, kind=kind)(PROMPTS, COMPLETIONS)
+
+
+def test_the_model_stays_as_it_is_and_nothing_around_it_changes(token_prm):
+    reward = process_reward(token_prm)
+    random_state = torch.get_rng_state()
+    model = reward.load().model
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    assert torch.is_grad_enabled()
+    reward(PROMPTS, COMPLETIONS)
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        reward(PROMPTS, COMPLETIONS)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert reward.load().model is model
+    assert not any(module.training for module in model.modules())
+    assert len(before) > 10
+    for name, parameter in model.named_parameters():
+        assert not parameter.requires_grad
+        assert parameter.grad is None
+        assert torch.equal(parameter, before[name])
+
+
+def test_a_half_precision_checkpoint_is_read_in_float32_on_a_cpu_unless_asked_for(token_prm):
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(f"{token_prm}/model.safetensors").items()}
+    save_file(weights, f"{token_prm}/model.safetensors", metadata={"format": "pt"})
+    config = json.loads(Path(token_prm, "config.json").read_text(encoding="utf-8"))
+    Path(token_prm, "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}), encoding="utf-8")
+    for asked, got in (("auto", torch.float32), ("bfloat16", torch.bfloat16)):
+        reward = process_reward(token_prm, dtype=asked, device="cpu")
+        assert {parameter.dtype for parameter in reward.load().model.parameters()} == {got}
+        assert all(0 < score < 1 for score in reward(PROMPTS, COMPLETIONS))
+
+
+def refused(folder, **options):
+    reward = process_reward(folder, **options)
+    with pytest.raises(ModelError) as caught:
+        reward(PROMPTS, COMPLETIONS)
+    (problem,) = caught.value.problems
+    assert "\n" not in str(caught.value)
+    assert problem.where.startswith("process_reward.")
+    return str(problem)
+
+
+def test_a_model_that_is_not_there_is_one_line():
+    line = refused("nobody/has-this")
+    assert "nobody/has-this cannot be loaded" in line
+
+
+def test_weights_that_could_run_code_are_refused(token_prm):
+    weights = Path(token_prm, "model.safetensors")
+    torch.save(load_file(weights), Path(token_prm, "pytorch_model.bin"))
+    weights.unlink()
+    assert "safetensors" in refused(token_prm)
+
+
+def test_weights_that_are_damaged_are_one_line(token_prm):
+    weights = Path(token_prm, "model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert "cannot be loaded" in refused(token_prm)
+
+
+def test_a_model_of_neither_kind_is_refused(token_prm):
+    """Qwen2.5-Math-PRM's own class is code of its repository."""
+    config = json.loads(Path(token_prm, "config.json").read_text(encoding="utf-8"))
+    for architectures, shown in (
+        (["Qwen2ForProcessRewardModel"], "Qwen2ForProcessRewardModel"),
+        (None, "no known class"),
+    ):
+        Path(token_prm, "config.json").write_text(
+            json.dumps({**config, "architectures": architectures}), encoding="utf-8"
+        )
+        line = refused(token_prm)
+        assert shown in line
+        assert "ForTokenClassification or ...ForCausalLM" in line
+        assert len(process_reward(token_prm, kind="token")(PROMPTS, COMPLETIONS)) == 3
+
+
+@pytest.mark.parametrize(("kind", "missing"), [("causal", "lm_head.weight"), ("token", "score.")])
+def test_a_model_without_the_weights_of_its_kind_is_refused_instead_of_guessing(kind, missing, token_prm, causal_prm):
+    folder = causal_prm if kind == "token" else token_prm
+    assert missing in refused(folder, kind=kind)
+
+
+@pytest.mark.parametrize("name", ["positive", "negative", "step_token"])
+def test_a_word_that_is_not_one_token_is_refused(name, causal_prm):
+    assert refused(causal_prm, **{name: "++"}).startswith(f"process_reward.{name}: '++' is not one token")
+    letters = save_tiny_prm(Path("letters"), "causal")
+    words = {"positive": "a", "negative": "b", "step_token": "c"}
+    assert process_reward(letters, **words)(["2+2="], ["4"]) != [None]
+    unknown = refused(letters, **{**words, name: "€"})  # the tokenizer's only token for any such character
+    assert unknown.startswith(f"process_reward.{name}: '€' is not one token")
+
+
+@pytest.mark.parametrize(("labels", "positive"), [(1, None), (1, 0), (2, 2), (2, -1), (2, "right")])
+def test_a_class_that_is_not_there_is_refused(labels, positive):
+    folder = save_tiny_prm(Path("classes"), "token", labels=labels)
+    assert refused(folder, positive=positive).startswith("process_reward.positive: ")
+
+
+def test_a_device_that_is_not_there_is_one_line(token_prm):
+    assert refused(token_prm, device="cuda:99").startswith("process_reward.device: no device cuda:99: ")

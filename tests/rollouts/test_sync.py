@@ -1,0 +1,202 @@
+"""What an engine is given makes the published base answer like the policy, and the base in memory stays as it is."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from perl.errors import BrokenPromiseError, ModelError
+from perl.methods.adalora import set_schedule
+from perl.methods.delta import adapted_layers, low_rank_update
+from perl.methods.registry import METHODS, SERVED_RANKS, served_rank
+from perl.policy.model import base_fingerprint
+from perl.rollouts.sync import adapter_update, choose_form, make_update
+from perl.sandbox import BASE_FOLDER
+from tests.rollouts.served_updates import base, distance, engine_of, fresh, perturbed, policy_of, published
+
+# PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+ADAPTERS = [name for name, method in METHODS.items() if method.config]
+LOW = [name for name in ADAPTERS if METHODS[name].sync.startswith("adapter")]
+MERGED = [name for name in ADAPTERS if name not in LOW]
+# Tensors of an update of the sandbox base: 4 layers of 7 linear ones, with norms before and after attention and MLP, of
+# queries and keys, and one at the end. IA3 changes 3 of the 7, which are completed to q, k, v and down.
+TENSORS = dict.fromkeys(LOW, 4 * 7 * 2) | dict.fromkeys(MERGED, 4 * 7) | {"ln_tuning": 4 * 4 + 1, "ia3": 4 * 4}
+
+
+@pytest.mark.parametrize("method", [*ADAPTERS, "full"])
+def test_an_engine_with_the_update_answers_like_the_policy_and_the_base_is_not_written(method):
+    policy = perturbed(base()) if method == "full" else policy_of(method)
+    before, random_state = base_fingerprint(policy), torch.get_rng_state()
+    plan = choose_form(policy)
+    update = make_update(policy, plan.form, "v1")
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert base_fingerprint(policy) == before
+    assert (plan.form == "adapter") == METHODS[method].sync.startswith("adapter")
+    assert (update.name, update.form) == ("v1", plan.form)
+    assert (plan.nbytes, plan.tensors) == (update.nbytes, len(update.tensors))
+    assert len(update.tensors) == TENSORS.get(method, len(list(published().parameters())))
+    assert all(t.dtype == torch.float32 and t.is_contiguous() for t in update.tensors.values())
+    assert distance(policy, base()) > 0.02
+    assert distance(engine_of(update, base()), policy) <= 1e-5
+
+
+@pytest.mark.parametrize("method", LOW)
+def test_what_can_be_served_as_an_adapter_can_also_be_merged(method):
+    policy = policy_of(method)
+    before = base_fingerprint(policy)
+    plan = choose_form(policy, "merged")
+    update = make_update(policy, plan.form, "v1")
+    assert (plan.form, plan.largest_rank) == ("merged", None)
+    assert (plan.nbytes, plan.tensors) == (update.nbytes, len(update.tensors))
+    assert distance(engine_of(update, base()), policy) <= 1e-5
+    assert base_fingerprint(policy) == before
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_the_start_of_training_loads_and_has_the_shapes_of_every_later_update(method):
+    policy = fresh(method)
+    plan = choose_form(policy)
+    update = make_update(policy, plan.form, "v0")
+    assert distance(engine_of(update, base()), base()) <= 1e-5
+    assert choose_form(perturbed(policy)) == plan
+    later = make_update(policy, plan.form, "v1")
+    assert {n: t.shape for n, t in later.tensors.items()} == {n: t.shape for n, t in update.tensors.items()}
+    assert later.config == update.config
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_the_rank_is_known_without_weights(method):
+    policy = policy_of(method)
+    known = METHODS[method].update_rank(policy.peft_config["default"])
+    assert known == choose_form(policy).largest_rank
+    if known is not None:
+        assert known == max(low_rank_update(layer, "default").rank for _, layer in adapted_layers(policy))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("lora", {"kwargs": {"rank_pattern": {"down_proj": 7, "layers.1.self_attn.q_proj": 2}}}),
+        ("pissa", {"kwargs": {"rank_pattern": {"down_proj": 7}}}),
+        ("loha", {"kwargs": {"rank_pattern": {"o_proj": 5}}}),
+        ("gralora", {"kwargs": {"hybrid_r": 3}}),
+        ("gralora", {"rank": 8, "kwargs": {"gralora_k": 4}}),
+        ("hra", {"kwargs": {"apply_GS": True}}),
+        ("adalora", {"kwargs": {"init_r": 9}}),
+        ("vera", {"rank": 300}),
+    ],
+    ids=str,
+)
+def test_what_is_set_beside_the_rank(method, settings):
+    policy = policy_of(method, **settings)
+    plan = choose_form(policy)
+    assert plan.largest_rank == METHODS[method].update_rank(policy.peft_config["default"])
+    update = adapter_update(policy, "v1")
+    ranks = {len(tensor) for name, tensor in update.tensors.items() if "lora_A" in name}
+    assert max(ranks) == plan.largest_rank
+    assert len(ranks) == {("lora"): 3, "pissa": 2, "loha": 2}.get(method, 1)
+    assert distance(engine_of(update, base()), policy) <= 1e-5
+
+
+def test_the_rank_that_a_server_is_started_for():
+    assert [served_rank(rank) for rank in (1, 2, 8, 9, 300, 320, 321, 512)] == [1, 8, 8, 16, 320, 320, 512, 512]
+    assert served_rank(513) is None
+    assert max(SERVED_RANKS) == 512
+
+
+@pytest.mark.parametrize("method", ["lora", "pissa", "hra"])
+def test_the_config_is_the_one_that_peft_writes_and_names_no_path(method):
+    update = adapter_update(policy_of(method, kwargs={}), "v1")
+    LoraConfig(**update.config).save_pretrained("written")
+    written = json.loads(Path("written/adapter_config.json").read_text())
+    written["target_modules"].sort()
+    assert update.config == written
+    assert json.loads(json.dumps(update.config)) == update.config
+    assert str(BASE_FOLDER.parent) not in json.dumps(update.config)
+    assert (update.config["init_lora_weights"], update.config["use_dora"]) == (True, False)
+    assert (
+        update.config["lora_alpha"]
+        == update.config["r"]
+        == METHODS[method].update_rank(policy_of(method).peft_config["default"])
+    )
+    assert update.config["base_model_name_or_path"] == "sandbox:base"
+    assert all(re.fullmatch(r"base_model\.model\.\S+_proj\.lora_[AB]\.weight", name) for name in update.tensors)
+
+
+def test_what_is_sent_does_not_change_with_the_next_step():
+    policy = policy_of("lora")
+    sent = adapter_update(policy, "v1")
+    before = {name: tensor.clone() for name, tensor in sent.tensors.items()}
+    perturbed(policy)
+    assert all(torch.equal(sent.tensors[name], tensor) for name, tensor in before.items())
+    assert not torch.equal(*(next(iter(u.tensors.values())) for u in (sent, adapter_update(policy, "v2"))))
+
+
+@pytest.mark.parametrize("masked", [2, 6])
+def test_adalora_keeps_its_shapes_and_its_pattern_when_ranks_move(masked):
+    policy = policy_of("adalora")
+    set_schedule(policy, 10)
+    shapes = {name: tensor.shape for name, tensor in adapter_update(policy, "v0").tensors.items()}
+    pattern = {}
+    for name, layer in adapted_layers(policy):
+        with torch.no_grad():
+            layer.lora_E["default"][:masked] = 0
+        pattern[f"{name}.lora_E.default"] = [i >= masked for i in range(6)]
+    policy.peft_config["default"].rank_pattern = dict(pattern)
+    update = adapter_update(policy, "v1")
+    assert {name: tensor.shape for name, tensor in update.tensors.items()} == shapes
+    assert policy.peft_config["default"].rank_pattern == pattern
+    assert choose_form(policy).largest_rank == METHODS["adalora"].update_rank(policy.peft_config["default"]) == 6
+    assert distance(engine_of(update, base()), policy) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "reason"),
+    [
+        ("dora", {}, "the update of dora has no low rank"),
+        ("ln_tuning", {}, r"ln_tuning changes model\.\S*norm, not linear"),
+        ("ia3", {}, "the update of ia3 has no low rank"),
+        ("vera", {"rank": 600}, r"the update of model\.\S+ has rank 600, and vLLM serves 512 at most"),
+        ("lora", {"kwargs": {"modules_to_save": ["model.norm"]}}, r"model\.norm is trained itself"),
+        ("lora", {"kwargs": {"trainable_token_indices": [5]}}, r"model\.embed_tokens is trained itself"),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_cannot_be_exact_is_refused_in_a_line(method, settings, reason):
+    policy = policy_of(method, **settings)
+    with pytest.raises(ModelError) as caught:
+        choose_form(policy, "adapter")
+    said = rf"rollout\.sync: {reason}, so no LoRA can be served \(use rollout\.sync: merged\)"
+    assert re.fullmatch(said, str(caught.value))
+    plan = choose_form(policy)
+    assert plan.form == "merged"
+    assert re.match(reason, plan.why)
+
+
+def test_a_model_that_is_trained_itself_has_no_adapter_to_serve():
+    for asked in (lambda: choose_form(base(), "adapter"), lambda: make_update(base(), "adapter", "v1")):
+        with pytest.raises(ModelError, match=r"rollout\.sync") as caught:
+            asked()
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_adapter_that_stops_being_a_lora_is_noticed():
+    policy = policy_of("miss")
+    assert choose_form(policy).form == "adapter"
+    next(layer for _, layer in adapted_layers(policy)).miss_fn = "bat"
+    with pytest.raises(BrokenPromiseError, match="no longer"):
+        adapter_update(policy, "v1")
+
+
+def test_a_plan_is_a_line():
+    assert str(choose_form(policy_of("lora"))) == (
+        "an update is a LoRA of rank 4, 0.156 MB in 56 tensors: every layer's update is an exact LoRA"
+    )
+    assert str(choose_form(policy_of("lora"), "merged")) == (
+        "an update is merged weights, 3.15 MB in 28 tensors: rollout.sync asks for it"
+    )

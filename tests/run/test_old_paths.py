@@ -1,0 +1,83 @@
+"""Modules of version 0.1 are still found by their names, and the line says where they are now."""
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from perl.run.old_paths import MOVED
+
+PACKAGES = {
+    "perl.run": "Run",
+    "perl.trainer": "PeftGRPOTrainer",
+    "perl.training": "train",
+    "perl.policy": "adapted_policy",
+    "perl.packing": "Row",
+    "perl.hub.card": "render_card",
+    "perl.hub.push": "push",
+    "perl.hub.gate": "gate_problems",
+    "perl.rewards.process": "process_reward",
+    "perl.evaluation.task": "tables_on_demand",
+}
+
+
+# Whose import costs seconds and is seen in the process for good.
+LOAD_LIGHTEVAL = {"perl.evaluation.lighteval_process", "perl.evaluation.lighteval_tasks"}
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    yield
+    for name in MOVED:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", sorted(set(MOVED) - LOAD_LIGHTEVAL))
+def test_a_module_is_found_by_its_old_name(name):
+    parent, _, last = name.rpartition(".")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        old = importlib.import_module(name)
+    lines = [str(warning.message) for warning in caught if warning.category is FutureWarning]
+    assert f"{name} is now {MOVED[name]}" in lines
+    new = importlib.import_module(MOVED[name])
+    public = [name for name in vars(new) if not name.startswith("_")]
+    assert public or hasattr(new, "__path__")
+    assert all(getattr(old, name) is getattr(new, name) for name in public)
+    assert getattr(importlib.import_module(parent), last) is old
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_a_name_is_found_where_it_was(package):
+    found = importlib.import_module(package)
+    with pytest.warns(FutureWarning, match=f"{package}.{PACKAGES[package]} is now perl"):
+        assert getattr(found, PACKAGES[package]) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = found.no_such_name
+
+
+@pytest.mark.parametrize("name", sorted(LOAD_LIGHTEVAL))
+def test_what_loads_lighteval_is_where_the_table_says(name):
+    assert importlib.util.find_spec(MOVED[name]) is not None
+
+
+def test_what_never_was_is_not_found():
+    with pytest.raises(ModuleNotFoundError, match=r"perl\.batchings"):
+        importlib.import_module("perl.batchings")
+
+
+def test_a_script_sees_one_line_and_goes_on(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from perl.losses import objective as f\nfrom perl.run import Run\nprint(f.__name__, Run.__name__)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "objective Run\n"
+    lines = [line for line in done.stderr.splitlines() if "FutureWarning" in line]
+    assert len(lines) == 2
+    assert "script.py:1" in lines[0]
+    assert "perl.algorithms.losses" in lines[0]
+    assert "script.py:2" in lines[1]

@@ -1,0 +1,143 @@
+"""Two processes on one machine train one adapter: one of them writes, both take the same steps."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import method_properties as properties
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from perl.sandbox import BASE_FOLDER
+from tests.oracles.two_trainers import base, relative_difference
+
+SMALL = [
+    "train.max_steps=2",
+    "train.prompts_per_step=4",
+    "train.num_generations=4",
+    "train.per_device_train_batch_size=4",
+    "rollout.max_completion_length=24",
+    "eval.limit=8",
+    "eval.k=1",
+    "engine.threads=1",
+]
+
+
+def test_two_processes_train_one_adapter(tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "perl", "train", "quickstart", *SMALL, "--output", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["status"] == "done"
+    assert set(facts["eval"]["sandbox:addition"]) >= {"base", "adapter"}
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    recipe = (tmp_path / "run" / "recipe.yaml").read_text()
+    assert "prompts_per_step: 4" in recipe
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-2"
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
+    sandbox = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    PeftModel.from_pretrained(sandbox, tmp_path / "run" / "adapter")
+    assert done.stdout.count("card  ") == 1
+
+
+def test_what_the_first_process_fails_at_the_others_hear_of(tmp_path):
+    """It is refused before it trains: a run of another recipe lies there."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"status": "done"')
+    command = [*launcher, "-m", "perl", "train", "quickstart", *SMALL, "--output", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode != 0
+    assert "run.json" in done.stderr
+    assert "the first process of this run has failed, see what it says" in done.stderr
+
+
+METHODS = ["lora_plus", "lora_fa", "adalora", "pissa", "slicefine"]
+
+
+def test_methods_with_an_optimizer_a_start_or_a_step_of_their_own_train_alike_in_two_processes(tmp_path):
+    model = properties.write_model("biases", tmp_path)
+    script = str(Path(__file__).with_name("distributed_methods.py"))
+    benchmarks = str(Path(properties.__file__).parent)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (benchmarks, os.environ.get("PYTHONPATH")))),
+    }
+    for processes, rows in ((1, 8), (2, 4)):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        command = [*launcher, script, model, str(tmp_path), str(rows), *METHODS]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+    alone, first, second = (json.loads((tmp_path / f"found-{end}.json").read_text()) for end in ("8-0", "4-0", "4-1"))
+    for method in METHODS:
+        assert first[method]["digest"] == second[method]["digest"]
+        assert first[method]["logits"] == pytest.approx(alone[method]["logits"], abs=1e-4)
+        assert first[method]["optimizer"] == {"lora_plus": "LoRA+", "lora_fa": "LoRA-FA"}.get(method, "AdamW")
+
+
+def by_torchrun(script: str, folder: Path, checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script of the tests in two processes."""
+    paths = filter(None, [str(checkout), os.environ.get("PYTHONPATH")])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*launcher, "-m", script, str(folder), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+def test_a_step_of_one_pass_runs_again_on_both_processes_when_one_is_out_of_memory(tmp_path, checkout):
+    done = by_torchrun("tests.trainer.distributed_step", tmp_path, checkout)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
+    assert first["passes"] == [1, 1]  # the usual step is a single pass
+    for rank, found in enumerate((first, second)):
+        for run in found["runs"]:
+            assert run["failures"] == rank
+            assert run["passes"][0] > 1
+            assert run["difference"] == pytest.approx([0, 0], abs=1e-5)
+            assert run["norms"] == pytest.approx(found["norms"], rel=1e-4)
+    # The mean of 1 and 2; 2 of the second process alone, of two; nothing.
+    assert first["averaged"] == second["averaged"] == [[1.5, 1.5], [1.0, 1.0], None]
+    assert [run["sum"] for run in first["runs"]] == [run["sum"] for run in second["runs"]]
+
+
+def test_in_shards_a_policy_trains_and_saves_the_same_adapter_and_what_would_be_wrong_is_refused(tmp_path, checkout):
+    found = {}
+    for how in ("whole", "shards"):
+        done = by_torchrun("tests.trainer.distributed_shards", tmp_path, checkout, how)
+        assert done.returncode == 0, done.stderr
+        found[how] = [json.loads((tmp_path / f"{how}-{rank}.json").read_text()) for rank in range(2)]
+    for whole, shards in zip(found["whole"], found["shards"], strict=True):
+        assert whole["strategy"] is None
+        assert shards["strategy"] == "FSDP2"
+        for ours, theirs in zip(shards["log"], whole["log"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+        assert whole["log"][1]["kl"] > 1e-4
+        assert all("FSDP" in message for message in shards["refused"])
+        assert ["reference" in message for message in shards["refused"]] == [True] * 4 + [False]
+    whole, shards = (load_file(tmp_path / how / "adapter_model.safetensors") for how in ("whole", "shards"))
+    assert relative_difference(shards, whole) <= 1e-5
+    assert len(whole) == 28  # of both matrices, seven layers in each of two blocks
+    policy = PeftModel.from_pretrained(copy.deepcopy(base(torch.float32)), tmp_path / "shards")
+    assert sum(p.abs().sum() for name, p in policy.named_parameters() if "lora_B" in name) > 0
+
+
+def test_the_others_wait_for_a_score_that_takes_longer_than_a_collective_may(tmp_path, checkout):
+    done = by_torchrun("tests.trainer.distributed_waiting", tmp_path, checkout)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "done"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["eval/sandbox:chain/avg@1"] == 0.5

@@ -1,0 +1,288 @@
+"""A TRL script with two classes renamed: what it is told, what it is refused, what it finds in the log."""
+
+import logging
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from trl import GRPOConfig, GRPOTrainer
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import DataError, ModelError, RecipeError
+from perl.hub.push.script_push import write_log
+from perl.recipe import load_recipe
+from perl.sandbox import BASE_FOLDER
+from perl.trainer.config import training_arguments
+from tests.trainer.test_trainer import arguments, base, problems
+
+SHORT = {"max_steps": 1, "max_completion_length": 6}
+TRLS = {
+    "use_cpu": True,
+    "bf16": False,
+    "activation_checkpointing": False,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "report_to": [],
+    "save_strategy": "no",
+}
+
+
+def by_place(completions, **_):
+    return [float(index % 4 == 0) for index in range(len(completions))]
+
+
+def made(args, model="sandbox:base", reward=by_place, **others):
+    return PeftGRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=problems(8), **others)
+
+
+def lines(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# What is trained.
+
+
+def test_a_script_without_a_peft_config_is_told_in_one_line_what_is_trained(tmp_path, caplog):
+    trainer = made(PeftRLConfig(str(tmp_path), use_cpu=True, report_to=[]))
+    (line,) = [line for line in lines(caplog) if "no peft_config" in line]
+    count = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    assert 0 < count < 0.5 * sum(p.numel() for p in trainer.model.parameters())
+    assert f"{count:,} parameters" in line
+    assert "lora of rank 16" in line
+    assert 'peft_method="full"' in line
+
+
+def test_fields_that_a_peft_config_overrules_are_named(tmp_path, caplog):
+    lora = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
+    made(arguments(tmp_path, peft_method="dora", peft_rank=32), peft_config=lora)
+    (line,) = [line for line in lines(caplog) if "do nothing" in line]
+    assert line.startswith("peft_method, peft_rank do nothing: the adapter is that of the peft_config")
+
+
+@pytest.mark.parametrize("prompts", [0, 1])
+def test_a_data_set_that_holds_no_step_is_refused_and_not_trained_on_in_silence(tmp_path, prompts):
+    trainer = made(arguments(tmp_path, prompts_per_step=2, **SHORT))
+    trainer.train_dataset = problems(8).select(range(prompts))
+    with pytest.raises(DataError, match="fewer prompts than one step takes, which are 2"):
+        trainer.train()
+
+
+def test_what_was_asked_for_is_not_told(tmp_path, caplog):
+    lora = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
+    made(arguments(tmp_path), peft_config=lora)
+    made(arguments(tmp_path), model=get_peft_model(base(), lora))
+    made(arguments(tmp_path, peft_method="full", peft_rank=None))
+    made(GRPOConfig(str(tmp_path), **TRLS, max_completion_length=6), model=str(BASE_FOLDER))
+    recipe = load_recipe({"train": {"report_to": []}, "engine": {"device": "cpu"}, "rewards": {"accuracy": 1}})
+    made(training_arguments(recipe, str(tmp_path)))
+    assert not [line for line in lines(caplog) if "are trained" in line]
+
+
+@pytest.mark.parametrize("config", [GRPOConfig, PeftRLConfig])
+def test_full_trains_what_trl_trains(tmp_path, config):
+    full = {"peft_method": "full"} if config is PeftRLConfig else {}
+    trainer = made(config(str(tmp_path), **TRLS, **full), model=str(BASE_FOLDER))
+    theirs = GRPOTrainer(
+        str(BASE_FOLDER), reward_funcs=by_place, args=GRPOConfig(str(tmp_path), **TRLS), train_dataset=problems(8)
+    )
+    counts = [sum(p.numel() for p in t.model.parameters() if p.requires_grad) for t in (trainer, theirs)]
+    assert counts[0] == counts[1]
+
+
+# What is refused, before anything is trained.
+
+
+def no_weights(*_, **__):
+    raise AssertionError("weights were loaded")
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_second_model_to_mix_into_is_refused_and_what_takes_its_place_is_named(tmp_path, monkeypatch, method, beta):
+    monkeypatch.setattr("perl.trainer.policy_setup.create_model_from_path", no_weights)
+    args = arguments(
+        tmp_path, peft_method=method, peft_rank=None, beta=beta, sync_ref_model=True, ref_model_sync_steps=3
+    )
+    with pytest.raises(RecipeError, match=r'sync_ref_model: .*reference="rolling:3"') as caught:
+        made(args)
+    assert len(str(caught.value).splitlines()) == 1
+    made(arguments(tmp_path, beta=0.1, reference="rolling:3"), model=base())
+
+
+def test_a_token_is_refused_before_weights_are_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("perl.trainer.policy_setup.create_model_from_path", no_weights)
+    with pytest.raises(RecipeError, match=r"hub_token: .*hf auth login"):
+        made(arguments(tmp_path, hub_token="hf_secret"))  # noqa: S106
+
+
+def gemma(tied: bool) -> PreTrainedModel:
+    tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
+    config = transformers.Gemma2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, tie_word_embeddings=tied, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def test_a_tied_head_that_trl_cannot_cast_under_an_adapter_is_refused(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
+    lora = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
+    args = arguments(tmp_path, cast_lm_head_to_fp32=True)
+    for model, config in (
+        (gemma(tied=True), None),
+        (gemma(tied=True), lora),
+        (get_peft_model(gemma(tied=True), lora), None),
+    ):
+        with pytest.raises(ModelError, match=r"cast_lm_head_to_fp32: .*Gemma2ForCausalLM.*tied"):
+            made(args, model=model, peft_config=config, processing_class=tokenizer)
+    trainer = made(args, model=gemma(tied=False), processing_class=tokenizer)
+    assert trainer.policy.get_base_model().lm_head.weight.dtype == torch.float32
+    full = arguments(tmp_path, cast_lm_head_to_fp32=True, peft_method="full", peft_rank=None)
+    made(full, model=gemma(tied=True), processing_class=tokenizer)
+
+
+def test_prompt_learning_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(RecipeError, match="PROMPT_TUNING cannot be trained"):
+        made(arguments(tmp_path), peft_config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+
+
+# Models of which PEFT refuses some layers.
+
+
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def with_mamba(name: str) -> PreTrainedModel:
+    tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
+    common = {"vocab_size": len(tokenizer), "hidden_size": 32, "pad_token_id": tokenizer.pad_token_id}
+    if name == "nemotron":
+        config = transformers.NemotronHConfig(
+            **common, intermediate_size=64, layers_block_type=["mamba", "attention"], num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, ssm_state_size=8, mamba_num_heads=4, mamba_head_dim=8, n_groups=2,
+        )  # fmt: skip
+    elif name == "jamba":
+        config = transformers.JambaConfig(
+            **common, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            attn_layer_period=2, attn_layer_offset=1, num_experts=1, mamba_d_state=8, mamba_dt_rank=4,
+            router_aux_loss_coef=0.0,
+        )  # fmt: skip
+    else:
+        config = transformers.FalconMambaConfig(**common, num_hidden_layers=2, state_size=8)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("nemotron", {"in_proj", *ATTENTION}),
+        ("falcon", {"in_proj"}),
+        ("jamba", {"in_proj", "x_proj", "out_proj", "gate_proj", "up_proj", "down_proj", *ATTENTION}),
+    ],
+)
+@pytest.mark.parametrize("by", ["fields", "peft_config"])
+def test_all_linear_leaves_out_what_an_adapter_does_not_reach_and_says_so(tmp_path, caplog, name, targets, by):
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear") if by == "peft_config" else None
+    tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
+    trainer = made(arguments(tmp_path, **SHORT), with_mamba(name), peft_config=config, processing_class=tokenizer)
+    assert {name.split(".")[-1] for name in trainer.policy.peft_config["default"].target_modules} == targets
+    assert [
+        line
+        for line in lines(caplog)
+        if "all-linear without" in line and ("dt_proj" if name == "jamba" else "out_proj") in line
+    ]
+    before = {n: p.detach().clone() for n, p in trainer.policy.named_parameters() if "lora_B" in n}
+    trainer.train()
+    assert before
+    assert all(not torch.equal(p, before[n]) for n, p in trainer.policy.named_parameters() if n in before)
+
+
+def test_a_target_that_peft_refuses_is_named_with_the_setting(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
+    args = arguments(tmp_path, peft_target_modules=["in_proj", "out_proj"])
+    with pytest.raises(ModelError, match=r"peft\.target_modules: PEFT refuses: .*out_proj.*all-linear") as caught:
+        made(args, with_mamba("nemotron"), processing_class=tokenizer)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# What is in the log.
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10])
+def test_the_entry_that_closes_a_training_has_the_last_logged_values(tmp_path, steps):
+    trainer = made(arguments(tmp_path / "ours", **{**SHORT, "max_steps": 4}, logging_steps=steps, entropy_coef=0.01))
+    trainer.train()
+    *steps_logged, closing = trainer.state.log_history
+    assert "train_runtime" in closing
+    for name in ("reward", "reward_std", "policy_loss", "entropy", "completions/mean_length", "rewards/by_place/mean"):
+        assert closing[name] is not None
+        if steps_logged:
+            assert closing[name] == steps_logged[-1][name]
+    assert len(steps_logged) == 4 // steps
+
+
+def test_a_log_every_step_closes_like_trls_does_every_ten(tmp_path):
+    """The same names; the numbers too where there is one step."""
+    ours = made(arguments(tmp_path, **SHORT, logging_steps=1))
+    theirs = GRPOTrainer(
+        base(), reward_funcs=by_place, args=GRPOConfig(str(tmp_path), **TRLS, **SHORT, logging_steps=10),
+        train_dataset=problems(8), processing_class=ours.processing_class,
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"),
+    )  # fmt: skip
+    for trainer in (ours, theirs):
+        trainer.train()
+    expected, found = theirs.state.log_history[-1], ours.state.log_history[-1]
+    assert expected.keys() <= found.keys()
+    assert {"rows/unscored", "rows/trained_fraction"} < found.keys() - expected.keys()
+    assert found["reward"] == expected["reward"] == 0.25
+
+
+def test_the_closing_entry_is_no_step_of_a_pushed_log(tmp_path):
+    trainer = made(arguments(tmp_path, **{**SHORT, "max_steps": 3}, logging_steps=2))
+    trainer.train()
+    rows = write_log(tmp_path, trainer.state.log_history).read_text().splitlines()
+    assert len(rows) == 2  # after steps 2 and 3
+    trainer = made(arguments(tmp_path, **{**SHORT, "max_steps": 2}))
+    trainer.train()
+    assert len(write_log(tmp_path, trainer.state.log_history).read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_rows_that_a_reward_leaves_out_are_counted_and_the_logged_reward_is_of_the_others(
+    tmp_path, caplog, aggregation
+):
+    """Of two groups of 4: the second reward leaves out one row of the first group, and the whole second group."""
+
+    def first(completions, **_):
+        return [4.0, 0.0, 0.0, 2.0] * (len(completions) // 4)
+
+    def second(**_):
+        return [None, 1.0, 2.0, 3.0, None, None, None, None]
+
+    args = arguments(tmp_path, **{**SHORT, "max_steps": 2}, multi_objective_aggregation=aggregation)
+    trainer = made(args, reward=[first, second])
+    trainer.train()
+    rewards = torch.tensor([1.0, 2.0, 5.0, 4.0, 0.0, 0.0, 2.0])
+    for entry in trainer.state.log_history[:2]:
+        assert entry["rows/unscored"] == 1.0
+        assert entry["reward"] == pytest.approx(rewards.mean().item())
+        assert entry["reward_std"] == pytest.approx(rewards.std().item())
+        assert entry["rewards/first/mean"] == 1.5
+    (line,) = [line for line in lines(caplog) if "None" in line]
+    assert "second gave None for some completions of a group" in line
+    assert "1 of 8" in line
+
+
+def test_rewards_for_all_leave_nothing_out(tmp_path, caplog):
+    trainer = made(arguments(tmp_path, **SHORT))
+    trainer.train()
+    assert trainer.state.log_history[0]["rows/unscored"] == 0.0
+    assert not [line for line in lines(caplog) if "None" in line]
+
+
+def test_what_a_model_is_loaded_with_is_not_called_ignored(tmp_path, caplog):
+    trainer = made(arguments(tmp_path, model_init_kwargs={"dtype": "bfloat16"}))
+    assert trainer.policy.get_base_model().dtype == torch.bfloat16
+    assert trainer.args.model_init_kwargs == {"dtype": "bfloat16"}
+    assert "will be ignored" not in caplog.text

@@ -1,0 +1,335 @@
+"""An optimizer step around the gradient: memory, what a subclass replaces, models that are padded, what is logged.
+
+That the gradient itself is TRL's is the matter of test_gradient_equality.py.
+"""
+
+import copy
+import logging
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.packing.forward import score
+from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, preset_reward, rollout_function, rollout_table
+from tests.oracles.two_trainers import QUIET, base, norm, relative_difference, tokenizer, train
+
+ALL_LIVE = (("live", "half", "live", "half"),)
+ALL_DEAD = (("dyadic", "tenths", "dyadic", "tenths"),)
+LORA = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+
+
+@pytest.fixture(autouse=True)
+def _rollout_functions_are_known_to_be_experimental(monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+def trainer_of(trainer_class=PeftGRPOTrainer, kinds=MIXED, adapter=LORA, model=None, **options):
+    config_class = PeftRLConfig if issubclass(trainer_class, PeftGRPOTrainer) else GRPOConfig
+    table = rollout_table(kinds)
+    args = config_class(
+        "run",
+        **{
+            **QUIET,
+            "optim": "sgd",
+            "learning_rate": 0.1,
+            "max_steps": len(kinds),
+            "num_generations": GENERATIONS,
+            "per_device_train_batch_size": ROWS // options.get("gradient_accumulation_steps", 1),
+            "per_device_eval_batch_size": ROWS,
+            "max_completion_length": LONGEST,
+            "shuffle_dataset": False,
+            **options,
+        },
+    )
+    return trainer_class(
+        model=model or copy.deepcopy(base(torch.float32)),
+        reward_funcs=preset_reward,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": list(table)}),
+        eval_dataset=Dataset.from_dict({"prompt": list(table)[: ROWS // GENERATIONS]}),
+        processing_class=tokenizer(),
+        peft_config=copy.deepcopy(adapter),
+        rollout_func=rollout_function(table, log_probs=False, tools=False),
+    )
+
+
+def logged(trainer) -> list[dict[str, float]]:
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+class Cramped:
+    """A device on which a pass with gradient over more than so many tokens does not fit."""
+
+    def __init__(self, policy, most: int) -> None:
+        self.refused: list[int] = []
+        self.most = most
+        policy.get_input_embeddings().register_forward_pre_hook(self.look)
+
+    def look(self, _, inputs):
+        tokens = inputs[0].numel()
+        if torch.is_grad_enabled() and tokens > self.most:
+            self.refused.append(tokens)
+            raise torch.OutOfMemoryError(f"{tokens} tokens")
+
+
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_rollouts_that_do_not_fit_are_scored_in_shorter_passes_with_the_same_numbers(padding_free, caplog, monkeypatch):
+    refused: list[int] = []
+
+    def cramped(model, rows, *args, **kwargs):
+        if sum(row.tokens for row in rows) > 60:
+            refused.append(len(rows))
+            raise torch.OutOfMemoryError("scoring")
+        return score(model, rows, *args, **kwargs)
+
+    adapters = []
+    for device in (score, cramped):
+        trainer = trainer_of(beta=0.04, padding_free=padding_free, share_prompts=False, kinds=MIXED[:2])
+        monkeypatch.setattr(
+            "perl.packing.forward.score", device
+        )  # of passes without gradient; the others have their own name
+        with caplog.at_level(logging.WARNING, "perl"):
+            trainer.train()
+        adapters.append({n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
+    assert caplog.text.count("rollouts are scored again with") == len(refused) > 1
+    assert relative_difference(adapters[1], adapters[0]) <= 1e-6
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_step_that_does_not_fit_runs_again_in_halves_and_gives_the_same_adapter(accumulation, caplog):
+    adapters = []
+    for most in (None, 70):
+        trainer = trainer_of(gradient_accumulation_steps=accumulation)
+        device = Cramped(trainer.policy, most) if most else None
+        with caplog.at_level(logging.WARNING, "perl"):
+            trainer.train()
+        adapters.append({n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
+    assert device.refused
+    assert all(later < earlier for earlier, later in zip(device.refused, device.refused[1:], strict=False))
+    assert caplog.text.count("out of memory: the step runs again with") == len(device.refused)
+    assert logged(trainer)[-1]["tokens/passes"] > 1
+    assert relative_difference(adapters[1], adapters[0]) <= 1e-6
+
+
+class FailsOnce:
+    """A device on which one backward pass does not fit, once."""
+
+    def __init__(self, policy, number: int) -> None:
+        self.calls, self.failed, self.number = 0, False, number
+        policy.get_input_embeddings().register_forward_pre_hook(self.look)
+
+    def look(self, *_):
+        if not torch.is_grad_enabled():
+            return
+        self.calls += 1
+        if self.calls == self.number:
+            self.failed = True
+            raise torch.OutOfMemoryError("once")
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 0.04, "loss_type": "grpo"}], ids=str)
+def test_a_step_gives_the_same_adapter_whichever_of_its_passes_did_not_fit(options):
+    options = {"gradient_accumulation_steps": 4, "train_tokens_per_microbatch": 30, "kinds": MIXED[:1], **options}
+    adapters, number, passes = [], 0, None
+    while passes is None or number <= passes:
+        trainer = trainer_of(**options)
+        device = FailsOnce(trainer.policy, number)
+        trainer.train()
+        adapters.append({n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
+        passes = passes or int(logged(trainer)[0]["tokens/passes"])
+        assert device.failed == (number > 0)
+        number += 1
+    assert passes >= 3
+    for adapter in adapters[1:]:
+        assert relative_difference(adapter, adapters[0]) <= 1e-6
+
+
+class NoRoomForActivations:
+    """A device on which a pass with gradient fits only if its activations are not kept."""
+
+    def __init__(self, policy) -> None:
+        self.policy, self.refused, self.recomputed = policy, 0, 0
+        policy.get_input_embeddings().register_forward_pre_hook(self.look)
+
+    def look(self, *_):
+        if not torch.is_grad_enabled():
+            return
+        if not self.policy.get_base_model().is_gradient_checkpointing:
+            self.refused += 1
+            raise torch.OutOfMemoryError("activations")
+        self.recomputed += 1
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing.*is deprecated:FutureWarning")  # called by TRL
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activations_are_computed_again_before_a_run_ends_for_want_of_memory(reentrant, caplog):
+    kwargs = {"activation_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    adapters = []
+    for cramped in (False, True):
+        trainer = trainer_of(**kwargs)
+        device = NoRoomForActivations(trainer.policy) if cramped else None
+        with caplog.at_level(logging.WARNING, "perl"):
+            trainer.train()
+        adapters.append({n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
+    assert device.refused > 1
+    assert device.recomputed >= len(MIXED)
+    assert caplog.text.count("with activations computed again") == 1
+    assert relative_difference(adapters[1], adapters[0]) <= 1e-6
+
+
+def test_a_row_that_does_not_fit_by_itself_ends_the_run_with_advice(caplog):
+    trainer = trainer_of()
+    Cramped(trainer.policy, 3)
+    with pytest.raises(torch.OutOfMemoryError, match=r"shorten train\.max_completion_length"):
+        trainer.train()
+    assert caplog.text.count("with activations computed again") == 1  # tried before
+
+
+def test_the_longest_prompt_that_may_come_is_the_data_sets():
+    trainer = trainer_of()
+    trainer.rollout_func = None
+    texts = ["t2 t3", " ".join(["t4"] * 9), "t5 t6 t7"]
+    trainer.train_dataset = Dataset.from_dict({"prompt": texts * 40})
+    assert trainer._longest_prompt(4) == 9
+    assert trainer._longest_prompt(12) == 12
+    trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
+    assert trainer._longest_prompt(4) == 4  # can be read only once
+    trainer.train_dataset, trainer.rollout_func = Dataset.from_dict({"prompt": texts}), preset_reward
+    assert trainer._longest_prompt(4) == 4  # prompts are the function's own
+
+
+@pytest.mark.parametrize(("name", "asked"), [("gradient_checkpointing", True), ("activation_checkpointing", True)])
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing.*is deprecated:FutureWarning")
+def test_recomputation_counts_as_asked_for_under_both_of_its_names(name, asked):
+    quiet = {"use_cpu": True, "bf16": False, "report_to": []}
+    assert PeftRLConfig("run", **quiet, **{name: asked}).recompute_asked
+    assert PeftRLConfig("run", **quiet, **{name: False}).recompute_asked
+    assert not PeftRLConfig("run", **quiet).recompute_asked
+
+
+def test_a_step_without_live_rows_has_gradients_of_zero_and_is_taken():
+    seen = []
+
+    class Watching(PeftGRPOTrainer):
+        def _run_window(self, model, batches):
+            loss = super()._run_window(model, batches)
+            seen.extend(p.grad for p in self.model.parameters() if p.requires_grad)
+            seen_loss.append(loss.item())
+            return loss
+
+    seen_loss: list[float] = []
+    trainer = trainer_of(Watching, kinds=ALL_DEAD)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert len(seen) == len([p for p in trainer.model.parameters() if p.requires_grad])
+    assert all(gradient is not None and not gradient.any() for gradient in seen)
+    assert seen_loss == [0.0]
+    assert logged(trainer)[0]["rows/trained_fraction"] == 0
+
+
+def test_what_was_run_is_logged():
+    trainer = trainer_of(kinds=(("live", "dyadic", "live", "tenths"),), train_tokens_per_microbatch=40)
+    trainer.train()
+    entry = logged(trainer)[0]
+    assert trainer.passes.packed
+    assert trainer.passes.shared
+    assert entry["rows/trained_fraction"] == 0.5
+    assert entry["tokens/passes"] >= 2
+    shared, whole = entry["tokens/run"], trainer_of(share_prompts=False, kinds=(("live", "dyadic", "live", "tenths"),))
+    whole.train()
+    assert shared < logged(whole)[0]["tokens/run"]
+
+
+def test_evaluation_gives_trls_loss_and_metrics():
+    found = []
+    for trainer_class in (PeftGRPOTrainer, GRPOTrainer):
+        trainer = trainer_of(trainer_class, kinds=ALL_LIVE, beta=0.04)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                if parameter.requires_grad:
+                    parameter += 0.1 * torch.randn(parameter.shape)
+        found.append(trainer.evaluate())
+    ours, theirs = found
+    clocks = {"eval_model_preparation_time", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
+    assert ours.keys() - theirs.keys() == {"eval_rows/masked_fraction", "eval_rows/unscored"}
+    assert not theirs.keys() - ours.keys()
+    for name in theirs.keys() - clocks:
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6, nan_ok=True), name
+
+
+def test_a_loss_of_a_subclass_is_called_for_every_micro_batch_as_in_trl():
+    class Halved(PeftGRPOTrainer):
+        calls = 0
+
+        def _compute_loss(self, model, inputs):
+            Halved.calls += 1
+            assert inputs["completion_ids"].size(0) == ROWS // 4
+            return super()._compute_loss(model, inputs) / 2
+
+    trainer = trainer_of(Halved, gradient_accumulation_steps=4)
+    whole = trainer_of(gradient_accumulation_steps=4)
+    before = {n: p.detach().clone() for n, p in whole.model.named_parameters() if p.requires_grad}
+    updates = []
+    for run in (trainer, whole):
+        run.args.max_steps = 1
+        torch.manual_seed(3)
+        run.train()
+        updates.append({n: p.detach() - before[n] for n, p in run.model.named_parameters() if p.requires_grad})
+    assert Halved.calls == 4
+    halves = {name: update / 2 for name, update in updates[1].items()}
+    assert norm(halves) > 1e-3
+    assert relative_difference(updates[0], halves) <= 1e-5
+
+
+def test_a_model_that_cannot_be_packed_is_padded_and_says_so_once(caplog):
+    eager = copy.deepcopy(base(torch.float32))
+    eager.set_attn_implementation("eager")
+    adapters = []
+    with caplog.at_level(logging.WARNING, "perl"):
+        for trainer_class in (PeftGRPOTrainer, GRPOTrainer):
+            trainer = trainer_of(trainer_class, kinds=ALL_LIVE * 2, model=copy.deepcopy(eager))
+            torch.manual_seed(3)
+            trainer.train()
+            adapters.append({n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
+    assert caplog.text.count("rows are padded to the longest of each pass: its attention is 'eager'") == 1
+    assert norm(adapters[0]) > 0
+    assert relative_difference(*adapters) <= 1e-5
+
+
+def test_the_reference_of_rows_with_images_sees_the_images():
+    class Seeing(PeftGRPOTrainer):
+        seen: list[torch.Tensor] = []  # noqa: RUF012
+
+        def _get_per_token_logps_and_entropies(self, *args, pixel_values=None, **kwargs):
+            if pixel_values is not None:
+                Seeing.seen.append(pixel_values)
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    rollouts, references = {}, []
+    for trainer_class, images in ((Seeing, {"pixel_values": torch.ones(ROWS, 2)}), (PeftGRPOTrainer, {})):
+        trainer = trainer_of(trainer_class, beta=0.04)
+        torch.manual_seed(3)
+        if not rollouts:
+            prompts = [
+                prompt for prompt in list(rollout_table(MIXED))[: ROWS // GENERATIONS] for _ in range(GENERATIONS)
+            ]
+            rollouts = trainer._generate_and_score_completions([{"prompt": prompt} for prompt in prompts])
+        own = {**rollouts, **images}
+        trainer.add_log_probs(own)
+        references.append(own["ref_per_token_logps"])
+    assert [len(pixels) for pixels in Seeing.seen] == [ROWS]
+    assert torch.allclose(*references, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing.*is deprecated:FutureWarning")  # called by TRL
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputing_activations_changes_nothing(reentrant):
+    plain = train(PeftGRPOTrainer)
+    kwargs = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    recomputed = train(PeftGRPOTrainer, **kwargs)
+    assert relative_difference(recomputed.update(), plain.update()) <= 1e-6

@@ -1,0 +1,300 @@
+"""A trainer that samples from real vLLM servers: from its policy, at every step, whatever happens to them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import BrokenPromiseError, PerlError, RolloutError
+from perl.policy.checkpoint import latest_checkpoint
+from perl.policy.model import base_fingerprint
+from perl.rewards import accuracy_reward
+from perl.sandbox import BASE_FOLDER, load_problems
+from tests.servers import VllmProcess, absent, free_port
+
+SMALL = {
+    "use_cpu": True,
+    "prompts_per_step": 2,
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 24,
+    "max_steps": 3,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+    "report_to": [],
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
+def problems(count=16) -> Dataset:
+    chosen = load_problems("sandbox:addition", "train")[:count]
+    return Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": p.question}], "solution": p.answer} for p in chosen]
+    )
+
+
+@pytest.fixture
+def own_servers(tmp_path):
+    """Starts servers of one test's own, several at once; each takes more than 1 GiB, so they end with it."""
+    if absent():
+        pytest.skip(absent())
+    started = []
+
+    def start(count=1, **options):
+        new = [VllmProcess(tmp_path / f"server-{len(started) + i}", **options) for i in range(count)]
+        started.extend(new)
+        return [server.wait() for server in new]
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+class Seen:
+    """A reward that gives each completion another number, so that all are trained on, and keeps the prompts."""
+
+    __name__ = "seen"
+
+    def __init__(self):
+        self.prompts, self.count = [], 0
+
+    def __call__(self, prompts, completions, **_):
+        self.prompts.append([prompt[0]["content"] for prompt in prompts])
+        self.count += len(completions)
+        return [float(position % 4) for position in range(len(completions))]
+
+
+def trainer(folder, urls, reward=accuracy_reward, rows=16, **changes) -> PeftGRPOTrainer:
+    args = PeftRLConfig(
+        str(folder), **{**SMALL, "rollout_backend": "vllm-server", "rollout_servers": list(urls), **changes}
+    )
+    return PeftGRPOTrainer(model="sandbox:base", reward_funcs=reward, args=args, train_dataset=problems(rows))
+
+
+def logged(trained, name):
+    return [row[name] for row in trained.state.log_history if name in row and "train_runtime" not in row]
+
+
+def assert_sampled_from_the_policy(trained, steps=3):
+    """The engine's log-probability of every token is the trainer's, at every step."""
+    assert trained.state.global_step == steps
+    assert len(logged(trained, "sampling/sampling_logp_difference/mean")) == steps
+    assert max(logged(trained, "sampling/sampling_logp_difference/mean")) < 1e-4
+    assert max(logged(trained, "sampling/sampling_logp_difference/max")) < 2e-3
+    assert logged(trained, "sync/logp_diff")[:2] == pytest.approx([0, 0], abs=1e-4)
+    assert logged(trained, "sampling/corrected_fraction") == [0.0] * steps
+    assert logged(trained, "rollout/steps_behind") == [0.0] * steps
+
+
+@pytest.mark.parametrize("method", ["lora", "pissa", "adalora", "vera", "hra"])
+def test_every_step_samples_from_the_adapter_of_that_step(tmp_path, vllm_server, method):
+    sizes = {"peft_rank": 64} if method == "vera" else {}
+    trained = trainer(tmp_path, [vllm_server], Seen(), peft_method=method, beta=0.04, **sizes)
+    before = base_fingerprint(trained.policy)
+    trained.train()
+    assert_sampled_from_the_policy(trained)
+    assert base_fingerprint(trained.policy) == before
+    moved = trained.policy_log_probs(*probe()) - trained.reference_log_probs(*probe())
+    assert moved.abs().mean() > 1e-3  # far more than what engine and trainer differ by
+
+
+def probe():
+    ids = torch.tensor([[9, 4, 13, 5, 10, 15, 22, 31]])
+    return ids, torch.ones_like(ids)
+
+
+def test_methods_without_a_low_rank_sample_from_their_changed_weights(tmp_path, own_servers):
+    (server,) = own_servers()
+    for method in ("dora", "ia3", "ln_tuning", "lora"):  # each finds the weights of the one before
+        trained = trainer(tmp_path / method, [server.url], Seen(), peft_method=method, beta=0.04)
+        trained.train()
+        assert_sampled_from_the_policy(trained)
+        assert logged(trained, "sync/bytes") == [logged(trained, "sync/bytes")[0]] * 3
+
+
+def test_a_model_that_is_trained_itself_is_sent_whole(tmp_path, own_servers):
+    # vLLM for CPUs keeps a packed copy of a head that is tied to the embeddings, and cannot be given another one.
+    untied = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    untied.config.tie_word_embeddings = False
+    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
+    untied.save_pretrained(tmp_path / "untied")
+    AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(tmp_path / "untied")
+    (server,) = own_servers(flags=("--model", str(tmp_path / "untied")))
+    settings = {"rollout_backend": "vllm-server", "rollout_servers": [server.url], "peft_method": "full"}
+    args = PeftRLConfig(str(tmp_path / "run"), **{**SMALL, **settings, "learning_rate": 1e-4})
+    trained = PeftGRPOTrainer(str(tmp_path / "untied"), Seen(), args, train_dataset=problems())
+    trained.train()
+    assert_sampled_from_the_policy(trained)
+    numbers = sum(parameter.numel() for parameter in trained.policy.parameters())
+    assert logged(trained, "sync/bytes") == [4.0 * numbers] * 3
+
+
+def test_trls_own_arguments_lead_to_the_same(tmp_path, vllm_server):
+    trls = {name: value for name, value in SMALL.items() if name != "prompts_per_step"}
+    args = GRPOConfig(
+        str(tmp_path),
+        **trls,
+        bf16=False,
+        activation_checkpointing=False,
+        dataloader_pin_memory=False,
+        logging_steps=1,
+        use_vllm=True,
+        vllm_mode="server",
+        vllm_server_base_url=vllm_server,
+        temperature=0.7,
+    )
+    adapter = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    trained = PeftGRPOTrainer(
+        model="sandbox:base", reward_funcs=Seen(), args=args, train_dataset=problems(), peft_config=adapter
+    )
+    trained.train()
+    assert_sampled_from_the_policy(trained)
+    assert args.use_vllm
+
+
+def test_evaluation_samples_from_the_adapter_too(tmp_path, vllm_server):
+    trained = trainer(tmp_path, [vllm_server], Seen(), per_device_eval_batch_size=4, max_steps=1)
+    trained.eval_dataset = problems(2)
+    trained.train()
+    metrics = trained.evaluate()
+    trained.close_engine()
+    assert metrics["eval_sync/logp_diff"] < 1e-4
+    assert metrics["eval_completions/mean_length"] > 1
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_rollouts_ahead_are_of_the_same_prompts_and_at_most_so_far_behind(tmp_path, vllm_server, ahead):
+    seen = {}
+    for prefetch in (0, ahead):
+        seen[prefetch] = Seen()
+        # Four steps are an epoch of eight problems; the last of them know no next ones.
+        # At a larger rate some step moves the policy by more than a nat, and its rollouts are made again.
+        changes = {"rollout_prefetch": prefetch, "max_steps": 6, "rows": 8, "learning_rate": 1e-3}
+        trained = trainer(tmp_path / str(prefetch), [vllm_server], seen[prefetch], **changes)
+        trained.train()
+        assert trained.state.global_step == 6
+        behind = {0: [0] * 6, 1: [0, 1, 1, 1, 0, 1], 2: [0, 1, 2, 2, 0, 1]}[prefetch]
+        assert logged(trained, "rollout/steps_behind") == behind
+        assert seen[prefetch].count == 6 * 8
+        off = logged(trained, "sampling/sampling_logp_difference/mean")
+        assert all((difference > 1e-3) == (steps > 0) for difference, steps in zip(off, behind, strict=True))
+    assert seen[ahead].prompts == seen[0].prompts
+
+
+def test_an_engine_that_binds_the_adapter_to_nothing_ends_the_run_before_it_samples(tmp_path, own_servers):
+    (server,) = own_servers(flags=("--enable-lora", "--max-lora-rank", "16", "--lora-target-modules", "o_proj"))
+    seen = Seen()
+    with pytest.raises(BrokenPromiseError, match="answers like the base, not like the policy"):
+        trainer(tmp_path, [server.url], seen, peft_target_modules=["q_proj", "v_proj"]).train()
+    assert not seen.prompts
+
+
+def test_an_engine_with_other_weights_ends_the_run_before_it_samples(tmp_path, own_servers):
+    other = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    other.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(tmp_path / "other")
+    flags = ("--enable-lora", "--max-lora-rank", "16", "--model", str(tmp_path / "other"))
+    (server,) = own_servers(flags=flags)
+    with pytest.raises(BrokenPromiseError, match="does not answer like the policy"):
+        trainer(tmp_path / "run", [server.url]).train()
+
+
+def test_without_servers_the_last_step_is_kept_and_the_run_goes_on_when_one_is_back(tmp_path, own_servers):
+    servers = own_servers(2)
+    seen = Seen()
+
+    def reward(prompts, completions, **kwargs):
+        if len(seen.prompts) == 1:  # while the second step is trained on: none is left for the third
+            for server in servers:
+                server.kill()
+        return seen(prompts, completions, **kwargs)
+
+    urls = [server.url for server in servers]
+    run = {"rollout_server_timeout": 3.0, "max_steps": 4, "save_strategy": "steps", "save_steps": 100}
+    with pytest.raises(RolloutError, match="no vLLM server answers, for 3 seconds"):
+        trainer(tmp_path, urls, reward, **run).train()
+    assert latest_checkpoint(tmp_path).name == "checkpoint-2"
+    servers[1].restart()
+    trained = trainer(tmp_path, urls, seen, **run)
+    trained.train(resume_from_checkpoint=True)
+    assert trained.state.global_step == 4
+    undisturbed = Seen()
+    trainer(tmp_path / "undisturbed", urls, undisturbed, **run).train()
+    assert seen.prompts == undisturbed.prompts
+
+
+def test_two_processes_sample_from_one_policy(tmp_path, vllm_server):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    settings = [
+        "train.max_steps=3",
+        "train.prompts_per_step=4",
+        "train.num_generations=4",
+        "train.per_device_train_batch_size=4",
+        "train.learning_rate=1e-2",
+        "rollout.max_completion_length=24",
+        "rollout.backend=vllm-server",
+        f"rollout.servers=[{vllm_server}]",
+        "rollout.prefetch=1",
+        "eval.enabled=false",
+        "engine.threads=1",
+    ]
+    command = [*launcher, "-m", "perl", "train", "quickstart", *settings, "--output", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["rollout/steps_behind"] for row in rows] == [0, 1, 1]
+    assert rows[0]["sampling/sampling_logp_difference/mean"] < 1e-4
+    assert [row["sync/logp_diff"] < 1e-4 for row in rows[:2]] == [True, True]
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp_path, perl_command, method):
+    if absent():
+        pytest.skip(absent())
+    port = free_port()
+    printed = perl_command("rollout", "command", "quickstart", f"peft.method={method}", "--port", str(port))
+    assert printed.returncode == 0, printed.stderr
+    words = printed.stdout.split()
+    variables = dict(word.split("=", 1) for word in words if word.isupper() or word.split("=")[0].isupper())
+    program = words[len(variables) :]
+    assert program[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
+    flags = [flag for flag in program[3:] if flag != "--enforce-eager"]
+    server = VllmProcess(tmp_path / "server", tuple(flags), variables, port)
+    try:
+        server.wait()
+        settings = [
+            "rollout.backend=vllm-server",
+            f"rollout.servers=[{server.url}]",
+            f"peft.method={method}",
+            "train.max_steps=1",
+            "eval.enabled=false",
+        ]
+        checked = perl_command("rollout", "check", "quickstart", *settings)
+        assert checked.returncode == 0, checked.stderr
+        assert server.url in checked.stdout
+        assert "0.32" in checked.stdout
+        trained = perl_command("train", "quickstart", *settings, "--output", "run")
+        assert trained.returncode == 0, trained.stderr
+    finally:
+        server.kill()
+
+
+def test_what_the_servers_cannot_do_is_refused_before_weights_are_loaded(tmp_path, vllm_server):
+    from perl.training.stages import train
+
+    recipe = {"extends": "quickstart", "rollout": {"backend": "vllm-server", "servers": [vllm_server]}}
+    long = {**recipe, "rollout": {**recipe["rollout"], "max_completion_length": 500}}
+    with pytest.raises(PerlError, match=r"--max-model-len") as raised:
+        train(long, output_dir=tmp_path / "long")
+    assert "\n" not in str(raised.value)

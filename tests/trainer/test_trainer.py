@@ -1,0 +1,210 @@
+"""PeftGRPOTrainer where it differs from its parent: what is sampled, saved, resumed, written and sent."""
+
+import json
+import socket
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from trl import GRPOConfig, GRPOTrainer
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import BrokenPromiseError, RecipeError
+from perl.policy.checkpoint import is_complete, latest_checkpoint
+from perl.rewards import accuracy_reward
+from perl.sandbox import BASE_FOLDER, load_problems
+
+
+def problems(count=16) -> Dataset:
+    chosen = load_problems("sandbox:addition", "train")[:count]
+    return Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": p.question}], "solution": p.answer} for p in chosen]
+    )
+
+
+def arguments(folder, **changes) -> PeftRLConfig:
+    settings = {
+        "use_cpu": True,
+        "prompts_per_step": 2,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "max_completion_length": 24,
+        "max_steps": 2,
+        "learning_rate": 1e-3,
+        "peft_rank": 4,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    return PeftRLConfig(str(folder), **{**settings, **changes})
+
+
+def trainer(folder, model="sandbox:base", **changes) -> PeftGRPOTrainer:
+    return PeftGRPOTrainer(
+        model=model, reward_funcs=accuracy_reward, args=arguments(folder, **changes), train_dataset=problems()
+    )
+
+
+def base() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+
+
+def weights_of(model) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for _, p in sorted(model.named_parameters()) if p.requires_grad])
+
+
+def test_it_is_a_trl_trainer_and_takes_trls_own_config(tmp_path):
+    config = GRPOConfig(
+        str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        activation_checkpointing=False,
+        per_device_train_batch_size=8,
+        max_completion_length=16,
+        max_steps=1,
+        report_to=[],
+        save_strategy="no",
+    )
+    made = PeftGRPOTrainer(
+        model=str(BASE_FOLDER),
+        reward_funcs=accuracy_reward,
+        args=config,
+        train_dataset=problems(),
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear"),
+    )
+    assert isinstance(made, GRPOTrainer)
+    made.train()
+    assert made.policy.peft_config["default"].r == 2
+
+
+def test_the_adapter_is_the_one_the_arguments_ask_for(tmp_path):
+    made = trainer(tmp_path, peft_method="dora", peft_rank=2, peft_alpha=4, peft_target_modules=["q_proj"])
+    config = made.policy.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.use_dora, config.target_modules) == (2, 4, True, {"q_proj"})
+
+
+def test_the_models_generation_file_has_no_say_in_rollouts(tmp_path):
+    """A model may come with a repetition penalty; sampling with it would train on another policy's completions."""
+    model = base()
+    model.generation_config.no_repeat_ngram_size = 1  # no token twice: a derivation would be impossible
+    model.generation_config.min_p = 0.9
+    made = trainer(tmp_path, model=model, max_steps=1)
+    assert (made.generation_config.no_repeat_ngram_size, made.generation_config.min_p) == (0, 0.0)
+    made.train()
+    texts = [row["completion"][0]["content"] for row in made.latest_group()]
+    assert any(len(set(text)) < len(text) for text in texts)
+
+
+def test_nothing_is_sent_anywhere(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    trainer(tmp_path, max_steps=1).train()
+
+
+def test_every_trainable_parameter_moves(tmp_path):
+    made = trainer(tmp_path, max_steps=4, learning_rate=1e-2)
+    before = {name: p.detach().clone() for name, p in made.policy.named_parameters()}
+    made.train()
+    for name, parameter in made.policy.named_parameters():
+        assert torch.equal(before[name], parameter) is not parameter.requires_grad, name
+
+
+def test_an_optimizer_without_all_parameters_is_refused(tmp_path):
+    made = trainer(tmp_path)
+    frozen_for_a_moment = next(p for p in made.model.parameters() if p.requires_grad)
+    frozen_for_a_moment.requires_grad_(False)
+    made.create_optimizer()
+    frozen_for_a_moment.requires_grad_(True)
+    with pytest.raises(BrokenPromiseError, match="1 trainable parameters are not in the optimizer"):
+        made.create_optimizer()
+
+
+def test_checkpoints_are_sealed_and_a_trainer_resumes_from_the_newest(tmp_path):
+    straight = trainer(tmp_path / "straight", max_steps=4, save_strategy="steps", save_steps=2)
+    straight.train()
+    assert is_complete(tmp_path / "straight" / "checkpoint-2")
+    assert latest_checkpoint(tmp_path / "straight").name == "checkpoint-4"
+    (tmp_path / "straight" / "checkpoint-4" / "complete.json").unlink()  # as if the kill had come before the seal
+    resumed = trainer(tmp_path / "straight", max_steps=4, save_strategy="steps", save_steps=2)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 4
+    assert torch.equal(weights_of(resumed.policy), weights_of(straight.policy))
+
+
+def test_a_checkpoint_of_the_last_step_is_loaded_without_another_step(tmp_path):
+    first = trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
+    first.train()
+    again = trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 2
+    assert torch.equal(weights_of(again.policy), weights_of(first.policy))
+
+
+def test_only_as_many_checkpoints_stay_as_asked_for(tmp_path):
+    made = trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=2)
+    made.train()
+    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_the_card_of_a_script_says_what_is_known(tmp_path):
+    made = trainer(tmp_path, max_steps=1)
+    made.train()
+    made.create_model_card(model_name="mine")
+    card = (tmp_path / "README.md").read_text()
+    assert "# mine" in card
+    assert "`sandbox:base`" in card
+    assert "None" not in card
+    assert str(tmp_path) not in card
+
+
+def test_a_saved_adapter_gives_the_policys_log_probabilities_on_a_fresh_base(tmp_path):
+    made = trainer(tmp_path / "out", max_steps=2, learning_rate=1e-2)
+    made.train()
+    made.save_adapter(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(base(), tmp_path / "adapter").eval()
+    ids = torch.tensor([[5, 17, 23, 9, 31]])
+    with torch.no_grad():
+        logits = loaded(ids).logits[:, :-1].log_softmax(-1)
+    expected = logits.gather(-1, ids[:, 1:, None])[..., 0]
+    assert torch.allclose(made.policy_log_probs(ids, torch.ones_like(ids)), expected, atol=1e-5)
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == (
+        "sandbox:base"
+    )
+
+
+def test_evaluation_while_training_scores_whole_groups(tmp_path):
+    made = PeftGRPOTrainer(
+        model="sandbox:base",
+        reward_funcs=accuracy_reward,
+        args=arguments(tmp_path, eval_strategy="steps", eval_steps=1, max_steps=1, per_device_eval_batch_size=4),
+        train_dataset=problems(),
+        eval_dataset=problems(4),
+    )
+    made.train()
+    (scored,) = [row for row in made.state.log_history if "eval_reward" in row]
+    assert 0.0 <= scored["eval_reward"] <= 1.0
+
+
+def test_rewards_that_do_not_apply_have_no_say(tmp_path):
+    """None from every reward leaves a completion without an advantage instead of giving it 0."""
+
+    def sometimes(completions, **_):
+        return [None if i % 4 == 0 else float(i % 2) for i in range(len(completions))]
+
+    made = PeftGRPOTrainer(
+        model="sandbox:base", reward_funcs=sometimes, args=arguments(tmp_path, max_steps=1), train_dataset=problems()
+    )
+    made.train()
+    first, *others = [row["advantage"] for row in made.latest_group()]
+    assert first == 0.0
+    assert sum(others) == pytest.approx(0.0, abs=1e-6)
+    assert any(abs(advantage) > 0.1 for advantage in others)
+
+
+def test_a_batch_that_contradicts_itself_is_refused_by_the_arguments(tmp_path):
+    with pytest.raises(RecipeError, match="cannot be cut into passes of 3 rows"):
+        arguments(tmp_path, per_device_train_batch_size=3)

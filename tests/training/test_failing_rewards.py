@@ -1,0 +1,232 @@
+"""Runs whose reward functions fail, hang or come with a model of their own, as real processes and real steps."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import RecipeError
+from perl.policy.checkpoint import latest_checkpoint
+from perl.rewards import accuracy_reward
+from perl.rewards.verifier import check_all
+from perl.sandbox import load_problems
+
+# Fails on every sample of its calls from the third on, while the file `broken` is there.
+FLAKY = """
+from pathlib import Path
+
+calls = 0
+
+def reward(completions, prompts, **kwargs):
+    global calls
+    calls += len(completions) > 1
+    if calls >= 3 and Path("broken").exists():
+        raise RuntimeError("the judge is away")
+    return [float(len(text)) for text in completions]
+
+def elsewhere(completions, **kwargs):
+    import os
+    if os.environ.get("RANK") == "1":
+        raise RuntimeError("only here")
+    return [1.0] * len(completions)
+
+def at_evaluation(completions, **kwargs):
+    global calls
+    calls += 1
+    if calls > 1:
+        raise RuntimeError("no judge for evaluation")
+    return [1.0] * len(completions)
+
+def patient(completions, **kwargs):
+    import time
+    time.sleep(3600 if completions[0][0]["content"].startswith("\\\\") else 0)
+    return [1.0]
+"""
+RECIPE = """
+model: {name: sandbox:base}
+data: {train: sandbox:addition}
+rewards: {accuracy: 1.0, flaky:reward: {weight: 0.01, max_failures: 3}}
+train:
+  prompts_per_step: 2
+  num_generations: 4
+  per_device_train_batch_size: 8
+  max_steps: 6
+  save_steps: 50
+  learning_rate: 1e-3
+rollout: {max_completion_length: 24}
+eval: {limit: 8, k: 1}
+engine: {device: cpu, threads: 1}
+"""
+
+
+def train(*overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "perl", "train", "recipe.yaml", *overrides]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(autouse=True)
+def _recipe(tmp_path):
+    (tmp_path / "flaky.py").write_text(FLAKY)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+
+
+def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_goes_on_when_it_is_mended():
+    Path("broken").touch()
+    failed = train()
+    run = Path("runs/recipe")
+    assert failed.returncode == 1
+    assert (facts()["status"], facts()["steps"]) == ("failed", 3)
+    assert "the judge is away" in facts()["error"]
+    assert latest_checkpoint(run / "checkpoints").name == "checkpoint-3"
+    last = failed.stderr.splitlines()[-1]
+    assert last.startswith("error: recipe.yaml:4: rewards.flaky:reward: failed on 8 samples")
+    assert "the judge is away" in last
+    assert "the same command goes on" in last
+    assert "Traceback" not in failed.stderr
+    Path("broken").unlink()
+    mended = train()
+    assert mended.returncode == 0, mended.stderr
+    assert (facts()["status"], facts()["steps"], "error" in facts()) == ("done", 6, False)
+    assert "resuming from step 3" in mended.stderr
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [step for step in steps if step <= 3][:3] == [1, 2, 3]
+    assert steps[-1] == 6
+
+
+def test_fewer_failures_than_that_are_counted_and_the_run_ends_well():
+    Path("broken").touch()
+    done = train("rewards.flaky:reward.max_failures=1000", "train.max_steps=4")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
+    shares = [row.get("reward/reward/failed_frac") for row in rows if "reward" in row and "loss" in row]
+    assert shares == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_a_reward_that_hangs_costs_its_samples_only():
+    patient = "rewards.flaky:patient"
+    done = train(
+        "rewards.accuracy=null",
+        "rewards.flaky:reward=null",
+        f"{patient}.workers=2",
+        f"{patient}.timeout_seconds=1",
+        f"{patient}.max_failures=1000",
+        "train.max_steps=1",
+        "rollout.max_completion_length=4",
+        "eval.enabled=false",
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()][:1]
+    assert 0 < row["reward/patient/timeout_frac"] < 1
+
+
+def facts() -> dict:
+    return json.loads(Path("runs/recipe/run.json").read_text())
+
+
+def test_a_reward_that_fails_on_another_process_ends_all_of_them_as_failed():
+    elsewhere = "rewards.flaky:elsewhere"
+    overrides = ["rewards.flaky:reward=null", f"{elsewhere}.max_failures=1", "eval.enabled=false", "train.max_steps=3"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "perl", "train", "recipe.yaml", *overrides, "train.per_device_train_batch_size=4"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert (facts()["status"], facts()["steps"]) == ("failed", 1)
+    assert "failed too often on another process" in facts()["error"]
+    assert "only here" in ended.stderr
+    assert latest_checkpoint(Path("runs/recipe/checkpoints")).name == "checkpoint-1"
+    rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["reward/elsewhere/failed_frac"] == 0.5
+
+
+def test_a_reward_that_fails_in_the_last_evaluation_fails_the_run():
+    name = "rewards.flaky:at_evaluation"
+    changes = ["train.max_steps=1", "train.eval_strategy=steps", "train.eval_steps=1", "data.train.limit=8"]
+    Path("heldout.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
+    ended = train(
+        "rewards.flaky:reward=null", f"{name}.max_failures=0", "eval.enabled=false", "data.eval=heldout.jsonl", *changes
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert (facts()["status"], facts()["steps"]) == ("failed", 1)
+    assert "no judge for evaluation" in ended.stderr
+
+
+def problems(count):
+    found = load_problems("sandbox:addition", "train")[:count]
+    return Dataset.from_list([{"prompt": problem.question, "solution": problem.answer} for problem in found])
+
+
+def arguments(folder, **changes):
+    given = {
+        "prompts_per_step": 2,
+        "num_generations": 4,
+        "max_completion_length": 24,
+        "max_steps": 1,
+        "learning_rate": 1e-3,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    return PeftRLConfig(str(folder), **given | changes)
+
+
+def test_a_process_reward_is_one_more_reward_with_its_weight(tmp_path):
+    """The sandbox base itself judges: how likely it takes "1" against "2" after each step."""
+    how = {"model": "sandbox:base", "kind": "causal", "split": " ", "step_token": "=", "positive": "1", "negative": "2"}
+    changes = {"process_reward_weight": 0.5, "process_reward_kwargs": how}
+    trainer = PeftGRPOTrainer(
+        "sandbox:base", accuracy_reward, arguments(tmp_path / "out", **changes), train_dataset=problems(8)
+    )
+    trainer.train()
+    (log,) = [row for row in trainer.state.log_history if "reward" in row and "loss" in row]
+    assert 0 < log["rewards/process_reward/mean"] < 1
+    assert log["reward/process_reward/steps"] >= 1
+    expected = log["rewards/accuracy_reward/mean"] + 0.5 * log["rewards/process_reward/mean"]
+    assert log["reward"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_without_a_weight_only_the_outcome_counts(tmp_path):
+    trainer = PeftGRPOTrainer("sandbox:base", accuracy_reward, arguments(tmp_path / "out"), train_dataset=problems(8))
+    assert trainer.reward_func_names == ["accuracy_reward"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"process_reward_weight": 0.5},
+        {"process_reward_kwargs": {"model": "sandbox:base"}},
+        {"flat_reward_steps": -1},
+    ],
+)
+def test_half_a_process_reward_is_refused(tmp_path, changes):
+    with pytest.raises(RecipeError, match=next(iter(changes))):
+        arguments(tmp_path, **changes)
+
+
+def test_a_verdict_that_takes_too_long_is_counted_in_the_logs(tmp_path):
+    """A gold answer that cannot be compared in time: 0, and the log says why."""
+    rows = problems(8).map(lambda _row: {"solution": r"\binom{2000000}{1000000}+x"})
+    trainer = PeftGRPOTrainer(
+        "sandbox:base", hurried_accuracy, arguments(tmp_path / "out", max_completion_length=64), train_dataset=rows
+    )
+    trainer.train()
+    (log,) = [row for row in trainer.state.log_history if "reward" in row and "loss" in row]
+    shares = [log[f"reward/accuracy/{status}_frac"] for status in ("timeout", "no_answer", "wrong", "error")]
+    assert sum(shares) == pytest.approx(1)
+    assert log["reward/accuracy/timeout_frac"] > 0
+    assert not math.isnan(log["reward"])
+
+
+def hurried_accuracy(completions, solution, **columns):
+    return accuracy_reward(completions, solution, timeout_seconds=0.5, **columns)
+
+
+def test_evaluation_and_training_give_the_same_verdicts():
+    golds = ["4", r"\frac{1}{2}", "(1,2]"]
+    completions = [r"\boxed{4.0}", r"\boxed{50\%}", r"\boxed{[1,2]}"]
+    verdicts = check_all(golds, completions)
+    assert [float(verdict.right) for verdict in verdicts] == accuracy_reward(completions, golds) == [1.0, 1.0, 0.0]

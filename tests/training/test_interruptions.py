@@ -1,0 +1,247 @@
+"""Runs that are stopped or killed, as real processes: what is kept, what the next start does, what comes out."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import perl
+from perl.policy.checkpoint import latest_checkpoint
+
+# A reward that sends its own process a signal in its Nth call; with no weight, so that it changes nothing else.
+TRIPWIRE = """
+import os
+from pathlib import Path
+
+calls = 0
+
+def reward(completions, **kwargs):
+    global calls
+    calls += 1
+    wire = Path("tripwire")
+    if wire.exists():
+        at, *signals = map(int, wire.read_text().split())
+        if calls == at:
+            wire.unlink()
+            for number in signals:
+                os.kill(os.getpid(), number)
+    return [0.0] * len(completions)
+"""
+RECIPE = """
+model: {name: sandbox:base}
+data: {train: sandbox:addition}
+rewards: {accuracy: 1.0, tripwire:reward: 0.0}
+train:
+  prompts_per_step: 2
+  num_generations: 4
+  per_device_train_batch_size: 8
+  max_steps: 6
+  save_steps: 2
+  learning_rate: 1e-3
+  beta: 0.01
+rollout: {max_completion_length: 24}
+eval: {limit: 8, k: 1}
+engine: {device: cpu, threads: 1}
+"""
+OUTPUT = Path("runs/recipe")
+
+
+def write_recipe(folder: Path) -> None:
+    (folder / "tripwire.py").write_text(TRIPWIRE)
+    (folder / "recipe.yaml").write_text(RECIPE)
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "perl", "train", "recipe.yaml"]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def train(folder: Path) -> tuple[int, str]:
+    process = start(folder)
+    _, stderr = process.communicate()
+    return process.returncode, stderr
+
+
+def facts_of(run: Path) -> dict:
+    return json.loads((run / "run.json").read_text())
+
+
+def weights_of(run: Path) -> bytes:
+    return (run / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def steps_in(log: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in log.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of the same recipe, trained in one go."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    write_recipe(folder)
+    assert train(folder)[0] == 0
+    return folder / OUTPUT
+
+
+def assert_finished_like(run: Path, uninterrupted: Path) -> None:
+    """The same adapter bit for bit, the same scores and every step logged once."""
+    assert facts_of(run)["status"] == "done"
+    assert weights_of(run) == weights_of(uninterrupted)
+    assert facts_of(run)["eval"] == facts_of(uninterrupted)["eval"]
+    assert facts_of(run)["reward"] == facts_of(uninterrupted)["reward"]
+    assert steps_in(run / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]
+    assert (run / "samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_step_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path, uninterrupted, number):
+    write_recipe(tmp_path)
+    (tmp_path / "tripwire").write_text(f"3 {number.value}")
+    code, stderr = train(tmp_path)
+    run = tmp_path / OUTPUT
+    assert code == 130, stderr
+    assert "Traceback" not in stderr
+    assert "stopped after step 3 of 6" in stderr
+    assert facts_of(run)["status"] == "interrupted"
+    assert latest_checkpoint(run / "checkpoints").name == "checkpoint-3"
+    assert train(tmp_path)[0] == 0
+    assert_finished_like(run, uninterrupted)
+
+
+def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpoint(tmp_path, uninterrupted):
+    write_recipe(tmp_path)
+    (tmp_path / "tripwire").write_text("4 2 2")
+    code, stderr = train(tmp_path)
+    run = tmp_path / OUTPUT
+    assert code == 130, stderr
+    assert "Traceback" not in stderr
+    assert facts_of(run)["status"] == "interrupted"
+    assert latest_checkpoint(run / "checkpoints").name == "checkpoint-2"
+    assert train(tmp_path)[0] == 0
+    assert_finished_like(run, uninterrupted)
+
+
+def test_kill_9_in_a_step_loses_the_work_since_the_last_checkpoint_only(tmp_path, uninterrupted):
+    write_recipe(tmp_path)
+    (tmp_path / "tripwire").write_text("4 9")
+    run = tmp_path / OUTPUT
+    assert train(tmp_path)[0] == -9
+    assert facts_of(run)["status"] == "running"
+    assert steps_in(run / "metrics.jsonl") == [1, 2, 3]
+    assert train(tmp_path)[0] == 0
+    assert_finished_like(run, uninterrupted)
+
+
+@pytest.mark.parametrize(
+    "appearing",
+    ["run.json", "checkpoints/checkpoint-2", "checkpoints/checkpoint-6", ".adapter.tmp"],
+)
+def test_kill_9_as_a_file_appears_is_survived(tmp_path, uninterrupted, appearing):
+    """The kill falls into the writing of that file, or shortly after it."""
+    for attempt in range(5):  # on a busy machine the run may be over before this process gets to look
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        write_recipe(folder)
+        if killed_as(folder / OUTPUT / appearing, folder):
+            break
+    else:
+        pytest.fail("every run was over before it could be killed")
+    assert train(folder)[0] == 0
+    assert_finished_like(folder / OUTPUT, uninterrupted)
+
+
+def killed_as(appearing: Path, folder: Path) -> bool:
+    process = start(folder)
+    adapter = folder / OUTPUT / "adapter"
+    while process.poll() is None and not appearing.exists() and not adapter.exists():
+        time.sleep(0.0005)
+    process.kill()
+    process.communicate()
+    return process.returncode == -9
+
+
+def test_a_run_that_is_done_is_left_as_it_is(uninterrupted):
+    before = {p: p.stat().st_mtime_ns for p in sorted(uninterrupted.rglob("*")) if p.is_file() and p.name != ".lock"}
+    assert train(uninterrupted.parent.parent)[0] == 0
+    assert len(before) > 20
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path):
+    write_recipe(tmp_path)
+    first = start(tmp_path)
+    while first.poll() is None and not (tmp_path / OUTPUT / "run.json").exists():
+        time.sleep(0.01)
+    first.send_signal(signal.SIGSTOP)  # it holds the folder for as long as the second one needs to start
+    code, stderr = train(tmp_path)
+    first.kill()
+    first.communicate()
+    assert code == 2
+    assert "another process is training here" in stderr
+
+
+VARIANTS = {
+    "several epochs": ["data.train.limit=4"],
+    "rollouts that last for three steps": [
+        "train.per_device_train_batch_size=4",
+        "train.steps_per_generation=6",
+    ],
+    "two passes over the rollouts": ["train.num_iterations=2"],
+    "adapter dropout and a bounded number of checkpoints": ["peft.dropout=0.1", "train.save_total_limit=2"],
+    "dora": ["peft.method=dora"],
+}
+
+
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+def test_resumed_and_uninterrupted_runs_end_with_the_same_adapter(tmp_path, overrides):
+    write_recipe(tmp_path)
+    overrides = [*overrides, "eval.enabled=false", "rewards.tripwire:reward=null"]
+    straight = perl.train("recipe.yaml", overrides, tmp_path / "straight")
+    resumed = tmp_path / "resumed"
+    shutil.copytree(straight.path, resumed)
+    shutil.rmtree(resumed / "adapter")
+    shutil.rmtree(resumed / "checkpoints" / "checkpoint-6")
+    (resumed / "run.json").write_text(json.dumps({**straight.facts, "status": "interrupted"}))
+    perl.train("recipe.yaml", overrides, resumed)
+    assert latest_checkpoint(resumed / "checkpoints").name == "checkpoint-6"
+    assert weights_of(resumed) == weights_of(straight.path)
+    assert steps_in(resumed / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_that_lost_a_file_does_not_count(tmp_path):
+    write_recipe(tmp_path)
+    overrides = ["eval.enabled=false", "rewards.tripwire:reward=null"]
+    straight = perl.train("recipe.yaml", overrides, tmp_path / "straight")
+    newest = straight.checkpoints / "checkpoint-6"
+    (newest / "adapter_model.safetensors").write_bytes(b"cut short")
+    weights = weights_of(straight.path)
+    (straight.path / "run.json").write_text(json.dumps({**straight.facts, "status": "interrupted"}))
+    perl.train("recipe.yaml", overrides, straight.path)
+    assert weights_of(straight.path) == weights
+
+
+def test_another_recipe_is_refused_in_a_folder_that_holds_work(uninterrupted):
+    folder = uninterrupted.parent.parent
+    command = [sys.executable, "-m", "perl", "train", "recipe.yaml", "train.learning_rate=2e-3", "peft.rank=4"]
+    refused = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "holds a run of another recipe" in refused.stderr
+    assert "peft.rank is None there, 4 here" in refused.stderr
+    assert "train.learning_rate is 0.001 there, 0.002 here" in refused.stderr
+    assert "--output" in refused.stderr
+
+
+def test_the_resolved_recipe_in_the_run_folder_trains_the_same_adapter(uninterrupted, tmp_path):
+    shutil.copy(uninterrupted / "recipe.yaml", tmp_path / "again.yaml")
+    shutil.copy(uninterrupted.parent.parent / "tripwire.py", tmp_path)
+    command = [sys.executable, "-m", "perl", "train", "again.yaml", "--quiet"]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == ""
+    assert weights_of(tmp_path / "runs" / "again") == weights_of(uninterrupted)

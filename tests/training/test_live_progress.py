@@ -1,0 +1,176 @@
+"""A person at a terminal sees one live line, a log gets whole lines, and --quiet means quiet."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+
+import pytest
+
+from perl.run.progress import duration
+
+SMALL = (
+    "train",
+    "quickstart",
+    "train.max_steps=2",
+    "train.prompts_per_step=2",
+    "train.num_generations=2",
+    "train.per_device_train_batch_size=4",
+    "engine.threads=1",
+)
+# The tests' own settings that make libraries quieter than they are to a person.
+SILENCERS = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+
+
+def as_a_person_would_see_it():
+    """The environment without the tests' settings; every redraw is drawn, however fast the machine is."""
+    kept = {name: value for name, value in os.environ.items() if name not in SILENCERS}
+    return {**kept, "TQDM_MININTERVAL": "0"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00"),
+        (0.4, "0:00"),
+        (9, "0:09"),
+        (59.6, "1:00"),
+        (61, "1:01"),
+        (3599, "59:59"),
+        (3599.7, "1:00:00"),
+        (3661, "1:01:01"),
+        (90061, "25:01:01"),
+    ],
+)
+def test_durations_read_like_a_clock(seconds, text):
+    assert duration(seconds) == text
+
+
+def run_at_a_terminal(folder, *arguments):
+    """Exit code and everything written to a real terminal of 160 columns, to which stderr and stdout go."""
+    person, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    written = bytearray()
+
+    def watch():
+        while True:
+            try:
+                chunk = os.read(person, 65536)
+            except OSError:  # how Linux says that the last writer has left
+                return
+            if not chunk:
+                return
+            written.extend(chunk)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "perl", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=folder,
+            env=as_a_person_would_see_it(),
+        )
+        returncode = process.wait()
+    finally:
+        os.close(terminal)
+        watcher.join()
+        os.close(person)
+    return returncode, written.decode()
+
+
+@pytest.fixture(scope="module")
+def seen_at_a_terminal(tmp_path_factory):
+    """What two small steps of the quickstart draw."""
+    returncode, seen = run_at_a_terminal(tmp_path_factory.mktemp("terminal"), *SMALL, "eval.limit=8", "eval.k=1")
+    assert returncode == 0, seen
+    assert "Traceback" not in seen
+    return seen
+
+
+def drawn(seen, label):
+    """The states of a live line, in order."""
+    return [line for line in re.split(r"[\r\n]+", seen) if f"| {label} " in line]
+
+
+def test_a_terminal_shows_a_live_line_with_step_reward_length_rate_and_time_left(seen_at_a_terminal):
+    lines = drawn(seen_at_a_terminal, "training")
+    assert lines[0].startswith("0/2 |")
+    first = r"^1/2 \|.*\| training  reward \d\.\d{3}  length \d+\.\d.* ETA \d\d:\d\d"
+    assert any(re.search(first, line) for line in lines)
+    last = r"^2/2 \|.*\| training  reward \d\.\d{3}  length \d+\.\d  [\d,]+ tokens/s.* ETA 00:00"
+    assert re.search(last, lines[-1])
+
+
+def test_a_live_line_has_no_stray_punctuation(seen_at_a_terminal):
+    lines = drawn(seen_at_a_terminal, "training")
+    assert len(lines) >= 3
+    assert [line for line in lines if re.search(r"[|\s],", line)] == []
+
+
+def test_scoring_has_a_live_line_for_base_and_adapter(seen_at_a_terminal):
+    for who in ("base", "adapter"):
+        lines = drawn(seen_at_a_terminal, f"scoring the {who}")
+        assert lines[0].startswith("0/8 |")
+        assert lines[-1].startswith("8/8 |")
+
+
+def test_live_lines_are_taken_away_and_no_log_lines_come_between(seen_at_a_terminal):
+    """What stays on the screen is what each row holds after its last carriage return."""
+    rows = [row.rstrip("\r").split("\r")[-1] for row in seen_at_a_terminal.split("\n")]
+    assert not any(re.match(r"\d+/\d+ \|", row) for row in rows)
+    assert not any(row.startswith("step ") for row in rows)
+    assert sum(" on sandbox:addition: " in row for row in rows) == 2
+    assert any(row.startswith("2 steps, ") for row in rows)
+
+
+def test_quiet_prints_nothing_at_a_terminal(tmp_path):
+    returncode, seen = run_at_a_terminal(tmp_path, *SMALL, "eval.limit=4", "eval.k=1", "--quiet")
+    assert (returncode, seen) == (0, "")
+    assert (tmp_path / "runs" / "quickstart" / "adapter" / "README.md").is_file()
+
+
+def test_quiet_prints_nothing_to_a_log(perl_command):
+    result = perl_command(*SMALL, "eval.limit=4", "eval.k=1", "--quiet", env=as_a_person_would_see_it())
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_quiet_still_says_what_is_wrong(perl_command):
+    result = perl_command("train", "quickstart", "peft.rnak=4", "--quiet")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+
+
+def test_a_log_gets_whole_lines_and_only_ours(perl_command):
+    result = perl_command(*SMALL, "eval.limit=4", "eval.k=1", env=as_a_person_would_see_it())
+    assert result.returncode == 0, result.stderr
+    assert "\r" not in result.stderr
+    assert "\x1b" not in result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 4
+    score = r"on sandbox:addition: avg@1 \d+\.\d( ± \d+\.\d| \[\d+\.\d, \d+\.\d\]), in \d+:\d\d"
+    step = r"reward \d\.\d{3}  length \d+\.\d"
+    assert re.fullmatch(f"base {score}", lines[0])
+    assert re.fullmatch(rf"step 1/2  {step}  ETA \d+:\d\d", lines[1])
+    assert re.fullmatch(rf"step 2/2  {step}  [\d,]+ tokens/s  ETA 0:00", lines[2])
+    assert re.fullmatch(f"adapter {score}", lines[3])
+
+
+def test_the_results_are_on_stdout(perl_command):
+    result = perl_command(*SMALL, "eval.enabled=false", "hub.repo_id=me/tiny")
+    assert result.returncode == 0, result.stderr
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines()[1:])
+    assert result.stdout.startswith("2 steps, ")
+    assert lines == {
+        "adapter": "runs/quickstart/adapter",
+        "card": "runs/quickstart/adapter/README.md",
+        "curves": "runs/quickstart/plots/curves.png",
+        "push": "perl push runs/quickstart",
+    }

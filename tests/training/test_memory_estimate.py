@@ -1,0 +1,225 @@
+"""The estimate from a config against what is measured on the model itself, and against arithmetic by hand."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from perl.methods.settings import adaptation
+from perl.packing.attention import use_packed_attention
+from perl.packing.fused_lora import fuse_lora
+from perl.packing.head import LogitSettings, add_scored_forward
+from perl.packing.memory import measure, plan_memory
+from perl.policy.attach import attach_adapter
+from perl.policy.model import load_base, total_parameters, trainable_parameters
+from perl.recipe import load_recipe
+from perl.recipe.sections import ModelSection, PeftSection
+from perl.trainer.config import PeftRLConfig
+from perl.training.memory_estimate import (
+    GPUS,
+    Attention,
+    Decoder,
+    Types,
+    Work,
+    cached_bytes,
+    decoder_of,
+    estimate_memory,
+    recipe_estimates,
+    token_bytes,
+    weight_bytes,
+)
+from perl.training.stages import prepare, read_recipe
+from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu
+
+GIB = 2**30
+WITHIN = 0.01
+# Type, layers, hidden, inner, heads, key-value heads, vocabulary, rank, further.
+SHAPES = {
+    "qwen3": ("qwen3", 2, 64, 192, 4, 2, 128, 8, {"head_dim": 32}),
+    "qwen3, many layers": ("qwen3", 5, 32, 64, 4, 4, 256, 4, {"head_dim": 16, "tie_word_embeddings": False}),
+    "qwen2": ("qwen2", 3, 64, 256, 8, 2, 128, 16, {"tie_word_embeddings": True}),
+    "llama": ("llama", 2, 96, 256, 6, 2, 64, 8, {}),
+    "llama with biases": ("llama", 2, 64, 128, 4, 1, 64, 2, {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", 2, 64, 160, 4, 2, 64, 32, {"head_dim": 32, "sliding_window": None}),
+}
+BY_SEGMENT = Attention(kernel=False)  # as on a CPU
+every_shape = pytest.mark.parametrize("name", SHAPES)
+
+
+def config_of(name: str):
+    kind, layers, hidden, inner, heads, key_heads, vocabulary, _, further = SHAPES[name]
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 1024,
+    }
+    return AutoConfig.for_model(kind, **sizes, **further)
+
+
+def policy_of(name: str, dtype: torch.dtype = torch.float32):
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(config_of(name), dtype=dtype)
+    policy = attach_adapter(base, adaptation(PeftSection(rank=SHAPES[name][7]))).train()
+    fuse_lora(policy)
+    add_scored_forward(base, LogitSettings())
+    assert use_packed_attention(base) is None
+    return policy
+
+
+@every_shape
+def test_parameters_of_base_and_adapter_are_those_of_the_model(name):
+    policy, decoder = policy_of(name), decoder_of(config_of(name))
+    trained = trainable_parameters(policy)
+    assert decoder.lora_parameters(SHAPES[name][7]) == trained
+    assert decoder.parameters == total_parameters(policy) - trained
+    assert weight_bytes(decoder, Types(weights=2)) == 2 * decoder.parameters
+
+
+@every_shape
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [(torch.float32, None), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)],
+    ids=["float32", "bfloat16", "float32 under autocast"],
+)
+def test_bytes_of_a_token_are_those_that_are_measured(name, dtype, autocast):
+    policy = policy_of(name, dtype)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        measured = measure(policy, packed=True)
+    types = Types(weights=dtype.itemsize, compute=(autocast or dtype).itemsize)
+    estimated = token_bytes(decoder_of(config_of(name)), types, SHAPES[name][7], BY_SEGMENT)
+    assert estimated.kept == pytest.approx(measured.kept, rel=WITHIN)
+    assert estimated.recomputed == pytest.approx(measured.recomputed, rel=WITHIN)
+
+
+def test_bytes_of_a_token_on_a_base_in_nf4_and_of_its_weights_are_those_that_are_measured(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config_of("qwen2"), dtype=torch.bfloat16).save_pretrained(tmp_path)
+    section = ModelSection(name=str(tmp_path), dtype="bfloat16", quantization="nf4")
+    base = load_base(section, torch.device("cpu"))
+    decoder, rank, types = decoder_of(config_of("qwen2")), SHAPES["qwen2"][7], Types(nf4=True)
+    held = sum(parameter.nbytes for parameter in base.parameters())
+    for parameter in base.parameters():
+        if hasattr(parameter, "quant_state"):
+            held += parameter.quant_state.absmax.nbytes + parameter.quant_state.state2.absmax.nbytes
+    assert weight_bytes(decoder, types) == pytest.approx(held, rel=WITHIN)
+    policy = attach_adapter(base, adaptation(PeftSection(rank=rank))).train()
+    fuse_lora(policy)
+    add_scored_forward(base, LogitSettings())
+    assert use_packed_attention(base) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        measured = measure(policy, packed=True)
+    estimated = token_bytes(decoder, types, rank, BY_SEGMENT)
+    assert estimated.kept == pytest.approx(measured.kept, rel=WITHIN)
+    assert estimated.recomputed == pytest.approx(measured.recomputed, rel=WITHIN)
+    assert estimated.fixed + estimated.kept_fixed == pytest.approx(measured.fixed + measured.kept_fixed, rel=0.1)
+
+
+QWEN2_1B5 = Decoder(
+    layers=28,
+    hidden=1536,
+    inner=8960,
+    queries=1536,
+    keys=256,
+    heads=12,
+    head_size=128,
+    vocabulary=151936,
+    tied=True,
+    normed_heads=False,
+    biases=1536 + 512,
+)
+
+
+def test_a_known_model_has_the_parameters_and_the_cache_that_are_published():
+    assert QWEN2_1B5.parameters == 1_543_714_304
+    assert QWEN2_1B5.lora_parameters(16) == 18_464_768
+    assert cached_bytes(QWEN2_1B5, Types()) == 2 * 28 * 2 * 128 * 2  # keys and values, layers, heads, size, bytes
+
+
+def test_a_run_on_an_80_gb_gpu_is_added_up_by_hand():
+    found = estimate_memory(QWEN2_1B5, Types(), 16, "80 GB", Work(4096, completions=64))
+    assert found.weights == 2 * 1_543_714_304
+    assert found.adapter == 16 * 18_464_768
+    assert found.cache == 28_672 * 4096 * 64
+    layer = 2 * 4 * 1536 + 2 * 2 * 1536 + 2 * (2 * 1536 + 2 * 256) + 4 * 2 * 8960 + 2 * 7 * 16
+    assert found.per_token.kept == pytest.approx(28 * layer, rel=0.005)  # but for the head and a few numbers a token
+    assert not found.plan.recompute
+    assert found.fits
+    assert found.least == pytest.approx((0.6 + 2.88 + 0.275 + max(0.25 + 4096 * 28 * layer / GIB, 7.0)) * GIB, rel=0.01)
+
+
+def test_what_transformers_write_at_once_may_be_more_than_what_is_trained_on():
+    few, many = (estimate_memory(QWEN2_1B5, Types(), 16, "24 GB", Work(4096, completions=count)) for count in (8, 512))
+    assert few.fits
+    assert many.cache > GPUS["24 GB"]
+    assert not many.fits
+
+
+def test_an_engine_beside_the_trainer_leaves_fewer_tokens_and_needs_no_cache_of_ours():
+    alone, beside = (
+        estimate_memory(QWEN2_1B5, Types(), 16, "24 GB", Work(2048, engine_share=share)) for share in (0.0, 0.4)
+    )
+    assert beside.engine == 0.4 * GPUS["24 GB"]
+    assert beside.plan.tokens < alone.plan.tokens
+    assert alone.cache == beside.cache == 0
+
+
+every_way = pytest.mark.parametrize("attention", EVERY_WAY, ids=str)
+
+
+@every_way
+@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
+def test_bytes_of_shared_prompts_are_those_that_are_measured_whatever_way_attention_takes(name, attention, monkeypatch):
+    as_on_a_gpu(monkeypatch, attention)
+    policy = policy_of(name, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        measured = measure(policy, packed=True, shared=True)
+    estimated = token_bytes(decoder_of(config_of(name)), Types(), SHAPES[name][7], attention)
+    assert estimated.kept == pytest.approx(measured.kept, rel=WITHIN)
+    assert estimated.recomputed == pytest.approx(measured.recomputed, rel=WITHIN)
+    # Where a key stands, in 8 bytes for all layers, and the mask of a single token are nothing to a model of real size.
+    assert estimated.kept_copy <= measured.kept_copy <= estimated.kept_copy + 13
+    assert estimated.recomputed_copy <= measured.recomputed_copy <= estimated.recomputed_copy + 13
+    assert estimated.kept_pair == pytest.approx(measured.kept_pair, rel=0.02)
+
+
+def test_what_a_completion_sees_of_a_shared_prompt_is_counted_by_hand():
+    grouped, repeated = (token_bytes(QWEN2_1B5, Types(), 16, Attention(True, each, True)) for each in (True, False))
+    assert grouped.kept_copy == 28 * 2 * 256 * 2  # layers, key and value, their numbers, bytes
+    assert repeated.kept_copy == 28 * 2 * 1536 * 2  # as many as the query's
+    assert repeated.kept - grouped.kept == 28 * 2 * (1536 - 256) * 2
+    assert token_bytes(QWEN2_1B5, Types(), 16, Attention()).kept_copy == 0
+    # A prompt of 4000 tokens and 8 completions of 100: 4800 tokens are run, 32,000 are seen again.
+    more = repeated.of_pass(4800, 4100, recompute=False, copies=32_000) - 4800 * repeated.kept
+    assert more == 32_000 * 172_032
+    plan = plan_memory(40 * GIB, 10**7, repeated, longest_row=4100)
+    assert plan.copy_cost == 172_032 / repeated.kept
+    assert 4800 + 32_000 * plan.copy_cost == pytest.approx((4800 * repeated.kept + more) / repeated.kept)
+
+
+def test_nothing_is_said_of_a_run_on_the_cpu_of_an_unknown_model_or_of_another_method():
+    base, plain = config_of("qwen2"), LoraConfig(target_modules="all-linear")
+    arguments = PeftRLConfig("out", report_to=[])
+
+    def found(overrides=(), config=base, adapter=plain):
+        return recipe_estimates(load_recipe("quickstart", overrides), arguments, config, adapter, 128)
+
+    assert [estimate.gpu for estimate in found(["engine.device=auto"])] == list(GPUS)
+    assert found() == []
+    assert found(["engine.device=auto"], AutoConfig.for_model("gpt2")) == []
+    assert found(["engine.device=auto"], adapter=LoraConfig(target_modules="all-linear", use_dora=True)) == []
+    assert found(["engine.device=auto"], adapter=LoraConfig(target_modules=["q_proj"])) == []
+    assert found(["engine.device=auto"], adapter=None) == []
+
+
+def test_the_plan_of_a_run_on_a_gpu_says_what_it_needs():
+    lines = list(prepare(read_recipe("quickstart", ["engine.device=auto", "engine.threads=null"])).lines())
+    (line,) = [line for line in lines if line.startswith("memory")]
+    assert "GiB at least (estimated: weights" in line
+    assert all(gpu in line for gpu in GPUS)
+    on_a_cpu = prepare(read_recipe("quickstart")).lines()
+    assert not [line for line in on_a_cpu if line.startswith("memory")]

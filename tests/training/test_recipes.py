@@ -1,0 +1,110 @@
+"""Every recipe that is shipped says what it is, can be read, and can be planned where its model is at hand."""
+
+import pytest
+from transformers import Qwen2Config
+
+from perl.methods.settings import adaptation
+from perl.packing.attention import KernelCall
+from perl.recipe.assets import packaged_recipes, recipes_folder
+from perl.sandbox import is_sandbox
+from perl.trainer.config import training_arguments
+from perl.training.memory_estimate import GIB, GPUS, MemoryEstimate, recipe_estimates
+from perl.training.stages import prepare, read_recipe
+
+RECIPES = packaged_recipes()
+every_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+def test_every_recipe_is_looked_at():
+    assert "quickstart" in RECIPES
+    assert len(RECIPES) == len([path for path in recipes_folder().rglob("*") if path.is_file()])
+
+
+@every_recipe
+def test_a_recipe_begins_with_a_sentence_that_says_what_it_is(name):
+    first = RECIPES[name].read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert len(first.split()) >= 5
+    assert first.endswith(".")
+
+
+@every_recipe
+def test_a_recipe_can_be_read_and_written_and_read_again(name, tmp_path):
+    recipe = read_recipe(name)
+    assert recipe.name == RECIPES[name].stem
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert read_recipe(tmp_path / "again.yaml").as_dict() == recipe.as_dict()
+
+
+@every_recipe
+def test_a_recipe_of_the_sandbox_can_be_planned(name):
+    recipe = read_recipe(name)
+    if not is_sandbox(recipe.model.name):
+        pytest.skip("its model is on the Hub")
+    plan = prepare(recipe)
+    assert plan.steps > 0
+    assert 0 < plan.trainable_parameters < plan.total_parameters
+    assert len(plan.problems.train) >= recipe.batch.completions_per_step // recipe.batch.num_generations
+    assert plan.problems.heldout is not None
+    assert plan.longest_prompt + recipe.rollout.max_completion_length <= 1024
+
+
+def test_some_recipe_can_be_planned_without_a_network():
+    assert [name for name in RECIPES if is_sandbox(read_recipe(name).model.name)]
+
+
+# Sizes of models that are on the Hub; the GPU that a recipe is made for, and the longest prompt that it reckons with.
+QWEN_1B5 = Qwen2Config(
+    vocab_size=151936,
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_hidden_layers=28,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+)
+QWEN_7B = Qwen2Config(
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    tie_word_embeddings=False,
+)
+ON_A_GPU = {"t4-1.5b-nf4": (QWEN_1B5, "16 GB", 256), "a100-7b-vllm": (QWEN_7B, "80 GB", 512)}
+
+
+def estimate_of(name: str) -> MemoryEstimate:
+    config, gpu, prompt = ON_A_GPU[name]
+    recipe = read_recipe(name)
+    longest = prompt + recipe.rollout.max_completion_length
+    arguments = training_arguments(recipe, "out")
+    estimates = recipe_estimates(recipe, arguments, config, adaptation(recipe.peft).config, longest)
+    return next(estimate for estimate in estimates if estimate.gpu == gpu)
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_a_recipe_for_a_gpu_fits_it_by_the_estimate_and_keeps_its_activations(name):
+    estimate = estimate_of(name)
+    assert estimate.fits
+    assert estimate.least < 0.9 * GPUS[estimate.gpu]
+    assert estimate.plan.tokens >= estimate.in_a_pass
+    assert not estimate.plan.recompute
+
+
+@pytest.mark.parametrize(("name", "grouped"), [*((name, True) for name in ON_A_GPU), ("a100-7b-vllm", False)])
+def test_the_figures_at_the_head_of_a_recipe_for_a_gpu_are_those_of_the_estimate(name, grouped, monkeypatch):
+    monkeypatch.setattr(
+        "perl.training.memory_estimate.KERNEL_CALL", KernelCall(grouped=grouped)
+    )  # not of the torch at hand
+    estimate = estimate_of(name)
+    head = " ".join(RECIPES[name].read_text(encoding="utf-8").split("model:")[0].replace("#", "").split())
+    for size in (estimate.weights, estimate.adapter, estimate.cache, estimate.engine):
+        assert not size or f"{size / GIB:.1f} GiB" in head
+    a_token = estimate.per_token.of_token(estimate.longest_row, recompute=False)
+    assert f"{a_token / 1e6:.1f} MB" in head
+    assert f"{estimate.least / GIB:.1f} of " in head
+    tokens = estimate.plan.tokens if estimate.plan.tokens == estimate.in_a_pass else estimate.plan.tokens // 100 * 100
+    assert f" {tokens} tokens" in head.replace(",", "")
+    assert "Not measured" in head

@@ -1,0 +1,52 @@
+"""The best adapter and what it scored belong together, whenever a kill comes."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from perl.run.facts import read_best
+from perl.training.callbacks.task_scores import TaskScores
+
+
+class KillError(Exception):
+    """The process ends here."""
+
+
+def _scored(folder, step, value, save):
+    scores = TaskScores(lambda: {"eval/sums/avg@1": value}, lambda _: None, save, 1, None, folder)
+    scores.on_step_end(None, SimpleNamespace(global_step=step), None)
+
+
+def _save(text):
+    def save(place):
+        place.mkdir(parents=True)
+        (place / "weights").write_text(text)
+
+    return save
+
+
+@pytest.mark.parametrize("at", ["write_text", "replace_folder"])
+def test_a_kill_while_a_better_one_is_kept_pairs_no_weights_with_anothers_step(at, tmp_path, monkeypatch):
+    folder = tmp_path / "best"
+    _scored(folder, 1, 0.25, _save("of step 1"))
+
+    def killed(*_):
+        raise KillError
+
+    with monkeypatch.context() as changed:
+        changed.setattr(f"perl.training.callbacks.task_scores.{at}", killed)
+        with pytest.raises(KillError):
+            _scored(folder, 2, 0.5, _save("of step 2"))
+    assert ((folder / "adapter" / "weights").read_text(), read_best(folder)["step"]) == ("of step 1", 1)
+    _scored(folder, 2, 0.5, _save("of step 2"))
+    assert ((folder / "adapter" / "weights").read_text(), read_best(folder)["step"]) == ("of step 2", 2)
+
+
+def test_the_best_that_was_on_its_way_is_found_again(tmp_path):
+    folder = tmp_path / "best"
+    _scored(folder, 1, 0.5, _save("of step 1"))
+    folder.rename(tmp_path / ".best.tmp")  # killed between the older one's end and its arrival
+    _scored(folder, 2, 0.25, _save("of step 2"))
+    assert json.loads((folder / "best.json").read_text())["step"] == 1
+    assert (folder / "adapter" / "weights").read_text() == "of step 1"
