@@ -64,7 +64,7 @@ def said(name: str) -> list[str]:
     try:
         found = find_card(name)
     except PerlError as error:
-        return [str(problem) for problem in error.problems]
+        return [str(problem) for problem in error.mistakes]
     return [str(problem) for problem in check_card(found.files, found.weights_sha256, found.counted).problems]
 
 

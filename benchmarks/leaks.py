@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.hub.gate import leaks
 from perl.run.folder import installed_versions
 
@@ -29,7 +29,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 HEX, WORD = "0123456789abcdef", string.ascii_letters + string.digits
 BASE64 = WORD + "+/"
 _RANDOM = random.Random(7)  # noqa: S311 (secrets of nobody)
-Find = Callable[[dict[str, bytes]], list[Problem]]
+Find = Callable[[dict[str, bytes]], list[Mistake]]
 
 
 def some(count: int, letters: str = WORD) -> str:
@@ -184,7 +184,7 @@ def rules_of(revision: str) -> Find:
     return lambda files: list(module.find_leaks(files, module.Machine()))
 
 
-def now(files: dict[str, bytes]) -> list[Problem]:
+def now(files: dict[str, bytes]) -> list[Mistake]:
     """Today's search, without what is this machine's own."""
     return leaks.find_leaks(files, leaks.Machine())
 

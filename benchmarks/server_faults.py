@@ -196,7 +196,7 @@ def suffer(fault: Fault, found: Fleet) -> dict[str, Any]:
     try:
         trained.train()
     except PerlError as error:
-        ended = str(error.problems[0].message)
+        ended = str(error.mistakes[0].message)
     log = [row for row in trained.state.log_history if "sampling/sampling_logp_difference/mean" in row]
     if not log:
         raise RuntimeError(f"the run ended before its first step: {ended}")

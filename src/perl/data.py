@@ -17,7 +17,7 @@ import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 from huggingface_hub import constants
 
-from perl.errors import DataError, Problem, did_you_mean, raise_all
+from perl.errors import DataError, Mistake, did_you_mean, raise_all
 from perl.policy.hub_lookup import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
 from perl.run.folder import sha256_of
@@ -164,7 +164,7 @@ def _json_rows(path: Path, answer: str | None) -> list[dict[str, Any]]:
 def _read_hub(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
     split = source.split or ("train" if role == "train" else "test")
     answer = look_up("dataset", source.name, source.revision)
-    if isinstance(answer, Problem):
+    if isinstance(answer, Mistake):
         hint = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}; sandbox:addition needs no network"
         raise DataError(answer.message, where, f"{answer.hint}; {hint}" if answer.hint else hint)
     try:
@@ -183,7 +183,7 @@ def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSecti
         if column is not None and column not in raw.column_names:
             hint = did_you_mean(column, raw.column_names)
             problems.append(
-                Problem(
+                Mistake(
                     f"{source.name} has no column {column!r}, it has {', '.join(raw.column_names)}",
                     f"{where}.columns.{role}",
                     hint if hint.startswith("did") else f"name the column that holds the {role}",
@@ -259,7 +259,7 @@ def _check_rows(rows: list[dict[str, Any]], source: DataSource, where: str) -> N
     for bad, what in ((no_prompt, "question"), (no_answer, "answer")):
         if bad:
             problems.append(
-                Problem(
+                Mistake(
                     f"{len(bad)} of {len(rows)} rows of {source.name} have no {what}, first row {bad[0] + 1}", where
                 )
             )

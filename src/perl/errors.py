@@ -32,11 +32,11 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 @dataclass(frozen=True)
-class Problem:
+class Mistake:
     """One thing that is wrong, where it stands and what to do about it.
 
     Example:
-        ``Problem("unknown key", "recipe.yaml:4: peft.rnak", "did you mean rank?")`` prints as
+        ``Mistake("unknown key", "recipe.yaml:4: peft.rnak", "did you mean rank?")`` prints as
         ``recipe.yaml:4: peft.rnak: unknown key (did you mean rank?)``.
     """
 
@@ -56,7 +56,7 @@ class PerlError(Exception):
 
     exit_code = EXIT_USER_MISTAKE
 
-    def __init__(self, message: str, where: str = "", hint: str = "", others: Sequence[Problem] = ()) -> None:
+    def __init__(self, message: str, where: str = "", hint: str = "", others: Sequence[Mistake] = ()) -> None:
         """Says what is wrong.
 
         Args:
@@ -66,11 +66,11 @@ class PerlError(Exception):
             others: Further problems found in the same look.
         """
         super().__init__(message, where, hint, others)
-        self.problems = (Problem(message, where, hint), *others)
+        self.mistakes = (Mistake(message, where, hint), *others)
 
     def __str__(self) -> str:
         """Every problem on a line of its own."""
-        return "\n".join(str(problem) for problem in self.problems)
+        return "\n".join(str(problem) for problem in self.mistakes)
 
 
 class RecipeError(PerlError, ValueError):
@@ -126,7 +126,7 @@ def visible(text: str) -> str:
     return _OBEYED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
-def raise_all(kind: type[PerlError], problems: Sequence[Problem]) -> None:
+def raise_all(kind: type[PerlError], problems: Sequence[Mistake]) -> None:
     """Raises one error with all problems, or returns if there are none."""
     if problems:
         first, *others = problems
@@ -142,6 +142,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"there are: {', '.join(choice)}" if 0 < len(choice) <= LONGEST_LISTED_CHOICE else ""
 
 
-def missing_extra(package: str, extra: str, needed_for: str) -> Problem:
+def missing_extra(package: str, extra: str, needed_for: str) -> Mistake:
     """The problem of an optional package that is not installed, with the command that installs it."""
-    return Problem(f"{needed_for} needs the package {package}", hint=f"pip install 'perl-rl[{extra}]'")
+    return Mistake(f"{needed_for} needs the package {package}", hint=f"pip install 'perl-rl[{extra}]'")

@@ -218,7 +218,7 @@ def failures(folder: Path, name: str, count: int) -> tuple[int, list[str]]:
             try:
                 read(folder)
             except PerlError as error:
-                if any("\n" in line for line in map(str, error.problems)):
+                if any("\n" in line for line in map(str, error.mistakes)):
                     found.append(f"{name} {what} {read.__name__}: many lines")
             except Exception as error:  # noqa: BLE001 (what is looked for)
                 found.append(f"{name} {what} {read.__name__}: {type(error).__name__}: {str(error)[:200]}")

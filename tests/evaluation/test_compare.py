@@ -142,7 +142,7 @@ def test_every_task_and_result_that_differs_is_said_at_once():
     others = [hotter(replace(OTHER, tasks=tasks), temperature=t) for t in (1.0, 0.2)]
     with pytest.raises(PerlError) as caught:
         compare([first, *others])
-    assert len(caught.value.problems) == 4
+    assert len(caught.value.mistakes) == 4
 
 
 def test_another_seed_is_another_draw_of_the_same_protocol():

@@ -207,7 +207,7 @@ def test_a_connection_that_breaks_is_one_line_however_it_is_read(n, pushed, tmp_
         pushed.faults.cut(n, times=100)
         with pytest.raises(PerlError) as caught:
             read()
-        assert len(caught.value.problems) == 1
+        assert len(caught.value.mistakes) == 1
         pushed.faults.rules.clear()
 
 

@@ -215,7 +215,7 @@ def test_the_config_of_a_method_with_a_class_of_its_own_is_recognised(name):
 def test_a_config_that_would_change_the_base_is_refused(kwargs, where):
     with pytest.raises(RecipeError) as caught:
         method_of(LoraConfig(**kwargs))
-    assert caught.value.problems[0].where == where
+    assert caught.value.mistakes[0].where == where
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_config_that_would_change_the_base_is_refused(kwargs, where):
 def test_an_argument_that_makes_another_method_is_refused_with_its_name(argument, value, name):
     with pytest.raises(RecipeError) as caught:
         adaptation(PeftSection(kwargs={argument: value}))
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.mistakes
     assert problem.where == f"peft.kwargs.{argument}"
     assert f"peft.method: {name}" in problem.hint
 

@@ -13,10 +13,10 @@ import pytest
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ASK = """
 import json, sys
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.policy.hub_lookup import look_up
 answer = look_up(*json.loads(sys.argv[1]))
-print(json.dumps({"message": answer.message, "hint": answer.hint} if isinstance(answer, Problem) else answer))
+print(json.dumps({"message": answer.message, "hint": answer.hint} if isinstance(answer, Mistake) else answer))
 """
 
 

@@ -252,7 +252,7 @@ def test_targets_that_exist_are_accepted(targets):
 def test_a_target_that_does_not_exist_is_refused_even_beside_one_that_does(targets, missing):
     with pytest.raises(ModelError) as raised:
         check_targets(base(), LoraConfig(target_modules=targets))
-    (problem,) = raised.value.problems
+    (problem,) = raised.value.mistakes
     assert problem.message == f"{missing} match no module of Qwen3ForCausalLM"
     assert problem.where == "peft.target_modules"
     assert problem.hint == f"the linear layers are {', '.join(sorted(LINEAR))}; or all-linear"
@@ -338,5 +338,5 @@ def test_names_of_the_sandbox_resolve_to_its_folder_and_others_to_themselves():
 def test_a_folder_without_a_model_is_the_users_mistake(load, tmp_path):
     with pytest.raises(ModelError, match="holds no model that can be loaded") as raised:
         load(ModelSection(name=str(tmp_path)))
-    assert raised.value.problems[0].where == "model.name"
+    assert raised.value.mistakes[0].where == "model.name"
     assert "\n" not in str(raised.value)

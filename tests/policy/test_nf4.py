@@ -366,7 +366,7 @@ IN_PROCESS = "vLLM in this process holds the ordinary base"
 def test_what_it_cannot_carry_is_refused_when_the_recipe_is_read(changed, line):
     with pytest.raises(RecipeError, match=line) as refused:
         read_recipe(recipe(**changed))
-    assert len(refused.value.problems) == 1
+    assert len(refused.value.mistakes) == 1
 
 
 def test_without_bitsandbytes_it_is_refused_with_the_extra_to_install(run, monkeypatch, tmp_path):

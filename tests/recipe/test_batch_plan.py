@@ -90,7 +90,7 @@ def test_the_plan_says_its_arithmetic_in_one_line():
 def test_a_refusal_says_where_and_what(numbers, where, words):
     with pytest.raises(RecipeError) as caught:
         plan(**numbers)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.mistakes
     assert problem.where == where
     assert words in problem.message
     assert len(str(problem).splitlines()) == 1
@@ -109,7 +109,7 @@ def test_a_refusal_says_where_and_what(numbers, where, words):
 def test_every_number_that_a_refusal_offers_fits_and_no_other_does(numbers, changed):
     with pytest.raises(RecipeError) as caught:
         plan(**numbers)
-    offered = re.search(r"it must divide \d+: ([\d, ]+)", caught.value.problems[0].hint).group(1)
+    offered = re.search(r"it must divide \d+: ([\d, ]+)", caught.value.mistakes[0].hint).group(1)
     offered = {int(number) for number in offered.split(",")}
     fitting = set()
     for candidate in range(2 if changed == "generations" else 1, 60):
@@ -124,7 +124,7 @@ def test_every_number_that_a_refusal_offers_fits_and_no_other_does(numbers, chan
 def test_a_batch_of_one_row_offers_no_empty_choice():
     with pytest.raises(RecipeError) as caught:
         plan(rows=1)
-    hint = caught.value.problems[0].hint
+    hint = caught.value.mistakes[0].hint
     assert "train.prompts_per_step" in hint
     assert ": ;" not in hint
 

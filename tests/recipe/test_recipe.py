@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from perl.errors import Problem, RecipeError
+from perl.errors import Mistake, RecipeError
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS
 from perl.recipe.train_fields import REFUSED
@@ -270,7 +270,7 @@ def test_problems_that_a_later_stage_finds_are_said_together_with_ours():
     def check(sections):
         assert "peft" not in sections  # it is not valid
         return (
-            [(("model", "name"), Problem("is unlucky", hint="take another"))] if sections["model"].name == "x13" else []
+            [(("model", "name"), Mistake("is unlucky", hint="take another"))] if sections["model"].name == "x13" else []
         )
 
     lines = lines_of("model:\n  name: x13\npeft: {rnak: 1}\n", checks=[check])

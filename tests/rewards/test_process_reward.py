@@ -163,7 +163,7 @@ def test_a_wrong_argument_is_one_problem(arguments, where, words):
     if "model" in arguments:
         with pytest.raises(RecipeError) as caught:
             process_reward(**arguments)
-        assert caught.value.problems == (problem,)
+        assert caught.value.mistakes == (problem,)
 
 
 def test_every_wrong_argument_is_found_at_once():

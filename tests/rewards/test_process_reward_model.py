@@ -265,7 +265,7 @@ def refused(folder, **options):
     reward = process_reward(folder, **options)
     with pytest.raises(ModelError) as caught:
         reward(PROMPTS, COMPLETIONS)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.mistakes
     assert "\n" not in str(caught.value)
     assert problem.where.startswith("process_reward.")
     return str(problem)

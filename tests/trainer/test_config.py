@@ -237,7 +237,7 @@ def test_a_reference_of_the_kl_divergence_is_named(reference):
 def test_a_reference_that_does_not_exist_is_refused(reference):
     with pytest.raises(RecipeError) as caught:
         PeftRLConfig("out", use_cpu=True, reference=reference)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.mistakes
     assert problem.where == "reference"
     assert "rolling:N" in problem.hint
     with pytest.raises(RecipeError, match=r"^train\.reference: must "):
@@ -282,7 +282,7 @@ def test_arguments_that_trl_refuses_are_the_recipes_mistake(train):
     recipe = load_recipe({"train": train, "engine": {"device": "cpu"}})
     with pytest.raises(RecipeError) as caught:
         training_arguments(recipe, "out")
-    assert caught.value.problems[0].where.startswith("train")
+    assert caught.value.mistakes[0].where.startswith("train")
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -63,7 +63,7 @@ def run(arguments: list[str], program: str) -> int:
         error.show()
         return EXIT_USER_MISTAKE
     except PerlError as error:
-        for problem in error.problems:
+        for problem in error.mistakes:
             say(f"error: {problem}", err=True, colour="red")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):

@@ -75,7 +75,7 @@ def _count(rows: list[dict[str, Any]], model: str) -> None:
             row["trainable"] = count_trained(section, adaptation(PeftSection(method=row["name"])))
             row["share"] = row["trainable"] / total
         except PerlError as error:
-            row["refused"] = error.problems[0].message
+            row["refused"] = error.mistakes[0].message
 
 
 def _other_types() -> list[dict[str, Any]]:

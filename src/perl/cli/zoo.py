@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perl.cli.output import say, set_up_output
-from perl.errors import EXIT_FAILED, PerlError, Problem, raise_all
+from perl.errors import EXIT_FAILED, Mistake, PerlError, raise_all
 from perl.recipe.assets import CHECKOUT, zoo_folder
 from perl.zoo.catalogue import VARIABLE, open_zoo
 
@@ -233,7 +233,7 @@ def render(*, check: bool, folder: str | None) -> None:
 
     zoo = open_zoo(folder)
     if check:
-        raise_all(PerlError, [Problem(line, hint="perl zoo render") for line in stale(zoo)])
+        raise_all(PerlError, [Mistake(line, hint="perl zoo render") for line in stale(zoo)])
         return
     texts = rendered(zoo)
     _pass_gate(texts)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from perl.errors import PerlError, Problem, raise_all
+from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.metrics import Difference, paired_difference
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
@@ -95,7 +95,7 @@ def compare(results: Sequence[Results], *, force: bool = False) -> Comparison:
     conflicts = _conflicts(results, names, titles)
     if conflicts and not force:
         hint = "--force compares them all the same"
-        raise_all(PerlError, [Problem(text, hint=hint) for text in conflicts.values()])
+        raise_all(PerlError, [Mistake(text, hint=hint) for text in conflicts.values()])
     bases = _bases(results, names, titles, conflicts)
     adapters = []
     for i, found in enumerate(results):

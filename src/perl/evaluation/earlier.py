@@ -34,7 +34,7 @@ def set_aside(new: Results, folder: Path) -> None:
         old = read_results(folder / RESULTS)
     except PerlError as error:
         place = _free(folder / EARLIER / _UNREADABLE)
-        logger.warning("%s; it is kept in %s", error.problems[0], place)
+        logger.warning("%s; it is kept in %s", error.mistakes[0], place)
         _move(folder, place)
         return
     if old.of_what() == new.of_what():

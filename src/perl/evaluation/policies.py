@@ -206,4 +206,4 @@ class _Proof:
         try:
             return canary.check(engine.trial(canary.request, canary.sampling))
         except BrokenPromiseError as error:
-            raise BrokenPromiseError(error.problems[0].message, hint=_AS_SERVED) from None
+            raise BrokenPromiseError(error.mistakes[0].message, hint=_AS_SERVED) from None

@@ -207,7 +207,7 @@ def said_of_options() -> Iterator[None]:
     try:
         yield
     except PerlError as error:
-        named = [replace(problem, where=_OPTIONS.get(problem.where, problem.where)) for problem in error.problems]
+        named = [replace(problem, where=_OPTIONS.get(problem.where, problem.where)) for problem in error.mistakes]
         raise_all(type(error), named)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from perl.errors import PerlError, Problem, did_you_mean, raise_all
+from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.recipe.assets import evaluation_tasks
 from perl.run.old_paths import forwarded
 
@@ -154,12 +154,12 @@ def find_tasks(names: Sequence[str], where: str = "--tasks") -> list[Task]:
     """
     known = all_tasks()
     problems = [
-        Problem(f"there is no task {name!r}", where, did_you_mean(name, known)) for name in names if name not in known
+        Mistake(f"there is no task {name!r}", where, did_you_mean(name, known)) for name in names if name not in known
     ]
     twice = sorted({name for name in names if names.count(name) > 1})
-    problems += [Problem(f"{name} is named {names.count(name)} times", where, "once is enough") for name in twice]
+    problems += [Mistake(f"{name} is named {names.count(name)} times", where, "once is enough") for name in twice]
     if not names:
-        problems.append(Problem("none is named", where, did_you_mean("", known)))
+        problems.append(Mistake("none is named", where, did_you_mean("", known)))
     raise_all(PerlError, problems)
     return [known[name] for name in names]
 

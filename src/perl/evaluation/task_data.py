@@ -15,7 +15,7 @@ import datasets
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HUB_OFFLINE
 
-from perl.errors import DataError, Problem, raise_all
+from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.task import Question, Task, TaskData, questions_hash
 from perl.policy.hub_lookup import look_up
 from perl.rewards.answers import gold_answer
@@ -106,7 +106,7 @@ def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]
     """The rows and the commit they are from, as far as it is known."""
     instead = f"--data DIR with {task.file}"
     answer = look_up("dataset", task.repository, task.revision)
-    if isinstance(answer, Problem):
+    if isinstance(answer, Mistake):
         if task.revision is not None and task.revision in answer.message:
             instead = f"--newest-data, or {instead}"
         raise DataError(answer.message, where, f"{answer.hint}; or {instead}" if answer.hint else instead)
@@ -149,18 +149,18 @@ def _check_columns(task: Task, rows: Sequence[Mapping[str, Any]], source: str, w
         if absent:
             has = ", ".join(map(str, rows[absent[0]])) or "nothing"
             message = f"row {absent[0] + 1} of {source} has no {' or '.join(candidates)}, it has {has}"
-            problems.append(Problem(message, where, f"the column that holds the {what}"))
+            problems.append(Mistake(message, where, f"the column that holds the {what}"))
         else:
             empty = [not _text(row[_column(candidates, row)]) for row in rows]
             problems += _missing(empty, what, source, where)
     raise_all(DataError, problems)
 
 
-def _missing(bad: Sequence[bool], what: str, source: str, where: str) -> list[Problem]:
+def _missing(bad: Sequence[bool], what: str, source: str, where: str) -> list[Mistake]:
     if not any(bad):
         return []
     message = f"{sum(bad)} of {len(bad)} rows of {source} have no {what}, first row {bad.index(True) + 1}"
-    return [Problem(message, where)]
+    return [Mistake(message, where)]
 
 
 def _column(candidates: Sequence[str], row: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from huggingface_hub import constants
 from huggingface_hub.hf_api import RepoSibling
 
-from perl.errors import PerlError, Problem, raise_all
+from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
@@ -52,7 +52,7 @@ class FoundCard:
     files: Files
     weights_sha256: str | None
     counted: Recount | None = None
-    unscored: Problem | None = None
+    unscored: Mistake | None = None
 
 
 def run_folder(name: str) -> Path | None:
@@ -108,7 +108,7 @@ def _of_run(run: Run) -> FoundCard:
     return FoundCard(str(run.card), files, candidate.sha256, counted, _why_unscored(candidate))
 
 
-def _why_unscored(candidate: Candidate) -> Problem | None:
+def _why_unscored(candidate: Candidate) -> Mistake | None:
     """Why the results in a run's folder are not shown; None: they are, or there are none."""
     place = candidate.run.path / "eval"
     if candidate.results is not None or not (place / RESULTS).exists():
@@ -116,9 +116,9 @@ def _why_unscored(candidate: Candidate) -> Problem | None:
     try:
         read_results(place)
     except PerlError as error:
-        return error.problems[0]
+        return error.mistakes[0]
     what = "are of another adapter, of this one with another config, or on another base"
-    return Problem(what, str(place / RESULTS), f"perl eval --adapter {candidate.run.path}")
+    return Mistake(what, str(place / RESULTS), f"perl eval --adapter {candidate.run.path}")
 
 
 def _of_folder(folder: Path) -> FoundCard:
@@ -139,7 +139,7 @@ def _of_hub(name: str) -> FoundCard:
     if constants.HF_HUB_OFFLINE:
         raise PerlError("HF_HUB_OFFLINE is set, so the Hub is not asked", name)
     commit = look_up("model", repository, revision or None)
-    if isinstance(commit, Problem):
+    if isinstance(commit, Mistake):
         raise PerlError(commit.message, name, commit.hint)
     siblings = listed(repository, commit)
     if CARD not in siblings:

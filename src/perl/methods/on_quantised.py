@@ -9,11 +9,11 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perl.errors import ModelError, Problem, missing_extra
+from perl.errors import Mistake, ModelError, missing_extra
 from perl.methods.registry import METHODS
 from perl.methods.settings import Adaptation
 
-_Located = tuple[tuple[str, ...], Problem]
+_Located = tuple[tuple[str, ...], Mistake]
 _WITHOUT = "or leave model.quantization out"
 IN_PROCESS = "vLLM in this process holds the ordinary base, and rollouts would be another policy's than the trained one"
 """Why it cannot sample for a quantised one."""
@@ -38,9 +38,9 @@ def quantization_problems(sections: Mapping[str, Any]) -> list[_Located]:
     found += _of_adapter(peft) if peft is not None else []
     if rollout is not None and rollout.backend == "vllm":
         hint = f"transformers, vllm-server with servers of the quantised base, {_WITHOUT}"
-        found.append((("rollout", "backend"), Problem(IN_PROCESS, hint=hint)))
+        found.append((("rollout", "backend"), Mistake(IN_PROCESS, hint=hint)))
     if rollout is not None and rollout.backend == "vllm-server" and rollout.sync == "merged":
-        found.append((("rollout", "sync"), Problem("a quantised base takes no merged weights", hint="auto or adapter")))
+        found.append((("rollout", "sync"), Mistake("a quantised base takes no merged weights", hint="auto or adapter")))
     return found
 
 
@@ -60,15 +60,15 @@ def check_on_quantised(how: Adaptation) -> None:
 def _of_adapter(peft: Any) -> Iterator[_Located]:  # noqa: ANN401 (the section)
     method = METHODS.get(peft.method) if peft.type is None else None
     if method is not None and method.off_quantised:
-        yield ("peft", "method"), Problem(_said(method.name, method.off_quantised), hint=f"lora, {_WITHOUT}")
+        yield ("peft", "method"), Mistake(_said(method.name, method.off_quantised), hint=f"lora, {_WITHOUT}")
     if str(peft.type).upper() == "LN_TUNING":
         yield (
             ("peft", "type"),
-            Problem(_said("LN_TUNING", METHODS["ln_tuning"].off_quantised), hint=f"LORA, {_WITHOUT}"),
+            Mistake(_said("LN_TUNING", METHODS["ln_tuning"].off_quantised), hint=f"LORA, {_WITHOUT}"),
         )
     if peft.kwargs.get("modules_to_save"):
         what = "trains the base's own weights, which a quantised base has not"
-        yield ("peft", "kwargs", "modules_to_save"), Problem(what, hint=f"leave it out, {_WITHOUT}")
+        yield ("peft", "kwargs", "modules_to_save"), Mistake(what, hint=f"leave it out, {_WITHOUT}")
 
 
 def _said(method: str, why: str) -> str:

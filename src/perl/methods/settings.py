@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from perl.errors import Problem, RecipeError, did_you_mean
+from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.methods.registry import ALL_LINEAR, AS_RANK, METHODS, REFUSED_TYPES, Method
 from perl.recipe.sections import PeftSection
 
@@ -68,7 +68,7 @@ class Adaptation:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def method_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Problem]]:
+def method_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
     """What is wrong with the ``peft`` section that only the table of methods knows.
 
     Args:
@@ -83,18 +83,18 @@ def method_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], 
     if section.type is not None:
         return _type_problems(section)
     if section.method not in METHODS:
-        problem = Problem(f"no method {section.method!r}", hint=did_you_mean(section.method, METHODS))
+        problem = Mistake(f"no method {section.method!r}", hint=did_you_mean(section.method, METHODS))
         return [(("peft", "method"), problem)]
     method = METHODS[section.method]
     ignored = [name for name in _asked(section) if name not in method.settings]
-    found = [(("peft", name), Problem(f"{method.name} has no {name}", hint="leave it out")) for name in ignored]
+    found = [(("peft", name), Mistake(f"{method.name} has no {name}", hint="leave it out")) for name in ignored]
     if not method.config and (section.kwargs or section.adapter):
         what = "kwargs" if section.kwargs else "adapter"
-        found.append((("peft", what), Problem("method full trains the model itself, without an adapter")))
+        found.append((("peft", what), Mistake("method full trains the model itself, without an adapter")))
     return found + _continued_problems(section, method)
 
 
-def _continued_problems(section: PeftSection, method: Method) -> list[tuple[tuple[str, ...], Problem]]:
+def _continued_problems(section: PeftSection, method: Method) -> list[tuple[tuple[str, ...], Mistake]]:
     """An adapter that is continued brings its settings with it."""
     if section.adapter is None:
         return []
@@ -103,8 +103,8 @@ def _continued_problems(section: PeftSection, method: Method) -> list[tuple[tupl
     options = [name for name in section.kwargs if name not in method.options]
     return [
         # A recipe that is extended may have it, and cannot be changed by everybody.
-        *((("peft", name), Problem(what, hint=f"{out}, or {name}: null if it is inherited")) for name in settings),
-        *((("peft", "kwargs", name), Problem(what, hint=out)) for name in options),
+        *((("peft", name), Mistake(what, hint=f"{out}, or {name}: null if it is inherited")) for name in settings),
+        *((("peft", "kwargs", name), Mistake(what, hint=out)) for name in options),
     ]
 
 
@@ -298,21 +298,21 @@ def _derived(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _type_problems(section: PeftSection) -> list[tuple[tuple[str, ...], Problem]]:
+def _type_problems(section: PeftSection) -> list[tuple[tuple[str, ...], Mistake]]:
     kind = str(section.type).upper()
     if kind in REFUSED_TYPES:
-        return [(("peft", "type"), Problem(f"{kind} cannot be trained: {REFUSED_TYPES[kind]}"))]
+        return [(("peft", "type"), Mistake(f"{kind} cannot be trained: {REFUSED_TYPES[kind]}"))]
     hint = f"with peft.type the arguments are those of PEFT's config, verbatim ({', '.join(_SETTINGS[:3])} are ours)"
     ours = [name for name in _asked(section) if name != "target_modules"]
-    found: list[tuple[tuple[str, ...], Problem]] = [
-        (("peft", name), Problem("is not an argument of PEFT", hint=hint)) for name in ours
+    found: list[tuple[tuple[str, ...], Mistake]] = [
+        (("peft", name), Mistake("is not an argument of PEFT", hint=hint)) for name in ours
     ]
     if section.method != PeftSection.model_fields["method"].default:
-        found.append((("peft", "method"), Problem("is not read beside peft.type", hint="leave one of them out")))
+        found.append((("peft", "method"), Mistake("is not read beside peft.type", hint="leave one of them out")))
     if section.adapter is not None:
         paths: list[tuple[str, ...]] = [("kwargs", name) for name in section.kwargs]
         paths += [("target_modules",)] if section.target_modules is not None else []
-        comes = Problem("comes from the adapter that is continued", hint="leave it out")
+        comes = Mistake("comes from the adapter that is continued", hint="leave it out")
         found += [(("peft", *path), comes) for path in paths]
     return found
 

@@ -18,12 +18,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from perl.errors import Problem
+from perl.errors import Mistake
 
 TIMEOUT_SECONDS = 15.0
 
 
-def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) -> str | Problem | None:
+def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) -> str | Mistake | None:
     """Whether the Hub has it.
 
     Args:
@@ -42,23 +42,23 @@ def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) 
     try:
         return ask(name, revision=revision, timeout=TIMEOUT_SECONDS).sha
     except HFValidationError:
-        return Problem(f"no {what} {name!r}: no such folder or file, and not a name on the Hub (user/name)")
+        return Mistake(f"no {what} {name!r}: no such folder or file, and not a name on the Hub (user/name)")
     except GatedRepoError:
-        return Problem(f"{name} is gated", hint="accept its terms on the Hub, then `hf auth login`")
+        return Mistake(f"{name} is gated", hint="accept its terms on the Hub, then `hf auth login`")
     except RevisionNotFoundError:
-        return Problem(f"{name} has no revision {revision!r} on the Hub")
+        return Mistake(f"{name} has no revision {revision!r} on the Hub")
     except RepositoryNotFoundError:
-        return Problem(f"no {what} {name!r}: no such folder or file, and the Hub has none or it is private")
+        return Mistake(f"no {what} {name!r}: no such folder or file, and the Hub has none or it is private")
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status == 401:
-            return Problem(f"the Hub refuses your token, asked for {name}", hint="`hf auth login`, or unset HF_TOKEN")
-        return Problem(
+            return Mistake(f"the Hub refuses your token, asked for {name}", hint="`hf auth login`, or unset HF_TOKEN")
+        return Mistake(
             f"the Hub answers {status} when asked for {name}", hint="with HF_HUB_OFFLINE=1 what is cached is used"
         )
     except Exception as error:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
         host = os.environ.get("HF_ENDPOINT", "the Hub")
-        return Problem(
+        return Mistake(
             f"no {what} {name!r} here, and {host} cannot be reached: {error}",
             hint="with HF_HUB_OFFLINE=1 what is cached is used",
         )

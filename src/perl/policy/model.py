@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from perl.errors import MissingExtraError, ModelError, PerlError, Problem, missing_extra
+from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, missing_extra
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.policy.hub_lookup import look_up
 from perl.policy.quantised import (
@@ -418,7 +418,7 @@ def _check_exists(section: ModelSection) -> None:
     if section.name.startswith((".", "/", "~")):
         raise ModelError(f"{section.name}: no such folder", "model.name", f"{BASE_NAME} needs no network")
     answer = look_up("model", section.name, section.revision)
-    if isinstance(answer, Problem):
+    if isinstance(answer, Mistake):
         hint = f"{answer.hint}; {BASE_NAME} needs no network" if answer.hint else f"{BASE_NAME} needs no network"
         raise ModelError(answer.message, "model.name", hint)
 

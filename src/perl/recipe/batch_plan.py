@@ -8,7 +8,7 @@ Pure arithmetic. Knows nothing of recipes, models or memory.
 import math
 from dataclasses import dataclass
 
-from perl.errors import Problem, RecipeError, raise_all
+from perl.errors import Mistake, RecipeError, raise_all
 
 DEFAULT_PROMPTS_PER_STEP = 16
 DEFAULT_NUM_GENERATIONS = 8
@@ -100,8 +100,8 @@ def plan_batch(
 
 def _check_positive(**numbers: int | None) -> None:
     given = {name: number for name, number in numbers.items() if number is not None}
-    problems = [Problem(f"must be at least 1, not {n}", f"train.{name}") for name, n in given.items() if n < 1]
-    problems += [Problem(f"must be at most {_LARGEST:,}", f"train.{name}") for name, n in given.items() if n > _LARGEST]
+    problems = [Mistake(f"must be at least 1, not {n}", f"train.{name}") for name, n in given.items() if n < 1]
+    problems += [Mistake(f"must be at most {_LARGEST:,}", f"train.{name}") for name, n in given.items() if n > _LARGEST]
     raise_all(RecipeError, problems)
 
 
@@ -120,7 +120,7 @@ def _prompts_from_rows(completions: int, generations: int) -> int:
 def _rows_for(per_process: int, passes: int | None, shown: str) -> int:
     if passes is None:
         return max(d for d in _divisors(per_process) if d <= LARGEST_DEFAULT_MICRO_BATCH)
-    problem = Problem(
+    problem = Mistake(
         f"{shown} cannot be cut into {passes} passes",
         "train.gradient_accumulation_steps",
         f"it must divide {per_process}: {_listed(_divisors(per_process))}",
@@ -130,7 +130,7 @@ def _rows_for(per_process: int, passes: int | None, shown: str) -> int:
 
 
 def _passes_for(per_process: int, rows: int, shown: str) -> int:
-    problem = Problem(
+    problem = Mistake(
         f"{shown} cannot be cut into passes of {rows} rows",
         "train.per_device_train_batch_size",
         f"it must divide {per_process}: {_listed(_divisors(per_process))}",

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from perl.errors import Problem, RecipeError, did_you_mean, raise_all
+from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
 from perl.recipe.assets import packaged_recipes
 from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
 from perl.recipe.server_address import without_credentials
@@ -117,8 +117,8 @@ def _parent_of(reference: str, child: Path, where: str) -> Path:
     try:
         return locate(reference, child.parent)
     except RecipeError as error:
-        message = str(Problem(error.problems[0].message, error.problems[0].where))
-        raise RecipeError(message, where, error.problems[0].hint) from None
+        message = str(Mistake(error.mistakes[0].message, error.mistakes[0].where))
+        raise RecipeError(message, where, error.mistakes[0].hint) from None
 
 
 def _extended_by_mapping(source: Mapping[str, Any]) -> Layer:
@@ -198,7 +198,7 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         path = key_path(key)
         if not equals or len(path) < 2:
             problems.append(
-                Problem(
+                Mistake(
                     f"{without_credentials(override)!r} is not an override",
                     "command line",
                     "they look like train.max_steps=20",
@@ -212,7 +212,7 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         try:
             target[path[-1]] = plain_value(text)
         except yaml.YAMLError:
-            problems.append(Problem(f"{without_credentials(text)!r} is not a YAML value", f"command line: {key}"))
+            problems.append(Mistake(f"{without_credentials(text)!r} is not a YAML value", f"command line: {key}"))
             continue
         _expand_shorthand(target, path[-1], path[:-1])
         layer = _merged(layer, one)

@@ -1,6 +1,6 @@
 """Packages that training arguments ask for and that are no part of the core.
 
-train section -> Problem for each package that is not installed
+train section -> Mistake for each package that is not installed
 
 The libraries notice such a package at its first use, with the model loaded, or with a traceback of their own. Imports
 none of the packages; a tracker or an optimizer that there is not is refused too.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perl.errors import Problem, did_you_mean, missing_extra
+from perl.errors import Mistake, did_you_mean, missing_extra
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ SWITCHES: dict[str, Package] = {
 }
 
 
-def missing_packages(train: Mapping[str, Any]) -> Iterator[Problem]:
+def missing_packages(train: Mapping[str, Any]) -> Iterator[Mistake]:
     """What the training arguments need and this environment lacks, by key."""
     for name, package in SWITCHES.items():
         if train.get(name):
@@ -95,14 +95,14 @@ def missing_packages(train: Mapping[str, Any]) -> Iterator[Problem]:
         if tracker in ("all", "none"):  # those that are installed; none
             continue
         if tracker not in TRACKERS:
-            yield Problem(f"there is no tracker {tracker!r}", "train.report_to", did_you_mean(str(tracker), TRACKERS))
+            yield Mistake(f"there is no tracker {tracker!r}", "train.report_to", did_you_mean(str(tracker), TRACKERS))
         elif tracker == "kubeflow" and not os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
-            yield Problem("kubeflow works inside its own trainer only", "train.report_to", "leave it out")
+            yield Mistake("kubeflow works inside its own trainer only", "train.report_to", "leave it out")
         for package in TRACKERS.get(tracker, ()):
             yield from _missing("train.report_to", package, tracker)
 
 
-def _missing(where: str, package: Package, value: str = "") -> Iterator[Problem]:
+def _missing(where: str, package: Package, value: str = "") -> Iterator[Mistake]:
     """The problem of a package, unless it is installed."""
     if package.installed:
         return
@@ -110,7 +110,7 @@ def _missing(where: str, package: Package, value: str = "") -> Iterator[Problem]
         yield missing_extra(package.pip, package.extra, where)
         return
     asked = f"{value} needs" if value and value != package.pip else "needs"
-    yield Problem(f"{asked} the package {package.pip}", where, f"pip install {package.pip}")
+    yield Mistake(f"{asked} the package {package.pip}", where, f"pip install {package.pip}")
 
 
 def _found(module: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from perl.errors import PerlError, Problem, RecipeError, did_you_mean, raise_all
+from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.batch_plan import BatchPlan, plan_batch
 from perl.recipe.layers import KeyPath, Layer, key_path, read_layers
 from perl.recipe.plain_yaml import dump
@@ -80,8 +80,8 @@ class Recipe:
     def located(self, error: PerlError) -> PerlError:
         """The error with the file and line of each key it names, for what is found after the recipe was read."""
         first, *others = [
-            Problem(p.message, self.written_at.where(key_path(p.where)) if p.where else "", p.hint)
-            for p in error.problems
+            Mistake(p.message, self.written_at.where(key_path(p.where)) if p.where else "", p.hint)
+            for p in error.mistakes
         ]
         return type(error)(first.message, first.where, first.hint, tuple(others))
 
@@ -104,7 +104,7 @@ class Recipe:
 
 _SAVED_ORDER = ("model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine")
 
-SectionCheck = Callable[[Mapping[str, Any]], list[tuple[KeyPath, Problem]]]
+SectionCheck = Callable[[Mapping[str, Any]], list[tuple[KeyPath, Mistake]]]
 """Looks at the valid sections by name and returns problems with the key path each belongs to."""
 
 
@@ -135,7 +135,7 @@ def load_recipe(
     sections |= _validated_train(layer, problems)
     for check in checks:
         for path, problem in check(sections):
-            problems.append(Problem(problem.message, layer.where(path), problem.hint))
+            problems.append(Mistake(problem.message, layer.where(path), problem.hint))
     raise_all(RecipeError, problems)
     return Recipe(name=name, written_at=layer, **sections)
 
@@ -150,7 +150,7 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _move_to_their_section(layer: Layer) -> Iterator[Problem]:
+def _move_to_their_section(layer: Layer) -> Iterator[Mistake]:
     """``train`` takes any field of PeftRLConfig: those that other sections hold move there."""
     train = layer.values.get("train")
     if not isinstance(train, Mapping):
@@ -165,7 +165,7 @@ def _move_to_their_section(layer: Layer) -> Iterator[Problem]:
         if not isinstance(home, dict):
             continue
         if key in home and home[key] != kept[name]:
-            yield Problem(
+            yield Mistake(
                 without_credentials(f"{kept[name]!r} contradicts {section}.{key}: {home[key]!r}"),
                 layer.where(("train", name)),
                 f"write it once, as {section}.{key}",
@@ -174,7 +174,7 @@ def _move_to_their_section(layer: Layer) -> Iterator[Problem]:
         layer.origins[(section, key)] = layer.origins.get(("train", name), "recipe")
 
 
-def _move_process_reward(layer: Layer) -> Iterator[Problem]:
+def _move_process_reward(layer: Layer) -> Iterator[Mistake]:
     """A script's ``process_reward_weight`` and ``_kwargs`` are a recipe's reward of that name."""
     train, rewards = layer.values.get("train"), layer.values.get("rewards")
     moved = {"process_reward_weight": "weight", "process_reward_kwargs": "args"}
@@ -190,7 +190,7 @@ def _move_process_reward(layer: Layer) -> Iterator[Problem]:
     home = dict(given) if isinstance(given, Mapping) else {} if given is None else {"weight": given}
     for name, key in moved.items():
         if key in asked and home.get(key, asked[key]) != asked[key]:
-            yield Problem(
+            yield Mistake(
                 f"{asked[key]!r} contradicts rewards.process_reward.{key}: {home[key]!r}",
                 layer.where(("train", name)),
                 f"write it once, as rewards.process_reward.{key}",
@@ -201,13 +201,13 @@ def _move_process_reward(layer: Layer) -> Iterator[Problem]:
     layer.values["rewards"] = {**rewards, "process_reward": home}
 
 
-def _unknown_sections(layer: Layer) -> Iterator[Problem]:
+def _unknown_sections(layer: Layer) -> Iterator[Mistake]:
     for name in layer.values:
         if name not in SECTION_NAMES:
-            yield Problem("unknown section", layer.where((name,)), did_you_mean(name, SECTION_NAMES))
+            yield Mistake("unknown section", layer.where((name,)), did_you_mean(name, SECTION_NAMES))
 
 
-def _validated(section: str, model: type[BaseModel], layer: Layer, problems: list[Problem]) -> dict[str, Any]:
+def _validated(section: str, model: type[BaseModel], layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
     """The section by name, or nothing if it has problems."""
     values = layer.values.get(section)
     try:
@@ -217,12 +217,12 @@ def _validated(section: str, model: type[BaseModel], layer: Layer, problems: lis
         return {}
 
 
-def _validated_rewards(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
+def _validated_rewards(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
     values = layer.values.get("rewards")
     if values is None:
         return {"rewards": DEFAULT_REWARDS}
     if not isinstance(values, Mapping):
-        problems.append(Problem("must map names to weights", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
+        problems.append(Mistake("must map names to weights", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
         return {}
     rewards: dict[str, RewardSetting] = {}
     for name, value in values.items():
@@ -233,16 +233,16 @@ def _validated_rewards(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
         except ValidationError as error:
             problems += problems_of(error, RewardSetting, value, ("rewards", name), layer)
     if not rewards and all(value is None for value in values.values()):
-        problems.append(Problem("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
+        problems.append(Mistake("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
     return {"rewards": MappingProxyType(rewards)} if rewards else {}
 
 
-def _validated_train(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
+def _validated_train(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
     values = layer.values.get("train")
     values = {} if values is None else values
     names = tuple(values) if isinstance(values, Mapping) else ()
     refused = [name for name in names if name in REFUSED]
-    problems += [Problem("has no place in a recipe", layer.where(("train", name)), REFUSED[name]) for name in refused]
+    problems += [Mistake("has no place in a recipe", layer.where(("train", name)), REFUSED[name]) for name in refused]
     if refused:
         values = {name: value for name, value in values.items() if name not in REFUSED}
     model = train_model(names)
@@ -261,7 +261,7 @@ def _validated_train(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             world_size=world_size(),
         )
     except PerlError as error:
-        for problem in error.problems:
-            problems.append(Problem(problem.message, layer.where(problem.where.split(".")), problem.hint))
+        for problem in error.mistakes:
+            problems.append(Mistake(problem.message, layer.where(problem.where.split(".")), problem.hint))
         return {}
     return {"train": MappingProxyType(train), "batch": batch}

@@ -1,6 +1,6 @@
 """Turns what pydantic says into one line a mistake: where, what, and the nearest valid name.
 
-ValidationError -> Problem
+ValidationError -> Mistake
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from perl.errors import Problem, did_you_mean
+from perl.errors import Mistake, did_you_mean
 from perl.recipe.layers import KeyPath, Layer
 from perl.recipe.server_address import without_credentials
 
@@ -31,7 +31,7 @@ def problems_of(
     values: object,
     path: KeyPath,
     layer: Layer,
-) -> Iterator[Problem]:
+) -> Iterator[Mistake]:
     """One problem for each key that is wrong, however many alternatives of its type it failed.
 
     Args:
@@ -46,7 +46,7 @@ def problems_of(
         by_key.setdefault(_key_of(detail, values), []).append(detail)
     for key, details in by_key.items():
         message, hint = _message(details, key, model)
-        yield Problem(message, layer.where((*path, *key)), hint)
+        yield Mistake(message, layer.where((*path, *key)), hint)
 
 
 def _key_of(detail: ErrorDetails, values: object) -> KeyPath:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perl.errors import Problem, RecipeError, did_you_mean
+from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.sections import RewardSetting, RolloutSection
 from perl.rewards.custom import NOT_FOR_WORKERS, Failures, guarded, in_workers, is_async
 from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS
@@ -29,7 +29,7 @@ RewardFunction = Callable[..., Any]
 _MAX_FAILURES = 16
 _TIMEOUT_SECONDS = 10.0
 
-_KnownProblem = tuple[tuple[str, ...], Problem]
+_KnownProblem = tuple[tuple[str, ...], Mistake]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def resolve_rewards(settings: Mapping[str, RewardSetting], rollout: RolloutSecti
     short_names = Counter(_function_name(name) for name in settings)
     for name, setting in settings.items():
         found = _find(name)
-        if isinstance(found, Problem):
+        if isinstance(found, Mistake):
             raise RecipeError(found.message, f"rewards.{name}", found.hint)
         short = _function_name(name)
         rewards.append(_reward(name, found, setting, rollout, short if short_names[short] == 1 else name))
@@ -82,7 +82,7 @@ def reward_problems(sections: Mapping[str, Any]) -> list[_KnownProblem]:
     problems: list[_KnownProblem] = []
     for name, setting in sections.get("rewards", {}).items():
         found = _find(name)
-        if isinstance(found, Problem):
+        if isinstance(found, Mistake):
             problems.append((("rewards", name), found))
         elif name in MADE_REWARDS:
             problems += _problems_of_process_reward(name, setting)
@@ -102,15 +102,15 @@ def _problems_of(
         hint = did_you_mean(argument, settable)
         if argument in known:
             hint = f"it is a column; another one: columns: {{{argument}: NAME}}"
-        yield ("rewards", name, "args", argument), Problem(f"{name} has no argument {argument!r}", hint=hint)
+        yield ("rewards", name, "args", argument), Mistake(f"{name} has no argument {argument!r}", hint=hint)
     for argument in setting.columns:
         if argument not in known or argument in setting.args:
-            problem = Problem(f"{name} takes no column {argument!r}", hint=did_you_mean(argument, known))
+            problem = Mistake(f"{name} takes no column {argument!r}", hint=did_you_mean(argument, known))
             yield ("rewards", name, "columns", argument), problem
     insists = [p.name for p in parameters if p.default is p.empty and p.name in NOT_FOR_WORKERS]
     if setting.workers is not None and insists:
         hint = "give it a default, or leave workers out"
-        yield ("rewards", name, "workers"), Problem(f"a worker has no {', '.join(insists)} for {name}", hint=hint)
+        yield ("rewards", name, "workers"), Mistake(f"a worker has no {', '.join(insists)} for {name}", hint=hint)
     if name in NAMED_REWARDS:
         yield from _problems_of_named(name, setting, settable, valid=not wrong, rollout=rollout)
 
@@ -127,31 +127,31 @@ def _problems_of_named(
         p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in arguments
     ]
     for argument in missing:
-        yield ("rewards", name), Problem(f"{name} needs the argument {argument}", hint=f"args: {{{argument}: ...}}")
+        yield ("rewards", name), Mistake(f"{name} needs the argument {argument}", hint=f"args: {{{argument}: ...}}")
     if missing or not valid:
         return
     columns = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     try:
         function(**{column: [] for column in columns}, **arguments)
     except (ValueError, TypeError) as error:
-        yield ("rewards", name, "args"), Problem(f"{name}: {error}")
+        yield ("rewards", name, "args"), Mistake(f"{name}: {error}")
 
 
 def _problems_of_process_reward(name: str, setting: RewardSetting) -> Iterator[_KnownProblem]:
     yield from _only_for_own(name, setting, [])
     if setting.columns:
-        yield ("rewards", name, "columns"), Problem(f"{name} takes no columns", hint="leave it out")
+        yield ("rewards", name, "columns"), Mistake(f"{name} takes no columns", hint="leave it out")
     for problem in check_process_reward(setting.args):
         argument = (problem.where,) if problem.where in setting.args else ()
         message = problem.message if argument else f"{problem.where} {problem.message}"
-        yield ("rewards", name, "args", *argument), Problem(message, hint=problem.hint)
+        yield ("rewards", name, "args", *argument), Mistake(message, hint=problem.hint)
 
 
 def _only_for_own(name: str, setting: RewardSetting, settable: list[str]) -> Iterator[_KnownProblem]:
     for key in ("workers", "timeout_seconds", "max_failures"):
         if getattr(setting, key) is not None:
             hint = f"args: {{{key}: ...}}" if key in settable else "leave it out"
-            yield ("rewards", name, key), Problem("is for functions of your own", hint=hint)
+            yield ("rewards", name, key), Mistake("is for functions of your own", hint=hint)
 
 
 def _reward(
@@ -223,30 +223,30 @@ def _arguments(function: Callable[..., Any], setting: RewardSetting, rollout: Ro
     return {**(lengths if function in NAMED_REWARDS.values() else {}), **setting.args}
 
 
-def _find(name: str) -> Callable[..., Any] | Problem:
+def _find(name: str) -> Callable[..., Any] | Mistake:
     if name in NAMED_REWARDS or name in MADE_REWARDS:
         return {**NAMED_REWARDS, **MADE_REWARDS}[name]
     if name in REFUSED_REWARDS:
-        return Problem(f"there is no reward {name!r}", hint=REFUSED_REWARDS[name])
+        return Mistake(f"there is no reward {name!r}", hint=REFUSED_REWARDS[name])
     module_name, colon, function_name = name.partition(":")
     if not colon:
         hint = did_you_mean(name, [*NAMED_REWARDS, *MADE_REWARDS])
         own = "your own is package.module:function"
-        return Problem(
+        return Mistake(
             f"no reward {name!r}", hint=f"{hint} {own.capitalize()}" if hint.endswith("?") else f"{hint}; {own}"
         )
     try:
         module = _import_from_here(module_name)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's module may raise anything)
-        return Problem(f"cannot import {module_name}: {error}", hint="modules are looked up in the current folder too")
+        return Mistake(f"cannot import {module_name}: {error}", hint="modules are looked up in the current folder too")
     function = getattr(module, function_name, None)
     if not callable(function):
         functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        return Problem(f"{module_name} has no function {function_name!r}", hint=did_you_mean(function_name, functions))
+        return Mistake(f"{module_name} has no function {function_name!r}", hint=did_you_mean(function_name, functions))
     try:
         inspect.signature(function)
     except (ValueError, TypeError):
-        return Problem(f"{name} has no signature to call it by", hint="wrap it in a function with TRL's signature")
+        return Mistake(f"{name} has no signature to call it by", hint="wrap it in a function with TRL's signature")
     return function
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from trl import GRPOConfig
 
-from perl.errors import PerlError, Problem, RecipeError, did_you_mean, raise_all
+from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
@@ -313,17 +313,17 @@ def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
         if args.vllm_importance_sampling_correction and asked not in values:
             what = f"{asked:g} cuts off what the importance correction would count as a difference of policies"
             hint = f"{values[0]:g}, or train.vllm_importance_sampling_correction: false"
-            found.append(Problem(what, f"rollout.{name}", hint))
+            found.append(Mistake(what, f"rollout.{name}", hint))
     for name in ("generation_kwargs", "vllm_structured_outputs_regex"):
         if getattr(args, name):
-            found.append(Problem("is not handed to vLLM here", f"train.{name}", "leave it out, or transformers"))
+            found.append(Mistake("is not handed to vLLM here", f"train.{name}", "leave it out, or transformers"))
     sequences = args.vllm_importance_sampling_mode.startswith("sequence")
     if args.loss_type == "vespo" and args.vllm_importance_sampling_correction and sequences:
         what = "vespo corrects each token by itself"
-        found.append(Problem(what, "train.vllm_importance_sampling_mode", "token_truncate or token_mask"))
+        found.append(Mistake(what, "train.vllm_importance_sampling_mode", "token_truncate or token_mask"))
     if how.prefetch and not args.vllm_importance_sampling_correction:
         what = "rollouts that are sampled ahead are from an older policy and need the importance correction"
-        found.append(Problem(what, "rollout.prefetch", "0, or train.vllm_importance_sampling_correction: true"))
+        found.append(Mistake(what, "rollout.prefetch", "0, or train.vllm_importance_sampling_correction: true"))
     raise_all(RecipeError, found)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-from perl.errors import PerlError, Problem, raise_all
+from perl.errors import Mistake, PerlError, raise_all
 
 # Packages whose methods work together here.
 _LIBRARIES = ("perl", "trl", "transformers")
@@ -46,14 +46,14 @@ def check_overrides(trainer: GRPOTrainer) -> None:
     """
     kind = type(trainer).__name__
     found = [
-        Problem(
+        Mistake(
             "TRL 1.16 does not call it", f"{kind}.{name}", f"override {now}, or give a method of your own another name"
         )
         for name, now in _GONE.items()
         if hasattr(trainer, name)
     ]
     found += [
-        Problem("is not called", f"{kind}.{name}", f"override {now}")
+        Mistake("is not called", f"{kind}.{name}", f"override {now}")
         for name, now in _UNCALLED.items()
         if is_replaced(trainer, name)
     ]

@@ -27,7 +27,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers.trainer_utils import TrainOutput
 
-from perl.errors import BrokenPromiseError, ModelError, PerlError, Problem, RecipeError, RewardError, RolloutError
+from perl.errors import BrokenPromiseError, Mistake, ModelError, PerlError, RecipeError, RewardError, RolloutError
 from perl.methods.on_quantised import IN_PROCESS
 from perl.packing.attention import without_packed_attention
 from perl.policy.model import base_of
@@ -391,8 +391,8 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         if worst and error is not None and self.state.global_step == 0:
             raise error
         if worst:  # one kind on all of them, so that all keep the last step
-            others = Problem("another process of this run has no rollouts, see its log")
-            first, *more = error.problems if error is not None else (others,)
+            others = Mistake("another process of this run has no rollouts, see its log")
+            first, *more = error.mistakes if error is not None else (others,)
             raise RolloutError(first.message, first.where, first.hint, tuple(more)) from error
         return result  # type: ignore[return-value]  # there is one, since nothing failed
 

@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
-from perl.errors import DataError, MissingExtraError, ModelError, Problem, raise_all
+from perl.errors import DataError, MissingExtraError, Mistake, ModelError, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import Prepared
 from perl.methods.on_quantised import check_on_quantised
@@ -268,7 +268,7 @@ def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) ->
 
 def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
     """Every argument that a reward function insists on must be a column of the data, in a form that reaches it."""
-    found: list[Problem] = []
+    found: list[Mistake] = []
     known = (_ARGUMENTS_FROM_TRL | set(rows.column_names)) - {"prompt"}  # which TRL hands over as prompts
     for reward in rewards:
         where = f"rewards.{reward.name}"
@@ -279,24 +279,24 @@ def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
                 column = "an answer" if name == "solution" else f"the column {name!r}"
                 hint = f"there are {', '.join(sorted(known & set(rows.column_names)))}; {where}.columns maps names"
                 hint = _HINTS.get(name, hint)
-                found.append(Problem(f"needs {column}, which the {what} does not have", where, hint))
+                found.append(Mistake(f"needs {column}, which the {what} does not have", where, hint))
         if not reward.takes_all:
             hint = "TRL hands every column of the data to every reward"
-            found.append(Problem("the function must accept **kwargs", where, hint))
+            found.append(Mistake("the function must accept **kwargs", where, hint))
         unsent = unsendable(rows[0]) if reward.in_workers else None
         if unsent:
-            found.append(Problem(f"cannot be given to a worker process: {unsent}", where, "leave workers out"))
+            found.append(Mistake(f"cannot be given to a worker process: {unsent}", where, "leave workers out"))
     raise_all(DataError, found)
 
 
-def _ambiguous(reward: Reward, rows: Dataset, where: str) -> Iterator[Problem]:
+def _ambiguous(reward: Reward, rows: Dataset, where: str) -> Iterator[Mistake]:
     """An argument that may be meant as the data set's column of this name, or as what takes its name here."""
     for name in reward.by_name:
         original = ORIGINAL + name
         if name in rows.column_names and original in rows.column_names:
             message = f"asks for {name}, which is the gold answer here, but the data set has a column of that name too"
             hint = f"{where}.columns: {{{name}: {name}}} for the gold answer, {{{name}: {original}}} for the column"
-            yield Problem(message, where, hint)
+            yield Mistake(message, where, hint)
 
 
 def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) -> None:
@@ -309,7 +309,7 @@ def _check_answers(rewards: list[Reward], problems: ProblemSet, recipe: Recipe) 
     found = []
     for role, rows in sets:
         if judging.solution not in rows.column_names:  # of the training data it is checked as any other column
-            found.append(Problem("held-out problems need answers", f"data.{role}", "or set eval.enabled: false"))
+            found.append(Mistake("held-out problems need answers", f"data.{role}", "or set eval.enabled: false"))
         elif is_first_process():  # the others would find the same
             found += _unreadable_answers(rows[judging.solution], role, judging.workers)
     raise_all(DataError, found)
@@ -320,7 +320,7 @@ def _judging(rewards: list[Reward]) -> Judging | None:
     return next((reward.judging for reward in rewards if reward.judging is not None), None)
 
 
-def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> list[Problem]:
+def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> list[Mistake]:
     """A problem if there are many; a few are said."""
     bad: list[int] = []
     with live_line(len(golds), "reading gold answers") as line:
@@ -333,7 +333,7 @@ def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> lis
     what = f"{len(bad)} of {len(golds)} gold answers cannot be read, e.g. {str(golds[bad[0]])[:40]!r}"
     if len(bad) > _MOST_UNREADABLE * len(golds):
         hint = "`perl reward check RECIPE` lists them; drop those rows, or use a reward of your own"
-        return [Problem(what, f"data.{role}", hint)]
+        return [Mistake(what, f"data.{role}", hint)]
     logger.warning("data.%s: %s; right only letter for letter, else without a reward", role, what)
     return []
 

@@ -1,13 +1,13 @@
 """Where two records are not equal, and how that is said of a results file or of samples.
 
-expected, found -> leaves that differ; TaskResult, message -> Problem
+expected, found -> leaves that differ; TaskResult, message -> Mistake
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.evaluation.results import RESULTS, SAMPLES, TaskResult, Who
 
 AGAIN = "perl eval writes it anew"
@@ -33,15 +33,15 @@ def _same(one: object, other: object) -> bool:
     return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)  # type: ignore[arg-type]
 
 
-def problem_of(task: TaskResult, message: str, hint: str = AGAIN) -> Problem:
+def problem_of(task: TaskResult, message: str, hint: str = AGAIN) -> Mistake:
     """What is wrong with a task's results."""
-    return Problem(message, f"{RESULTS}: {task.name}", hint)
+    return Mistake(message, f"{RESULTS}: {task.name}", hint)
 
 
-def problem_of_samples(task: TaskResult, who: Who, places: Sequence[tuple[str, int]], message: str) -> Problem:
+def problem_of_samples(task: TaskResult, who: Who, places: Sequence[tuple[str, int]], message: str) -> Mistake:
     """What is wrong with some samples of a policy on a task."""
     problem, index = places[0]
-    return Problem(f"{message}; the first is number {index} of problem {problem!r}", f"{SAMPLES}: {task.name}, {who}")
+    return Mistake(f"{message}; the first is number {index} of problem {problem!r}", f"{SAMPLES}: {task.name}, {who}")
 
 
 def path_of(place: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ be undecided in the file, and how many are is told. A decided one never stands w
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.evaluation.recounting.differing import problem_of_samples, shown
 from perl.evaluation.results import TaskResult, Who
 from perl.evaluation.samples import Place, Sample
@@ -39,7 +39,7 @@ class JudgedAgain:
 
     groups: Mapping[Who, Sequence[Sequence[Sample]]]
     undecided: int
-    problems: Sequence[Problem]
+    problems: Sequence[Mistake]
 
 
 def judge_again(
@@ -56,7 +56,7 @@ def judge_again(
         RewardError: The worker processes cannot be started.
     """
     again: dict[Who, Sequence[Sequence[Sample]]] = {}
-    problems: list[Problem] = []
+    problems: list[Mistake] = []
     undecided = 0
     for who, rows in groups.items():
         then = [sample for row in rows for sample in row]
@@ -73,7 +73,7 @@ def judge_again(
     return JudgedAgain(again, undecided, problems)
 
 
-def _said(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]]) -> Problem:
+def _said(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]]) -> Mistake:
     then, now = other[0]
     first = f"{then.status} ({shown(then.extracted)}) in the file, {now.status} ({shown(now.extracted)}) now"
     message = f"{len(other)} verdicts are not those of the texts: {first}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.evaluation.metrics import paired_difference
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.differing import AGAIN, marks, path_of, problem_of, problem_of_samples, shown, unequal
@@ -65,9 +65,9 @@ class Recount:
     results: Results
     basis: Mapping[str, Basis]
     reported: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[Mistake, ...]
 
-    def said_of(self, where: str) -> list[Problem]:
+    def said_of(self, where: str) -> list[Mistake]:
         """The problems, each said of a folder or repository."""
         return [replace(problem, where=f"{where}: {problem.where}") for problem in self.problems]
 
@@ -126,7 +126,7 @@ def recount(
     found: list[TaskResult] = []
     basis: dict[str, Basis] = {}
     reported: list[str] = []
-    problems: list[Problem] = []
+    problems: list[Mistake] = []
     kept = _Kept(samples) if samples is not None else None
     for task in results.tasks:
         try:
@@ -143,7 +143,7 @@ def recount(
     return Recount(replace(results, tasks=tuple(found)), basis, tuple(reported), tuple(problems))
 
 
-def layout_problems(written: Mapping[str, Any], counted: Results) -> list[Problem]:
+def layout_problems(written: Mapping[str, Any], counted: Results) -> list[Mistake]:
     """Where the part of a results file that lighteval's readers find is not what was counted.
 
     Args:
@@ -153,7 +153,7 @@ def layout_problems(written: Mapping[str, Any], counted: Results) -> list[Proble
     own = json.loads(json.dumps(counted.as_dict()))
     expected, found = ({key: value for key, value in part.items() if key != "perl"} for part in (own, written))
     return [
-        Problem(f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}", RESULTS, AGAIN)
+        Mistake(f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}", RESULTS, AGAIN)
         for place, right, there in unequal(expected, found)
     ]
 
@@ -163,7 +163,7 @@ class _Counted:
     task: TaskResult
     basis: Basis
     reported: Sequence[str]
-    problems: Sequence[Problem]
+    problems: Sequence[Mistake]
 
 
 class _Kept:
@@ -182,10 +182,10 @@ class _Kept:
         self._asked.add((policy, task))
         return self._by_task.get((policy, task), {})
 
-    def unused(self) -> list[Problem]:
+    def unused(self) -> list[Mistake]:
         others = {key: len(found) for key, found in self._by_task.items() if key not in self._asked}
         return [
-            Problem(f"has {count} samples of policy {policy!r} on {task!r}, which the results do not name", SAMPLES)
+            Mistake(f"has {count} samples of policy {policy!r} on {task!r}, which the results do not name", SAMPLES)
             for (policy, task), count in others.items()
         ]
 
@@ -220,7 +220,7 @@ def _recount_task(
     return _Counted(counted, basis, reported, [*problems, *_differences(task, counted)])
 
 
-def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Problem]:
+def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Mistake]:
     """Whether the problems are those of the data that the results name, all and in order; no golds: there are none."""
     if golds is None:
         return []
@@ -230,9 +230,9 @@ def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Pr
     return [problem_of(task, message)]
 
 
-def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who, Groups], list[Problem]]:
+def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who, Groups], list[Mistake]]:
     """The samples of each problem, and what is wrong with them; no groups where some are missing."""
-    problems: list[Problem] = []
+    problems: list[Mistake] = []
     groups: dict[Who, Groups] = {}
     for who in WHO:
         if getattr(task, who) is None:
@@ -256,7 +256,7 @@ def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who
 
 def _sample_problems(
     task: TaskResult, who: Who, protocol: Protocol, found: Mapping[tuple[str, int], Sequence[Sample]]
-) -> Iterator[Problem]:
+) -> Iterator[Mistake]:
     """Samples that cannot be what they say, a line for each kind."""
     longest = task.max_new_tokens
     kinds: dict[str, Callable[[Sequence[Sample]], bool]] = {
@@ -316,7 +316,7 @@ def _pass_at(task: TaskResult) -> list[int]:
     return sorted({k for score in (task.base, task.adapter) if score is not None for k in score.pass_at})
 
 
-def _differences(said: TaskResult, counted: TaskResult) -> list[Problem]:
+def _differences(said: TaskResult, counted: TaskResult) -> list[Mistake]:
     """Every figure that is not what was counted; of the problems a line a policy."""
     found = []
     for who in WHO:

@@ -8,7 +8,7 @@ A benchmark is known by the definition that is here, whatever a file says. Knows
 import re
 from collections.abc import Iterator
 
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.differing import problem_of, shown
 from perl.evaluation.results import HELD_OUT, TaskResult
@@ -21,7 +21,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 def stated_problems(
     task: TaskResult, protocol: Protocol, held_out: str | None = None
-) -> tuple[list[Problem], list[str]]:
+) -> tuple[list[Mistake], list[str]]:
     """What is wrong with a task's title, protocol hash and data, and what cannot be told.
 
     Args:
@@ -48,7 +48,7 @@ def stated_problems(
     return problems, reported
 
 
-def _data_problems(task: TaskResult, known: Task | None, *, own: bool) -> Iterator[Problem]:
+def _data_problems(task: TaskResult, known: Task | None, *, own: bool) -> Iterator[Mistake]:
     """Whether problems come from where the definition says: the Hub, ``--data`` or the sandbox; or were held out."""
     source, revision, sha256 = (task.data[name] for name in ("source", "revision", "sha256"))
     if not isinstance(sha256, str) or len(sha256) != _SHA_DIGITS:
@@ -62,7 +62,7 @@ def _data_problems(task: TaskResult, known: Task | None, *, own: bool) -> Iterat
         yield problem_of(task, f"its data has the revision {shown(revision)}, which is none of {shown(source)}")
 
 
-def _hash_problems(task: TaskResult, protocol: Protocol, known: Task | None) -> Iterator[Problem]:
+def _hash_problems(task: TaskResult, protocol: Protocol, known: Task | None) -> Iterator[Mistake]:
     version, prompt = (known.version, known.prompt) if known else (1, "{problem}")
     facts = {"task": task.name, "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
     expected = protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perl.errors import PerlError, Problem, RunFolderError
+from perl.errors import Mistake, PerlError, RunFolderError
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.policy.checkpoint import complete_checkpoints, is_complete, step_of
 from perl.policy.name import adapter_config_digest, policy_name
@@ -102,14 +102,14 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
     return Candidate(run, which, folder, step, digest, None, None, config)
 
 
-def identity_problems(candidate: Candidate) -> list[Problem]:
+def identity_problems(candidate: Candidate) -> list[Mistake]:
     """Why an adapter is not what its run trained: the final one lies there with other weights than were proven."""
     known = candidate.run.facts.get("fingerprint")
     trained = known.get("adapter") if isinstance(known, dict) else None
     if candidate.which != "final" or trained in (None, candidate.sha256):
         return []
     what = f"has SHA-256 {candidate.sha256[:12]}, the run trained {str(trained)[:12]}: it was changed since"
-    return [Problem(what, str(candidate.folder / WEIGHTS), "put the trained file back")]
+    return [Mistake(what, str(candidate.folder / WEIGHTS), "put the trained file back")]
 
 
 def base_of_run(run: Run) -> str | None:
@@ -160,5 +160,5 @@ def _results_in(folder: Path) -> Results | None:
     try:
         return read_results(folder)
     except PerlError as error:
-        logger.warning("%s; it is not shown", error.problems[0])
+        logger.warning("%s; it is not shown", error.mistakes[0])
         return None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from perl.errors import PerlError, Problem
+from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED, read_published
 from perl.evaluation.recounting.recount import Recount, layout_problems, recount
 from perl.evaluation.results import Results
@@ -52,7 +52,7 @@ class Checked:
         unchecked: What was not looked at, a line each.
     """
 
-    problems: tuple[Problem, ...]
+    problems: tuple[Mistake, ...]
     compared: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
@@ -74,32 +74,32 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
     """
     content = content_of(files, CARD)
     if content is None:
-        return _wrong(Problem(f"there is no {CARD}"))
+        return _wrong(Mistake(f"there is no {CARD}"))
     try:
         card = content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
-        return _wrong(Problem("is not UTF-8", CARD))
+        return _wrong(Mistake("is not UTF-8", CARD))
     try:
         results_in(files)
     except PerlError as error:
-        return _wrong(*error.problems)
+        return _wrong(*error.mistakes)
     own, notes, first = split_notes(card)
     form = card_problems(card, files, first)
     if len(card) > LARGEST_CARD or read_front_matter(card)[0] is None:
         return _wrong(*form)
     if RUN_FACTS not in files:
         hint = "perl push writes both; or it was written by hand, and nobody can tell what it comes from"
-        return _wrong(*form, Problem(f"is absent, from which the card is rendered again: {CARD} was not checked",
+        return _wrong(*form, Mistake(f"is absent, from which the card is rendered again: {CARD} was not checked",
                                      RUN_FACTS, hint))  # fmt: skip
     try:
         run = read_run_facts(content_of(files, RUN_FACTS) or b"")
         facts = facts_from_files(files)
         expected = render_card(facts)
     except PerlError as error:
-        return _wrong(*form, *error.problems)
+        return _wrong(*form, *error.mistakes)
     except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, RecursionError) as error:
         reason = f"holds no results of perl eval: {type(error).__name__}: {shown(str(error))}"
-        return _wrong(*form, Problem(reason, SCORES))
+        return _wrong(*form, Mistake(reason, SCORES))
     scores = _Scores(files, facts, weights_sha256, counted)
     problems = [*form, *_compared(own, expected, run, facts), *notes_problems(notes, first)]
     problems += [*_of_files(files, run), *scores.problems]
@@ -112,20 +112,20 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
     )
 
 
-def _wrong(*problems: Problem) -> Checked:
+def _wrong(*problems: Mistake) -> Checked:
     return Checked(problems)
 
 
-def _compared(card: str, expected: str, run: RunFacts, facts: CardFacts) -> list[Problem]:
+def _compared(card: str, expected: str, run: RunFacts, facts: CardFacts) -> list[Mistake]:
     """Where the card differs from the one that its files give; of another version's one line says so."""
     if run.perl != perl_version():
         message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards are others"
         hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
-        return [Problem(message, CARD, hint)]
+        return [Mistake(message, CARD, hint)]
     return differences(card, expected, headline(facts.results) if facts.results else "")
 
 
-def _of_files(files: Files, run: RunFacts) -> Iterator[Problem]:
+def _of_files(files: Files, run: RunFacts) -> Iterator[Mistake]:
     """What the files say of each other, and of the scores on leaderboards."""
     config, recipe = config_in(files), public_recipe_in(files)
     log = log_in(files)
@@ -133,11 +133,11 @@ def _of_files(files: Files, run: RunFacts) -> Iterator[Problem]:
     whole = run.method == "full" and WEIGHTS not in files  # a model that was itself trained
     for name in (CONFIG, WEIGHTS):
         if name not in files and not whole:
-            yield Problem("is absent, without which nobody can load the adapter that the card is of", name)
+            yield Mistake("is absent, without which nobody can load the adapter that the card is of", name)
     between = logging_interval(recipe)
     if not log and run.step and between is not None and run.step >= between:
         what = "has no steps" if METRICS in files else "is absent"
-        yield Problem(f"{what}, though there is a recipe", METRICS, "perl push sends it")
+        yield Mistake(f"{what}, though there is a recipe", METRICS, "perl push sends it")
 
 
 def _what_was_compared(files: Files) -> list[str]:
@@ -149,7 +149,7 @@ class _Scores:
     """What was found of the scores."""
 
     def __init__(self, files: Files, facts: CardFacts, weights_sha256: str | None, counted: Recount | None) -> None:
-        self.problems: list[Problem] = []
+        self.problems: list[Mistake] = []
         self.compared: list[str] = []
         self.reported: list[str] = []
         self.unchecked: list[str] = []
@@ -173,7 +173,7 @@ class _Scores:
             try:
                 counted = recount(results, read_published(samples, PUBLISHED) if samples is not None else None)
             except PerlError as error:
-                self.problems += error.problems
+                self.problems += error.mistakes
                 return
             written: dict[str, Any] = json.loads(content_of(files, SCORES) or b"{}")
             whole = counted.results if len(counted.results.tasks) == len(results.tasks) else results
@@ -191,46 +191,46 @@ class _Scores:
         self.reported += [*counted.reported, "engine and versions of the evaluation"]
 
 
-def _of_the_package(problem: Problem) -> Problem:
+def _of_the_package(problem: Mistake) -> Mistake:
     """A problem of the results' folder, named as in a repository."""
     where = problem.where
     for name in (SCORES, PUBLISHED):
         file = name.partition("/")[2]
         where = name + where.removeprefix(file) if where.startswith(file) else where
-    return Problem(problem.message, where, problem.hint)
+    return Mistake(problem.message, where, problem.hint)
 
 
 def _identity_problems(
     files: Files, facts: CardFacts, results: Results, weights_sha256: str | None
-) -> Iterator[Problem]:
+) -> Iterator[Mistake]:
     """Whether the results are of this adapter on this base."""
     subject, config = results.subject, content_of(files, CONFIG)
     hint = "perl eval scores the one that is there"
     sha = subject.get("adapter_sha256")
     if weights_sha256 is not None and sha != weights_sha256:
         message = f"is of another adapter: sha256 {str(sha)[:12]}, the weights beside it have {weights_sha256[:12]}"
-        yield Problem(message, SCORES, hint)
+        yield Mistake(message, SCORES, hint)
     if public(str(subject.get("base"))) != facts.base:
         message = f"is of another base: {shown(str(subject.get('base')))}, {CONFIG} says {shown(facts.base)}"
-        yield Problem(message, SCORES, hint)
+        yield Mistake(message, SCORES, hint)
     elif facts.revision is not None and subject.get("base_revision") not in (None, facts.revision):
         message = f"is of another revision of the base: {subject['base_revision']}, {CONFIG} says {facts.revision}"
-        yield Problem(message, SCORES, hint)
+        yield Mistake(message, SCORES, hint)
     quantization = subject.get("base_quantization")
     if quantization != facts.quantization:
         said, right = (shown(str(word or "the ordinary base")) for word in (quantization, facts.quantization))
-        yield Problem(f"is of another base: {said}, {RUN_FACTS} says {right}", SCORES, hint)
+        yield Mistake(f"is of another base: {said}, {RUN_FACTS} says {right}", SCORES, hint)
     if config is None or sha is None:
         return
     try:
         digest = adapter_config_digest(config)
         name = adapter_policy_name(config, str(weights_sha256 or sha), str(subject.get("base_sha256")))
     except ValueError as error:
-        yield Problem(f"cannot be named: {shown(str(error))}", CONFIG)
+        yield Mistake(f"cannot be named: {shown(str(error))}", CONFIG)
         return
     if subject.get("adapter_config_sha256") != digest:
         said = shown(str(subject.get("adapter_config_sha256")), 12)
-        yield Problem(f"is of another {CONFIG}: sha256 {said}, the one beside it has {digest[:12]}", SCORES, hint)
+        yield Mistake(f"is of another {CONFIG}: sha256 {said}, the one beside it has {digest[:12]}", SCORES, hint)
     elif subject.get("policy") != name and weights_sha256 in (None, sha):
         said = shown(str(subject.get("policy")), 12)
-        yield Problem(f"names the policy {said}, weights, config and base give {name[:12]}", SCORES, hint)
+        yield Mistake(f"names the policy {said}, weights, config and base give {name[:12]}", SCORES, hint)

@@ -13,7 +13,7 @@ from typing import Any
 
 from peft import PeftConfig
 
-from perl.errors import PerlError, Problem
+from perl.errors import Mistake, PerlError
 from perl.hub.card.fact_form import showable_settings
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE
 from perl.hub.card.form import shown as cut
@@ -42,7 +42,7 @@ _WORDS = {
 
 def contradictions(
     run: RunFacts, config: PeftConfig | None, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]
-) -> list[Problem]:
+) -> list[Mistake]:
     """Where ``perl_run.json`` says something else than another file.
 
     Args:
@@ -52,7 +52,7 @@ def contradictions(
         rows: Of the log; those after the adapter's step are of a training that went on.
     """
     problems = [
-        Problem(f"says {cut(str(said))}, {file} says {cut(str(right))}", f"{RUN_FACTS}: {key}", _AGAIN)
+        Mistake(f"says {cut(str(said))}, {file} says {cut(str(right))}", f"{RUN_FACTS}: {key}", _AGAIN)
         for key, said, file, right in _held(run, config, recipe)
         if said != right
     ]
@@ -150,7 +150,7 @@ def _resolved(recipe: Recipe) -> dict[str, Any]:
         return {}
 
 
-def _of_log(run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]) -> list[Problem]:
+def _of_log(run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]) -> list[Mistake]:
     """A log ends where the training ended, but for the steps that its interval leaves out."""
     every = [int(row["step"]) for row in rows if row.get("step") is not None]
     steps = [step for step in every if run.step is None or step <= run.step]
@@ -160,19 +160,19 @@ def _of_log(run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, An
         thinned = max((b - a for a, b in pairwise(steps)), default=1)
         if run.step - steps[-1] >= max(between or run.step, thinned):
             message = f"says {run.step}, {METRICS} ends at step {steps[-1]}"
-            found.append(Problem(message, f"{RUN_FACTS}: step", _AGAIN))
+            found.append(Mistake(message, f"{RUN_FACTS}: step", _AGAIN))
     if steps and between is not None and steps[0] > between:
-        found.append(Problem(f"begins at step {steps[0]}", METRICS, _AGAIN))
+        found.append(Mistake(f"begins at step {steps[0]}", METRICS, _AGAIN))
     if any(later < earlier for earlier, later in pairwise(every)):
-        found.append(Problem("its steps are not in order", METRICS, _AGAIN))
+        found.append(Mistake("its steps are not in order", METRICS, _AGAIN))
     most = recipe.train.get("max_steps") if recipe else None
     for step, file in ((run.step, f"{RUN_FACTS}: step"), (every[-1] if every else None, METRICS)):
         if most and step is not None and step > most:
             message = f"goes to step {step}, {PUBLIC_RECIPE} says train.max_steps {most}"
-            found.append(Problem(message, file, _AGAIN))
+            found.append(Mistake(message, file, _AGAIN))
     tokens = [row["num_tokens"] for row in rows if row.get("num_tokens") is not None]
     if any(later < earlier for earlier, later in pairwise(tokens)):
-        found.append(Problem("its num_tokens, which only grow, shrink", METRICS, _AGAIN))
+        found.append(Mistake("its num_tokens, which only grow, shrink", METRICS, _AGAIN))
     return found
 
 

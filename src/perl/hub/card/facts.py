@@ -256,7 +256,7 @@ def public_recipe_in(files: Files) -> Recipe | None:
             raise PerlError("is no recipe that stands alone", PUBLIC_RECIPE, "perl push writes one")
         return Recipe.load(values)
     except RecipeError as error:
-        problem = error.problems[0]
+        problem = error.mistakes[0]
         raise PerlError(f"{problem.where}: {problem.message}", PUBLIC_RECIPE, problem.hint) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise PerlError(f"is not plain YAML: {_first_line(error)}", PUBLIC_RECIPE) from None
@@ -276,7 +276,7 @@ def results_in(files: Files) -> Results | None:
         try:
             return read_results(folder)
         except PerlError as error:
-            raise PerlError(error.problems[0].message, SCORES) from None
+            raise PerlError(error.mistakes[0].message, SCORES) from None
         except RecursionError:
             raise PerlError("is nested too deeply", SCORES) from None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from perl.errors import PerlError, Problem
+from perl.errors import Mistake, PerlError
 from perl.hub.card.front_matter import OURS, SANDBOX, adapter_tag
 from perl.hub.card.names import has_hub_form
 from perl.hub.gate.gate import largest
@@ -38,7 +38,7 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*:|//|#", re.IGNORECASE)
 _REQUIRED = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": f"[{OURS}, ...]"}
 
 
-def card_problems(card: str, files: Collection[str], notes: int = 0) -> list[Problem]:
+def card_problems(card: str, files: Collection[str], notes: int = 0) -> list[Mistake]:
     """Why a card is not fit for the Hub.
 
     Args:
@@ -47,36 +47,36 @@ def card_problems(card: str, files: Collection[str], notes: int = 0) -> list[Pro
         notes: Line from 1 from which on its author's own words stand, in which nothing is a placeholder; 0: none.
     """
     if len(card) > LARGEST_CARD:
-        return [Problem(f"has {len(card):,} characters, a card has at most {LARGEST_CARD:,}", CARD)]
+        return [Mistake(f"has {len(card):,} characters, a card has at most {LARGEST_CARD:,}", CARD)]
     metadata, problems = read_front_matter(card)
     if metadata is None:
         return problems
     return [*_metadata_problems(metadata), *_text_problems(card, notes), *_link_problems(card, files)]
 
 
-def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Problem]]:
+def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Mistake]]:
     """A card's metadata; None, and why, if it has none that is plain YAML."""
     match = FRONT_MATTER.match(card)
     if match is None:
-        return None, [Problem("has no YAML between --- and --- at its beginning", CARD, AGAIN)]
+        return None, [Mistake("has no YAML between --- and --- at its beginning", CARD, AGAIN)]
     if len(match[1]) > LARGEST_FRONT_MATTER:
-        return None, [Problem(f"its front matter has {len(match[1]):,} characters, more than any needs", CARD)]
+        return None, [Mistake(f"its front matter has {len(match[1]):,} characters, more than any needs", CARD)]
     try:
         refuse_tags(match[1], CARD)
         metadata = plain_value(match[1])
     except PerlError as error:
-        return None, [Problem(problem.message, problem.where) for problem in error.problems]
+        return None, [Mistake(problem.message, problem.where) for problem in error.mistakes]
     except yaml.YAMLError as error:
         reason = getattr(error, "problem", None) or str(error)
-        return None, [Problem(f"its front matter is no YAML: {reason}", CARD)]
+        return None, [Mistake(f"its front matter is no YAML: {reason}", CARD)]
     except (RecursionError, ValueError) as error:  # ValueError: a number of more digits than Python reads
-        return None, [Problem(f"its front matter cannot be read: {type(error).__name__}", CARD)]
+        return None, [Mistake(f"its front matter cannot be read: {type(error).__name__}", CARD)]
     if not isinstance(metadata, dict):
-        return None, [Problem("its front matter is no mapping", CARD, AGAIN)]
+        return None, [Mistake("its front matter is no mapping", CARD, AGAIN)]
     return metadata, []
 
 
-def _metadata_problems(metadata: Mapping[str, Any]) -> list[Problem]:
+def _metadata_problems(metadata: Mapping[str, Any]) -> list[Mistake]:
     tuned = metadata.get("base_model_relation") == "finetune" or "base_model" not in metadata
     whole = metadata.get("library_name") == "transformers" and tuned
     tags = metadata.get("tags")
@@ -99,7 +99,7 @@ def _metadata_problems(metadata: Mapping[str, Any]) -> list[Problem]:
     return found + _base_problems(metadata.get("base_model"), metadata.get("base_model_relation"), tags, whole=whole)
 
 
-def _base_problems(base: object, relation: object, tags: list[Any], *, whole: bool) -> list[Problem]:
+def _base_problems(base: object, relation: object, tags: list[Any], *, whole: bool) -> list[Mistake]:
     if base is None and SANDBOX in tags:
         return []
     if base is None:
@@ -114,11 +114,11 @@ def _base_problems(base: object, relation: object, tags: list[Any], *, whole: bo
     return found
 
 
-def _about(key: str, message: str, hint: str = "") -> Problem:
-    return Problem(message, f"{CARD}: {key}", hint)
+def _about(key: str, message: str, hint: str = "") -> Mistake:
+    return Mistake(message, f"{CARD}: {key}", hint)
 
 
-def _text_problems(card: str, notes: int) -> list[Problem]:
+def _text_problems(card: str, notes: int) -> list[Mistake]:
     """Placeholders and paths. In code ``None`` is a word of the language, and braces are somebody's template."""
     bare = _FENCES.sub(lambda match: "\n" * match[0].count("\n"), card)
     left = [(number, match[0]) for number, match in _matches(_PLACEHOLDER, bare)]
@@ -126,35 +126,35 @@ def _text_problems(card: str, notes: int) -> list[Problem]:
         (number, match[0]) for number, match in _matches(_ALWAYS_PLACEHOLDER, card) if (number, match[0]) not in left
     ]
     found = [
-        Problem(f"a placeholder is left: {text}", f"{CARD}:{number}", "leave out what is unknown")
+        Mistake(f"a placeholder is left: {text}", f"{CARD}:{number}", "leave out what is unknown")
         for number, text in left
         if not 0 < notes <= number
     ]
     found += [
-        Problem(f"a path of somebody's machine: {shown(match[0])}", f"{CARD}:{number}", "name it without the path")
+        Mistake(f"a path of somebody's machine: {shown(match[0])}", f"{CARD}:{number}", "name it without the path")
         for number, match in _matches(_LOCAL_PATH, card)
     ]
     return found
 
 
-def _link_problems(card: str, files: Collection[str]) -> list[Problem]:
+def _link_problems(card: str, files: Collection[str]) -> list[Mistake]:
     """Pictures and files that are linked and are not there, pictures of somebody else's, HTML."""
     bare = _without_code(card)
     links = [(number, "picture" if match[1] else "file", match[2]) for number, match in _matches(_LINK, bare)]
     links += [(number, "picture", match[1]) for number, match in _matches(_IMAGE_TAG, bare)]
     found = [
-        Problem(f"there is no {what} {shown(target)}", f"{CARD}:{number}")
+        Mistake(f"there is no {what} {shown(target)}", f"{CARD}:{number}")
         for number, what, target in links
         if not _REMOTE.match(target) and posixpath.normpath(target.partition("#")[0]) not in files
     ]
     found += [
-        Problem(f"shows a picture from elsewhere: {shown(target)}", f"{CARD}:{number}", "the next reader sees another")
+        Mistake(f"shows a picture from elsewhere: {shown(target)}", f"{CARD}:{number}", "the next reader sees another")
         for number, what, target in links
         if what == "picture" and _REMOTE.match(target)
     ]
     bare = _CODE.sub("", bare)
     return found + [
-        Problem(f"holds HTML: {shown(match[0])}", f"{CARD}:{number}", "a card is Markdown")
+        Mistake(f"holds HTML: {shown(match[0])}", f"{CARD}:{number}", "a card is Markdown")
         for number, match in _matches(_HTML, bare)
     ]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from perl.errors import PerlError, Problem
+from perl.errors import Mistake, PerlError
 from perl.evaluation.results import Results
 from perl.evaluation.task import all_tasks
 from perl.hub.card.eval_results import eval_result_files
@@ -27,7 +27,7 @@ _AGAIN = "perl push writes it"
 Scalar = str | int | float | bool | None
 
 
-def leaderboard_problems(files: Files, results: Results | None) -> Iterator[Problem]:
+def leaderboard_problems(files: Files, results: Results | None) -> Iterator[Mistake]:
     """Scores for leaderboards that are not those of the results, and files that cannot be read.
 
     Args:
@@ -37,26 +37,26 @@ def leaderboard_problems(files: Files, results: Results | None) -> Iterator[Prob
     expected = eval_result_files(results) if results is not None else {}
     for name, text in expected.items():
         if name not in files:
-            yield Problem(f"is absent, {SCORES} gives it", name, _AGAIN)
+            yield Mistake(f"is absent, {SCORES} gives it", name, _AGAIN)
             continue
         try:
             there = _entry(_value(files, name))
         except PerlError as error:
-            yield Problem(error.problems[0].message, name, _AGAIN)
+            yield Mistake(error.mistakes[0].message, name, _AGAIN)
             continue
         right = _entry(plain_value(text))
         for key in dict.fromkeys([*right, *there]):
             if key not in there or key not in right or there[key] != right[key]:
                 said, given = (shown(str(one.get(key))) for one in (there, right))
-                yield Problem(f"says {shown(key)} {said}, {SCORES} says {given}", name, _AGAIN)
+                yield Mistake(f"says {shown(key)} {said}, {SCORES} says {given}", name, _AGAIN)
     for name in _others(files, expected):
         try:
             ours = _is_ours(name, files, results)
         except PerlError as error:
-            yield Problem(error.problems[0].message, shown(name))
+            yield Mistake(error.mistakes[0].message, shown(name))
             continue
         if ours:
-            yield Problem(f"shows scores that {SCORES} does not give", shown(name), "perl push takes it away")
+            yield Mistake(f"shows scores that {SCORES} does not give", shown(name), "perl push takes it away")
 
 
 def leaderboards_of_others(files: Files, results: Results | None) -> list[str]:
@@ -97,7 +97,7 @@ def _value(files: Files, name: str) -> object:
         refuse_tags(text, "")  # an alias may stand for any number of values
         return plain_value(text)
     except PerlError as error:
-        raise PerlError(f"cannot be read: {error.problems[0].message}", name) from None
+        raise PerlError(f"cannot be read: {error.mistakes[0].message}", name) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         reason = getattr(error, "problem", None) or type(error).__name__
         raise PerlError(f"is no YAML: {shown(str(reason))}", name) from None

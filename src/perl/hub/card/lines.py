@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES
 from perl.hub.card.form import AGAIN, CARD, FRONT_MATTER, shown
 from perl.hub.card.run_facts import RUN_FACTS
@@ -48,7 +48,7 @@ Line = tuple[int, str]
 """Number from 1, and text."""
 
 
-def differences(card: str, expected: str, named_first: str = "") -> list[Problem]:
+def differences(card: str, expected: str, named_first: str = "") -> list[Mistake]:
     """Every difference, as ``README.md:12: says ..., metrics.jsonl says ...``.
 
     Args:
@@ -58,26 +58,26 @@ def differences(card: str, expected: str, named_first: str = "") -> list[Problem
     """
     found = [*_metadata(card, expected), *_body(card, expected, named_first)]
     if len(found) > MOST_LINES:
-        more = Problem(f"and {len(found) - MOST_LINES:,} more lines differ", CARD, AGAIN)
+        more = Mistake(f"and {len(found) - MOST_LINES:,} more lines differ", CARD, AGAIN)
         return [*found[:MOST_LINES], more]
     return found
 
 
-def _metadata(card: str, expected: str) -> Iterator[Problem]:
+def _metadata(card: str, expected: str) -> Iterator[Mistake]:
     (there, twice), (right, _) = _leaves(card), _leaves(expected)
     for number, path in twice:
-        yield Problem(f"{shown('.'.join(path))} is there twice", f"{CARD}:{number}", AGAIN)
+        yield Mistake(f"{shown('.'.join(path))} is there twice", f"{CARD}:{number}", AGAIN)
     for path, (number, value) in there.items():
         name, (_, wanted) = ".".join(path), right.get(path, (0, _ABSENT))
         if wanted is _ABSENT:
             message = f"says {shown(name)} is {shown(str(value))}, which no file says"
-            yield Problem(message, f"{CARD}:{number}", AGAIN)
+            yield Mistake(message, f"{CARD}:{number}", AGAIN)
         elif wanted != value:
             message = f"says {name} is {shown(str(value))}, {_source_of(path)} says {shown(str(wanted))}"
-            yield Problem(message, f"{CARD}:{number}", AGAIN)
+            yield Mistake(message, f"{CARD}:{number}", AGAIN)
     for path, (_, value) in right.items():
         if path not in there:
-            yield Problem(f"lacks {'.'.join(path)}, which {_source_of(path)} says is {shown(str(value))}", CARD, AGAIN)
+            yield Mistake(f"lacks {'.'.join(path)}, which {_source_of(path)} says is {shown(str(value))}", CARD, AGAIN)
 
 
 def _source_of(path: tuple[str, ...]) -> str:
@@ -130,10 +130,10 @@ def _value(node: yaml.Node) -> Any:  # noqa: ANN401 (a YAML value)
     return plain_value(node.value) if node.style is None and node.value else node.value
 
 
-def _body(card: str, expected: str, named_first: str) -> Iterator[Problem]:
+def _body(card: str, expected: str, named_first: str) -> Iterator[Mistake]:
     there, right = _lines(card), _lines(expected)
     if len(there) > 4 * len(right) + 1000:
-        yield Problem(f"has {len(there):,} lines, its files give {len(right):,}", CARD, AGAIN)
+        yield Mistake(f"has {len(there):,} lines, its files give {len(right):,}", CARD, AGAIN)
         return
     sources = _sources(right, named_first)
     rows = difflib.SequenceMatcher(None, [t for _, t in there], [t for _, t in right], autojunk=False)
@@ -187,11 +187,11 @@ def _paired(there: list[Line], right: list[Line]) -> Iterator[tuple[Line | None,
             yield line, None
 
 
-def _difference(found: Line | None, wanted: Line | None, source: str, after: int) -> Iterator[Problem]:
+def _difference(found: Line | None, wanted: Line | None, source: str, after: int) -> Iterator[Mistake]:
     if found is None and wanted is not None:
-        yield Problem(f"lacks “{shown(wanted[1], _WINDOW)}”, which {source} says", f"{CARD}:{after}", AGAIN)
+        yield Mistake(f"lacks “{shown(wanted[1], _WINDOW)}”, which {source} says", f"{CARD}:{after}", AGAIN)
     elif wanted is None and found is not None:
-        yield Problem(f"says “{shown(found[1], _WINDOW)}”, which no file says", f"{CARD}:{found[0]}", AGAIN)
+        yield Mistake(f"says “{shown(found[1], _WINDOW)}”, which no file says", f"{CARD}:{found[0]}", AGAIN)
     elif found is not None and wanted is not None and found[1] != wanted[1]:
         where = f"{CARD}:{found[0]}"
         one, other = _cells(found[1]), _cells(wanted[1])
@@ -199,10 +199,10 @@ def _difference(found: Line | None, wanted: Line | None, source: str, after: int
             for cell, right in zip(one[1:], other[1:], strict=True):
                 if cell != right:
                     message = f"says {shown(cell)} of {shown(one[0])}, {source} says {shown(right)}"
-                    yield Problem(message, where, AGAIN)
+                    yield Mistake(message, where, AGAIN)
         else:
             one_, other_ = _around(found[1], wanted[1])
-            yield Problem(f"says “{shown(one_, _WINDOW)}”, {source} says “{shown(other_, _WINDOW)}”", where, AGAIN)
+            yield Mistake(f"says “{shown(one_, _WINDOW)}”, {source} says “{shown(other_, _WINDOW)}”", where, AGAIN)
 
 
 def _around(one: str, other: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ could be taken for a part of the card that is checked (a heading, a table, HTML,
 import re
 from collections.abc import Iterator
 
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.hub.card.form import CARD, FRONT_MATTER, shown
 
 NOTES = "## Notes"
@@ -44,7 +44,7 @@ def split_notes(card: str) -> tuple[str, str, int]:
     return card, "", 0
 
 
-def notes_problems(notes: str, first: int) -> list[Problem]:
+def notes_problems(notes: str, first: int) -> list[Mistake]:
     """What may not stand below ``## Notes``.
 
     Args:
@@ -52,7 +52,7 @@ def notes_problems(notes: str, first: int) -> list[Problem]:
         first: Likewise.
     """
     return [
-        Problem(f"holds {what} below ## Notes: {shown(line)}", f"{CARD}:{number}", "plain prose and lists only")
+        Mistake(f"holds {what} below ## Notes: {shown(line)}", f"{CARD}:{number}", "plain prose and lists only")
         for number, line in _lines(notes, first)
         for what in _refused(line)
     ]

@@ -7,7 +7,7 @@ Knows nothing of cards.
 
 from pathlib import Path
 
-from perl.errors import PerlError, Problem
+from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.folder import has_samples, recount_folder
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import SAMPLES
@@ -17,13 +17,13 @@ from perl.recipe import Recipe
 from perl.run.folder import Run
 
 
-def run_problems(run: Run) -> list[Problem]:
+def run_problems(run: Run) -> list[Mistake]:
     """Why the scores of what a run trained may not be shown; see :func:`candidate_problems`."""
     place = _place(run)
     return [] if place is None else _recount(run, place).said_of(str(place))
 
 
-def candidate_problems(candidate: Candidate) -> list[Problem]:
+def candidate_problems(candidate: Candidate) -> list[Mistake]:
     """Why an adapter's scores may not be shown or sent: they are not those of its samples.
 
     Args:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.hub.gate.file_kinds import MalformedFileError, read_passages
 from perl.hub.gate.leaks import Machine, find_leaks, this_machine
 from perl.hub.gate.snapshot import is_simple_name
@@ -72,7 +72,7 @@ def is_ours(name: str) -> bool:
 
 def gate_problems(
     files: Mapping[str, bytes], machine: Machine | None = None, among: tuple[Expected, ...] = EXPECTED
-) -> list[Problem]:
+) -> list[Mistake]:
     """Why files may not leave this machine.
 
     Args:
@@ -87,12 +87,12 @@ def gate_problems(
     for name, content in files.items():
         most = largest(name, among)
         if most is None:
-            problems.append(Problem("is no file that we publish", repr(name)[1:-1][:200], "leave it out"))
+            problems.append(Mistake("is no file that we publish", repr(name)[1:-1][:200], "leave it out"))
         elif len(content) > most:
-            problems.append(Problem(f"has {len(content):,} bytes, at most {most:,} are published", name))
+            problems.append(Mistake(f"has {len(content):,} bytes, at most {most:,} are published", name))
         else:
             try:
                 read_passages(name, content)
             except MalformedFileError as error:
-                problems.append(Problem(str(error), name))
+                problems.append(Mistake(str(error), name))
     return problems + find_leaks(files, machine if machine is not None else this_machine())

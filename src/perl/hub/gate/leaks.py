@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from perl.errors import Problem
+from perl.errors import Mistake
 from perl.hub.gate.file_kinds import MalformedFileError, Passage, lines_of, read_passages
 from perl.hub.gate.paths import find_paths
 from perl.hub.gate.tokens import find_secrets, own_secrets
@@ -70,7 +70,7 @@ def this_machine(*folders: Path) -> Machine:
     )
 
 
-def find_leaks(files: Mapping[str, bytes], machine: Machine | None = None) -> list[Problem]:
+def find_leaks(files: Mapping[str, bytes], machine: Machine | None = None) -> list[Mistake]:
     """What must not be published, one problem for each file and line and kind.
 
     Args:
@@ -78,7 +78,7 @@ def find_leaks(files: Mapping[str, bytes], machine: Machine | None = None) -> li
         machine: Whose folders, people and secrets to look for; None: this one.
     """
     machine = machine if machine is not None else this_machine()
-    found: list[Problem] = []
+    found: list[Mistake] = []
     for name, content in files.items():
         found += _pickles(name, content)
         try:
@@ -89,7 +89,7 @@ def find_leaks(files: Mapping[str, bytes], machine: Machine | None = None) -> li
     return found
 
 
-def _in_passages(name: str, passages: Sequence[Passage], machine: Machine) -> Iterator[Problem]:
+def _in_passages(name: str, passages: Sequence[Passage], machine: Machine) -> Iterator[Mistake]:
     """All are searched at once, which is quick; then it is looked up where each find lies."""
     text = "\n".join(passage.text for passage in passages)
     starts = [0, *accumulate(len(passage.text) + 1 for passage in passages)]
@@ -99,7 +99,7 @@ def _in_passages(name: str, passages: Sequence[Passage], machine: Machine) -> It
         where = f"{name}:{line}" if line else name
         if (where, kind) not in said:
             said.add((where, kind))
-            yield Problem(shown if kind == _SECRET else f"{kind}: {shown[:_LONGEST_SHOWN]}", where)
+            yield Mistake(shown if kind == _SECRET else f"{kind}: {shown[:_LONGEST_SHOWN]}", where)
 
 
 def _in_text(text: str, machine: Machine) -> Iterator[tuple[int, str, str]]:
@@ -121,9 +121,9 @@ def _in_text(text: str, machine: Machine) -> Iterator[tuple[int, str, str]]:
             yield match.start(), "names this machine", match.group()
 
 
-def _pickles(name: str, content: bytes) -> Iterator[Problem]:
+def _pickles(name: str, content: bytes) -> Iterator[Mistake]:
     """By name and by content: a pickle runs code when it is loaded."""
     an_archive = content.startswith(_ARCHIVE) and (b"data.pkl" in content or b".pkl" in content)
     pickled = not name.endswith((".safetensors", ".png")) and _PICKLED.match(content) is not None
     if PurePosixPath(name).suffix.lower() in PICKLES or an_archive or pickled:
-        yield Problem("is a pickle, which runs code when it is loaded", name, "safetensors only")
+        yield Mistake("is a pickle, which runs code when it is loaded", name, "safetensors only")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from perl.errors import PerlError, Problem
+from perl.errors import Mistake, PerlError
 
 _NAME = re.compile(r"(?!\.{1,2}(?:/|$))[\w.-]+(?:/(?!\.{1,2}(?:/|$))[\w.-]+)*", re.ASCII)
 LARGEST = 50_000_000_000
@@ -75,10 +75,10 @@ def names_in(folder: Path, *, deep: bool = False) -> Iterator[tuple[str, bool]]:
             yield entry.name, entry.is_file(follow_symlinks=False)
 
 
-def strange_files(folder: Path, *, deep: bool = False) -> list[Problem]:
+def strange_files(folder: Path, *, deep: bool = False) -> list[Mistake]:
     """What lies in a folder and is no regular file: links, pipes, devices, and folders unless they are gone into."""
     found = names_in(folder, deep=deep)
-    return [Problem("is a link, or no regular file", str(folder / name)) for name, regular in found if not regular]
+    return [Mistake("is a link, or no regular file", str(folder / name)) for name, regular in found if not regular]
 
 
 def _open(folder: Path, parts: list[str], opened: ExitStack) -> int:

@@ -13,7 +13,7 @@ import httpx2
 from huggingface_hub import constants, get_session, get_token
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, but not marked so
 
-from perl.errors import PerlError, Problem
+from perl.errors import Mistake, PerlError
 from perl.hub.push.retries import LOGIN
 from perl.recipe.sections import HubSection
 
@@ -22,17 +22,17 @@ logger = logging.getLogger("perl")
 TIMEOUT_SECONDS = 15.0
 
 
-def publishing_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Problem]]:
+def publishing_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
     """What cannot be published as a recipe asks, with the key path of each problem."""
     hub, evaluation, peft = (sections.get(name) for name in ("hub", "eval", "peft"))
-    found: list[tuple[tuple[str, ...], Problem]] = []
+    found: list[tuple[tuple[str, ...], Mistake]] = []
     if hub is None or hub.push is None:
         return found
     if hub.push == "best" and evaluation is not None and evaluation.every is None:
-        problem = Problem("best needs eval.every, the steps between two scores", hint="or push: end")
+        problem = Mistake("best needs eval.every, the steps between two scores", hint="or push: end")
         found.append((("hub", "push"), problem))
     if peft is not None and peft.method == "full":
-        problem = Problem("full trains the model itself, there is no adapter to push", hint="hf upload, afterwards")
+        problem = Mistake("full trains the model itself, there is no adapter to push", hint="hf upload, afterwards")
         found.append((("hub", "push"), problem))
     return found
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perl.errors import PerlError, Problem, raise_all
+from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples
 from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.card.candidate import Candidate
@@ -135,7 +135,7 @@ def card_facts(candidate: Candidate, repo_id: str | None = None) -> CardFacts:
     return facts_from_files(package_candidate(candidate, repo_id).files)
 
 
-def package_problems(package: Package, folder: Path) -> list[Problem]:
+def package_problems(package: Package, folder: Path) -> list[Mistake]:
     """Why a package may not be published: what the gate refuses, and a card that is wrong.
 
     Args:
@@ -146,7 +146,7 @@ def package_problems(package: Package, folder: Path) -> list[Problem]:
     refused = gate_problems(contents, this_machine(folder))
     unread = [CARD] if CARD not in contents else [problem.where for problem in refused if problem.where in contents]
     if any(name in unread for name in (CARD, SCORES)) or WEIGHTS not in contents:
-        return [*refused, *(Problem("is absent", name) for name in (CARD, WEIGHTS) if name not in contents)]
+        return [*refused, *(Mistake("is absent", name) for name in (CARD, WEIGHTS) if name not in contents)]
     if RUN_FACTS not in contents:  # a script's own card, of which nobody says what it comes from
         return [*refused, *card_problems(contents[CARD].decode("utf-8"), contents)]
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()

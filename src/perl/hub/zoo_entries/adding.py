@@ -225,7 +225,7 @@ def _refuse_unreadable(entry: Entry) -> None:
         try:
             read_entry(file)
         except PerlError as error:
-            raise PerlError(error.problems[0].message, file.name) from None
+            raise PerlError(error.mistakes[0].message, file.name) from None
 
 
 def _evaluated_here(entry: Entry) -> Entry:

@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import constants
 from huggingface_hub.hf_api import RepoSibling
 
-from perl.errors import PerlError, Problem
+from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
@@ -44,7 +44,7 @@ def of_hub(source: str) -> Material:
     """
     repo, _, asked = source.partition("@")
     commit = look_up("model", repo, asked or None)
-    if isinstance(commit, Problem):
+    if isinstance(commit, Mistake):
         raise PerlError(commit.message, source, commit.hint)
     if commit is None:
         raise PerlError("the Hub is not asked", "HF_HUB_OFFLINE", "unset it, or name a run folder")
@@ -104,7 +104,7 @@ def _read_stranger(path: Path, source: str) -> Results:
     try:
         return read_results(path)
     except PerlError as error:
-        raise PerlError(error.problems[0].message, f"{source}: {SCORES}") from None
+        raise PerlError(error.mistakes[0].message, f"{source}: {SCORES}") from None
 
 
 def _stranger_recipe(path: Path, source: str) -> Recipe:
@@ -116,7 +116,7 @@ def _stranger_recipe(path: Path, source: str) -> Recipe:
             raise PerlError("extends another recipe", where, "perl push writes recipes that stand alone")
         return Recipe.load(values)
     except PerlError as error:
-        problem = error.problems[0]
+        problem = error.mistakes[0]
         raise PerlError(
             problem.message, problem.where if source in problem.where else f"{where}: {problem.where}"
         ) from None

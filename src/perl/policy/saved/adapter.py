@@ -13,7 +13,7 @@ from pathlib import Path
 from peft import PeftConfig
 from safetensors import SafetensorError, safe_open
 
-from perl.errors import ModelError, PerlError, Problem
+from perl.errors import Mistake, ModelError, PerlError
 from perl.policy.saved.config import check_ranks, is_name_of_a_base, read_config
 from perl.policy.saved.download import CONFIG as CONFIG
 from perl.policy.saved.download import WEIGHTS as WEIGHTS
@@ -113,8 +113,8 @@ def _folder(name: str) -> tuple[Path, bool]:
         repository, _, revision = name.partition("@")
         return fetch_adapter(repository, revision or None), False
     except PerlError as error:
-        problem = error.problems[0]
-        raise ModelError(str(Problem(problem.message, problem.where)), "peft.adapter", problem.hint) from error
+        problem = error.mistakes[0]
+        raise ModelError(str(Mistake(problem.message, problem.where)), "peft.adapter", problem.hint) from error
 
 
 def _header(path: Path) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:

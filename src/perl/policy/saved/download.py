@@ -17,7 +17,7 @@ from typing import NoReturn
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
-from perl.errors import ModelError, PerlError, Problem
+from perl.errors import Mistake, ModelError, PerlError
 from perl.policy.hub_lookup import TIMEOUT_SECONDS, look_up
 from perl.run.folder import write_text
 from perl.zoo.catalogue import PREFIX, Zoo, open_zoo
@@ -71,7 +71,7 @@ def fetch_adapter(
         raise ModelError(f"{repo}: {subfolder!r} is no folder of a repository", hint="as in checkpoints/step-64")
     prefix = f"{subfolder}/" if subfolder else ""
     commit = look_up("model", repo, revision)
-    if isinstance(commit, Problem):
+    if isinstance(commit, Mistake):
         raise ModelError(commit.message, commit.where, commit.hint)
     if commit is None:
         return _cached(repo, revision, prefix, sha256 or {})

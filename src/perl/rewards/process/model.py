@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from perl.errors import ModelError, Problem
+from perl.errors import Mistake, ModelError
 from perl.recipe.sections import Section
 from perl.rewards.answers import Completions, completion_text
 
@@ -66,7 +66,7 @@ def read_process_config(setting: ProcessRewardSetting) -> tuple[Any, str]:
 
     name = resolve_model(setting.model)
     answer = None if Path(name).is_dir() else look_up("model", name, setting.revision)
-    if isinstance(answer, Problem):
+    if isinstance(answer, Mistake):
         raise ModelError(answer.message, _WHERE, answer.hint)
     try:
         config = AutoConfig.from_pretrained(name, revision=setting.revision, trust_remote_code=False)

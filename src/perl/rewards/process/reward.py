@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from perl.errors import Problem, RecipeError, raise_all
+from perl.errors import Mistake, RecipeError, raise_all
 from perl.recipe.layers import Layer
 from perl.recipe.validation import problems_of
 from perl.rewards.answers import Completions, completion_text
@@ -32,9 +32,9 @@ _AGGREGATE: Mapping[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def check_process_reward(arguments: Mapping[str, Any]) -> list[Problem]:
+def check_process_reward(arguments: Mapping[str, Any]) -> list[Mistake]:
     """What is wrong with the arguments of :func:`process_reward`, by argument; asks no network, loads no model."""
-    problems: list[Problem] = []
+    problems: list[Mistake] = []
     try:
         ProcessRewardSetting.model_validate(dict(arguments))
     except ValidationError as error:
@@ -45,9 +45,9 @@ def check_process_reward(arguments: Mapping[str, Any]) -> list[Problem]:
             if isinstance(value, str):
                 refuse(value)
         except (ValueError, RuntimeError, re.error) as error:
-            problems.append(Problem(f"{value!r}: {error}", name))
+            problems.append(Mistake(f"{value!r}: {error}", name))
     if arguments.get("kind") == "token" and arguments.get("negative") is not None:
-        problems.append(Problem("is for causal models", "negative", "positive alone names a class"))
+        problems.append(Mistake("is for causal models", "negative", "positive alone names a class"))
     return problems
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perl.errors import BrokenPromiseError, PerlError, Problem, RolloutError, raise_all
+from perl.errors import BrokenPromiseError, Mistake, PerlError, RolloutError, raise_all
 from perl.rollouts.engine import EngineSampling, Form, Proof, Request
 from perl.rollouts.vllm.answers import AdapterGoneError, ServerDownError, ServerFacts, Standing
 from perl.rollouts.vllm.http import DEV_MODE, LORA_FLAGS, VllmServer
@@ -163,7 +163,7 @@ class Versions:
             self._base_name = facts.base_name
         elif facts.base_name != self._base_name:
             hint = "all servers must serve one base, under one --served-model-name"
-            problems.append(Problem(f"{member.url} serves {facts.base_name}, not {self._base_name}", hint=hint))
+            problems.append(Mistake(f"{member.url} serves {facts.base_name}, not {self._base_name}", hint=hint))
         raise_all(PerlError, problems + self._unable(member.url, facts))
         member.facts = facts
         now = await member.server.standing(facts.takes_weights)
@@ -182,16 +182,16 @@ class Versions:
         self._longest_tokens, self._needed = longest_tokens, form
         raise_all(PerlError, [p for m in members if m.facts for p in self._unable(m.url, m.facts)])
 
-    def _unable(self, url: str, facts: ServerFacts) -> list[Problem]:
+    def _unable(self, url: str, facts: ServerFacts) -> list[Mistake]:
         found = []
         if facts.longest < self._longest_tokens:
             hint = f"start it with --max-model-len {self._longest_tokens}, or ask for shorter completions"
             message = f"{url} holds {facts.longest} tokens of prompt and completion, {self._longest_tokens} are needed"
-            found.append(Problem(message, hint=hint))
+            found.append(Mistake(message, hint=hint))
         if self._needed == "adapter" and not facts.loads_adapters:
-            found.append(Problem(f"{url} cannot load adapters", hint=LORA_FLAGS))
+            found.append(Mistake(f"{url} cannot load adapters", hint=LORA_FLAGS))
         if self._needed == "merged" and not facts.takes_weights:
-            found.append(Problem(f"{url} cannot take weights", hint=DEV_MODE))
+            found.append(Mistake(f"{url} cannot take weights", hint=DEV_MODE))
         return found
 
     async def answer(self, member: Member, version: Version, ask: Callable[[str], Awaitable[T]]) -> T:

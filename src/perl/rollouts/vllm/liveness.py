@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from perl.errors import BrokenPromiseError, PerlError, Problem, RolloutError, raise_all
+from perl.errors import BrokenPromiseError, Mistake, PerlError, RolloutError, raise_all
 from perl.rollouts.vllm.answers import AccessError, ServerDownError
 from perl.rollouts.vllm.held_versions import Member, Versions
 from perl.rollouts.vllm.http import VllmServer
@@ -99,10 +99,10 @@ class Servers:
             await self._versions.meet(member)
 
         outcomes = await asyncio.gather(*map(meet, self.members), return_exceptions=True)
-        problems: list[Problem] = []
+        problems: list[Mistake] = []
         for outcome in outcomes:
             if isinstance(outcome, PerlError):
-                problems += outcome.problems
+                problems += outcome.mistakes
             elif outcome is not None and not isinstance(outcome, ServerDownError):
                 raise outcome
         raise_all(PerlError, problems)

@@ -13,7 +13,7 @@ from functools import cache
 
 from packaging.version import InvalidVersion, Version
 
-from perl.errors import PerlError, Problem
+from perl.errors import Mistake, PerlError
 
 logger = logging.getLogger("perl")
 
@@ -75,7 +75,7 @@ def explained(version: str) -> Iterator[None]:
         ) from error
 
 
-def missing_vllm(needed_for: str) -> Problem:
+def missing_vllm(needed_for: str) -> Mistake:
     """The problem of a vLLM that is not installed; no extra, since it asks for an older transformers than ours."""
     hint = f"pip install 'vllm{TESTED}', then pip install perl-rl once more, for its newer transformers"
-    return Problem(f"{needed_for} needs the package vllm", hint=hint)
+    return Mistake(f"{needed_for} needs the package vllm", hint=hint)
