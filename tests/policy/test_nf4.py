@@ -182,7 +182,7 @@ def test_an_adapter_of_the_ordinary_base_is_scored_on_it(tmp_path):
 
 
 def test_vllm_in_this_process_is_no_engine_for_it(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("perl.evaluation.request.importlib.util.find_spec", lambda _: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
     with pytest.raises(
         PerlError, match=r"--backend: vLLM in this process holds the ordinary base.*--quantization none"
     ):

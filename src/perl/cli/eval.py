@@ -3,12 +3,13 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from perl.cli.output import say, set_up_output
 from perl.errors import InterruptedRunError, PerlError, raise_all
+from perl.recipe.engines import TRANSFORMERS, Backend
 
 if TYPE_CHECKING:
     from perl.evaluation.results import Results
@@ -64,7 +65,7 @@ class _Eval(click.Group):
 @click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "transformers", "vllm", "vllm-server"]),
+    type=click.Choice(get_args(Backend)),
     default="auto",
     show_default=True,
     help="What draws completions.",
@@ -147,7 +148,7 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     from perl.evaluation.request import EvalSettings, plan_evaluation
 
     if server_command:  # which needs no server that runs, nor vLLM here
-        settings["backend"] = "transformers"
+        settings["backend"] = TRANSFORMERS.name
     chosen = EvalSettings(
         with_base=not no_base,
         lighteval=not no_lighteval,

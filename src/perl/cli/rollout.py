@@ -53,7 +53,7 @@ def check(recipe: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from perl.training.stages import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides))
-    if plan.recipe.rollout.backend != "vllm-server":
+    if not plan.recipe.rollout.capabilities.needs_servers:
         raise RecipeError("names no servers", "rollout.servers", "backend: vllm-server, servers: [URL, ...]")
     found = check_servers(plan.recipe.rollout, plan.longest_text, plan.form)
     if as_json:

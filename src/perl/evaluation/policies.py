@@ -123,7 +123,7 @@ def in_turn(
         BrokenPromiseError: The engine does not answer like the policy.
         PerlError: It cannot be given this policy.
     """
-    if how.backend == "transformers":
+    if not how.capabilities.takes_updates:
         for who in _ORDER:
             if who in wanted:
                 with policies.active(who) as policy:
@@ -134,7 +134,7 @@ def in_turn(
     if plan is not None:
         logger.info("%s: %s", how.backend, plan)
     on_base = policies.trained if isinstance(policies.trained, PeftModel) else policies.base
-    served = how.backend == "vllm-server"
+    served = how.capabilities.needs_servers
     room = None if settings.longest is None else settings.longest - len(probe_ids)
     proof = _Proof(tuple(probe_ids), temperature, room, how.tolerance)
     proven = served and "base" in wanted and plan is not None and plan.form == "adapter"

@@ -6,7 +6,6 @@ Knows nothing of weights, samples or scores.
 """
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,13 +25,12 @@ from perl.evaluation.task_data import load_task_data
 from perl.policy.attach import continue_adapter
 from perl.policy.model import load_empty_base, load_tokenizer, resolve_model
 from perl.policy.name import in_few_bits
+from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, best_backend
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.recipe.server_address import ServerAddress, server_option
 from perl.rewards.verifier import Judging
 from perl.rollouts.vllm.version import missing_vllm
 from perl.run.devices import accelerator
-
-Backend = Literal["auto", "transformers", "vllm", "vllm-server"]
 
 # What a recipe's key is called here.
 _OPTIONS = {
@@ -219,15 +217,15 @@ def _given(settings: EvalSettings, k: int | None) -> dict[str, Any]:
 def _engine(settings: EvalSettings) -> RolloutSection:
     """What draws the completions, decided."""
     backend = settings.backend
-    if backend == "auto":
-        here = torch.cuda.is_available() and importlib.util.find_spec("vllm") is not None
-        backend = "vllm-server" if settings.servers else "vllm" if here else "transformers"
-    if backend == "vllm" and importlib.util.find_spec("vllm") is None:
-        problem = missing_vllm("--backend vllm")
+    if backend not in ENGINES:
+        backend = best_backend(on_gpu=torch.cuda.is_available(), servers=bool(settings.servers))
+    engine = ENGINES[backend]
+    if not engine.installed:
+        problem = missing_vllm(f"--backend {backend}")
         raise MissingExtraError(problem.message, hint=problem.hint)
-    if backend == "vllm-server" and not settings.servers:
+    if engine.needs_servers and not settings.servers:
         raise PerlError("vllm-server needs the address of one", "--backend", "--server http://localhost:8000")
-    if settings.servers and backend != "vllm-server":
+    if settings.servers and not engine.needs_servers:
         raise PerlError(f"{backend} asks no server", "--server", "leave --backend out")
     if not settings.server_timeout > 0:
         raise PerlError(f"{settings.server_timeout:g} is out of range", "--server-timeout", "more than 0 seconds")
@@ -245,12 +243,12 @@ def _engine(settings: EvalSettings) -> RolloutSection:
 
 def _for_the_base(engine: RolloutSection, subject: Subject, settings: EvalSettings) -> RolloutSection:
     """The engine, where it can have the base as it will be scored: vLLM in this process loads the ordinary one."""
-    if subject.base.quantization is None or engine.backend != "vllm":
+    if subject.base.quantization is None or engine.capabilities.quantised_base:
         return engine
-    if settings.backend == "vllm":
+    if settings.backend == engine.backend:
         hint = "--backend transformers, --server URL, or --quantization none for the ordinary base"
         raise PerlError("vLLM in this process holds the ordinary base, not the one in 4 bits", "--backend", hint)
-    return engine.model_copy(update={"backend": "transformers"})
+    return engine.model_copy(update={"backend": TRANSFORMERS.name})
 
 
 def _as_setting(address: ServerAddress) -> str | dict[str, str]:

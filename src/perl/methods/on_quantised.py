@@ -36,10 +36,10 @@ def quantization_problems(sections: Mapping[str, Any]) -> list[_Located]:
         missing = missing_extra("bitsandbytes", "quantised", model.quantization)
         found.append((("model", "quantization"), missing))
     found += _of_adapter(peft) if peft is not None else []
-    if rollout is not None and rollout.backend == "vllm":
+    if rollout is not None and not rollout.capabilities.quantised_base:
         hint = f"transformers, vllm-server with servers of the quantised base, {_WITHOUT}"
         found.append((("rollout", "backend"), Mistake(IN_PROCESS, hint=hint)))
-    if rollout is not None and rollout.backend == "vllm-server" and rollout.sync == "merged":
+    if rollout is not None and rollout.capabilities.needs_servers and rollout.sync == "merged":
         found.append((("rollout", "sync"), Mistake("a quantised base takes no merged weights", hint="auto or adapter")))
     return found
 

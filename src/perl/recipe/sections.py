@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from perl.recipe.engines import Backend, Capabilities, capabilities
 from perl.recipe.server_address import ServerAddress, server_address
 
 
@@ -132,7 +133,7 @@ class RolloutSection(Section):
     min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens below this share of the best one.")
     repetition_penalty: float = Field(1.0, gt=0, description="Above 1 discourages repeated tokens.")
     max_completion_length: int = Field(512, ge=1, description="Tokens after which a completion is cut off.")
-    backend: Literal["auto", "transformers", "vllm", "vllm-server"] = Field(
+    backend: Backend = Field(
         "auto",
         description="transformers, or vLLM in this process (vllm) or on servers (vllm-server); auto: vllm on a GPU "
         "where it is installed, else transformers.",
@@ -172,16 +173,26 @@ class RolloutSection(Section):
 
     @model_validator(mode="after")
     def _check_servers(self) -> "RolloutSection":
-        served = self.backend == "vllm-server"
+        served = self.capabilities.needs_servers
         if served and not self.servers:
             raise ValueError("backend vllm-server needs servers, as in servers: [http://localhost:8000]")
         if self.servers and not served:
             raise ValueError(f"servers are used by backend vllm-server only, not by {self.backend}")
         if len({address.url for address in self.addresses}) < len(self.servers):
             raise ValueError("the same server is named twice")
-        if self.prefetch and not served:
+        if self.prefetch and not self.capabilities.samples_ahead:
             raise ValueError(f"prefetch needs backend vllm-server; {self.backend} and the training take turns")
         return self
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine can do; ``auto`` counts as transformers until it is decided."""
+        return capabilities(self.backend)
+
+    @property
+    def decided(self) -> bool:
+        """Whether an engine is named, not ``auto``."""
+        return self.capabilities.name == self.backend
 
     @property
     def addresses(self) -> tuple[ServerAddress, ...]:

@@ -9,11 +9,12 @@ nothing of how it is made (``update.py``), of servers, or of training.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from perl.recipe.engines import Capabilities
 from perl.types import Completion
 
 Form = Literal["adapter", "merged"]
@@ -165,8 +166,11 @@ class Engine(Protocol):
     """Samples from the policy it was last given.
 
     Attributes:
+        capabilities: What engines of this class can do; the other rooms ask for these, not for the class or its name.
         counts: What has happened so far that a run may want to know of, by name.
     """
+
+    capabilities: ClassVar[Capabilities]
 
     @property
     def counts(self) -> Mapping[str, int]:

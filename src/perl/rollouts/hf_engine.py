@@ -9,6 +9,7 @@ of logits. The process's own random numbers stay as they were. Knows nothing of 
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy
 import torch
@@ -28,6 +29,7 @@ from transformers import (
 
 from perl.errors import BrokenPromiseError, ModelError
 from perl.policy.model import evaluating
+from perl.recipe.engines import TRANSFORMERS, Capabilities
 from perl.rollouts.engine import Done, EngineSampling, OnGroup, Proof, Request, Sampled, Update
 from perl.run.threads import threads_for
 
@@ -54,6 +56,8 @@ class _Row:
 
 class TransformersEngine:
     """Samples from the model in memory, which is the policy itself, with whatever adapter is active."""
+
+    capabilities: ClassVar[Capabilities] = TRANSFORMERS
 
     def __init__(
         self, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, batch_size: int = 256

@@ -3,6 +3,7 @@
 RolloutSection, policy -> Engine
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from perl.methods.registry import served_rank
 from perl.policy.model import base_identity, resolve_model
 from perl.policy.precision import compute_dtype
+from perl.recipe.engines import Capabilities
 from perl.recipe.sections import RolloutSection
 from perl.rollouts.engine import Engine, Form
 from perl.rollouts.sync import SyncPlan, base_update
@@ -55,25 +57,31 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
         RolloutError: No server answers.
         PerlError: A server or the installed vLLM cannot do what is needed.
     """
-    if how.backend == "vllm-server":
-        pool = ServerPool(
-            how.addresses,
-            Path(how.sync_folder or settings.folder),
-            leads=settings.leads,
-            timeout_seconds=how.server_timeout,
-            folder_on_servers=how.sync_folder_on_servers,
-            ahead=how.prefetch,
-        )
-        try:
-            if settings.leads:
-                pool.take_folder(settings.name)
-            pool.check(settings.longest or 0, plan.form if plan else None)
-            if settings.leads and pool.strangers():
-                pool.load(base_update(policy, f"{settings.name}-base"))
-        except BaseException:
-            pool.close()
-            raise
-        return pool
+    return _OPENED[how.capabilities](how, plan, policy, settings)
+
+
+def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:
+    pool = ServerPool(
+        how.addresses,
+        Path(how.sync_folder or settings.folder),
+        leads=settings.leads,
+        timeout_seconds=how.server_timeout,
+        folder_on_servers=how.sync_folder_on_servers,
+        ahead=how.prefetch,
+    )
+    try:
+        if settings.leads:
+            pool.take_folder(settings.name)
+        pool.check(settings.longest or 0, plan.form if plan else None)
+        if settings.leads and pool.strangers():
+            pool.load(base_update(policy, f"{settings.name}-base"))
+    except BaseException:
+        pool.close()
+        raise
+    return pool
+
+
+def _open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
     base, revision = base_identity(policy)
     return InProcessEngine(
         resolve_model(base),
@@ -85,6 +93,13 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
         alone=settings.alone,
         max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
     )
+
+
+# How an engine that takes updates is opened.
+_OPENED: Mapping[Capabilities, Callable[[RolloutSection, SyncPlan | None, nn.Module, EngineSettings], Engine]] = {
+    ServerPool.capabilities: _open_servers,
+    InProcessEngine.capabilities: _open_in_process,
+}
 
 
 def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[dict[str, Any]]:

@@ -306,10 +306,11 @@ def recipe_estimates(
     model = decoder_of(base)
     if recipe.engine.device == "cpu" or model is None or adapter is None or not _is_plain(adapter):
         return []
+    engine = recipe.rollout.capabilities
     work = Work(
         longest_row,
-        completions=arguments.generation_batch_size if recipe.rollout.backend in ("auto", "transformers") else 0,
-        engine_share=arguments.vllm_gpu_memory_utilization if recipe.rollout.backend == "vllm" else 0.0,
+        completions=0 if engine.takes_updates else arguments.generation_batch_size,
+        engine_share=arguments.vllm_gpu_memory_utilization if engine.in_process else 0.0,
         attention=attention_of(arguments, fp16=bool(recipe.train.get("fp16"))),
         fused_head=bool(arguments.fused_head),
         asked=arguments.train_tokens_per_microbatch,

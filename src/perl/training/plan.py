@@ -5,7 +5,6 @@ Recipe -> Plan
 Reads the data, counts what will be trained on an empty copy of the model, does the arithmetic of steps.
 """
 
-import importlib.util
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -126,7 +125,7 @@ class Plan:
         yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
         yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
-        if self.recipe.rollout.backend in ("vllm", "vllm-server"):
+        if self.recipe.rollout.capabilities.takes_updates:
             what = "the changed weights" if self.served_rank is None else f"a LoRA of rank {self.served_rank}"
             of_nf4 = "; its base must be quantised too, as `perl rollout command` starts it" if quantization else ""
             yield f"rollouts {self.recipe.rollout.backend}, which gets {what} after each step{of_nf4}"
@@ -242,7 +241,7 @@ def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
 def _check_extras(recipe: Recipe) -> None:
     """Packages that this recipe needs and that are not part of the core."""
     missing = list(missing_packages(recipe.train))
-    if recipe.rollout.backend == "vllm" and importlib.util.find_spec("vllm") is None:
+    if not recipe.rollout.capabilities.installed:
         missing.append(missing_vllm("rollout.backend"))
     raise_all(MissingExtraError, missing)
 
@@ -252,7 +251,7 @@ def _check_quantised(recipe: Recipe, how: Adaptation, arguments: PeftRLConfig) -
     check_on_quantised(how)
     if recipe.model.dtype == "bfloat16" and not has_bfloat16(arguments.device):
         raise ModelError("this GPU has no bfloat16, and would emulate it", "model.dtype", "auto or float16")
-    if recipe.rollout.backend == "vllm-server" and _served_rank(recipe, how) is None:
+    if recipe.rollout.capabilities.needs_servers and _served_rank(recipe, how) is None:
         what = f"{how.method.name} sends weights after each step, which servers of a quantised base do not take"
         raise ModelError(what, "peft.method", "lora, or rollout.backend: transformers")
 

@@ -42,7 +42,7 @@ def score_base(plan: Plan, base: PreTrainedModel, run: Run) -> None:
     With vLLM this waits for the end, where an engine is opened for base and adapter.
     """
     heldout = tuple(task for task in plan.tasks if task.request.task not in plan.recipe.eval.tasks)
-    if not heldout or plan.recipe.rollout.backend not in ("auto", "transformers"):
+    if not heldout or plan.recipe.rollout.capabilities.takes_updates:
         return
     alone = Subject(plan.recipe.name, plan.recipe.model, None, None, None, None, run.path / "eval")
     device = next(base.parameters()).device
@@ -147,13 +147,12 @@ def _drawn(plan: Plan, engine: Engine, task: Prepared) -> list[list[Sample]]:
 
 def _evaluation(plan: Plan, run: Run, subject: Subject, engine: RolloutSection, device: torch.device) -> Evaluation:
     settings = plan.recipe.eval
-    backend = "transformers" if engine.backend == "auto" else engine.backend
     return Evaluation(
         subject=subject,
         protocol=plan.protocol,
         tasks=plan.tasks,
         folder=run.path / "eval",
-        engine=engine.model_copy(update={"backend": backend, "prefetch": 0}),
+        engine=engine.model_copy(update={"backend": engine.capabilities.name, "prefetch": 0}),
         template=template_hash(plan.tokenizer),
         device=device,
         settings=EvalSettings(lighteval=bool(settings.tasks), batch_size=settings.batch_size),

@@ -177,9 +177,9 @@ def _published(recipe: Recipe, run: Run) -> Run:
 def _check_servers(plan: Plan, run: Run) -> None:
     """Waits for the servers that rollouts come from, before weights are loaded; clears what a kill left for them."""
     # Servers that may still know what is in there are asked first; see the engine that is opened for them.
-    if plan.recipe.rollout.sync_folder is None and plan.recipe.rollout.backend != "vllm-server":
+    if plan.recipe.rollout.sync_folder is None and not plan.recipe.rollout.capabilities.needs_servers:
         shutil.rmtree(run.path / "sync", ignore_errors=True)
-    if plan.recipe.rollout.backend == "vllm-server":
+    if plan.recipe.rollout.capabilities.needs_servers:
         with _located(plan.recipe):
             check_servers(plan.recipe.rollout, plan.longest_text, plan.form)
 

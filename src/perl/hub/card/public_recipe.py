@@ -37,7 +37,7 @@ def public_recipe(recipe: Recipe) -> str:
     sections["train"] = {key: value for key, value in sections["train"].items() if not _OF_ONE_MACHINE.search(key)}
     for section, keys in _PLACES.items():
         sections[section] = {key: value for key, value in sections[section].items() if key not in keys}
-    if sections["rollout"]["backend"] == "vllm-server":  # it cannot be read without addresses
+    if recipe.rollout.capabilities.needs_servers:  # it cannot be read without addresses
         sections["rollout"] = {k: v for k, v in sections["rollout"].items() if k not in ("backend", "prefetch")}
     name, revision = public_name(recipe.model.name, recipe.model.revision)
     sections["model"] |= {"name": name, "revision": revision}

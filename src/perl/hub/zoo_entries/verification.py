@@ -18,7 +18,7 @@ from perl.evaluation.evaluate import carry_out
 from perl.evaluation.policies import load_policies
 from perl.evaluation.protocol import PRESETS, Protocol
 from perl.evaluation.recounting.folder import recount_folder
-from perl.evaluation.request import Backend, EvalSettings, Evaluation, plan_evaluation
+from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
 from perl.evaluation.task import all_tasks
@@ -27,6 +27,7 @@ from perl.intervals import interval
 from perl.policy.name import adapter_config_digest
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import fetch_adapter, zoo_adapter
+from perl.recipe.engines import Backend
 from perl.run.folder import sha256_of
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore

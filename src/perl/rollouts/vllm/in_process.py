@@ -17,13 +17,14 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
 
 from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
 from perl.methods.registry import LARGEST_RANK, served_rank
+from perl.recipe.engines import VLLM, Capabilities
 from perl.rollouts.engine import Done, EngineSampling, OnGroup, Proof, Request, Sampled, Update
 from perl.rollouts.vllm.version import check_version, explained, missing_vllm
 from perl.run.processes import several, world_of_one
@@ -50,6 +51,8 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 class InProcessEngine:
     """vLLM as a library. Every process of a distributed run has one, and gives it every update itself."""
+
+    capabilities: ClassVar[Capabilities] = VLLM
 
     def __init__(
         self,

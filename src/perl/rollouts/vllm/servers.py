@@ -17,12 +17,13 @@ import shutil
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors.torch import save_file
 
 from perl.errors import PerlError, RolloutError
+from perl.recipe.engines import VLLM_SERVER, Capabilities
 from perl.recipe.server_address import ServerAddress
 from perl.rollouts.engine import EngineSampling, Form, OnGroup, Proof, Request, Sampled, Update
 from perl.rollouts.vllm.dispatch import Dispatcher, Rollouts
@@ -49,6 +50,8 @@ class ServerPool:
     Each request goes to the server with the fewest completions to write. What a server had in hand when it was lost
     is asked of another one; it serves again once it is back and has the current update.
     """
+
+    capabilities: ClassVar[Capabilities] = VLLM_SERVER
 
     def __init__(
         self,

@@ -1,0 +1,106 @@
+"""Engines are told apart by what they can do; their names are compared in one file."""
+
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import perl
+from perl.recipe.engines import ENGINES, OF_TRL, Backend, best_backend, capabilities
+from perl.recipe.sections import RolloutSection
+from perl.rollouts.hf_engine import TransformersEngine
+from perl.rollouts.open_engine import _OPENED
+from perl.rollouts.vllm.in_process import InProcessEngine
+from perl.rollouts.vllm.servers import ServerPool
+
+SOURCES = Path(perl.__file__).parent
+THE_FILE = "recipe/engines.py"
+# Files that still compare names.
+EXEMPT = {
+    "trainer/config.py",
+    "trainer/policy_setup.py",
+    "trainer/rollout_check.py",
+    "trainer/rollout_source.py",
+}
+CLASSES = {"transformers": TransformersEngine, "vllm": InProcessEngine, "vllm-server": ServerPool}
+SERVERS = {"vllm-server": ["http://localhost:8000"]}
+
+
+def named(node: ast.AST) -> bool:
+    """Whether an expression is an engine's name, or a collection of some."""
+    values = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+    return any(isinstance(value, ast.Constant) and value.value in get_args(Backend) for value in values)
+
+
+def compares_a_backend(path: Path) -> bool:
+    """Whether a file compares something called a backend with an engine's name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            about = any(re.search(r"backend", ast.unparse(side)) for side in sides)
+            if about and any(named(side) for side in sides):
+                return True
+        if isinstance(node, ast.Match) and "backend" in ast.unparse(node.subject):
+            return True
+    return False
+
+
+def test_engines_names_are_compared_in_one_file_only():
+    found = {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.py") if compares_a_backend(path)}
+    assert found - {THE_FILE} <= EXEMPT
+
+
+def test_the_search_finds_what_it_looks_for(tmp_path):
+    for text in ('how.backend == "vllm"', 'backend not in ("auto", "transformers")', '"vllm-server" != s["backend"]'):
+        (tmp_path / "found.py").write_text(f"x = {text}\n")
+        assert compares_a_backend(tmp_path / "found.py"), text
+    (tmp_path / "other.py").write_text('x = package == "vllm"\ny = how.backend == best\n')
+    assert not compares_a_backend(tmp_path / "other.py")
+
+
+def test_every_name_but_auto_has_a_row_and_a_class_that_declares_it():
+    assert set(ENGINES) == set(get_args(Backend)) - {"auto"} == set(CLASSES)
+    for name, row in ENGINES.items():
+        assert row.name == name
+        assert CLASSES[name].capabilities is row
+    assert set(_OPENED) == {row for row in ENGINES.values() if row.takes_updates}
+
+
+@pytest.mark.parametrize("backend", get_args(Backend))
+def test_a_section_has_the_capabilities_of_its_engine_and_auto_those_of_transformers(backend):
+    how = RolloutSection(backend=backend, servers=SERVERS.get(backend, []))
+    assert how.capabilities is capabilities(backend) is ENGINES.get(backend, ENGINES["transformers"])
+    assert how.decided == (backend != "auto")
+
+
+@pytest.mark.parametrize("backend", sorted(ENGINES))
+def test_prefetch_is_taken_by_engines_that_sample_ahead_and_refused_by_the_others(backend):
+    given = {"backend": backend, "servers": SERVERS.get(backend, []), "prefetch": 1}
+    if ENGINES[backend].samples_ahead:
+        assert RolloutSection(**given).prefetch == 1
+    else:
+        with pytest.raises(ValueError, match="prefetch"):
+            RolloutSection(**given)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "vllm_installed", "servers", "expected"),
+    [
+        (True, True, False, "vllm"),
+        (True, False, False, "transformers"),
+        (False, True, False, "transformers"),
+        (False, False, True, "vllm-server"),
+        (True, True, True, "vllm-server"),
+    ],
+)
+def test_auto_is_the_servers_else_vllm_on_a_gpu_else_transformers(
+    monkeypatch, on_gpu, vllm_installed, servers, expected
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: vllm_installed or None)
+    assert best_backend(on_gpu=on_gpu, servers=servers) == expected
+
+
+def test_trls_two_ways_to_run_vllm_are_engines_here():
+    assert OF_TRL == {"colocate": "vllm", "server": "vllm-server"}
