@@ -53,8 +53,8 @@ from perl.policy.model import load_base
 from perl.policy.precision import compute_dtype, layers_of, tolerance_of
 from perl.policy.save_adapter import reload_difference, write_adapter
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.rollouts.canary import Canary
 from perl.rollouts.engine import Sampled
+from perl.rollouts.parity_check import ParityCheck
 from perl.run.folder import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -128,16 +128,16 @@ def parity(found: Found, where: tuple[str, str], policy: PeftModel, seed: int) -
     """The check of an engine, with the policy of random numbers that it is first given."""
     vocabulary = policy.get_base_model().get_input_embeddings().weight.size(0)
     prompt = torch.randint(1, vocabulary, (9,), generator=torch.Generator().manual_seed(seed)).tolist()
-    canary = Canary(policy, prompt, TEMPERATURE)
+    parity = ParityCheck(policy, prompt, TEMPERATURE)
 
     def of(engine: PreTrainedModel, temperature: float = TEMPERATURE) -> float:
-        written = [write(engine, prompt, temperature, seed * 10 + i) for i in range(canary.request.count)]
-        canary.tolerance, tolerance = math.inf, canary.tolerance
-        difference = canary.check({"engine": written})
-        canary.tolerance = tolerance
+        written = [write(engine, prompt, temperature, seed * 10 + i) for i in range(parity.request.count)]
+        parity.tolerance, tolerance = math.inf, parity.tolerance
+        difference = parity.check({"engine": written})
+        parity.tolerance = tolerance
         return difference / tolerance
 
-    with canary.far_from_base():
+    with parity.far_from_base():
         engine = as_engine(policy)
         found[("parity", *where, "right")].append(of(engine))
         found[("parity", *where, "wrong: no temperature")].append(of(engine, 1.0))

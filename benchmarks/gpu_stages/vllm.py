@@ -135,7 +135,7 @@ class _Colocated:
         sampling = EngineSampling(temperature=1.0, max_completion_length=8, end_token_ids=(1,))
         before, free_before = engine.start(requests, sampling).result(), _free()
         started = time.perf_counter()
-        engine.rest()
+        engine.sleep()
         slept, free_asleep, given_back = time.perf_counter() - started, _free(), engine.asleep_bytes
         started = time.perf_counter()
         after = engine.start(requests, sampling).result()

@@ -422,7 +422,7 @@ class Device:
 def engine_on(device: Device) -> InProcessEngine:
     """The part of the engine that sleeps and wakes, without vLLM."""
     engine = InProcessEngine.__new__(InProcessEngine)
-    engine._llm, engine._sleeps, engine._resting, engine._released = device, True, False, 0
+    engine._llm, engine._sleeps, engine._asleep, engine._released = device, True, False, 0
     engine._settings = []
     engine._settle = lambda: None
     engine._as_vllm = contextlib.nullcontext
@@ -433,7 +433,7 @@ def test_an_engine_that_sleeps_wakes_after_passes_that_took_all_that_was_free(mo
     device = Device(monkeypatch)
     engine = engine_on(device)
     for _ in range(3):
-        engine.rest()
+        engine.sleep()
         device.run_pass(device.free + device.reserved - device.allocated)
         assert device.free == pytest.approx(0)
         engine._wake()
@@ -445,10 +445,10 @@ def test_memory_is_planned_alike_while_an_engine_sleeps_and_while_it_is_awake(mo
     engine = engine_on(device)
     awake = free_bytes(engine.asleep_bytes)
     assert awake == (80 - 3 - 6 - 26) * GIGA
-    engine.rest()
+    engine.sleep()
     assert engine.asleep_bytes == 26 * GIGA
     assert free_bytes(engine.asleep_bytes) == awake
-    engine.rest()  # asleep already: what was released is remembered
+    engine.sleep()  # asleep already: what was released is remembered
     assert free_bytes(engine.asleep_bytes) == awake
     device.run_pass(20.0)  # kept by the allocator, and used again by the next pass
     assert free_bytes(engine.asleep_bytes) == awake
@@ -461,6 +461,6 @@ def test_an_engine_that_never_sleeps_holds_its_cache_and_nothing_is_counted_twic
     device = Device(monkeypatch)
     engine = engine_on(device)
     engine._sleeps = False
-    engine.rest()
+    engine.sleep()
     assert engine.asleep_bytes == 0
     assert free_bytes(engine.asleep_bytes) == (80 - 3 - 6 - 26) * GIGA

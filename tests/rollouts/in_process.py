@@ -91,8 +91,8 @@ def adapters(given: dict) -> dict:
     except PerlError as error:
         found["stranger"] = str(error)
     found["nothing"] = engine.start([], given["sampling"]).result()
-    engine.rest()
-    engine.rest()
+    engine.sleep()
+    engine.sleep()
     found["rested"] = engine.log_probs(given["text"])
     engine.close()
     engine.close()

@@ -10,9 +10,9 @@ from accelerate.state import AcceleratorState
 from perl.errors import BrokenPromiseError
 from perl.recipe.sections import RolloutSection
 from perl.rollouts import open_engine as opening
-from perl.rollouts.canary import Canary
 from perl.rollouts.open_engine import EngineSettings, open_engine
-from tests.rollouts.test_canary import PROMPT, policy_with, written
+from perl.rollouts.parity_check import ParityCheck
+from tests.rollouts.test_parity_check import PROMPT, policy_with, written
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +40,8 @@ def test_a_right_engine_passes_beside_a_policy_under_autocast_and_a_wrong_one_do
     policy = policy_with(scale=0.0)
     policy.load_state_dict(right.state_dict())
     prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(policy)
-    canary = Canary(prepared, PROMPT)
+    parity = ParityCheck(prepared, PROMPT)
     # What rounding is between an engine in float32 and autocast is more than between two in bfloat16.
-    assert canary.check({"exact": written(right, canary)}) <= canary.tolerance
+    assert parity.check({"exact": written(right, parity)}) <= parity.tolerance
     with pytest.raises(BrokenPromiseError, match="wrong does not answer like the policy"):
-        canary.check({"wrong": written(wrong, canary)})
+        parity.check({"wrong": written(wrong, parity)})

@@ -9,7 +9,7 @@ import torch
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RolloutError
 from perl.policy.checkpoint import latest_checkpoint
-from perl.rollouts.engine import Done, Sampled
+from perl.rollouts.engine import FinishedRollouts, Sampled
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.vllm.servers import ServerPool
 from tests.trainer.test_rollout_source import SMALL, Seen, logged, problems
@@ -36,7 +36,7 @@ class Servers(ServerPool):
     def load(self, update):
         """It has the policy itself."""
 
-    def rest(self):
+    def sleep(self):
         """Nothing to give back."""
 
     def close(self):
@@ -51,7 +51,7 @@ class Servers(ServerPool):
         groups = [self._write(self.left[i % len(self.left)], request, sampling) for i, request in enumerate(requests)]
         for position, group in enumerate(groups):
             on_group(position, group)
-        return Done(groups)
+        return FinishedRollouts(groups)
 
     def trial(self, request, sampling):
         self.trials += 1

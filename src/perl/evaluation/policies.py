@@ -21,10 +21,10 @@ from perl.evaluation.subject import Subject
 from perl.policy.attach import base_only, continue_adapter
 from perl.policy.model import answering_fingerprint, load_base, load_tokenizer
 from perl.recipe.sections import RolloutSection
-from perl.rollouts.canary import LENGTH, Canary
 from perl.rollouts.engine import Engine, Form
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import EngineSettings, open_engine
+from perl.rollouts.parity_check import LENGTH, ParityCheck
 from perl.rollouts.sync import SyncPlan, base_update, choose_form, make_update
 
 logger = logging.getLogger("perl")
@@ -187,23 +187,23 @@ class _Proof:
 
     def compare(self, engine: Engine, policy: nn.Module) -> float:
         """Mean difference of the engine's log-probabilities from the policy's, in nats."""
-        canary = self._canary(policy)
-        engine.expect(canary.proof())  # of servers that are restarted while they are asked
-        return self._check(canary, engine)
+        parity = self._parity(policy)
+        engine.expect(parity.proof())  # of servers that are restarted while they are asked
+        return self._check(parity, engine)
 
     def bind(self, engine: Engine, policy: nn.Module, form: Form, name: str) -> None:
         """Gives the engine the policy with random numbers, which must show."""
-        canary = self._canary(policy)
-        with canary.far_from_base():
+        parity = self._parity(policy)
+        with parity.far_from_base():
             engine.load(make_update(policy, form, name))
-            self._check(canary, engine)
+            self._check(parity, engine)
 
-    def _canary(self, policy: nn.Module) -> Canary:
+    def _parity(self, policy: nn.Module) -> ParityCheck:
         longest = LENGTH if self.longest is None else self.longest
-        return Canary(policy, self.prompt_ids, self.temperature, longest, self.tolerance)
+        return ParityCheck(policy, self.prompt_ids, self.temperature, longest, self.tolerance)
 
-    def _check(self, canary: Canary, engine: Engine) -> float:
+    def _check(self, parity: ParityCheck, engine: Engine) -> float:
         try:
-            return canary.check(engine.trial(canary.request, canary.sampling))
+            return parity.check(engine.trial(parity.request, parity.sampling))
         except BrokenPromiseError as error:
             raise BrokenPromiseError(error.mistakes[0].message, hint=_AS_SERVED) from None

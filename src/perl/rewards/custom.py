@@ -11,9 +11,9 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from perl.errors import DataError, PerlError
 from perl.rewards.workers.pool import WorkerPool, as_json
@@ -22,8 +22,7 @@ from perl.rewards.workers.worker import imported, one_line
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
 RewardFunction = Callable[..., Any]
 Arguments = Mapping[str, Any]
-# Yields the arguments of a call, is sent what it returned or raised, returns the rewards.
-Calls = Generator[dict[str, Any], Any, list[float | None]]
+T = TypeVar("T")
 
 MOST_LINES = 3  # a batch; a thousand samples that fail for one reason need not be listed
 SHOWN_PROMPT = 60
@@ -84,37 +83,17 @@ def guarded(function: RewardFunction, failures: Failures) -> RewardFunction:
     Returns:
         A function of keyword arguments. It raises PerlError and what is no Exception (Ctrl-C), nothing else.
     """
-    if is_async(function):
+    waits = is_async(function)
 
-        @functools.wraps(function)
-        async def reward(**arguments: Any) -> list[float | None]:  # noqa: ANN401
-            calls = _calls(arguments, failures)
-            asked = _after(calls, None)
-            while isinstance(asked, dict):
-                try:
-                    answer = await function(**asked)
-                except PerlError:
-                    raise
-                except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
-                    answer = error
-                asked = _after(calls, answer)
-            return asked
-    else:
+    @functools.wraps(function)
+    async def awaited(**arguments: Any) -> list[float | None]:  # noqa: ANN401
+        return await _scored(function, arguments, failures, waits=waits)
 
-        @functools.wraps(function)
-        def reward(**arguments: Any) -> list[float | None]:  # noqa: ANN401
-            calls = _calls(arguments, failures)
-            asked = _after(calls, None)
-            while isinstance(asked, dict):
-                try:
-                    answer = function(**asked)
-                except PerlError:
-                    raise
-                except Exception as error:  # noqa: BLE001 (as above)
-                    answer = error
-                asked = _after(calls, answer)
-            return asked
+    @functools.wraps(function)
+    def at_once(**arguments: Any) -> list[float | None]:  # noqa: ANN401
+        return _without_a_loop(_scored(function, arguments, failures, waits=waits))
 
+    reward = awaited if waits else at_once
     reward.__name__ = getattr(function, "__name__", failures.name)
     return reward
 
@@ -153,9 +132,12 @@ def in_workers(
         items = [(path, dict(arguments), _row(sent, row, rows)) for row in range(rows)]
         try:
             outcomes = pool.map(items)
-        except TypeError:
-            _check_columns([item[2] for item in items], path)
-            raise
+        except TypeError as error:
+            unsent = next(filter(None, (unsendable(row) for _, _, row in items)), None)
+            if unsent is None:
+                raise
+            hint = "a reward in worker processes gets text, numbers, lists and mappings only"
+            raise DataError(unsent, f"rewards.{path}", hint) from error
         faults = {row: f"{o.status}: {o.error}" for row, o in enumerate(outcomes) if o.status == "timeout"}
         timeouts = len(faults)
         faults |= {row: o.error for row, o in enumerate(outcomes) if o.status == "error"}
@@ -220,9 +202,11 @@ async def _awaited(values: Awaitable[Any]) -> Any:  # noqa: ANN401 (what the use
 
 
 @dataclass
-class _Logged:
-    """What one call logs; a call that fails afterwards has logged nothing."""
+class _Call:
+    """One call of the function: its values or why there are none, and what it logged (nothing if it failed)."""
 
+    values: list[float | None] = field(default_factory=lambda: [None])
+    fault: str = ""
     metrics: list[tuple[str, float]] = field(default_factory=list)
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -235,50 +219,52 @@ class _Logged:
         return {**arguments, **{key: log for key, log in ours.items() if arguments.get(key) is not None}}
 
 
-def _after(calls: Calls, answer: Any) -> dict[str, Any] | list[float | None]:  # noqa: ANN401 (what a function returns)
-    """The arguments of the next call, or the rewards of the batch."""
-    try:
-        return calls.send(answer)
-    except StopIteration as end:
-        rewards: list[float | None] = end.value
-        return rewards
-
-
-def _calls(arguments: Arguments, failures: Failures) -> Calls:
-    """The calls that one batch takes, whoever makes them: one, or one more a sample."""
+async def _scored(
+    function: RewardFunction, arguments: Arguments, failures: Failures, *, waits: bool
+) -> list[float | None]:
+    """The rewards of a batch, from one call or, if that fails, from one more for each sample."""
     rows = len(arguments["completions"])
     if not rows:
         return []
-    logged = _Logged()
-    rewards = _read((yield logged.instead_of_trl(arguments)), rows)
-    if isinstance(rewards, list):
-        _pass_on(arguments, logged.metrics, logged.columns)
+    batch = await _call(function, arguments, rows, waits=waits)
+    if not batch.fault:
+        _pass_on(arguments, batch.metrics, batch.columns)
         _count({}, arguments, failures)
-        return rewards
-    faults: dict[int, str] = {}
-    alone: list[float | None] = []
-    calls: list[_Logged] = []
-    for row in range(rows):
-        logged = _Logged()
-        if rows == 1:
-            read: list[float | None] | Exception = rewards
-        else:
-            read = _read((yield logged.instead_of_trl(_row(arguments, row, rows))), 1)
-        if isinstance(read, Exception):
-            faults[row] = one_line(read)
-            read, logged = [None], _Logged()
-        alone += read
-        calls.append(logged)
+        return batch.values
+    calls = [batch]
+    if rows > 1:
+        calls = [await _call(function, _row(arguments, row, rows), 1, waits=waits) for row in range(rows)]
+    faults = {row: call.fault for row, call in enumerate(calls) if call.fault}
     if not faults:
-        logger.warning(
-            "reward %s: a batch failed, its samples one by one did not: %s", failures.name, one_line(rewards)
-        )
+        logger.warning("reward %s: a batch failed, its samples one by one did not: %s", failures.name, batch.fault)
     _pass_on(arguments, [metric for call in calls for metric in call.metrics], _one_value_a_row(calls))
     _count(faults, arguments, failures)
-    return alone
+    return [value for call in calls for value in call.values]
 
 
-def _one_value_a_row(calls: Sequence[_Logged]) -> dict[str, list[Any]]:
+async def _call(function: RewardFunction, arguments: Arguments, rows: int, *, waits: bool) -> _Call:
+    call = _Call()
+    try:
+        answer = function(**call.instead_of_trl(arguments))
+        call.values = _numbers(await answer if waits else answer, rows)
+    except PerlError:
+        raise
+    except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
+        return _Call(fault=one_line(error))
+    return call
+
+
+def _without_a_loop(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that never waits: that of a sync function."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("the function waits")
+
+
+def _one_value_a_row(calls: Sequence[_Call]) -> dict[str, list[Any]]:
     """Columns of TRL's table, which must be as long as the batch: None where a call logged nothing."""
     names = dict.fromkeys(name for call in calls for name in call.columns)
     return {name: [(call.columns.get(name) or [None])[0] for call in calls] for name in names}
@@ -324,15 +310,6 @@ def _row(arguments: Arguments, row: int, rows: int) -> dict[str, Any]:
     }
 
 
-def _read(answer: Any, rows: int) -> list[float | None] | Exception:  # noqa: ANN401 (what the user's function returns)
-    if isinstance(answer, Exception):
-        return answer
-    try:
-        return _numbers(answer, rows)
-    except Exception as error:  # noqa: BLE001 (the conversion of the user's objects)
-        return error
-
-
 def _numbers(values: Any, rows: int) -> list[float | None]:  # noqa: ANN401 (what the user's function returns)
     """One finite number or None a sample, of whatever type numbers come in.
 
@@ -358,14 +335,3 @@ def _number(value: Any) -> float:  # noqa: ANN401 (Python's, numpy's, torch's nu
     if not math.isfinite(number):
         raise ValueError(f"returned {number}, which is not finite")
     return number
-
-
-def _check_columns(rows: Iterable[Mapping[str, Any]], path: str) -> None:
-    """Names the column that cannot be sent to a worker, and the reward by its key in the recipe.
-
-    Raises:
-        DataError: There is one.
-    """
-    for problem in filter(None, map(unsendable, rows)):
-        hint = "a reward in worker processes gets text, numbers, lists and mappings only"
-        raise DataError(problem, f"rewards.{path}", hint)

@@ -152,7 +152,7 @@ class Pending(Protocol):
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedRollouts:
     """Rollouts that are there already."""
 
     groups: list[list[Sampled]]
@@ -202,13 +202,13 @@ class Engine(Protocol):
         """Copies, by name, that failed a trial, with the reason; others answer instead of them."""
         ...
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Nothing is sampled for a while: memory that only sampling needs is given back until it is asked again."""
         ...
 
     @property
     def asleep_bytes(self) -> int:
-        """Bytes of this process's device that :meth:`rest` has given back and the next request takes again."""
+        """Bytes of this process's device that :meth:`sleep` has given back and the next request takes again."""
         ...
 
     def close(self) -> None:

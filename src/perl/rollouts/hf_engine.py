@@ -30,7 +30,7 @@ from transformers import (
 from perl.errors import BrokenPromiseError, ModelError
 from perl.policy.model import evaluating
 from perl.recipe.engines import TRANSFORMERS, Capabilities
-from perl.rollouts.engine import Done, EngineSampling, OnGroup, Proof, Request, Sampled, Update
+from perl.rollouts.engine import EngineSampling, FinishedRollouts, OnGroup, Proof, Request, Sampled, Update
 from perl.run.threads import threads_for
 
 POLICY = "policy"
@@ -89,7 +89,9 @@ class TransformersEngine:
         """
         raise ValueError(f"no update {update.name}: samples come from the model in memory, which is the policy itself")
 
-    def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Done:
+    def start(
+        self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None
+    ) -> FinishedRollouts:
         """Samples, and returns when all is done; the model is in evaluation mode meanwhile.
 
         Args:
@@ -120,7 +122,7 @@ class TransformersEngine:
                     group[row.index] = sampled
                     if on_group is not None and len(group) == requests[row.position].count:
                         on_group(row.position, _in_order(group))
-        return Done([_in_order(group) for group in found])
+        return FinishedRollouts([_in_order(group) for group in found])
 
     def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
         """What the policy writes, as ``transformers``."""
@@ -138,7 +140,7 @@ class TransformersEngine:
         """There is no other copy."""
         raise BrokenPromiseError("; ".join(failures.values()))
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Nothing is held between two calls."""
 
     def close(self) -> None:

@@ -113,6 +113,7 @@ MOVED = {
     "perl.rewards.pool": "perl.rewards.workers.pool",
     "perl.rewards.process_model": "perl.rewards.process.model",
     "perl.rewards.worker": "perl.rewards.workers.worker",
+    "perl.rollouts.canary": "perl.rollouts.parity_check",
     "perl.rollouts.dispatch": "perl.rollouts.vllm.dispatch",
     "perl.rollouts.liveness": "perl.rollouts.vllm.liveness",
     "perl.rollouts.lost_answers": "perl.rollouts.vllm.lost_answers",

@@ -2,7 +2,7 @@
 
 log-probabilities of a step's tokens by engine and trainer -> train, or new rollouts, or an end that keeps the last step
 
-The parity check (``rollouts/canary.py``) asks engines now and then, and knows nothing of a server that was replaced in
+The parity check (``parity_check.py``) asks engines now and then, and knows nothing of a server that was replaced in
 between. This looks at all tokens of every step. One of the six modules that know TRL's and transformers' private
 methods; each override says which method it replaces and why.
 """
@@ -142,7 +142,7 @@ class CheckedGRPOTrainer(ServedGRPOTrainer):
                     passed.append(strict.check({name: completions}))
                 except BrokenPromiseError as error:
                     failed[name] = str(error)
-            self.engine.rest()
+            self.engine.sleep()
             if failed and not passed:
                 raise RolloutError(f"{what}, and the parity check fails: {' '.join(failed.values())}")
             return failed

@@ -34,11 +34,11 @@ from perl.policy.model import base_of
 from perl.policy.quantised import was_quantised
 from perl.recipe.sections import RolloutSection
 from perl.rewards.verifier import Judging, check_all
-from perl.rollouts.canary import Canary
 from perl.rollouts.conversation import Opening, tokens_left
 from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
 from perl.rollouts.hf_engine import TransformersEngine, fill_with_neutral
 from perl.rollouts.open_engine import EngineSettings, open_engine
+from perl.rollouts.parity_check import ParityCheck
 from perl.rollouts.sync import SyncPlan, choose_form, make_update
 from perl.rollouts.vllm.version import check_version
 from perl.run.threads import threads_for
@@ -73,7 +73,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
     rollout: RolloutSection
     judging: Judging | None = None
     _engine: Engine | None = None
-    _canary: Canary
+    _canary: ParityCheck
     _sync_plan: SyncPlan
     _inputs: Sequence[dict[str, Any]]
     _syncs: int
@@ -232,7 +232,7 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         groups = self._together(ready.pending.result)
         if training and self.rollout.prefetch:
             self._begin_ahead()
-        self.engine.rest()
+        self.engine.sleep()
         return [completion for group in groups for completion in group], ready.step
 
     def _begin(self, prompt_ids: Sequence[Sequence[int]], inputs: Sequence[dict[str, Any]]) -> Pending:
@@ -302,7 +302,9 @@ class ServedGRPOTrainer(PackedGRPOTrainer):
         self._engine = self._together(lambda: self._opened(longest))
         if self.accelerator.is_main_process:
             logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
-        self._canary = Canary(self.policy, prompt, self.temperature, self.max_completion_length, self.rollout.tolerance)
+        self._canary = ParityCheck(
+            self.policy, prompt, self.temperature, self.max_completion_length, self.rollout.tolerance
+        )
         with self._canary.far_from_base():
             self._load("probe")
             self._prove(first=True)

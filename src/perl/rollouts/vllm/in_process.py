@@ -25,7 +25,7 @@ import torch
 from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
 from perl.methods.registry import LARGEST_RANK, served_rank
 from perl.recipe.engines import VLLM, Capabilities
-from perl.rollouts.engine import Done, EngineSampling, OnGroup, Proof, Request, Sampled, Update
+from perl.rollouts.engine import EngineSampling, FinishedRollouts, OnGroup, Proof, Request, Sampled, Update
 from perl.rollouts.vllm.version import check_version, explained, missing_vllm
 from perl.run.processes import several, world_of_one
 
@@ -88,7 +88,7 @@ class InProcessEngine:
             ModelError: vLLM serves no LoRA of that rank.
         """
         self._llm: _Vllm = None
-        self._sleeps = self._resting = False
+        self._sleeps = self._asleep = False
         self._released = 0
         self._adapter: _Vllm = None
         self._numbers = itertools.count(1)
@@ -137,7 +137,7 @@ class InProcessEngine:
     @property
     def asleep_bytes(self) -> int:
         """Bytes of the device's memory that count as free now and are taken again when the engine is asked."""
-        return self._released if self._resting else 0
+        return self._released if self._asleep else 0
 
     def load(self, update: Update) -> None:
         """From now on requests are answered with this update; none is ever under way while it is called.
@@ -172,7 +172,9 @@ class InProcessEngine:
         """There is no other copy."""
         raise BrokenPromiseError("; ".join(failures.values()))
 
-    def start(self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None) -> Done:
+    def start(
+        self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None
+    ) -> FinishedRollouts:
         """Samples, with the update that was loaded last, and returns when all is done.
 
         Args:
@@ -193,7 +195,7 @@ class InProcessEngine:
 
         asked = [(request.prompt_ids, _drawn(sampling, request)) for request in requests]
         self._run(asked, finished)
-        return Done(groups)
+        return FinishedRollouts(groups)
 
     def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
         """What the engine writes, under the update loaded last, as ``vllm``."""
@@ -214,19 +216,19 @@ class InProcessEngine:
         self._run([(tuple(token_ids), _scored())], finished)
         return {"vllm": found}
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Gives back the memory of the key-value cache until the engine is asked again.
 
         Weights and adapter stay where they are: the base's never change. On a CPU the cache stays, too.
         """
-        if self._sleeps and not self._resting:
+        if self._sleeps and not self._asleep:
             with self._as_vllm():
                 self._settle()
                 self._llm.sleep(level=0)  # no more than a pause, without which the cache cannot be released
                 before = _free_bytes()
                 self._llm.release_kv_cache_memory()
                 self._released = max(_free_bytes() - before, 0)
-            self._resting = True
+            self._asleep = True
 
     def close(self) -> None:
         """Gives back what the engine holds. A process group that was there before the engine stays."""
@@ -251,12 +253,12 @@ class InProcessEngine:
             engine.step()
 
     def _wake(self) -> None:
-        if self._resting:  # a paused engine would never answer
+        if self._asleep:  # a paused engine would never answer
             # vLLM maps memory by itself, so torch's allocator does not give back what it keeps of passes that are over.
             torch.cuda.empty_cache()
             with self._as_vllm():
                 self._llm.wake_up(["kv_cache"])
-            self._resting = False
+            self._asleep = False
 
     def _run(self, asked: Sequence[tuple[Sequence[int], _Vllm]], finished: Callable[[int, _Vllm], None]) -> None:
         """Answers prompts, each with its own SamplingParams; ``finished`` is called in the trainer's settings."""

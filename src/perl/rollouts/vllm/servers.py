@@ -260,7 +260,7 @@ class ServerPool:
         """None of this process's device."""
         return 0
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Servers are left as they are: others may use them."""
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ _FAR = 0.5
 _SEED, _SMALLEST, _DOUBLINGS = 0, 1e-3, 14
 
 
-class Canary:
+class ParityCheck:
     """A prompt, and what the trainer makes of what an engine writes after it.
 
     Attributes:

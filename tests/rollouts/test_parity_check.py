@@ -10,8 +10,8 @@ from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base
 from perl.policy.precision import tolerance_of
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.rollouts.canary import LENGTH, Canary
 from perl.rollouts.engine import Sampled
+from perl.rollouts.parity_check import LENGTH, ParityCheck
 
 PROMPT = [9, 4, 13, 5, 10, 15, 22, 31]
 
@@ -29,13 +29,13 @@ def policy_with(method="lora", scale=0.0, dtype="float32"):
     return policy.eval()
 
 
-def written(policy, canary, offset=0.0):
+def written(policy, parity, offset=0.0):
     """What an engine with this policy writes, token by token, and the log-probabilities it reports."""
-    generator, temperature = torch.Generator().manual_seed(1), canary.sampling.temperature
+    generator, temperature = torch.Generator().manual_seed(1), parity.sampling.temperature
     completions = []
-    for _ in range(canary.request.count):
-        tokens, log_probs = list(canary.request.prompt_ids), []
-        for position in range(canary.sampling.max_completion_length):
+    for _ in range(parity.request.count):
+        tokens, log_probs = list(parity.request.prompt_ids), []
+        for position in range(parity.sampling.max_completion_length):
             with torch.no_grad():
                 logits = policy(torch.tensor([tokens])).logits[0, -1].float()
             log_p = torch.log_softmax(logits / temperature, dim=-1)
@@ -45,82 +45,82 @@ def written(policy, canary, offset=0.0):
     return completions
 
 
-def written_by_base(policy, canary):
+def written_by_base(policy, parity):
     with policy.disable_adapter():
-        return written(policy, canary)
+        return written(policy, parity)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_difference_is_the_mean_over_tokens_of_the_worst_copy(temperature):
     policy = policy_with(scale=0.05)
-    canary = Canary(policy, PROMPT, temperature)
-    own, off = written(policy, canary), written(policy, canary, offset=1e-3)
-    canary.tolerance = 2e-3
-    assert canary.check({"one": own}) < 1e-5
-    assert canary.check({"one": own, "two": off}) == pytest.approx(1e-3, rel=0.02)
+    parity = ParityCheck(policy, PROMPT, temperature)
+    own, off = written(policy, parity), written(policy, parity, offset=1e-3)
+    parity.tolerance = 2e-3
+    assert parity.check({"one": own}) < 1e-5
+    assert parity.check({"one": own, "two": off}) == pytest.approx(1e-3, rel=0.02)
 
 
 def test_an_engine_that_answers_like_the_base_is_called_that():
     policy = policy_with(scale=0.05)
-    canary = Canary(policy, PROMPT)
+    parity = ParityCheck(policy, PROMPT)
     with pytest.raises(BrokenPromiseError, match="two answers like the base, not like the policy") as raised:
-        canary.check({"one": written(policy, canary), "two": written_by_base(policy, canary)})
+        parity.check({"one": written(policy, parity), "two": written_by_base(policy, parity)})
     assert "bound to nothing" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_an_engine_that_answers_like_neither_is_called_that():
     policy = policy_with(scale=0.05)
-    canary = Canary(policy, PROMPT)
+    parity = ParityCheck(policy, PROMPT)
     with pytest.raises(BrokenPromiseError, match="one does not answer like the policy"):
-        canary.check({"one": written(policy_with(scale=0.2), canary)})
+        parity.check({"one": written(policy_with(scale=0.2), parity)})
 
 
 def test_log_probabilities_without_the_temperature_are_no_agreement():
     policy = policy_with(scale=0.05)
-    hot, plain = Canary(policy, PROMPT, 0.7), Canary(policy, PROMPT)
+    hot, plain = ParityCheck(policy, PROMPT, 0.7), ParityCheck(policy, PROMPT)
     with pytest.raises(BrokenPromiseError, match="processed_logprobs"):
         hot.check({"one": written(policy, plain)})
 
 
 def test_numbers_that_are_none_are_no_agreement():
     policy = policy_with(scale=0.05)
-    canary = Canary(policy, PROMPT)
+    parity = ParityCheck(policy, PROMPT)
     for nothing in (None, float("nan")):
         with pytest.raises(BrokenPromiseError, match="does not answer like the policy"):
-            canary.check({"one": [Sampled((5,) * 16, (nothing,) * 16, "v")]})
+            parity.check({"one": [Sampled((5,) * 16, (nothing,) * 16, "v")]})
 
 
 def test_before_the_first_step_base_and_policy_are_one_and_agree():
     policy = policy_with()
-    canary = Canary(policy, PROMPT)
-    assert canary.check({"one": written_by_base(policy, canary)}) <= 1e-5
+    parity = ParityCheck(policy, PROMPT)
+    assert parity.check({"one": written_by_base(policy, parity)}) <= 1e-5
 
 
 def test_the_tolerance_is_that_of_the_type_that_the_policy_computes_in_unless_it_is_given():
-    assert Canary(policy_with(), PROMPT).tolerance == tolerance_of(torch.float32, 4)
-    assert Canary(policy_with(dtype="bfloat16"), PROMPT).tolerance == tolerance_of(torch.bfloat16, 4)
+    assert ParityCheck(policy_with(), PROMPT).tolerance == tolerance_of(torch.float32, 4)
+    assert ParityCheck(policy_with(dtype="bfloat16"), PROMPT).tolerance == tolerance_of(torch.bfloat16, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        assert Canary(policy_with(), PROMPT).tolerance == tolerance_of(torch.bfloat16, 4)
-    assert Canary(policy_with(), PROMPT, tolerance=0.5).tolerance == 0.5
+        assert ParityCheck(policy_with(), PROMPT).tolerance == tolerance_of(torch.bfloat16, 4)
+    assert ParityCheck(policy_with(), PROMPT, tolerance=0.5).tolerance == 0.5
 
 
 def test_no_more_tokens_are_asked_for_than_a_completion_of_the_run_has():
-    assert Canary(policy_with(), PROMPT, longest=3).sampling.max_completion_length == 3
-    assert Canary(policy_with(), PROMPT, longest=500).sampling.max_completion_length == LENGTH
+    assert ParityCheck(policy_with(), PROMPT, longest=3).sampling.max_completion_length == 3
+    assert ParityCheck(policy_with(), PROMPT, longest=500).sampling.max_completion_length == LENGTH
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_gets_far_from_its_base_and_comes_back_bit_for_bit(method):
     policy = load_base(ModelSection(), torch.device("cpu")) if method == "full" else policy_with(method)
-    canary = Canary(policy, PROMPT)
+    parity = ParityCheck(policy, PROMPT)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    as_base = written(policy, canary) if method == "full" else written_by_base(policy, canary)
-    with canary.far_from_base():
+    as_base = written(policy, parity) if method == "full" else written_by_base(policy, parity)
+    with parity.far_from_base():
         if method != "full":
-            assert [s.token_ids for s in written_by_base(policy, canary)] == [s.token_ids for s in as_base]
+            assert [s.token_ids for s in written_by_base(policy, parity)] == [s.token_ids for s in as_base]
         with pytest.raises(BrokenPromiseError, match="like the policy"):
-            canary.check({"one": as_base})
-        assert canary.check({"one": written(policy, canary)}) <= 1e-4
+            parity.check({"one": as_base})
+        assert parity.check({"one": written(policy, parity)}) <= 1e-4
     after = policy.state_dict()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
