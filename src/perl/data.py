@@ -7,7 +7,7 @@ Knows nothing of models or rewards.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +43,9 @@ _TAKEN_NAMES = {
 }
 ORIGINAL = "original_"
 """Begins the name of a column of the data set whose own name means something else to a reward function."""
+
+# Characters of what the Hub's library says when it cannot load a data set: it lists the subsets or splits that exist.
+_LONGEST_CAUSE = 1000
 
 Role = Literal["train", "eval"]
 
@@ -132,7 +135,13 @@ def _read(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset,
     path = Path(source.name).expanduser()
     if path.suffix in DATA_FILE_SUFFIXES:
         return _read_file(path, source.columns.answer, where), sha256_of(path)
-    return _read_hub(source, role, where)
+    wanted = source.split or ("train" if role == "train" else "test")
+
+    def instead(found: Mistake | None) -> str:
+        local = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}" if found else ""
+        return "; ".join(filter(None, [found.hint if found else "", local, "sandbox:addition needs no network"]))
+
+    return load_hub_rows(source.name, source.subset, wanted, source.revision, where, instead)
 
 
 def _read_file(path: Path, answer: str | None, where: str) -> datasets.Dataset:
@@ -161,20 +170,39 @@ def _json_rows(path: Path, answer: str | None) -> list[dict[str, Any]]:
     return [{k: str(v) if k == answer and v is not None else v for k, v in row.items()} for row in rows]
 
 
-def _read_hub(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
-    split = source.split or ("train" if role == "train" else "test")
-    answer = look_up("dataset", source.name, source.revision)
-    if isinstance(answer, Mistake):
-        hint = f"a local file ends in {', '.join(DATA_FILE_SUFFIXES)}; sandbox:addition needs no network"
-        raise DataError(answer.message, where, f"{answer.hint}; {hint}" if answer.hint else hint)
+def load_hub_rows(
+    name: str,
+    subset: str | None,
+    split: str,
+    revision: str | None,
+    where: str,
+    instead: Callable[[Mistake | None], str],
+) -> tuple[datasets.Dataset, str | None]:
+    """A split of a data set on the Hub, or in its cache where ``HF_HUB_OFFLINE`` is set.
+
+    Args:
+        name: ``user/name``.
+        subset: Of its configurations; None: the only one.
+        split: As the data set calls it.
+        revision: Branch, tag or commit; None: the main branch.
+        where: What the user named, for errors.
+        instead: What the Hub answers, None once it has the data set -> what the user can do.
+
+    Returns:
+        The rows and the commit that they are from; None: the Hub was not asked.
+
+    Raises:
+        DataError: There is no such data set, subset or split, or it cannot be loaded.
+    """
+    commit = look_up("dataset", name, revision)
+    if isinstance(commit, Mistake):
+        raise DataError(commit.message, where, instead(commit))
     try:
-        rows = datasets.load_dataset(source.name, source.subset, split=split, revision=answer or source.revision)
-        return rows, answer
-    except (OSError, ValueError) as error:  # not cached; or an unknown subset or split, those that exist are listed
+        return datasets.load_dataset(name, subset, split=split, revision=commit or revision), commit
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # unknown subsets or splits too
         offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if constants.HF_HUB_OFFLINE else ""
-        raise DataError(
-            f"{source.name} cannot be loaded: {error}", where, f"{offline}sandbox:addition needs no network"
-        ) from error
+        cause = " ".join(str(error).split())[:_LONGEST_CAUSE]
+        raise DataError(f"{name} cannot be loaded: {cause}", where, f"{offline}{instead(None)}") from error
 
 
 def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSection, where: str) -> None:

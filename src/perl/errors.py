@@ -142,6 +142,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"there are: {', '.join(choice)}" if 0 < len(choice) <= LONGEST_LISTED_CHOICE else ""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, else its type: a library's message may be a page."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def missing_extra(package: str, extra: str, needed_for: str) -> Mistake:
     """The problem of an optional package that is not installed, with the command that installs it."""
     return Mistake(f"{needed_for} needs the package {package}", hint=f"pip install 'perl-rl[{extra}]'")

@@ -139,8 +139,8 @@ DEEP = b"[" * 100_000
 HOSTILE = {
     "no results": ({RESULTS: None}, r"has no eval/results.json \(perl push sends them\)"),
     "no weights": ({WEIGHTS: None}, r"has no adapter_model.safetensors \(only safetensors are taken\)"),
-    "huge recipe": ({RECIPE: b"#" * 200_001}, "perl_recipe.yaml has 200,001 bytes, at most 200,000 are read"),
-    "huge card": ({"README.md": b"#" * 1_000_001}, "README.md has 1,000,001 bytes, at most 1,000,000 are read"),
+    "huge recipe": ({RECIPE: b"#" * 200_001}, "perl_recipe.yaml has 200,001 bytes, at most 200,000 are downloaded"),
+    "huge card": ({"README.md": b"#" * 1_000_001}, "README.md has 1,000,001 bytes, at most 1,000,000 are downloaded"),
     "deep results": ({RESULTS: DEEP}, "eval/results.json"),
     "results of no kind": ({RESULTS: b"[1]"}, "holds no results"),
     "aliases": ({RECIPE: b"a: &a [x]\nb: [*a, *a]\n"}, "not plain YAML: an alias"),

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, constants
 
 from perl.errors import ModelError, PerlError, RunFolderError
 from perl.policy.checkpoint import latest_checkpoint
-from perl.policy.hub_lookup import TIMEOUT_SECONDS
+from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS
 from perl.policy.name import adapter_config_digest, model_config_digest, policy_name, weights_digest
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
@@ -227,7 +227,7 @@ def _is_whole_on_hub(name: str) -> bool:
     repository, _, revision = name.partition("@")
     try:
         found = HfApi().model_info(repository, revision=revision or None, timeout=TIMEOUT_SECONDS)
-    except Exception:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
+    except HUB_ERRORS:
         return False
     files = {file.rfilename for file in found.siblings or ()}
     return _WHOLE_MODEL in files and CONFIG not in files

@@ -13,17 +13,14 @@ from typing import Any
 
 import datasets
 from huggingface_hub import snapshot_download
-from huggingface_hub.constants import HF_HUB_OFFLINE
 
+from perl.data import load_hub_rows
 from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.task import Question, Task, TaskData, questions_hash
-from perl.policy.hub_lookup import look_up
 from perl.rewards.answers import gold_answer
 from perl.sandbox import is_sandbox, load_problems
 
 LETTERS = "ABCD"
-# Of what the Hub's library says when it cannot load a data set.
-_LONGEST_CAUSE = 300
 
 
 def load_task_data(task: Task, data: Path | None = None, limit: int | None = None, *, cached: bool = False) -> TaskData:
@@ -104,20 +101,14 @@ def _json_lines(text: str, file: str, where: str) -> Iterator[dict[str, Any]]:
 
 def _read_hub(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:
     """The rows and the commit they are from, as far as it is known."""
-    instead = f"--data DIR with {task.file}"
-    answer = look_up("dataset", task.repository, task.revision)
-    if isinstance(answer, Mistake):
-        if task.revision is not None and task.revision in answer.message:
-            instead = f"--newest-data, or {instead}"
-        raise DataError(answer.message, where, f"{answer.hint}; or {instead}" if answer.hint else instead)
-    revision = answer or task.revision
-    try:
-        rows = datasets.load_dataset(task.repository, task.subset, split=task.split, revision=revision)
-        return [dict(row) for row in rows], revision
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        cause = " ".join(str(error).split())[:_LONGEST_CAUSE]
-        offline = "HF_HUB_OFFLINE is set, so only what is cached can be loaded; " if HF_HUB_OFFLINE else ""
-        raise DataError(f"{task.repository} cannot be loaded: {cause}", where, f"{offline}{instead}") from error
+
+    def instead(found: Mistake | None) -> str:
+        unknown = found is not None and task.revision is not None and task.revision in found.message
+        hint = f"{'--newest-data, or ' if unknown else ''}--data DIR with {task.file}"
+        return f"{found.hint}; or {hint}" if found is not None and found.hint else hint
+
+    rows, commit = load_hub_rows(task.repository, task.subset, task.split, task.revision, where, instead)
+    return [dict(row) for row in rows], commit or task.revision
 
 
 def _read_cache(task: Task, where: str) -> tuple[list[dict[str, Any]], str | None]:

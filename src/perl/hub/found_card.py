@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import constants
-from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.recounting.folder import recount_folder
@@ -23,16 +22,13 @@ from perl.hub.card.form import CARD
 from perl.hub.card.run_facts import RUN_FACTS, read_run_facts, recipe_of
 from perl.hub.gate.gate import largest
 from perl.hub.push.package import package_candidate
-from perl.hub.repository import fetched, listed
 from perl.hub.run_card import shown_candidate
-from perl.policy.hub_lookup import look_up
+from perl.policy.hub_files import LARGEST_PLAIN_WEIGHTS, commit_of, fetch, list_files, weights_sha256
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.folder import Run, sha256_of
 
 _READ = (CARD, RUN_FACTS, CONFIG, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)
 _LEADERBOARDS = ".eval_results/"
-# Weights that are not kept as a large file have no SHA-256 until they are here.
-_LARGEST_WEIGHTS = 50_000_000
 _RUN = "run.json"
 
 
@@ -138,10 +134,8 @@ def _of_hub(name: str) -> FoundCard:
     repository, _, revision = name.partition("@")
     if constants.HF_HUB_OFFLINE:
         raise PerlError("HF_HUB_OFFLINE is set, so the Hub is not asked", name)
-    commit = look_up("model", repository, revision or None)
-    if isinstance(commit, Mistake):
-        raise PerlError(commit.message, name, commit.hint)
-    siblings = listed(repository, commit)
+    commit = commit_of(repository, revision or None, name)
+    siblings = list_files(repository, commit)
     if CARD not in siblings:
         raise PerlError(f"has no {CARD}", name)
     files: dict[str, bytes | Path | None] = {}
@@ -149,8 +143,11 @@ def _of_hub(name: str) -> FoundCard:
         most = _most(file.rfilename)
         _refuse_cut(file.rfilename, file.size or 0, name)
         read = file.size is not None and most > 0
-        files[file.rfilename] = fetched(repository, commit, file, most, name) if read else None
-    digest = _weights_digest(repository, commit, siblings.get(WEIGHTS), name)
+        files[file.rfilename] = fetch(repository, commit, file, most) if read else None
+    weights = siblings.get(WEIGHTS)
+    digest = None
+    if weights is not None and (weights.lfs is not None or (weights.size or 0) <= LARGEST_PLAIN_WEIGHTS):
+        digest, _ = weights_sha256(repository, commit, weights)
     return FoundCard(f"{repository}@{commit}", files, digest)
 
 
@@ -167,14 +164,3 @@ def _refuse_cut(name: str, size: int, where: str) -> None:
     """A file that the card is rendered from is read whole or the card is not checked."""
     if 0 < _most(name) < size:
         raise PerlError(f"has {size:,} bytes, read are {_most(name):,} at most", f"{where}: {name}")
-
-
-def _weights_digest(repository: str, commit: str | None, file: RepoSibling | None, where: str) -> str | None:
-    """The weights' SHA-256, as the Hub says it of large files; of small ones that it keeps as text it is computed."""
-    if file is None:
-        return None
-    if file.lfs is not None:
-        return file.lfs.sha256
-    if file.size is None or file.size > _LARGEST_WEIGHTS:
-        return None
-    return sha256_of(fetched(repository, commit, file, _LARGEST_WEIGHTS, where))

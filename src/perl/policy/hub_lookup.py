@@ -9,6 +9,7 @@ and tells apart a wrong name, a login that is missing and a network that is down
 import os
 from typing import Literal
 
+import httpx2
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -21,6 +22,8 @@ from huggingface_hub.errors import (
 from perl.errors import Mistake
 
 TIMEOUT_SECONDS = 15.0
+HUB_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, TypeError, LookupError, RuntimeError)
+"""What the Hub's library raises: refusals, its client's errors, and what malformed answers or a proxy's page cause."""
 
 
 def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) -> str | Mistake | None:
@@ -56,7 +59,7 @@ def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) 
         return Mistake(
             f"the Hub answers {status} when asked for {name}", hint="with HF_HUB_OFFLINE=1 what is cached is used"
         )
-    except Exception as error:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
+    except HUB_ERRORS as error:
         host = os.environ.get("HF_ENDPOINT", "the Hub")
         return Mistake(
             f"no {what} {name!r} here, and {host} cannot be reached: {error}",

@@ -19,6 +19,7 @@ from perl.hub.card.fact_form import Fact, HubId, Link, Settings, Word, plain_wor
 from perl.hub.card.names import is_hub_name, label
 from perl.hub.card.public_recipe import without_paths
 from perl.hub.gate.gate import largest
+from perl.policy.hub_lookup import HUB_ERRORS
 from perl.policy.model import public_name
 from perl.recipe import Recipe
 from perl.run.folder import Run, installed_versions
@@ -244,7 +245,7 @@ def base_licence(name: str, revision: str | None) -> Licence | None:
         return None
     try:
         card = HfApi().model_info(name, revision=revision, timeout=LICENCE_SECONDS).card_data
-    except Exception:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
+    except HUB_ERRORS:
         return None
     found = card.get("license") if card else None
     if card is None or not isinstance(found, str):

@@ -12,9 +12,8 @@ from typing import Any
 
 import yaml
 from huggingface_hub import constants
-from huggingface_hub.hf_api import RepoSibling
 
-from perl.errors import Mistake, PerlError
+from perl.errors import PerlError, first_line
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
@@ -22,18 +21,15 @@ from perl.evaluation.results import Results, read_results
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES
 from perl.hub.card.form import CARD, LARGEST_FRONT_MATTER
 from perl.hub.gate.gate import largest
-from perl.hub.repository import fetched, listed
 from perl.hub.zoo_entries.material import Material, of_log, of_policy, steps_of
 from perl.hub.zoo_entries.scores import checked_scores
-from perl.policy.hub_lookup import look_up
+from perl.policy.hub_files import commit_of, fetch, list_files, weights_sha256
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 from perl.run.folder import sha256_of
 
 _LARGEST = {name: largest(name) or 0 for name in (CONFIG, PUBLIC_RECIPE, CARD, METRICS, SCORES, PUBLISHED)}
-# Of an adapter's weights that are not kept as a large file, hence have no SHA-256 until they are here.
-_LARGEST_PLAIN_WEIGHTS = 50_000_000
 
 
 def of_hub(source: str) -> Material:
@@ -43,18 +39,16 @@ def of_hub(source: str) -> Material:
         PerlError: There is none, it was not pushed by perl, or a file of it is not what it should be.
     """
     repo, _, asked = source.partition("@")
-    commit = look_up("model", repo, asked or None)
-    if isinstance(commit, Mistake):
-        raise PerlError(commit.message, source, commit.hint)
+    commit = commit_of(repo, asked or None, source)
     if commit is None:
         raise PerlError("the Hub is not asked", "HF_HUB_OFFLINE", "unset it, or name a run folder")
-    there = listed(repo, commit)
+    there = list_files(repo, commit)
     for needed, hint in ((CONFIG, ""), (WEIGHTS, "only safetensors are taken"), (SCORES, "perl push sends them")):
         if needed not in there:
             raise PerlError(f"has no {needed}", source, hint)
-    files = {name: fetched(repo, commit, there[name], _LARGEST[name], source) for name in _LARGEST if name in there}
+    files = {name: fetch(repo, commit, there[name], _LARGEST[name]) for name in _LARGEST if name in there}
     results = _read_stranger(files[SCORES], source)
-    weights, digest = _weights_of(repo, commit, there[WEIGHTS], source)
+    digest, weights = weights_sha256(repo, commit, there[WEIGHTS])
     scores = checked_scores(_counted(files, source), digest, files[CONFIG].read_bytes(), source)
     recipe = _stranger_recipe(files[PUBLIC_RECIPE], source) if PUBLIC_RECIPE in files else None
     rows = steps_of(_text(files[METRICS], source)) if METRICS in files else []
@@ -62,7 +56,7 @@ def of_hub(source: str) -> Material:
         origin="hub",
         where=source,
         name=repo.partition("/")[2],
-        files={CONFIG: files[CONFIG].read_bytes(), **weights},
+        files={CONFIG: files[CONFIG].read_bytes(), **({WEIGHTS: weights.read_bytes()} if weights is not None else {})},
         sha256={CONFIG: sha256_of(files[CONFIG]), WEIGHTS: digest},
         size=(there[CONFIG].size or 0) + (there[WEIGHTS].size or 0),
         results=results,
@@ -84,14 +78,6 @@ def of_hub(source: str) -> Material:
 def repository_url(repo: str, revision: str | None) -> str:
     """Where people look at a commit."""
     return f"{constants.ENDPOINT}/{repo}/tree/{revision or 'main'}"
-
-
-def _weights_of(repo: str, commit: str, file: RepoSibling, source: str) -> tuple[dict[str, bytes], str]:
-    """The weights' SHA-256, as the Hub says it of large files; of a small one that is kept as text it is computed."""
-    if file.lfs is not None:
-        return {}, file.lfs.sha256
-    path = fetched(repo, commit, file, _LARGEST_PLAIN_WEIGHTS, source)
-    return {WEIGHTS: path.read_bytes()}, sha256_of(path)
 
 
 def _counted(files: Mapping[str, Path], source: str) -> Recount:
@@ -126,10 +112,8 @@ def _plain_mapping(text: str, where: str) -> dict[str, Any]:
     try:
         refuse_tags(text, where)
         values = plain_value(text)
-    except yaml.YAMLError as error:
-        raise PerlError(f"is not plain YAML: {_first_line(error)}", where) from None
-    except (ValueError, TypeError) as error:  # an integer of too many digits, a key that is a list
-        raise PerlError(f"is not plain YAML: {_first_line(error)}", where) from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # an integer of too many digits, a key that is a list
+        raise PerlError(f"is not plain YAML: {first_line(error)}", where) from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise PerlError("is no mapping", where)
     return values
@@ -177,7 +161,3 @@ def _of_recipe(recipe: Recipe | None) -> dict[str, Any]:
         "algorithm": train.get("loss_type"),
         "settings": {name: value for name, value in asked.items() if value is not None},
     }
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

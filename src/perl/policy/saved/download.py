@@ -5,21 +5,20 @@ repository and revision, or zoo:NAME -> folder
 Nothing else of a repository is ever asked for: no code, no pickles, no card. Knows nothing of what is in the files.
 """
 
-import hashlib
 import logging
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.hf_api import RepoSibling
 
-from perl.errors import Mistake, ModelError, PerlError
-from perl.policy.hub_lookup import TIMEOUT_SECONDS, look_up
-from perl.run.folder import write_text
+from perl.errors import Mistake, ModelError, PerlError, first_line
+from perl.policy.hub_files import check_declared, check_sha256, fetch, has_id, list_files
+from perl.policy.hub_lookup import look_up
+from perl.run.folder import sha256_of, write_text
 from perl.zoo.catalogue import PREFIX, Zoo, open_zoo
 from perl.zoo.entry import Entry
 
@@ -76,10 +75,10 @@ def fetch_adapter(
     if commit is None:
         return _cached(repo, revision, prefix, sha256 or {})
     declared = _declared(repo, commit, prefix)
-    limits = {CONFIG: LARGEST_CONFIG, WEIGHTS: largest}
-    for name, limit in limits.items():
-        _check_declared(repo, declared[name], limit, (sha256 or {}).get(name))
-    paths = [_download(repo, commit, file, (sha256 or {}).get(name)) for name, file in declared.items()]
+    limits, expected = {CONFIG: LARGEST_CONFIG, WEIGHTS: largest}, sha256 or {}
+    for name, file in declared.items():  # both, before one is downloaded
+        check_declared(repo, file, limits[name], expected.get(name))
+    paths = [fetch(repo, commit, file, limits[name], expected.get(name)) for name, file in declared.items()]
     _remember(Path(str(paths[0])[: -len(f"{prefix}{CONFIG}")]), revision or "main", commit)
     return paths[0].parent
 
@@ -168,7 +167,7 @@ def _check_listed(called: str, file: Path, expected: str | None) -> None:
         raise ModelError(f"{called} lists no SHA-256 of {file.name}, so it cannot be verified")
     if not file.is_file():
         raise ModelError(f"{called} ships no {file.name}", str(file.parent))
-    found = _digest(file, hashlib.sha256())
+    found = sha256_of(file)
     if found != expected:
         raise ModelError(
             f"{called}: {file.name} is not the file that its entry lists (SHA-256 {found[:12]}, not {expected[:12]})"
@@ -177,11 +176,7 @@ def _check_listed(called: str, file: Path, expected: str | None) -> None:
 
 def _declared(repo: str, commit: str, prefix: str) -> dict[str, RepoSibling]:
     """What the Hub says of the two files."""
-    try:
-        found = HfApi().model_info(repo, revision=commit, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    except Exception as error:  # a network client's errors are not part of the Hub library's interface
-        raise ModelError(f"the Hub does not say what is in {repo}: {_first_line(error)}") from error
-    files = {file.rfilename: file for file in found.siblings or ()}
+    files = list_files(repo, commit)
     for name in (CONFIG, WEIGHTS):
         pickles = sorted(
             file
@@ -193,35 +188,6 @@ def _declared(repo: str, commit: str, prefix: str) -> dict[str, RepoSibling]:
                 raise ModelError(f"{repo} holds no {name}, only a pickle, {pickles[0]}", hint=_CONVERT)
             raise ModelError(f"{repo} holds no adapter: {prefix}{name} is absent")
     return {name: files[f"{prefix}{name}"] for name in (CONFIG, WEIGHTS)}
-
-
-def _check_declared(repo: str, file: RepoSibling, limit: int, expected: str | None) -> None:
-    """Refuses what need not be downloaded to be refused."""
-    if file.size is None:
-        raise ModelError(f"the Hub does not say how large {file.rfilename} of {repo} is")
-    if file.size > limit:
-        raise ModelError(f"{repo}: {file.rfilename} has {file.size:,} bytes, at most {limit:,} are downloaded")
-    if expected and file.lfs is not None and file.lfs.sha256 != expected:
-        _refuse_other(repo, file.rfilename, file.lfs.sha256, expected)
-
-
-def _download(repo: str, commit: str, file: RepoSibling, expected: str | None) -> Path:
-    """A file from the Hub or its cache, with the bytes that the Hub declares."""
-    try:
-        path = Path(hf_hub_download(repo, file.rfilename, revision=commit))
-    except Exception as error:  # a network client's errors are not part of the Hub library's interface
-        raise ModelError(
-            f"{file.rfilename} of {repo} cannot be had from the Hub: {_first_line(error)}", hint="try again"
-        ) from error
-    promised = file.lfs.sha256 if file.lfs is not None else file.blob_id
-    if path.stat().st_size != file.size or (promised and not _has_id(path, promised)):
-        _forget(path)
-        raise ModelError(
-            f"{repo}: other bytes of {file.rfilename} arrived than the Hub declares", hint="thrown away; try again"
-        )
-    if expected:
-        _check_expected(repo, path, expected)
-    return path
 
 
 def _remember(snapshot: Path, revision: str, commit: str) -> None:
@@ -245,52 +211,15 @@ def _cached(repo: str, revision: str | None, prefix: str, sha256: Mapping[str, s
     except (OSError, ValueError) as error:
         name = f"{repo}@{revision}" if revision else repo
         hint = "unset HF_HUB_OFFLINE to ask the Hub" if constants.HF_HUB_OFFLINE else ""
-        raise ModelError(f"{name} cannot be had from the Hub: {_first_line(error)}", hint=hint) from error
+        raise ModelError(f"{name} cannot be had from the Hub: {first_line(error)}", hint=hint) from error
     folder = Path(root, prefix)
     for name in (CONFIG, WEIGHTS):
         path = folder / name
         if not path.is_file():
             raise ModelError(f"{repo} holds no adapter: {prefix}{name} is absent in the Hub's cache")
         promised = path.resolve().name  # the Hub's cache keeps a file under its SHA-256 or git's id
-        if path.is_symlink() and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", promised) and not _has_id(path, promised):
+        if path.is_symlink() and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", promised) and not has_id(path, promised):
             raise ModelError(f"{repo}: {prefix}{name} is damaged in the Hub's cache", str(path), "delete it")
         if expected := sha256.get(name):
-            _check_expected(repo, path, expected)
+            check_sha256(repo, path, expected)
     return folder
-
-
-def _check_expected(repo: str, path: Path, expected: str) -> None:
-    found = _digest(path, hashlib.sha256())
-    if found != expected:
-        _refuse_other(repo, path.name, found, expected)
-
-
-def _refuse_other(repo: str, file: str, found: str, expected: str) -> NoReturn:
-    raise ModelError(f"{repo}: {file} is not the file that was asked for (SHA-256 {found[:12]}, not {expected[:12]})")
-
-
-def _has_id(path: Path, promised: str) -> bool:
-    """Whether a file has a SHA-256 (64 digits) or git's id of a blob (40 digits)."""
-    if len(promised) == 64:
-        return _digest(path, hashlib.sha256()) == promised
-    git = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    return _digest(path, git) == promised
-
-
-def _digest(path: Path, digest: "hashlib._Hash") -> str:
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _forget(path: Path) -> None:
-    """Takes a file out of the Hub's cache."""
-    blob = path.resolve()
-    path.unlink()
-    if blob != path and blob.parent.name == "blobs":
-        blob.unlink(missing_ok=True)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from perl.errors import Mistake, ModelError
+from perl.errors import Mistake, ModelError, first_line
 from perl.recipe.sections import Section
 from perl.rewards.answers import Completions, completion_text
 
@@ -222,7 +222,7 @@ def _device(name: str) -> Any:  # noqa: ANN401 (a torch.device)
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # NotImplementedError is a RuntimeError
-        raise ModelError(f"no device {name}: {_first_line(error)}", "process_reward.device") from error
+        raise ModelError(f"no device {name}: {first_line(error)}", "process_reward.device") from error
 
 
 def _ids(tokenizer: Any, text: str, special: bool = False) -> list[int]:  # noqa: ANN401
@@ -230,10 +230,6 @@ def _ids(tokenizer: Any, text: str, special: bool = False) -> list[int]:  # noqa
 
 
 def _cannot_load(setting: ProcessRewardSetting, error: Exception) -> ModelError:
-    reason = _first_line(error)
+    reason = first_line(error)
     hint = "weights must be safetensors, others can run code" if "safetensors" in reason else ""
     return ModelError(f"{setting.model} cannot be loaded: {reason}", _WHERE, hint)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
