@@ -1,9 +1,10 @@
 """What somebody may do to a published adapter to make it look better, and the line that catches it.
 
 Run as ``python benchmarks/forgers.py``. A run whose scores stand on samples is pushed to a Hub on this machine; each
-edit of ``tests/hub/forgeries.py`` is committed there, in a repository of its own, and ``perl card --check`` is asked.
-Prints a table of edit, place and first line that names it, or the reason why it cannot be caught; writes
-``results/forgers.json``.
+edit of ``tests/hub/forgeries.py`` is committed there, in a repository of its own, and ``perl card --check`` looks at
+it. Edits that only the header of the weights gives away are checked in a folder: weights that the Hub keeps as a large
+file are not downloaded. Prints a table of edit, place and first line that names it, or the reason why it cannot be
+caught; writes ``results/forgers.json``.
 """
 
 import json
@@ -25,19 +26,28 @@ def rows(hub: LocalHub) -> list[dict[str, Any]]:
     """Every edit, with what became of it."""
     from perl.hub.card.candidate import find_candidate
     from perl.hub.push.commit import push_package
+    from perl.hub.push.package import Package
     from perl.hub.push.publish import pack
-    from tests.hub.card_runs import make_run
+    from tests.hub.card_runs import make_quantised_run, make_run
     from tests.hub.forgeries import FORGERIES
 
-    run = make_run(Path(tempfile.mkdtemp()) / "a-run")
+    place = Path(tempfile.mkdtemp())
+    run = make_run(place / "a-run")
     push_package(pack(find_candidate(run), REPO), REPO)
     files = {name: data for name, data in hub.repo(REPO).files("main").items() if name != ".gitattributes"}
-    if said(REPO):
+    quantised = pack(find_candidate(make_quantised_run(place / "quantised")), REPO)
+    quantised.write(place / "sound")
+    if said(REPO) or said(str(place / "sound")):
         raise SystemExit("what was pushed is not sound")
     found = []
     for number, forgery in enumerate(FORGERIES):
-        name = f"user/forged-{number}"
-        hub.create(name, forgery.forged(files))
+        in_a_folder = forgery.where == "base in 4 bits"
+        name = str(place / f"forged-{number}") if in_a_folder else f"user/forged-{number}"
+        forged = forgery.forged(dict(quantised.files if forgery.quantised else files))
+        if in_a_folder:
+            Package(forged).write(Path(name))
+        else:
+            hub.create(name, forged)
         lines = said(name)
         caught = next((line for line in lines if forgery.named and forgery.named in line), None)
         expected = bool(caught) if forgery.named else not lines
@@ -46,6 +56,7 @@ def rows(hub: LocalHub) -> list[dict[str, Any]]:
                 "edit": forgery.name,
                 "where": forgery.where,
                 "card rendered anew": forgery.anew,
+                "checked in": "a folder" if in_a_folder else "a repository",
                 "caught by": caught.replace(name, REPO) if caught else None,
                 "lines": len(lines),
                 "why not": forgery.reason or None,
@@ -64,8 +75,8 @@ def said(name: str) -> list[str]:
     try:
         found = find_card(name)
     except PerlError as error:
-        return [str(problem) for problem in error.mistakes]
-    return [str(problem) for problem in check_card(found.files, found.weights_sha256, found.counted).problems]
+        return [str(mistake) for mistake in error.mistakes]
+    return [str(mistake) for mistake in check_card(found.files, found.weights_sha256, found.counted).mistakes]
 
 
 def main() -> None:

@@ -189,7 +189,7 @@ def cards(hub: LocalHub, folder: Path) -> dict[str, Any]:
             candidate = find_candidate(run)
             files = package_candidate(candidate, f"user/{method}").files
             card = files["README.md"].decode()
-            problems = list(map(str, check_card(files, candidate.sha256).problems))
+            problems = list(map(str, check_card(files, candidate.sha256).mistakes))
             try:
                 ModelCard(card).validate()
             except ValueError as error:

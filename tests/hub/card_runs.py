@@ -3,6 +3,8 @@
 import copy
 import functools
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,8 +15,8 @@ from perl.evaluation.results import Results
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation, resolved_settings
 from perl.policy.attach import attach_adapter
-from perl.policy.model import base_fingerprint, load_base
-from perl.policy.name import adapter_config_digest
+from perl.policy.model import answering_fingerprint, base_fingerprint, load_base, source_fingerprint
+from perl.policy.name import adapter_config_digest, policy_name
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import CONFIG, WEIGHTS, find_adapter
 from perl.recipe import load_recipe
@@ -45,10 +47,12 @@ def _few(method: str) -> dict[str, object]:
     )
 
 
-def policy_of(method: str = "lora", size: float = 0.05) -> PeftModel:
+def policy_of(method: str = "lora", size: float = 0.05, quantization: str | None = None) -> PeftModel:
     """A policy that is no longer the base; of few layers and parameters where the method lets one choose."""
     torch.manual_seed(0)
-    policy = attach_adapter(copy.deepcopy(_published()), adaptation(PeftSection(method=method, **_few(method))))
+    quantised = ModelSection(quantization=quantization)
+    base = load_base(quantised, torch.device("cpu")) if quantization else copy.deepcopy(_published())
+    policy = attach_adapter(base, adaptation(PeftSection(method=method, **_few(method))))
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:
@@ -96,7 +100,7 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
     (folder / "recipe.yaml").write_text(written.to_yaml())
     run = Run(folder)
     policy = policy or policy_of(method)
-    fingerprint = base_fingerprint(policy)
+    fingerprint = source_fingerprint(policy) or base_fingerprint(policy)
     write_adapter(policy, run.adapter, BASE_NAME, None, fingerprint)
     digest = sha256_of(run.adapter / WEIGHTS)
     run.record(
@@ -115,4 +119,22 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
     (folder / "eval").mkdir()
     (folder / "eval" / "problems.png").write_bytes(PICTURE)
     write_scored(folder / "eval", scores(run.adapter), BASE_MARKS, ADAPTER_MARKS)
+    return run
+
+
+def make_quantised_run(folder: Path) -> Run:
+    """The same, trained and scored on the base in 4 bits, as a training with ``model.quantization=nf4`` leaves it."""
+    policy = policy_of(quantization="nf4")
+    model = {"name": BASE_NAME, "quantization": "nf4"}
+    run = make_run(folder, policy=policy, model=model)
+    answering, known = answering_fingerprint(policy), run.facts["fingerprint"]
+    fingerprint = {**known, "base": answering, "source": known["base"]}
+    settings = {**run.facts["settings"], "base loaded as": "nf4"}
+    run.record(quantization="nf4", fingerprint=fingerprint, settings=settings)
+    found = scores(run.adapter)
+    subject = {**found.subject, "base_sha256": answering, "base_quantization": "nf4"}
+    named = (answering, subject["adapter_sha256"], subject["adapter_config_sha256"])
+    subject["policy"] = policy_name(*named)
+    shutil.rmtree(folder / "eval")
+    write_scored(folder / "eval", replace(found, subject=subject), BASE_MARKS, ADAPTER_MARKS)
     return run

@@ -32,6 +32,7 @@ class Forgery:
         named: What a line that catches it must name; empty: it cannot be caught.
         reason: Why it cannot be caught.
         anew: The forger renders the card from the forged files.
+        quantised: What is edited was trained on a base in 4 bits.
     """
 
     edit: Callable[[Files], None]
@@ -39,6 +40,7 @@ class Forgery:
     named: str
     reason: str = ""
     anew: bool = False
+    quantised: bool = False
 
     @property
     def name(self) -> str:
@@ -59,12 +61,12 @@ FORGERIES: list[Forgery] = []
 
 
 def forgery(
-    where: str, named: str, reason: str = "", *, anew: bool = False
+    where: str, named: str, reason: str = "", *, anew: bool = False, quantised: bool = False
 ) -> Callable[[Callable[[Files], None]], None]:
     """Lists an edit; arguments as of :class:`Forgery`."""
 
     def listed(edit: Callable[[Files], None]) -> None:
-        FORGERIES.append(Forgery(edit, where, named, reason, anew))
+        FORGERIES.append(Forgery(edit, where, named, reason, anew, quantised))
 
     return listed
 
@@ -255,7 +257,7 @@ def a_key_that_no_card_has(files: Files) -> None:
     text(files, CARD, r"^library_name: peft", "metrics:\n- accuracy\nlibrary_name: peft")
 
 
-@forgery("front matter", "twice")
+@forgery("front matter", "license: says “license: mit”, which no file says")
 def a_key_that_is_there_twice(files: Files) -> None:
     text(files, CARD, r"^library_name: peft", "license: mit\nlibrary_name: peft")
 
@@ -589,3 +591,60 @@ def a_shorter_training(files: Files) -> None:
 @forgery("run facts", "", "nothing else knows it; the check says that it is only reported", anew=True)
 def a_smaller_round_trip(files: Files) -> None:
     value(files, RUN, "reload_difference", to=1e-12)
+
+
+# --- an adapter that was trained on a base in 4 bits, and pretends that it was trained on the ordinary one
+
+
+def without_quantization(files: Files, *names: str) -> None:
+    """Takes the quantisation out of results, facts of the run or recipe."""
+    for name in names:
+        if name == RECIPE:
+            recipe_value(files, "model", "quantization", to=None)
+            continue
+        facts = json.loads(files[name])
+        if name == RUN:
+            facts["quantization"] = None
+            del facts["settings"]["base loaded as"]
+        else:
+            del (
+                facts["perl"]["subject"]["base_quantization"],
+                facts["config_general"]["model_config"]["base_quantization"],
+            )
+        files[name] = json.dumps(facts, indent=2).encode()
+
+
+@forgery("base in 4 bits", SCORES, anew=True, quantised=True)
+def quantization_left_out_of_the_results(files: Files) -> None:
+    without_quantization(files, SCORES)
+
+
+@forgery("base in 4 bits", RUN, anew=True, quantised=True)
+def quantization_left_out_of_the_results_and_the_facts(files: Files) -> None:
+    without_quantization(files, SCORES, RUN)
+
+
+@forgery("base in 4 bits", f"{RUN}: quantization: says that it was trained on the ordinary base", anew=True,
+         quantised=True)  # fmt: skip
+def quantization_left_out_of_all_but_the_weights(files: Files) -> None:
+    without_quantization(files, SCORES, RUN, RECIPE)
+
+
+@forgery("base in 4 bits", SCORES, anew=True, quantised=True)
+def quantization_left_out_of_the_weights_too(files: Files) -> None:
+    without_quantization(files, SCORES, RUN, RECIPE)
+    size = int.from_bytes(files[WEIGHTS][:8], "little")
+    header = json.loads(files[WEIGHTS][8 : 8 + size])
+    del header["__metadata__"]["base_quantization"]
+    shorter = json.dumps(header).encode()
+    files[WEIGHTS] = len(shorter).to_bytes(8, "little") + shorter + files[WEIGHTS][8 + size :]
+
+
+@forgery("base in 4 bits", f"{RUN}: quantization: says that it was trained on nf4", anew=True)
+def a_quantization_that_was_not(files: Files) -> None:
+    value(files, RUN, "quantization", to="nf4")
+    recipe_value(files, "model", "quantization", to="nf4")
+    facts = json.loads(files[SCORES])
+    facts["perl"]["subject"]["base_quantization"] = "nf4"
+    facts["config_general"]["model_config"]["base_quantization"] = "nf4"
+    files[SCORES] = json.dumps(facts, indent=2).encode()

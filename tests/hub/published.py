@@ -12,6 +12,7 @@ from perl.hub.card.run_facts import RunFacts, perl_version
 from perl.policy.name import adapter_config_digest
 from perl.recipe import load_recipe
 from tests.evaluations import results, task_result
+from tests.hub.files import weights
 from tests.hub.test_card import BASE, FULL, LORA
 
 SUMS = task_result("sums", BASE, LORA)
@@ -81,7 +82,7 @@ def with_card(files: dict[str, bytes]) -> dict[str, bytes]:
 FILES = with_card(
     {
         "adapter_config.json": CONFIG,
-        "adapter_model.safetensors": b"",
+        "adapter_model.safetensors": weights(),
         "eval/problems.png": b"",
         "eval/results.json": json.dumps(FOUND.as_dict()).encode(),
         "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),

@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+import yaml
 
 from perl.evaluation.recounting.recount import recount
 from perl.hub.card.check import Checked, check_card
@@ -26,7 +27,7 @@ def checked(card=CARD, found=RESULTS, files=FILES, **further) -> Checked:
 
 
 def said(*arguments, **further) -> list[str]:
-    return [str(problem) for problem in checked(*arguments, **further).problems]
+    return [str(problem) for problem in checked(*arguments, **further).mistakes]
 
 
 def changed(before: str, after: str, count: int = 1) -> str:
@@ -46,7 +47,7 @@ def test_what_no_other_file_says_is_reported():
     alone = ("adapter_config.json", "adapter_model.safetensors", "metrics.jsonl", "plots/curves.png")
     files = {name: FILES[name] for name in alone} | {"perl_run.json": json.dumps(run).encode()}
     found = check_card(with_card(files))
-    assert found.problems == ()
+    assert found.mistakes == ()
     # Of what lies there config and log say base, revision, method, rank and steps, and nothing else.
     settings = "settings (learning rate, batch)"
     expected = {
@@ -65,7 +66,7 @@ def test_weights_that_are_no_adapters_are_said_not_to_be_looked_at():
     run = json.loads(FILES["perl_run.json"]) | {"method": "full", "settings": {}}
     run |= {"base": "sandbox:base", "revision": None, "checkpoints": []}
     found = check_card(with_card({"perl_run.json": json.dumps(run).encode()}))
-    assert found.problems == ()
+    assert found.mistakes == ()
     assert found.unchecked == ("the weights: of a whole model they are no part of what is looked at",)
 
 
@@ -89,7 +90,7 @@ def test_every_number_of_the_metadata_is_compared_with_the_results():
     for match in numbers:
         at = begin + match.end() - 1
         problems = said(CARD[:at] + str((int(CARD[at]) + 1) % 10) + CARD[at + 1 :])
-        assert any(f"README.md:{CARD.count(chr(10), 0, at) + 1}: says model-index" in line for line in problems)
+        assert any(f"README.md:{CARD.count(chr(10), 0, at) + 1}: model-index: says" in line for line in problems)
 
 
 def leaves(value, path=()):
@@ -155,9 +156,18 @@ def test_a_cell_that_differs_is_named():
     cell = re.search(r"\*\*81\.2 ± ([\d.]+)\*\*", CARD)[0]
     (line,) = said(changed(cell, "**91.2 ± 0.1**"))
     number = CARD[: CARD.index("| Sums |")].count("\n") + 1
-    assert line == (
-        f"README.md:{number}: says **91.2 ± 0.1** of Sums, eval/results.json says {cell} (perl card RUN writes it anew)"
-    )
+    said_of_both = re.fullmatch(rf"README\.md:{number}: says “(.*)”, eval/results\.json says “(.*)” \(.*\)", line)
+    assert "91.2 ± 0.1**" in said_of_both[1]
+    assert cell.removeprefix("**") in said_of_both[2]
+
+
+def test_metadata_may_be_laid_out_in_another_way_and_no_key_be_there_twice():
+    metadata = yaml.safe_load(CARD[4 : CARD.index("\n---\n")])
+    again = f"---\n{yaml.safe_dump(metadata)}---\n{CARD[BODY:]}"
+    assert again != CARD
+    assert said(again) == []
+    (line,) = said(changed("license: mit", "license: mit\nlicense: mit"))
+    assert "license" in line
 
 
 @pytest.mark.parametrize(
@@ -194,8 +204,8 @@ def test_a_cell_that_differs_is_named():
         (changed("| Sums |", "| Others | 1 |\n| Sums |"), "says “| Others | 1 |”, which no file says"),
         (re.sub(r"## Results.*?(?=## Learning)", "", CARD, flags=re.DOTALL), "lacks “## Results”"),
         (re.sub(r"\| Products .*\n", "", CARD, count=1), "lacks “| Products |"),
-        (changed("name: avg@4", "name: avg@64"), "lacks model-index"),
-        (re.sub(r"model-index:.*?(?=---\n)", "model-index: 3\n", CARD, count=1, flags=re.S), "says model-index is 3"),
+        (changed("name: avg@4", "name: avg@64"), "model-index: says"),
+        (re.sub(r"model-index:.*?(?=---\n)", "model-index: 3\n", CARD, count=1, flags=re.S), "says “model-index: 3”"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_said(card, expected):

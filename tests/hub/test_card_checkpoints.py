@@ -51,7 +51,7 @@ def test_every_folder_that_was_saved_has_our_card(trained):
         text = card.read_text()
         assert [mark for mark in THEIRS if mark in text] == []
         found = find_card(str(card.parent))
-        assert check_card(found.files, found.weights_sha256).problems == ()
+        assert check_card(found.files, found.weights_sha256).mistakes == ()
         assert str(out) not in text
     assert "| optimizer steps | 1 |" in (out / "checkpoint-1" / "README.md").read_text()
     assert "| optimizer steps | 2 |" in (out / "checkpoint-2" / "README.md").read_text()
@@ -70,5 +70,5 @@ def test_a_script_says_what_its_arguments_say(trained):
     ):
         assert part in text
     found = find_card(str(trained.args.output_dir))
-    assert check_card(found.files, found.weights_sha256).problems == ()
+    assert check_card(found.files, found.weights_sha256).mistakes == ()
     assert "--max-lora-rank 8 " in text

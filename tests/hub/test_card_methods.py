@@ -14,7 +14,7 @@ from peft import PeftModel
 
 from perl.hub.card.check import check_card
 from perl.hub.card.facts import CardFacts, facts_from_files
-from perl.hub.card.form import card_problems
+from perl.hub.card.form import card_mistakes
 from perl.hub.card.render import render_card
 from perl.hub.found_card import find_card
 from perl.hub.run_card import write_card
@@ -50,12 +50,12 @@ def test_the_card_of_every_method_is_valid_and_its_snippets_load_the_adapter(met
     write_card(run)
     found = find_card(str(run.path))
     checked = check_card(found.files, found.weights_sha256, found.counted)
-    assert [str(p) for p in checked.problems] == []
+    assert [str(p) for p in checked.mistakes] == []
     facts = facts_from_files(found.files)
     card = run.card.read_text()
     assert render_card(facts) == card
     for text in (card, render_card(on_the_hub(facts))):
-        assert [str(p) for p in card_problems(text, found.files)] == []
+        assert [str(p) for p in card_mistakes(text, found.files)] == []
         ModelCard(text).validate(repo_type="model")
         assert ModelCard(text).data.library_name == "peft"
     _run_python(card, run.adapter, policy, monkeypatch)

@@ -1,6 +1,7 @@
 """Every edit that somebody may make to a published adapter is found, or listed with the reason why it cannot be."""
 
 import hashlib
+import json
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,27 +14,35 @@ from perl.evaluation.recounting.recount import Recount, recount
 from perl.hub.card.check import check_card
 from perl.hub.card.facts import results_in
 from perl.hub.found_card import find_card
+from perl.hub.push.package import Package
 from perl.hub.run_card import run_package, write_card
-from tests.hub.card_runs import make_run
+from tests.hub.card_runs import make_quantised_run, make_run
 from tests.hub.forgeries import FORGERIES, SAMPLES, SCORES, WEIGHTS, Files
 
+MADE_BEFORE = Path(__file__).parent / "made-by-0.1"
+
 
 @cache
-def published() -> Files:
+def published(quantised: bool = False) -> Files:
     """Everything that is published of a run, its samples among it."""
-    return dict(run_package(make_run(Path(mkdtemp()) / "a-run"), "user/adapter").files)
+    if quantised:
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
+    make = make_quantised_run if quantised else make_run
+    return dict(run_package(make(Path(mkdtemp()) / "a-run"), "user/adapter").files)
 
 
 @cache
-def counted() -> Recount:
+def counted(quantised: bool) -> Recount:
     """Its scores, counted again, which need not be done for each edit of something else."""
-    return recount(results_in(published()), read_published(published()[SAMPLES], SAMPLES))
+    there = published(quantised)
+    return recount(results_in(there), read_published(there[SAMPLES], SAMPLES))
 
 
-def said(files: Files) -> list[str]:
-    same = all(files.get(name) == published()[name] for name in (SCORES, SAMPLES))
+def said(files: Files, quantised: bool = False) -> list[str]:
+    same = all(files.get(name) == published(quantised)[name] for name in (SCORES, SAMPLES))
     digest = hashlib.sha256(files[WEIGHTS]).hexdigest() if WEIGHTS in files else None
-    return [str(problem) for problem in check_card(files, digest, counted() if same else None).problems]
+    found = check_card(files, digest, counted(quantised) if same else None)
+    return [str(mistake) for mistake in found.mistakes]
 
 
 def test_there_are_many_and_the_files_themselves_are_sound():
@@ -42,17 +51,43 @@ def test_there_are_many_and_the_files_themselves_are_sound():
     assert len({forgery.name for forgery in FORGERIES}) == len(FORGERIES)
 
 
-@pytest.mark.parametrize("forgery", [f for f in FORGERIES if f.named], ids=lambda f: f.name)
-def test_a_forgery_is_caught_by_a_line_that_names_the_place(forgery):
-    lines = said(forgery.forged(published()))
-    assert any(forgery.named in line for line in lines), lines
-    assert all("\n" not in line and len(line) < 400 for line in lines)
+def test_an_honest_run_on_a_base_in_4_bits_is_sound():
+    files = published(quantised=True)
+    assert json.loads(files["perl_run.json"])["quantization"] == "nf4"
+    assert said(files, quantised=True) == []
 
 
-@pytest.mark.parametrize("forgery", [f for f in FORGERIES if not f.named], ids=lambda f: f.name)
-def test_what_cannot_be_caught_has_a_reason(forgery):
-    assert said(forgery.forged(published())) == []
-    assert forgery.reason
+@pytest.mark.parametrize("forgery", FORGERIES, ids=lambda f: f.name)
+def test_a_forgery_is_caught_by_a_line_that_names_the_place_or_has_a_reason(forgery):
+    lines = said(forgery.forged(published(forgery.quantised)), forgery.quantised)
+    if forgery.named:
+        assert any(forgery.named in line for line in lines), lines
+        assert all("\n" not in line and len(line) < 400 for line in lines)
+    else:
+        assert lines == []
+        assert forgery.reason
+
+
+def test_the_header_of_weights_that_are_at_hand_is_read_and_of_others_that_is_reported(tmp_path):
+    files = published(quantised=True)
+    (forgery,) = [one for one in FORGERIES if one.name == "quantization left out of all but the weights"]
+    Package(forgery.forged(files)).write(tmp_path)
+    found = find_card(str(tmp_path))
+    (mistake,) = check_card(found.files, found.weights_sha256).mistakes
+    assert (mistake.where, "header of adapter_model.safetensors says on nf4" in mistake.message) == (
+        "perl_run.json: quantization",
+        True,
+    )
+    unread = check_card({**found.files, WEIGHTS: None}, found.weights_sha256)
+    assert unread.mistakes == ()
+    assert any(WEIGHTS in line for line in unread.unchecked)
+
+
+def test_a_card_of_version_0_1_is_still_right():
+    found = find_card(str(MADE_BEFORE))
+    checked = check_card(found.files, found.weights_sha256)
+    assert [str(mistake) for mistake in checked.mistakes] == []
+    assert "2 scores recounted from 160 samples" in checked.compared
 
 
 RUN_EDITS = {
@@ -86,5 +121,5 @@ def check_found(name: str) -> list[str]:
     try:
         found = find_card(name)
     except PerlError as error:
-        return [str(problem) for problem in error.mistakes]
-    return [str(problem) for problem in check_card(found.files, found.weights_sha256, found.counted).problems]
+        return [str(mistake) for mistake in error.mistakes]
+    return [str(mistake) for mistake in check_card(found.files, found.weights_sha256, found.counted).mistakes]

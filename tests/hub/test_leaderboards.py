@@ -12,7 +12,7 @@ BOARD = b"- dataset: {id: openai/gsm8k, task_id: gsm8k, revision: null}\n  value
 
 
 def said(name: str, content: bytes) -> list[str]:
-    return [str(problem) for problem in check_card({**FILES, name: content}).problems]
+    return [str(problem) for problem in check_card({**FILES, name: content}).mistakes]
 
 
 def said_of_expected(content: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from perl.hub.card.check import check_card
-from perl.hub.card.notes import notes_problems, split_notes
+from perl.hub.card.notes import notes_mistakes, split_notes
 from perl.hub.found_card import find_card
 from perl.hub.run_card import run_package, write_card
 from tests.hub.card_runs import make_run
@@ -22,7 +22,7 @@ def test_they_are_kept_and_their_numbers_named(tmp_path):
     assert run_package(run, "user/adapter").files["README.md"].decode().endswith(WORDS)
     found = find_card(str(run.path))
     checked = check_card(found.files, found.weights_sha256, found.counted)
-    assert checked.problems == ()
+    assert checked.mistakes == ()
     line = alone.count("\n") + 4
     assert checked.unchecked == (
         f"README.md:{line}, in the author's own words: Mine, with love. On my own exam it got 97 of 100.",
@@ -72,7 +72,7 @@ def test_they_are_kept_and_their_numbers_named(tmp_path):
 def test_what_looks_like_a_part_of_the_card_is_refused(words):
     _, notes, first = split_notes(f"# x\n\n## Notes\n\n{words}\n")
     assert first == 3
-    assert notes_problems(notes, first)
+    assert notes_mistakes(notes, first)
 
 
 def test_a_heading_in_code_or_front_matter_is_none():
@@ -93,4 +93,4 @@ def test_a_heading_in_code_or_front_matter_is_none():
 def test_plain_prose_and_lists_are_kept(words):
     card = f"{FILES['README.md'].decode()}\n## Notes\n\n{words}\n"
     checked = check_card({**FILES, "README.md": card.encode()})
-    assert checked.problems == ()
+    assert checked.mistakes == ()

@@ -97,7 +97,7 @@ def test_a_script_pushes_the_adapter_card_log_and_curves_in_one_commit(hub, trai
         "plots/curves.png",
     }
     checked = check_card(there, hashlib.sha256(there["adapter_model.safetensors"]).hexdigest())
-    assert checked.problems == ()
+    assert checked.mistakes == ()
     assert "## Learning curves" in there["README.md"].decode()
     assert [json.loads(row)["step"] for row in there["metrics.jsonl"].splitlines()] == [1]
     later = trainer.push_to_hub(blocking=False).result(timeout=60)

@@ -195,7 +195,7 @@ def test_vllm_in_this_process_is_no_engine_for_it(run, tmp_path, monkeypatch):
 def wrong_with(run):
     """What `perl card --check` says of a run's card."""
     found = find_card(str(run.path))
-    return [str(problem) for problem in check_card(found.files, found.weights_sha256, found.counted).problems]
+    return [str(problem) for problem in check_card(found.files, found.weights_sha256, found.counted).mistakes]
 
 
 def test_the_card_says_it_and_its_snippet_loads_that_base(run, capsys):

@@ -46,7 +46,7 @@ def _check(source: str) -> None:
     found = find_card(source)
     checked = check_card(found.files, found.weights_sha256, found.counted)
     # A card that was written with its scores differs everywhere from one without, for one reason.
-    raise_all(PerlError, [found.unscored] if found.unscored and checked.problems else checked.problems)
+    raise_all(PerlError, [found.unscored] if found.unscored and checked.mistakes else checked.mistakes)
     say(f"{found.place}: nothing is wrong with it")
     for line in checked.lines():
         say(line)

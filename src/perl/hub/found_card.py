@@ -124,7 +124,7 @@ def _of_folder(folder: Path) -> FoundCard:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             name = path.relative_to(folder).as_posix()
-            files[name] = path if path.stat().st_size <= _most(name) else None
+            files[name] = path if name == WEIGHTS or path.stat().st_size <= _most(name) else None
             _refuse_cut(name, path.stat().st_size, str(folder))
     weights = folder / WEIGHTS
     return FoundCard(str(folder / CARD), files, sha256_of(weights) if weights.is_file() else None)

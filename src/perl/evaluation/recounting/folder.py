@@ -46,23 +46,24 @@ def recount_folder(path: str | Path, recipe: Recipe | None = None) -> Recount:
     folder = file.parent
     recipe = recipe or _recipe_above(folder)
     samples = kept_samples(folder, published=_is_published(folder / SAMPLES))
-    return _counted(results, file.read_bytes(), samples, recipe)
+    return _counted(results, file.read_bytes(), samples, recipe, find_golds(results, recipe))
 
 
-def recount_published(results: bytes, samples: bytes | None, where: str) -> Recount:
+def recount_published(results: bytes, samples: bytes | None, where: str, *, known: bool = True) -> Recount:
     """Counts published results again, by nothing but these.
 
     Args:
         results: ``eval/results.json``, which may hold anything.
         samples: ``eval/samples.jsonl``; None: there is none.
         where: Names them in an error.
+        known: Whether the problems must be those of the task as it is known here.
 
     Raises:
         PerlError: A file cannot be read.
     """
     found = parse_results(results, f"{where}/{RESULTS}")
     kept = None if samples is None else _published(samples, f"{where}/{SAMPLES}")
-    return _counted(found, results, kept, None)
+    return _counted(found, results, kept, None, find_golds(found) if known else {})
 
 
 def has_samples(folder: Path) -> bool:
@@ -86,10 +87,12 @@ def kept_samples(folder: Path, *, published: bool) -> KeptSamples | None:
     return _published(file.read_bytes(), str(file)) if published else KeptSamples(list(SampleFile(file).lines()))
 
 
-def _counted(results: Results, content: bytes, samples: KeptSamples | None, recipe: Recipe | None) -> Recount:
+def _counted(
+    results: Results, content: bytes, samples: KeptSamples | None, recipe: Recipe | None, golds: Golds
+) -> Recount:
     """Results and the layout of their file."""
     held_out = None if recipe is None else heldout_name(recipe.data)
-    found = recount(results, samples, find_golds(results, recipe), held_out)
+    found = recount(results, samples, golds, held_out)
     whole = len(found.results.tasks) == len(results.tasks)
     layout = layout_problems(parse_mapping(content), found.results if whole else results)
     return replace(found, problems=(*found.problems, *layout))

@@ -1,19 +1,17 @@
-"""Is a card true? It is rendered again from the files that it lies among, and these are held against each other.
+"""Is a card true? It is rendered again from the files that it lies among, and these are compared with each other.
 
 files of a repository -> what is wrong, what was compared, what is only reported
 
-Nothing of a card is taken for granted but an author's own notes, which are named as such. Knows nothing of runs or of
-the network.
+Only an author's own notes are taken as they are, and they are named as such. Reads neither runs nor the network.
 """
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from perl.errors import Mistake, PerlError
-from perl.evaluation.recounting.published_samples import PUBLISHED, read_published
-from perl.evaluation.recounting.recount import Recount, layout_problems, recount
+from perl.evaluation.recounting.folder import recount_published
+from perl.evaluation.recounting.published_samples import PUBLISHED
+from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import Results
 from perl.hub.card.fact_check import contradictions, logging_interval, only_reported
 from perl.hub.card.facts import (
@@ -29,15 +27,13 @@ from perl.hub.card.facts import (
     public_recipe_in,
     results_in,
 )
-from perl.hub.card.form import CARD, LARGEST_CARD, card_problems, read_front_matter, shown
-from perl.hub.card.leaderboards import leaderboard_problems, leaderboards_of_others
+from perl.hub.card.form import CARD, card_mistakes, read_front_matter, shown
+from perl.hub.card.leaderboards import leaderboard_mistakes, leaderboards_of_others
 from perl.hub.card.lines import differences
-from perl.hub.card.names import shown as public
-from perl.hub.card.notes import notes_problems, numbers_of_notes, split_notes
+from perl.hub.card.notes import notes_mistakes, numbers_of_notes, split_notes
+from perl.hub.card.policy_check import base_mistakes, header_mistakes, policy_mistakes
 from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
-from perl.hub.card.scores_text import headline
-from perl.policy.name import adapter_config_digest, adapter_policy_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 
 
@@ -46,13 +42,13 @@ class Checked:
     """What came of a check.
 
     Attributes:
-        problems: What is wrong; empty for a card that says what its files say.
-        compared: What was held against what, for people.
+        mistakes: What is wrong; empty for a card that says what its files say.
+        compared: What was compared with what, for people.
         reported: What the card says and nothing here can confirm.
         unchecked: What was not looked at, a line each.
     """
 
-    problems: tuple[Mistake, ...]
+    mistakes: tuple[Mistake, ...]
     compared: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
@@ -69,67 +65,77 @@ def check_card(files: Files, weights_sha256: str | None = None, counted: Recount
 
     Args:
         files: All that lies in the repository, the card among it.
-        weights_sha256: Of the adapter; None: it is not known, which is said.
+        weights_sha256: Of the adapter; None: it is not known, which is reported.
         counted: The scores, counted again from more than the files hold; None: they are counted here.
     """
+    try:
+        return _checked(files, weights_sha256, counted)
+    except PerlError as error:
+        return Checked(error.mistakes)
+
+
+def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) -> Checked:
+    """As :func:`check_card`; raises what leaves nothing to compare."""
     content = content_of(files, CARD)
     if content is None:
-        return _wrong(Mistake(f"there is no {CARD}"))
+        raise PerlError(f"there is no {CARD}")
     try:
         card = content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
-        return _wrong(Mistake("is not UTF-8", CARD))
-    try:
-        results_in(files)
-    except PerlError as error:
-        return _wrong(*error.mistakes)
+        raise PerlError("is not UTF-8", CARD) from None
+    results_in(files)
     own, notes, first = split_notes(card)
-    form = card_problems(card, files, first)
-    if len(card) > LARGEST_CARD or read_front_matter(card)[0] is None:
-        return _wrong(*form)
-    if RUN_FACTS not in files:
-        hint = "perl push writes both; or it was written by hand, and nobody can tell what it comes from"
-        return _wrong(*form, Mistake(f"is absent, from which the card is rendered again: {CARD} was not checked",
-                                     RUN_FACTS, hint))  # fmt: skip
+    mistakes = card_mistakes(card, files, first)
+    if read_front_matter(card)[0] is None:
+        return Checked(tuple(mistakes))
     try:
-        run = read_run_facts(content_of(files, RUN_FACTS) or b"")
-        facts = facts_from_files(files)
-        expected = render_card(facts)
+        run, facts, expected = _rendered_again(files)
     except PerlError as error:
-        return _wrong(*form, *error.mistakes)
-    except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, RecursionError) as error:
-        reason = f"holds no results of perl eval: {type(error).__name__}: {shown(str(error))}"
-        return _wrong(*form, Mistake(reason, SCORES))
-    scores = _Scores(files, facts, weights_sha256, counted)
-    problems = [*form, *_compared(own, expected, run, facts), *notes_problems(notes, first)]
-    problems += [*_of_files(files, run), *scores.problems]
-    unchecked = [*scores.unchecked, *numbers_of_notes(notes, first)]
+        return Checked((*mistakes, *error.mistakes))
+    if run.perl == perl_version():
+        mistakes += differences(own, expected)
+    else:
+        message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards differ"
+        hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
+        mistakes.append(Mistake(message, CARD, hint))
+    scores = _scores(files, facts, weights_sha256, counted)
+    mistakes += [*notes_mistakes(notes, first), *_of_files(files, run), *scores.mistakes]
+    reported = only_reported(run, config_in(files), public_recipe_in(files), log_in(files))
+    there = [name for name in (CONFIG, PUBLIC_RECIPE, METRICS, SCORES) if name in files]
     return Checked(
-        tuple(dict.fromkeys(problems)),
-        (*scores.compared, *_what_was_compared(files)),
-        (*scores.reported, *only_reported(run, config_in(files), public_recipe_in(files), log_in(files))),
-        tuple(unchecked),
+        tuple(dict.fromkeys(mistakes)),
+        (*scores.compared, f"the whole card with the one that {', '.join([*there, RUN_FACTS])} give"),
+        (*scores.reported, *reported),
+        (*scores.unchecked, *numbers_of_notes(notes, first)),
     )
 
 
-def _wrong(*problems: Mistake) -> Checked:
-    return Checked(problems)
+def _rendered_again(files: Files) -> tuple[RunFacts, CardFacts, str]:
+    """What the run reports, all facts, and the card that they give.
 
-
-def _compared(card: str, expected: str, run: RunFacts, facts: CardFacts) -> list[Mistake]:
-    """Where the card differs from the one that its files give; of another version's one line says so."""
-    if run.perl != perl_version():
-        message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards are others"
-        hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
-        return [Mistake(message, CARD, hint)]
-    return differences(card, expected, headline(facts.results) if facts.results else "")
+    Raises:
+        PerlError: A file is absent or cannot be read.
+    """
+    content = content_of(files, RUN_FACTS)
+    if content is None:
+        hint = "perl push writes both; or it was written by hand, and nobody can tell what it comes from"
+        raise PerlError(f"is absent, from which the card is rendered again: {CARD} was not checked", RUN_FACTS, hint)
+    try:
+        facts = facts_from_files(files)
+        return read_run_facts(content), facts, render_card(facts)
+    except PerlError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, RecursionError) as error:
+        reason = f"holds no results of perl eval: {type(error).__name__}: {shown(str(error))}"
+        raise PerlError(reason, SCORES) from None
 
 
 def _of_files(files: Files, run: RunFacts) -> Iterator[Mistake]:
-    """What the files say of each other, and of the scores on leaderboards."""
+    """Where the files contradict each other, or one is absent."""
     config, recipe = config_in(files), public_recipe_in(files)
     log = log_in(files)
     yield from contradictions(run, config, recipe, log)
+    yield from header_mistakes(files, run)
     whole = run.method == "full" and WEIGHTS not in files  # a model that was itself trained
     for name in (CONFIG, WEIGHTS):
         if name not in files and not whole:
@@ -140,97 +146,47 @@ def _of_files(files: Files, run: RunFacts) -> Iterator[Mistake]:
         yield Mistake(f"{what}, though there is a recipe", METRICS, "perl push sends it")
 
 
-def _what_was_compared(files: Files) -> list[str]:
-    there = [name for name in (CONFIG, PUBLIC_RECIPE, METRICS, SCORES) if name in files]
-    return [f"the whole card with the one that {', '.join([*there, RUN_FACTS])} give"]
+def _scores(files: Files, facts: CardFacts, weights_sha256: str | None, counted: Recount | None) -> Checked:
+    """What was found of the scores and of the adapter that they are of."""
+    results, unchecked = results_in(files), []
+    if weights_sha256 is None and WEIGHTS in files:
+        unchecked.append(f"{WEIGHTS}: its SHA-256 is unknown, and it was not read")
+    elif facts.whole:
+        unchecked.append("the weights: of a whole model they are no part of what is looked at")
+    elif files.get(WEIGHTS, b"") is None:
+        unchecked.append(f"the header of {WEIGHTS}, which names the base: it was not downloaded")
+    mistakes = list(leaderboard_mistakes(files, results))
+    unchecked += [f"{name}: scores of others" for name in leaderboards_of_others(files, results)]
+    if results is None:
+        return Checked(tuple(mistakes), unchecked=tuple(unchecked))
+    mistakes += base_mistakes(results, facts)
+    mistakes += policy_mistakes(results, content_of(files, CONFIG), weights_sha256)
+    compared = ["the policy's name with config and weights"] if weights_sha256 and CONFIG in files else []
+    if counted is None:
+        try:
+            written, samples = content_of(files, SCORES) or b"", content_of(files, PUBLISHED)
+            counted = recount_published(written, samples, "eval", known=False)
+        except PerlError as error:
+            return Checked((*mistakes, *error.mistakes), tuple(compared), unchecked=tuple(unchecked))
+    mistakes += [_of_the_package(mistake) for mistake in counted.problems]
+    compared.append(_what_was_counted(results, counted))
+    reported = (*counted.reported, "engine and versions of the evaluation")
+    return Checked(tuple(mistakes), tuple(compared), reported, tuple(unchecked))
 
 
-class _Scores:
-    """What was found of the scores."""
-
-    def __init__(self, files: Files, facts: CardFacts, weights_sha256: str | None, counted: Recount | None) -> None:
-        self.problems: list[Mistake] = []
-        self.compared: list[str] = []
-        self.reported: list[str] = []
-        self.unchecked: list[str] = []
-        results = results_in(files)
-        if weights_sha256 is None and WEIGHTS in files:
-            self.unchecked.append(f"{WEIGHTS}: nobody says its SHA-256, and it was not read")
-        elif facts.whole:
-            self.unchecked.append("the weights: of a whole model they are no part of what is looked at")
-        self.problems += leaderboard_problems(files, results)
-        self.unchecked += [f"{name}: scores of others" for name in leaderboards_of_others(files, results)]
-        if results is None:
-            return
-        self.problems += _identity_problems(files, facts, results, weights_sha256)
-        if weights_sha256 is not None and CONFIG in files:
-            self.compared.append("the policy's name with config and weights")
-        self._recount(files, results, counted)
-
-    def _recount(self, files: Files, results: Results, counted: Recount | None) -> None:
-        if counted is None:
-            samples = content_of(files, PUBLISHED)
-            try:
-                counted = recount(results, read_published(samples, PUBLISHED) if samples is not None else None)
-            except PerlError as error:
-                self.problems += error.mistakes
-                return
-            written: dict[str, Any] = json.loads(content_of(files, SCORES) or b"{}")
-            whole = counted.results if len(counted.results.tasks) == len(results.tasks) else results
-            self.problems += [_of_the_package(p) for p in layout_problems(written, whole)]
-        self.problems += [_of_the_package(p) for p in counted.problems]
-        count = sum(task.score.n * task.score.k * (bool(task.base) + bool(task.adapter)) for task in results.tasks)
-        figures = sum(bool(task.base) + bool(task.adapter) for task in results.tasks)
-        basis = set(counted.basis.values())
-        of_what = (
-            f"{count:,} completions that were judged again" if basis == {"texts"}
-            else f"{count:,} samples" if "rights" not in basis
-            else f"{count:,} rights and wrongs"
-        )  # fmt: skip
-        self.compared.append(f"{figures} scores recounted from {of_what}")
-        self.reported += [*counted.reported, "engine and versions of the evaluation"]
+def _what_was_counted(results: Results, counted: Recount) -> str:
+    figures = {task.name: bool(task.base) + bool(task.adapter) for task in results.tasks}
+    count = sum(task.score.n * task.score.k * figures[task.name] for task in results.tasks)
+    basis = set(counted.basis.values())
+    what = "samples" if "rights" not in basis else "rights and wrongs"
+    what = "completions that were judged again" if basis == {"texts"} else what
+    return f"{sum(figures.values())} scores recounted from {count:,} {what}"
 
 
-def _of_the_package(problem: Mistake) -> Mistake:
-    """A problem of the results' folder, named as in a repository."""
-    where = problem.where
+def _of_the_package(mistake: Mistake) -> Mistake:
+    """A mistake of the results' folder, named as in a repository."""
+    where = mistake.where
     for name in (SCORES, PUBLISHED):
         file = name.partition("/")[2]
         where = name + where.removeprefix(file) if where.startswith(file) else where
-    return Mistake(problem.message, where, problem.hint)
-
-
-def _identity_problems(
-    files: Files, facts: CardFacts, results: Results, weights_sha256: str | None
-) -> Iterator[Mistake]:
-    """Whether the results are of this adapter on this base."""
-    subject, config = results.subject, content_of(files, CONFIG)
-    hint = "perl eval scores the one that is there"
-    sha = subject.get("adapter_sha256")
-    if weights_sha256 is not None and sha != weights_sha256:
-        message = f"is of another adapter: sha256 {str(sha)[:12]}, the weights beside it have {weights_sha256[:12]}"
-        yield Mistake(message, SCORES, hint)
-    if public(str(subject.get("base"))) != facts.base:
-        message = f"is of another base: {shown(str(subject.get('base')))}, {CONFIG} says {shown(facts.base)}"
-        yield Mistake(message, SCORES, hint)
-    elif facts.revision is not None and subject.get("base_revision") not in (None, facts.revision):
-        message = f"is of another revision of the base: {subject['base_revision']}, {CONFIG} says {facts.revision}"
-        yield Mistake(message, SCORES, hint)
-    quantization = subject.get("base_quantization")
-    if quantization != facts.quantization:
-        said, right = (shown(str(word or "the ordinary base")) for word in (quantization, facts.quantization))
-        yield Mistake(f"is of another base: {said}, {RUN_FACTS} says {right}", SCORES, hint)
-    if config is None or sha is None:
-        return
-    try:
-        digest = adapter_config_digest(config)
-        name = adapter_policy_name(config, str(weights_sha256 or sha), str(subject.get("base_sha256")))
-    except ValueError as error:
-        yield Mistake(f"cannot be named: {shown(str(error))}", CONFIG)
-        return
-    if subject.get("adapter_config_sha256") != digest:
-        said = shown(str(subject.get("adapter_config_sha256")), 12)
-        yield Mistake(f"is of another {CONFIG}: sha256 {said}, the one beside it has {digest[:12]}", SCORES, hint)
-    elif subject.get("policy") != name and weights_sha256 in (None, sha):
-        said = shown(str(subject.get("policy")), 12)
-        yield Mistake(f"names the policy {said}, weights, config and base give {name[:12]}", SCORES, hint)
+    return replace(mistake, where=where)

@@ -1,9 +1,9 @@
 """Is a card fit for the Hub: front matter that is plain YAML, no placeholders, paths, HTML, or links to nothing?
 
-text, names of files -> problems, a line each
+text, names of files -> mistakes, a line each
 
 A card is text from anywhere: its YAML is read as plain values, and no more of it than a card may have. Whether what it
-says is true is for ``card_check``.
+says is true is for :mod:`perl.hub.card.check`; a card of others, which nothing here can render, is only looked at.
 """
 
 import posixpath
@@ -38,7 +38,7 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*:|//|#", re.IGNORECASE)
 _REQUIRED = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": f"[{OURS}, ...]"}
 
 
-def card_problems(card: str, files: Collection[str], notes: int = 0) -> list[Mistake]:
+def card_mistakes(card: str, files: Collection[str], notes: int = 0) -> list[Mistake]:
     """Why a card is not fit for the Hub.
 
     Args:
@@ -46,16 +46,16 @@ def card_problems(card: str, files: Collection[str], notes: int = 0) -> list[Mis
         files: Paths of all files beside it.
         notes: Line from 1 from which on its author's own words stand, in which nothing is a placeholder; 0: none.
     """
-    if len(card) > LARGEST_CARD:
-        return [Mistake(f"has {len(card):,} characters, a card has at most {LARGEST_CARD:,}", CARD)]
-    metadata, problems = read_front_matter(card)
+    metadata, mistakes = read_front_matter(card)
     if metadata is None:
-        return problems
-    return [*_metadata_problems(metadata), *_text_problems(card, notes), *_link_problems(card, files)]
+        return mistakes
+    return [*_metadata_mistakes(metadata), *_placeholders(card, notes), *_text_mistakes(card, files)]
 
 
 def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Mistake]]:
     """A card's metadata; None, and why, if it has none that is plain YAML."""
+    if len(card) > LARGEST_CARD:
+        return None, [Mistake(f"has {len(card):,} characters, a card has at most {LARGEST_CARD:,}", CARD)]
     match = FRONT_MATTER.match(card)
     if match is None:
         return None, [Mistake("has no YAML between --- and --- at its beginning", CARD, AGAIN)]
@@ -65,7 +65,7 @@ def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Mistake]]:
         refuse_tags(match[1], CARD)
         metadata = plain_value(match[1])
     except PerlError as error:
-        return None, [Mistake(problem.message, problem.where) for problem in error.mistakes]
+        return None, [Mistake(mistake.message, mistake.where) for mistake in error.mistakes]
     except yaml.YAMLError as error:
         reason = getattr(error, "problem", None) or str(error)
         return None, [Mistake(f"its front matter is no YAML: {reason}", CARD)]
@@ -76,7 +76,8 @@ def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Mistake]]:
     return metadata, []
 
 
-def _metadata_problems(metadata: Mapping[str, Any]) -> list[Mistake]:
+def _metadata_mistakes(metadata: Mapping[str, Any]) -> list[Mistake]:
+    """What the Hub needs in a card's metadata and does not find there."""
     tuned = metadata.get("base_model_relation") == "finetune" or "base_model" not in metadata
     whole = metadata.get("library_name") == "transformers" and tuned
     tags = metadata.get("tags")
@@ -96,10 +97,10 @@ def _metadata_problems(metadata: Mapping[str, Any]) -> list[Mistake]:
         for name in (data if isinstance(data, list) else [data])
         if not (isinstance(name, str) and has_hub_form(name))
     ]
-    return found + _base_problems(metadata.get("base_model"), metadata.get("base_model_relation"), tags, whole=whole)
+    return found + _base_mistakes(metadata.get("base_model"), metadata.get("base_model_relation"), tags, whole=whole)
 
 
-def _base_problems(base: object, relation: object, tags: list[Any], *, whole: bool) -> list[Mistake]:
+def _base_mistakes(base: object, relation: object, tags: list[Any], *, whole: bool) -> list[Mistake]:
     if base is None and SANDBOX in tags:
         return []
     if base is None:
@@ -118,44 +119,37 @@ def _about(key: str, message: str, hint: str = "") -> Mistake:
     return Mistake(message, f"{CARD}: {key}", hint)
 
 
-def _text_problems(card: str, notes: int) -> list[Mistake]:
-    """Placeholders and paths. In code ``None`` is a word of the language, and braces are somebody's template."""
+def _placeholders(card: str, notes: int) -> list[Mistake]:
+    """What a template left. In code ``None`` is a word of the language, and braces are somebody's template."""
     bare = _FENCES.sub(lambda match: "\n" * match[0].count("\n"), card)
     left = [(number, match[0]) for number, match in _matches(_PLACEHOLDER, bare)]
-    left += [
-        (number, match[0]) for number, match in _matches(_ALWAYS_PLACEHOLDER, card) if (number, match[0]) not in left
-    ]
-    found = [
+    left += [(number, match[0]) for number, match in _matches(_ALWAYS_PLACEHOLDER, card)]
+    return [
         Mistake(f"a placeholder is left: {text}", f"{CARD}:{number}", "leave out what is unknown")
-        for number, text in left
+        for number, text in dict.fromkeys(left)
         if not 0 < notes <= number
     ]
-    found += [
+
+
+def _text_mistakes(card: str, files: Collection[str]) -> list[Mistake]:
+    """Paths of a machine, links to files that are not there, pictures of somebody else's, HTML."""
+    found = [
         Mistake(f"a path of somebody's machine: {shown(match[0])}", f"{CARD}:{number}", "name it without the path")
         for number, match in _matches(_LOCAL_PATH, card)
     ]
-    return found
-
-
-def _link_problems(card: str, files: Collection[str]) -> list[Mistake]:
-    """Pictures and files that are linked and are not there, pictures of somebody else's, HTML."""
     bare = _without_code(card)
     links = [(number, "picture" if match[1] else "file", match[2]) for number, match in _matches(_LINK, bare)]
     links += [(number, "picture", match[1]) for number, match in _matches(_IMAGE_TAG, bare)]
-    found = [
-        Mistake(f"there is no {what} {shown(target)}", f"{CARD}:{number}")
-        for number, what, target in links
-        if not _REMOTE.match(target) and posixpath.normpath(target.partition("#")[0]) not in files
-    ]
-    found += [
-        Mistake(f"shows a picture from elsewhere: {shown(target)}", f"{CARD}:{number}", "the next reader sees another")
-        for number, what, target in links
-        if what == "picture" and _REMOTE.match(target)
-    ]
-    bare = _CODE.sub("", bare)
+    for number, what, target in links:
+        where, remote = f"{CARD}:{number}", _REMOTE.match(target)
+        if not remote and posixpath.normpath(target.partition("#")[0]) not in files:
+            found.append(Mistake(f"there is no {what} {shown(target)}", where))
+        elif remote and what == "picture":
+            hint = "the next reader sees another"
+            found.append(Mistake(f"shows a picture from elsewhere: {shown(target)}", where, hint))
     return found + [
         Mistake(f"holds HTML: {shown(match[0])}", f"{CARD}:{number}", "a card is Markdown")
-        for number, match in _matches(_HTML, bare)
+        for number, match in _matches(_HTML, _CODE.sub("", bare))
     ]
 
 

@@ -27,7 +27,7 @@ _AGAIN = "perl push writes it"
 Scalar = str | int | float | bool | None
 
 
-def leaderboard_problems(files: Files, results: Results | None) -> Iterator[Mistake]:
+def leaderboard_mistakes(files: Files, results: Results | None) -> Iterator[Mistake]:
     """Scores for leaderboards that are not those of the results, and files that cannot be read.
 
     Args:

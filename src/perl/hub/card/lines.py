@@ -1,15 +1,16 @@
-"""Where a card says something else than the card that its files give.
+"""Where a card differs from the card that its files give, as text.
 
 card, card rendered again -> a line for each difference, with the file that says otherwise
 
-The front matter is compared as values, key by key, everything below it line by line, a table's rows cell by cell. Empty
-lines do not count. Knows nothing of what the values mean.
+Empty lines do not count, and a front matter that holds the same values may be laid out in another way: the Hub and
+other versions of its library write YAML of their own.
 """
 
 import difflib
 import re
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from itertools import zip_longest
 
 import yaml
 
@@ -23,18 +24,16 @@ from perl.recipe.plain_yaml import PlainLoader, plain_value
 MOST_LINES = 30
 """Of differences; a card that has more was not made from these files."""
 _WINDOW = 100
-_ABSENT = object()
 _TEMPLATE = "this version of perl"
-# Which file a part of the card comes from: keys of the front matter, sections, rows of the table of the training.
-_KEYS = {
+_TITLE = "# "
+# The file that a part of the card comes from, by the beginning of its key in the front matter or of its heading...
+_PARTS = {
     "base_model": CONFIG,
     "license": RUN_FACTS,
     "datasets": PUBLIC_RECIPE,
     "tags": RUN_FACTS,
     "model-index": SCORES,
-}
-_SECTIONS = {
-    "": RUN_FACTS,
+    _TITLE: RUN_FACTS,
     "## Results": SCORES,
     "## Learning curves": SCORES,
     "## Use it": CONFIG,
@@ -42,175 +41,106 @@ _SECTIONS = {
     "## Limitations": SCORES,
     "## Citation": RUN_FACTS,
 }
-_ROWS = {"data": PUBLIC_RECIPE, "mean reward, first and last step": METRICS, "tokens, prompts included": METRICS}
+# ... and of single lines that come from another file than the part they stand in.
+_LINES = {
+    "On ": SCORES,
+    "| data |": PUBLIC_RECIPE,
+    "| mean reward, first and last step |": METRICS,
+    "| tokens, prompts included |": METRICS,
+    "- It was trained for": RUN_FACTS,
+}
+_PART = re.compile(r"(?P<key>[\w-]+):|## ")
 
-Line = tuple[int, str]
-"""Number from 1, and text."""
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a card.
+
+    Attributes:
+        number: From 1.
+        text: Of the line.
+        key: Of the front matter, in which it stands; empty: it stands below the front matter.
+        source: The file that says it, if it stands in the card that the files give.
+    """
+
+    number: int
+    text: str
+    key: str
+    source: str
 
 
-def differences(card: str, expected: str, named_first: str = "") -> list[Mistake]:
+def differences(card: str, expected: str) -> list[Mistake]:
     """Every difference, as ``README.md:12: says ..., metrics.jsonl says ...``.
 
     Args:
         card: As it was found; its front matter is plain YAML.
         expected: As its files give it.
-        named_first: The sentence about the scores, which stands outside of their section.
     """
-    found = [*_metadata(card, expected), *_body(card, expected, named_first)]
+    there, right = list(_lines(card)), list(_lines(expected))
+    if len(there) > 4 * len(right) + 1000:
+        return [Mistake(f"has {len(there):,} lines, its files give {len(right):,}", CARD, AGAIN)]
+    if _same_metadata(card, expected):
+        there, right = ([line for line in lines if not line.key] for lines in (there, right))
+    found: list[Mistake] = []
+    ours, theirs = ([line.text for line in lines] for lines in (right, there))
+    for kind, first, last, begin, end in difflib.SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():
+        if kind != "equal":
+            before = there[min(first, len(there) - 1)].number if there else 1
+            found += [_difference(*pair, before) for pair in zip_longest(there[first:last], right[begin:end])]
     if len(found) > MOST_LINES:
         more = Mistake(f"and {len(found) - MOST_LINES:,} more lines differ", CARD, AGAIN)
         return [*found[:MOST_LINES], more]
     return found
 
 
-def _metadata(card: str, expected: str) -> Iterator[Mistake]:
-    (there, twice), (right, _) = _leaves(card), _leaves(expected)
-    for number, path in twice:
-        yield Mistake(f"{shown('.'.join(path))} is there twice", f"{CARD}:{number}", AGAIN)
-    for path, (number, value) in there.items():
-        name, (_, wanted) = ".".join(path), right.get(path, (0, _ABSENT))
-        if wanted is _ABSENT:
-            message = f"says {shown(name)} is {shown(str(value))}, which no file says"
-            yield Mistake(message, f"{CARD}:{number}", AGAIN)
-        elif wanted != value:
-            message = f"says {name} is {shown(str(value))}, {_source_of(path)} says {shown(str(wanted))}"
-            yield Mistake(message, f"{CARD}:{number}", AGAIN)
-    for path, (_, value) in right.items():
-        if path not in there:
-            yield Mistake(f"lacks {'.'.join(path)}, which {_source_of(path)} says is {shown(str(value))}", CARD, AGAIN)
-
-
-def _source_of(path: tuple[str, ...]) -> str:
-    return next((file for key, file in _KEYS.items() if path[0].startswith(key)), _TEMPLATE)
-
-
-def _leaves(card: str) -> tuple[dict[tuple[str, ...], tuple[int, Any]], list[tuple[int, tuple[str, ...]]]]:
-    """Path of a value in the front matter -> its line and the value; and paths that are there more than once."""
+def _lines(card: str) -> Iterator[_Line]:
+    """The lines that are not empty, without the dashes around the front matter."""
     match = FRONT_MATTER.match(card)
-    node = yaml.compose(match[1], Loader=PlainLoader) if match else None
-    found: dict[tuple[str, ...], tuple[int, Any]] = {}
-    twice = []
-    for path, leaf in _walk(node, ()):
-        number = leaf.start_mark.line + 2  # after the dashes, from 1
-        if path in found:
-            twice.append((number, path))
-        found[path] = (number, _value(leaf))
-    return found, twice
+    last = match[0].count("\n") if match else 0
+    part = ""
+    for number, text in enumerate(card.split("\n"), 1):
+        begun = _PART.match(text)
+        if number == last:
+            part = _TITLE
+        elif begun and (number < last) == (begun["key"] is not None):
+            part = begun["key"] or text
+        if text.strip() and number not in (1, last):
+            sources = [file for start, file in _LINES.items() if number > last and text.startswith(start)]
+            sources += [file for start, file in _PARTS.items() if part.startswith(start)]
+            yield _Line(number, text.rstrip(), part if number < last else "", [*sources, _TEMPLATE][0])
 
 
-def _walk(node: yaml.Node | None, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], yaml.Node]]:
-    if isinstance(node, yaml.MappingNode) and node.value:
-        for key, inner in node.value:
-            yield from _walk(inner, (*path, str(key.value)))
-    elif isinstance(node, yaml.SequenceNode) and node.value:
-        names = [_name(inner) for inner in node.value]
-        for index, inner in enumerate(node.value):
-            own = names[index] if names.count(names[index]) == 1 and names[index] else str(index)
-            yield from _walk(inner, (*path, own))
-    elif node is not None:
-        yield path, node
+def _same_metadata(card: str, expected: str) -> bool:
+    """Whether two front matters hold the same values, each key once."""
+    one, other = (match[1] if (match := FRONT_MATTER.match(text)) else "" for text in (card, expected))
+    return not _repeats(yaml.compose(one, Loader=PlainLoader)) and bool(plain_value(one) == plain_value(other))
 
 
-def _name(node: yaml.Node) -> str:
-    """What an element of a list is called, so that one that is left out does not make the others differ."""
-    if isinstance(node, yaml.ScalarNode):
-        return str(node.value)
-    if not isinstance(node, yaml.MappingNode):
-        return ""
-    known = {str(key.value): inner for key, inner in node.value}
-    if isinstance(known.get("dataset"), yaml.MappingNode):
-        return _name(known["dataset"])
-    named = known.get("name")
-    return str(named.value) if isinstance(named, yaml.ScalarNode) else ""
+def _repeats(node: yaml.Node | None) -> bool:
+    """Whether a key stands twice in any mapping: readers of YAML differ in which of the values they take."""
+    if isinstance(node, yaml.MappingNode):
+        keys = [str(key.value) for key, _ in node.value]
+        return len(set(keys)) < len(keys) or any(_repeats(inner) for _, inner in node.value)
+    return isinstance(node, yaml.SequenceNode) and any(map(_repeats, node.value))
 
 
-def _value(node: yaml.Node) -> Any:  # noqa: ANN401 (a YAML value)
-    if not isinstance(node, yaml.ScalarNode):
-        return "nothing"  # an empty list or mapping
-    return plain_value(node.value) if node.style is None and node.value else node.value
-
-
-def _body(card: str, expected: str, named_first: str) -> Iterator[Mistake]:
-    there, right = _lines(card), _lines(expected)
-    if len(there) > 4 * len(right) + 1000:
-        yield Mistake(f"has {len(there):,} lines, its files give {len(right):,}", CARD, AGAIN)
-        return
-    sources = _sources(right, named_first)
-    rows = difflib.SequenceMatcher(None, [t for _, t in there], [t for _, t in right], autojunk=False)
-    for kind, first, last, begin, end in rows.get_opcodes():
-        if kind == "equal":
-            continue
-        pairs = list(_paired(there[first:last], right[begin:end]))
-        after = there[first][0] if first < len(there) else there[-1][0] if there else 1
-        for found, wanted in pairs:
-            source = sources[wanted[0]] if wanted else _TEMPLATE
-            yield from _difference(found, wanted, source, after)
-
-
-def _lines(card: str) -> list[Line]:
-    """The lines below the front matter that are not empty."""
-    body = FRONT_MATTER.sub("", card)
-    first = card.count("\n") - body.count("\n")
-    return [(number, text.rstrip()) for number, text in enumerate(body.split("\n"), first + 1) if text.strip()]
-
-
-def _sources(lines: list[Line], named_first: str) -> dict[int, str]:
-    """Number of a line of the expected card -> the file that says it."""
-    found, section = {}, ""
-    for number, text in lines:
-        section = text if text.startswith("## ") else section
-        source = _SECTIONS.get(section, _TEMPLATE)
-        if text.startswith("| "):
-            source = _ROWS.get(_cells(text)[0], source) if section == "## Training" else source
-        if text == named_first:
-            source = SCORES
-        elif text.startswith("- It was trained for"):
-            source = RUN_FACTS
-        found[number] = source
-    return found
-
-
-def _paired(there: list[Line], right: list[Line]) -> Iterator[tuple[Line | None, Line | None]]:
-    """Lines that stand for each other: rows of a table by their first cells, others in order."""
-    rows = {_cells(text)[0]: (number, text) for number, text in there if text.startswith("|")}
-    taken = set()
-    for wanted in right:
-        row = rows.get(_cells(wanted[1])[0]) if wanted[1].startswith("|") else None
-        if row is None:
-            row = next((line for line in there if line[0] not in taken and not line[1].startswith("|")), None)
-            row = None if wanted[1].startswith("|") else row
-        if row is not None:
-            taken.add(row[0])
-        yield row, wanted
-    for line in there:
-        if line[0] not in taken:
-            yield line, None
-
-
-def _difference(found: Line | None, wanted: Line | None, source: str, after: int) -> Iterator[Mistake]:
-    if found is None and wanted is not None:
-        yield Mistake(f"lacks “{shown(wanted[1], _WINDOW)}”, which {source} says", f"{CARD}:{after}", AGAIN)
-    elif wanted is None and found is not None:
-        yield Mistake(f"says “{shown(found[1], _WINDOW)}”, which no file says", f"{CARD}:{found[0]}", AGAIN)
-    elif found is not None and wanted is not None and found[1] != wanted[1]:
-        where = f"{CARD}:{found[0]}"
-        one, other = _cells(found[1]), _cells(wanted[1])
-        if found[1].startswith("|") and wanted[1].startswith("|") and len(one) == len(other):
-            for cell, right in zip(one[1:], other[1:], strict=True):
-                if cell != right:
-                    message = f"says {shown(cell)} of {shown(one[0])}, {source} says {shown(right)}"
-                    yield Mistake(message, where, AGAIN)
-        else:
-            one_, other_ = _around(found[1], wanted[1])
-            yield Mistake(f"says “{shown(one_, _WINDOW)}”, {source} says “{shown(other_, _WINDOW)}”", where, AGAIN)
+def _difference(found: _Line | None, wanted: _Line | None, before: int) -> Mistake:
+    """Lines that stand for each other, one of which may be absent; ``before`` is where the absent one would be."""
+    if found is not None and wanted is not None:
+        one, other = _around(found.text, wanted.text)
+        message = f"says “{shown(one, _WINDOW)}”, {wanted.source} says “{shown(other, _WINDOW)}”"
+    elif found is not None:
+        message = f"says “{shown(found.text.strip(), _WINDOW)}”, which no file says"
+    else:
+        message = f"lacks “{shown(wanted.text.strip(), _WINDOW)}”, which {wanted.source} says" if wanted else ""
+    key = next((line.key for line in (found, wanted) if line is not None and line.key), "")
+    where = f"{CARD}:{found.number if found else before}"
+    return Mistake(message, f"{where}: {shown(key)}" if key else where, AGAIN)
 
 
 def _around(one: str, other: str) -> tuple[str, str]:
     """Both texts from shortly before they differ."""
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     start = max(0, same - 30)
-    return tuple(("..." if start else "") + text[start : start + _WINDOW] for text in (one, other))  # type: ignore[return-value]
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+    before, after = (("..." if start else "") + text[start : start + _WINDOW].strip() for text in (one, other))
+    return before, after

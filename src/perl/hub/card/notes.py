@@ -44,7 +44,7 @@ def split_notes(card: str) -> tuple[str, str, int]:
     return card, "", 0
 
 
-def notes_problems(notes: str, first: int) -> list[Mistake]:
+def notes_mistakes(notes: str, first: int) -> list[Mistake]:
     """What may not stand below ``## Notes``.
 
     Args:

@@ -20,7 +20,7 @@ from perl.hub.card.candidate import Candidate
 from perl.hub.card.check import check_card
 from perl.hub.card.eval_results import eval_result_files
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, CardFacts, facts_from_files
-from perl.hub.card.form import CARD, card_problems
+from perl.hub.card.form import CARD, card_mistakes
 from perl.hub.card.notes import split_notes
 from perl.hub.card.public_recipe import public_recipe, without_paths
 from perl.hub.card.render import render_card
@@ -148,9 +148,9 @@ def package_problems(package: Package, folder: Path) -> list[Mistake]:
     if any(name in unread for name in (CARD, SCORES)) or WEIGHTS not in contents:
         return [*refused, *(Mistake("is absent", name) for name in (CARD, WEIGHTS) if name not in contents)]
     if RUN_FACTS not in contents:  # a script's own card, of which nobody says what it comes from
-        return [*refused, *card_problems(contents[CARD].decode("utf-8"), contents)]
+        return [*refused, *card_mistakes(contents[CARD].decode("utf-8"), contents)]
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
-    return [*refused, *check_card(contents, digest).problems]
+    return [*refused, *check_card(contents, digest).mistakes]
 
 
 def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, most: int = MOST_ROWS) -> bytes:
