@@ -10,14 +10,14 @@ import random
 import subprocess
 import sys
 from functools import cache
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from trl import GRPOTrainer
 
 from perl import PeftGRPOTrainer
-from perl.algorithms.losses import LossType
+from perl.algorithms.registry import LOSSES
 from tests.oracles.rollouts import MIXED
 from tests.oracles.two_trainers import ADAPTERS, OracleTrainer, Training, norm, relative_difference, train
 
@@ -91,7 +91,7 @@ class Setting(NamedTuple):
         return {"activation_checkpointing": self.checkpointing, "train_tokens_per_microbatch": self.tokens}
 
 
-LOSS_TYPES = get_args(LossType)
+LOSS_TYPES = tuple(LOSSES)
 SEED = 2886  # one with which no pair is missing
 LEVELS, BETAS, ACCUMULATIONS, ITERATIONS, TOKENS = ("token", "sequence"), (0.0, 0.04), (1, 4, 8), (1, 2), (None, 100)
 VALUES = (tuple(a for a in ADAPTERS if a != "lora everywhere"), (False, True), LOSS_TYPES)

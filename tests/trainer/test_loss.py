@@ -4,7 +4,6 @@ import math
 import random
 import runpy
 from collections import Counter, defaultdict
-from typing import get_args
 
 import pytest
 import torch
@@ -13,14 +12,14 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.algorithms.losses import LossType
+from perl.algorithms.registry import LOSSES
 from perl.policy.model import load_base, load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.sandbox.tasks import careful_completion, sloppy_completion
 from tests.oracles.two_trainers import QUIET
 
-LOSS_TYPES = get_args(LossType)
+LOSS_TYPES = tuple(LOSSES)
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 # What the same computation in another order of additions may differ by.
 RELATIVE = 1e-5

@@ -1,24 +1,34 @@
 """What is minimised: a number for every completion token, and the weight with which it enters the sum.
 
-log-probabilities, advantages, mask -> per-token objective, weights -> loss
+log-probs, advantages, mask -> per-token objective, weights -> loss
 
-Pure functions on tensors. Knows nothing of models, prompts or TRL. Shapes: N rows (completions), T completion tokens;
-(N, 1) where one value holds for a whole row.
+Pure functions of tensors; ``registry.py`` says which of them a loss is made of. Shapes: N rows (completions), T
+completion tokens; (N, 1) where one value holds for a whole row.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
+from perl.algorithms.registry import LOSSES, function_at
+
 RatioLevel = Literal["token", "sequence"]
+Surrogate = tuple[torch.Tensor, dict[str, torch.Tensor]]
+"""The objective of each token, (N, T) or (N, 1), and by name what is logged of it, of either shape."""
 
 # VESPO works in log space between these, its reference implementation's bounds.
 _LOWEST_LOG_WEIGHT = math.log(1e-8)
 _HIGHEST_LOG_WEIGHT = 20.0
+# Settings whose trainer argument has another name.
+_ARGUMENTS = {
+    "ratio_level": "importance_sampling_level",
+    "epsilon_low": "epsilon",
+    "correct_kl": "use_bias_correction_kl",
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,7 @@ class LossSettings:
     """The settings of the objective; names and meaning are those of TRL's ``GRPOConfig``.
 
     Attributes:
+        loss_type: A name of :data:`perl.algorithms.registry.LOSSES`.
         ratio_level: TRL's ``importance_sampling_level``: one ratio a token, or its geometric mean over the row (GSPO).
         delta: Upper bound of the unclipped ratio where the advantage is negative; None: none.
         beta: Weight of the KL divergence to the reference policy.
@@ -33,7 +44,7 @@ class LossSettings:
         max_completion_length: The constant that Dr. GRPO divides by, in tokens.
     """
 
-    loss_type: LossType = "dapo"
+    loss_type: str = "dapo"
     ratio_level: RatioLevel = "token"
     epsilon_low: float = 0.2
     epsilon_high: float = 0.2
@@ -47,6 +58,18 @@ class LossSettings:
     vespo_lambda_pos: float = 3.0
     vespo_k_neg: float = 3.0
     vespo_lambda_neg: float = 2.0
+
+    @classmethod
+    def of(cls, args: Any) -> "LossSettings":  # noqa: ANN401 (TRL's GRPOConfig or any object with its fields)
+        """The settings that a trainer's arguments hold.
+
+        Args:
+            args: TRL's ``GRPOConfig``; an ``epsilon_high`` of None stands for ``epsilon``.
+        """
+        values = {f.name: getattr(args, _ARGUMENTS.get(f.name, f.name)) for f in dataclasses.fields(cls)}
+        if values["epsilon_high"] is None:
+            values["epsilon_high"] = args.epsilon
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -80,46 +103,46 @@ class Objective:
         per_token: (N, T) or (N, 1), to be weighted and summed.
         ratio: (N, T) or (N, 1), policy over old policy, detached.
         kl: (N, T) estimate of KL(policy || reference) in nats; None where beta is 0.
-        vespo_weight: (N, 1), VESPO's weight of each row; None for other losses.
+        logged: What the loss logs, by quantity, (N, T) or (N, 1).
     """
 
     per_token: torch.Tensor
     ratio: torch.Tensor
     kl: torch.Tensor | None = None
-    vespo_weight: torch.Tensor | None = None
+    logged: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
 
 def objective(inputs: LossInputs, settings: LossSettings) -> Objective:
-    """The per-token objective of any of the loss types, KL included, before weighting.
+    """The per-token objective of any loss, KL included, before weighting.
 
     Args:
-        inputs: Log-probabilities, advantages and mask of the rows.
+        inputs: Log-probs, advantages and mask of the rows.
         settings: Loss type and its constants.
 
     Returns:
         The objective; its sum over tokens with :func:`token_weights` is the loss.
+
+    Raises:
+        ValueError: beta is not 0, and there are no log-probs of the reference.
     """
-    log_ratio = inputs.policy_log_probs - inputs.old_log_probs
-    ratio = ratio_at(settings.ratio_level, log_ratio, inputs.mask)
-    vespo_weight = None
-    if settings.loss_type == "vespo":
-        vespo_weight = vespo_row_weights(inputs, log_ratio, settings)
-        per_token = -vespo_weight * inputs.advantages * inputs.policy_log_probs
-    else:
-        per_token = _SURROGATES[settings.loss_type](ratio, inputs, settings)
-        if inputs.sampling_ratio is not None:  # VESPO has it in its weight
-            per_token = per_token * inputs.sampling_ratio
+    row = LOSSES[settings.loss_type]
+    # log r_t = log p(t) - log p_old(t)
+    log_ratio_NT = inputs.policy_log_probs - inputs.old_log_probs
+    ratio = ratio_at(settings.ratio_level, log_ratio_NT, inputs.mask)
+    per_token, logged = function_at(row.surrogate)(ratio, inputs, settings)
+    if inputs.sampling_ratio is not None and not row.corrects_sampling:
+        per_token = per_token * inputs.sampling_ratio
     if inputs.keep is not None:
         per_token = per_token * inputs.keep
-    kl = None
+    kl_NT = None
     if settings.beta != 0.0:
         if inputs.reference_log_probs is None:
             raise ValueError("beta is not 0, so the reference's log-probabilities are needed")
-        kl = kl_estimate(inputs.policy_log_probs, inputs.reference_log_probs)
-        if settings.correct_kl:
-            kl = kl * ratio
-        per_token = per_token + settings.beta * kl
-    return Objective(per_token, ratio.detach(), None if kl is None else kl.detach(), vespo_weight)
+        kl_NT = kl_estimate(inputs.policy_log_probs, inputs.reference_log_probs)
+        if settings.correct_kl:  # E_old[r k3] = E_policy[k3]
+            kl_NT = kl_NT * ratio
+        per_token = per_token + settings.beta * kl_NT
+    return Objective(per_token, ratio.detach(), None if kl_NT is None else kl_NT.detach(), logged)
 
 
 def ratio_at(level: RatioLevel, log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -137,6 +160,7 @@ def ratio_at(level: RatioLevel, log_ratio: torch.Tensor, mask: torch.Tensor) -> 
     """
     if level == "token":
         return log_ratio.exp()
+    # (prod_t r_t)^(1/|o|) = exp(mean_t log r_t); a row without tokens has the ratio 1
     return ((log_ratio * mask).sum(dim=-1, keepdim=True) / mask.sum(dim=-1, keepdim=True).clamp(min=1.0)).exp()
 
 
@@ -149,44 +173,48 @@ def kl_estimate(policy_log_probs: torch.Tensor, reference_log_probs: torch.Tenso
     return difference.exp() - difference - 1
 
 
-def clipped_surrogate(ratio: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> torch.Tensor:
+def clipped_surrogate(ratio: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> Surrogate:
     """-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), r bounded by ``delta`` in the first term.
+
+    Logs where the clip takes the gradient away: below the lower bound with A < 0, above the upper one with A > 0.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 7; two epsilons: Yu et al. 2025 (DAPO),
         arXiv:2503.14476, equation 10; delta: INTELLECT-2, arXiv:2505.07291, section 3.4.
     """
-    clipped = ratio.clamp(1 - settings.epsilon_low, 1 + settings.epsilon_high)
+    low, high, advantages = 1 - settings.epsilon_low, 1 + settings.epsilon_high, inputs.advantages
+    is_low = ((ratio < low) & (advantages < 0)).float()
+    is_high = ((ratio > high) & (advantages > 0)).float()
+    clipped = ratio.clamp(low, high)
     if settings.delta is not None:
         ratio = ratio.clamp(max=settings.delta)
-    return -torch.min(ratio * inputs.advantages, clipped * inputs.advantages)
+    logged = {"clip_ratio/low": is_low, "clip_ratio/high": is_high, "clip_ratio/region": torch.maximum(is_low, is_high)}
+    return -torch.min(ratio * advantages, clipped * advantages), logged
 
 
-def cispo_surrogate(ratio: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> torch.Tensor:
+def cispo_surrogate(ratio: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> Surrogate:
     """-stop(min(r, epsilon_high)) A log p: the weight is clipped, no token loses its gradient.
 
     Source: MiniMax-M1 (CISPO), arXiv:2506.13585, equation 4.
     """
-    return -ratio.clamp(max=settings.epsilon_high).detach() * inputs.advantages * inputs.policy_log_probs
+    weight = ratio.detach().clamp(max=settings.epsilon_high)
+    is_clipped = (ratio > settings.epsilon_high) & (inputs.advantages > 0)
+    return -weight * inputs.advantages * inputs.policy_log_probs, {"cispo_clip_ratio": is_clipped.float()}
 
 
-def sapo_surrogate(ratio: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> torch.Tensor:
+def sapo_surrogate(ratio: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> Surrogate:
     """-(4 / tau) sigmoid(tau (r - 1)) A, tau by the advantage's sign: a soft gate instead of a clip.
 
     Source: Soft Adaptive Policy Optimization, arXiv:2511.20347.
     """
     tau = torch.where(inputs.advantages > 0, settings.sapo_temperature_pos, settings.sapo_temperature_neg)
-    return -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * inputs.advantages
+    # the slope at r = 1 is 4 / tau * tau * sigmoid'(0) = 1, as of r A itself
+    return -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * inputs.advantages, {}
 
 
-_SURROGATES: dict[str, Callable[[torch.Tensor, LossInputs, LossSettings], torch.Tensor]] = {
-    "grpo": clipped_surrogate,
-    "bnpo": clipped_surrogate,
-    "dr_grpo": clipped_surrogate,
-    "dapo": clipped_surrogate,
-    "luspo": clipped_surrogate,
-    "cispo": cispo_surrogate,
-    "sapo": sapo_surrogate,
-}
+def vespo_surrogate(_: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> Surrogate:
+    """-phi(w) A log p, w the importance weight of the whole completion; phi has no gradient."""
+    phi_N1 = vespo_row_weights(inputs, inputs.policy_log_probs - inputs.old_log_probs, settings)
+    return -phi_N1 * inputs.advantages * inputs.policy_log_probs, {"vespo/phi_seq": phi_N1}
 
 
 @torch.no_grad()
@@ -199,20 +227,37 @@ def vespo_row_weights(inputs: LossInputs, log_ratio: torch.Tensor, settings: Los
     Source: VESPO, arXiv:2602.10693, with the clamps of its reference implementation.
     """
     bound = _HIGHEST_LOG_WEIGHT
-    log_weight = (log_ratio.clamp(-bound, bound) * inputs.mask).sum(dim=-1, keepdim=True)
+    # log w = sum_t log r_t, and of the engine's correction where there is one
+    log_weight_N1 = (log_ratio.clamp(-bound, bound) * inputs.mask).sum(dim=-1, keepdim=True)
     if inputs.sampling_ratio is not None:
         log_sampling = inputs.sampling_ratio.log().clamp(_LOWEST_LOG_WEIGHT, bound)
-        log_weight = log_weight + log_sampling.sum(dim=-1, keepdim=True)
-    log_weight = log_weight.clamp(_LOWEST_LOG_WEIGHT, bound)
+        log_weight_N1 = log_weight_N1 + log_sampling.sum(dim=-1, keepdim=True)
+    log_weight_N1 = log_weight_N1.clamp(_LOWEST_LOG_WEIGHT, bound)
     raised = inputs.advantages >= 0
     k = torch.where(raised, settings.vespo_k_pos, settings.vespo_k_neg)
     rate = torch.where(raised, settings.vespo_lambda_pos, settings.vespo_lambda_neg).clamp(min=1e-4)
-    return (rate + k * log_weight - rate * log_weight.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    # log phi(w) = lambda + k log w - lambda w
+    return (rate + k * log_weight_N1 - rate * log_weight_N1.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the weight of a token depends on beside its own micro-batch.
+
+    Attributes:
+        micro_batches: Micro-batches in the accumulation window of the optimizer step.
+        window_tokens: Tokens in that window that count, divided by the number of processes.
+        max_completion_length: In tokens.
+    """
+
+    micro_batches: float
+    window_tokens: torch.Tensor | float
+    max_completion_length: int
 
 
 def token_weights(
     mask_NT: torch.Tensor,
-    loss_type: LossType,
+    loss_type: str,
     *,
     micro_batches: float,
     window_tokens: torch.Tensor | float,
@@ -222,9 +267,8 @@ def token_weights(
 
     Args:
         mask_NT: (N, T) 1 where a token counts; one micro-batch of N rows.
-        loss_type: What the sum is normalised by: each row's own tokens (grpo, sapo), the micro-batch's (bnpo), a
-            constant (dr_grpo), the window's tokens (dapo, cispo, vespo), or nothing but the rows (luspo).
-        micro_batches: Micro-batches in the window of one optimizer step; each has the same say.
+        loss_type: Its row says what the sum is divided by.
+        micro_batches: Micro-batches in the window of one optimizer step.
         window_tokens: Tokens in the window that count, divided by the number of processes.
         max_completion_length: Dr. GRPO's constant, in tokens.
 
@@ -233,15 +277,31 @@ def token_weights(
 
     Source: the table of normalisers in TRL 1.16's ``_compute_loss``, written as weights.
     """
-    mask_NT = mask_NT.float()
-    rows = mask_NT.size(0)
-    if loss_type in ("grpo", "sapo"):
-        per_row = 1 / (micro_batches * rows * mask_NT.sum(dim=-1, keepdim=True).clamp(min=1.0))
-        return mask_NT * per_row
-    if loss_type == "bnpo":
-        return mask_NT / (micro_batches * mask_NT.sum().clamp(min=1.0))
-    if loss_type == "dr_grpo":
-        return mask_NT / (micro_batches * rows * max_completion_length)
-    if loss_type == "luspo":
-        return mask_NT / (micro_batches * rows)
-    return mask_NT / window_tokens
+    step = Step(micro_batches, window_tokens, max_completion_length)
+    weights_NT: torch.Tensor = function_at(LOSSES[loss_type].aggregation)(mask_NT.float(), step)
+    return weights_NT
+
+
+def completion_mean(mask_NT: torch.Tensor, step: Step) -> torch.Tensor:
+    """1 / (M N |o|): the mean over completions of each one's mean."""
+    return mask_NT * (1 / (step.micro_batches * len(mask_NT) * mask_NT.sum(dim=-1, keepdim=True).clamp(min=1.0)))
+
+
+def micro_batch_mean(mask_NT: torch.Tensor, step: Step) -> torch.Tensor:
+    """1 / (M tokens of the micro-batch)."""
+    return mask_NT / (step.micro_batches * mask_NT.sum().clamp(min=1.0))
+
+
+def constant_length(mask_NT: torch.Tensor, step: Step) -> torch.Tensor:
+    """1 / (M N max_completion_length)."""
+    return mask_NT / (step.micro_batches * len(mask_NT) * step.max_completion_length)
+
+
+def completion_sum(mask_NT: torch.Tensor, step: Step) -> torch.Tensor:
+    """1 / (M N): the mean over completions of each one's sum."""
+    return mask_NT / (step.micro_batches * len(mask_NT))
+
+
+def step_mean(mask_NT: torch.Tensor, step: Step) -> torch.Tensor:
+    """1 / tokens of the window."""
+    return mask_NT / step.window_tokens

@@ -13,29 +13,34 @@ import torch
 from accelerate import Accelerator
 
 from perl.algorithms.losses import LossInputs, LossSettings, Objective
+from perl.algorithms.registry import LOSSES
 
 CORRECTED = "sampling/corrected_fraction"
 """Share of what was sampled whose ratio the importance correction has bounded: of tokens, or of rows."""
 MUCH_CORRECTED = 0.2
-_CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
 class LossMetrics:
-    """Sums over the rows of a window, by micro-batch."""
+    """Sums over the rows of an accumulation window, by micro-batch."""
 
     def __init__(self, micro_batches: int, settings: LossSettings, device: torch.device) -> None:
         """Starts at zero.
 
         Args:
             micro_batches: M, of the window.
-            settings: Of the loss; they say what there is to log.
+            settings: Of the loss, whose row says what is logged; the names are the same on every process.
             device: Of the sums.
         """
-        self._settings = settings
+        metrics = LOSSES[settings.loss_type].metrics
+        self._means = {name: quantity for name, (quantity, how) in metrics.items() if how == "mean"}
+        # The largest value is kept as the least of the negated ones.
+        signs = {"min": 1.0, "max": -1.0}
+        self._extremes = {name: (quantity, signs[how]) for name, (quantity, how) in metrics.items() if how in signs}
+        of_all = ["entropy", *(["kl"] if settings.beta != 0.0 else [])]
         # name -> (M, 2) sum and count
-        self._sums = {name: torch.zeros(micro_batches, 2, device=device) for name in self._names()}
-        self._lowest = torch.full((micro_batches,), torch.inf, device=device)
-        self._highest = torch.full((micro_batches,), -torch.inf, device=device)
+        self._sums = {name: torch.zeros(micro_batches, 2, device=device) for name in (*of_all, *self._means)}
+        # (E, M) for E extremes
+        self._least = torch.full((len(self._extremes), micro_batches), torch.inf, device=device)
 
     @torch.no_grad()
     def add(
@@ -49,45 +54,24 @@ class LossMetrics:
             entropies_NT: (N, T) float.
             micro_batch_N: (N,) int64, which micro-batch each belongs to.
         """
-        settings = self._settings
         self._add("entropy", entropies_NT, inputs.mask, micro_batch_N)
         if result.kl is not None:
             self._add("kl", result.kl, inputs.mask, micro_batch_N)
-        if settings.loss_type in _CLIPPED_LOSSES:
-            low = ((result.ratio < 1 - settings.epsilon_low) & (inputs.advantages < 0)).float()
-            high = ((result.ratio > 1 + settings.epsilon_high) & (inputs.advantages > 0)).float()
-            self._add("clip_ratio/low_mean", low, inputs.mask, micro_batch_N)
-            self._add("clip_ratio/high_mean", high, inputs.mask, micro_batch_N)
-            self._add("clip_ratio/region_mean", torch.maximum(low, high), inputs.mask, micro_batch_N)
-            self._lowest.scatter_reduce_(0, micro_batch_N, _row_means(low, inputs.mask, torch.inf), "amin")
-            self._highest.scatter_reduce_(0, micro_batch_N, _row_means(high, inputs.mask, -torch.inf), "amax")
-        elif settings.loss_type == "cispo":
-            clipped = (result.ratio > settings.epsilon_high) & (inputs.advantages > 0)
-            self._add("cispo_clip_ratio", clipped.float(), inputs.mask, micro_batch_N)
-        elif result.vespo_weight is not None:
-            self._add("vespo/phi_seq_mean", result.vespo_weight, inputs.mask, micro_batch_N)
+        for name, quantity in self._means.items():
+            self._add(name, result.logged[quantity], inputs.mask, micro_batch_N)
+        for least_M, (quantity, sign) in zip(self._least, self._extremes.values(), strict=True):
+            means_N = sign * _row_means(result.logged[quantity], inputs.mask, sign * torch.inf)
+            least_M.scatter_reduce_(0, micro_batch_N, means_N, "amin")
 
     def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
         """A value for each metric and micro-batch with rows, over all processes; every process must ask."""
         totals = accelerator.reduce(torch.stack(list(self._sums.values())), reduction="sum")
         for name, means in zip(self._sums, totals.tolist(), strict=True):
             yield from ((name, total / count) for total, count in means if count)
-        if self._settings.loss_type in _CLIPPED_LOSSES:
-            extremes = accelerator.gather(torch.stack([self._lowest, -self._highest]).unsqueeze(0)).amin(dim=0)
-            yield from (("clip_ratio/low_min", value) for value in extremes[0].tolist() if value != torch.inf)
-            yield from (("clip_ratio/high_max", -value) for value in extremes[1].tolist() if value != torch.inf)
-
-    def _names(self) -> Iterator[str]:
-        """The means there will be, the same on every process whatever rows it has."""
-        yield "entropy"
-        if self._settings.beta != 0.0:
-            yield "kl"
-        if self._settings.loss_type in _CLIPPED_LOSSES:
-            yield from ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
-        elif self._settings.loss_type == "cispo":
-            yield "cispo_clip_ratio"
-        elif self._settings.loss_type == "vespo":
-            yield "vespo/phi_seq_mean"
+        if self._extremes:
+            least = accelerator.gather(self._least.unsqueeze(0)).amin(dim=0).tolist()
+            for (name, (_, sign)), values in zip(self._extremes.items(), least, strict=True):
+                yield from ((name, sign * value) for value in values if value != torch.inf)
 
     def _add(self, name: str, values: torch.Tensor, mask_NT: torch.Tensor, micro_batch_N: torch.Tensor) -> None:
         if values.size(1) == 1:  # one number a row, as at the level of sequences

@@ -250,7 +250,10 @@ def _validated_train(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
         validated = model.model_validate(values)
     except ValidationError as error:
         problems += problems_of(error, model, values, ("train",), layer)
-        return {}
+        wrong = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
+        # What is right goes on to the later stages' checks, so that all mistakes are found at once.
+        right = {name: value for name, value in values.items() if name not in wrong} if names else {}
+        return {"train": MappingProxyType(right)}
     train = validated.model_dump(exclude_unset=True)
     try:
         batch = plan_batch(
@@ -263,5 +266,5 @@ def _validated_train(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
     except PerlError as error:
         for problem in error.mistakes:
             problems.append(Mistake(problem.message, layer.where(problem.where.split(".")), problem.hint))
-        return {}
+        return {"train": MappingProxyType(train)}
     return {"train": MappingProxyType(train), "batch": batch}

@@ -61,7 +61,6 @@ _NARROWED: dict[str, Any] = {
     "steps_per_generation": Annotated[int, _AT_LEAST_ONE] | None,
     "train_tokens_per_microbatch": Annotated[int, _NOT_NEGATIVE] | None,
     "seed": Annotated[int, _NOT_NEGATIVE],
-    "loss_type": Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"],
     "scale_rewards": Literal["group", "batch", "none"] | bool,
     "importance_sampling_level": Literal["token", "sequence"],
     "vllm_importance_sampling_mode": Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],

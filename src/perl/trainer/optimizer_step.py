@@ -48,22 +48,7 @@ class StepGRPOTrainer(CheckedGRPOTrainer):
         args = self.args
         self._window, self._asked = [], []
         self.prepare_passes()
-        self._loss_settings = LossSettings(
-            loss_type=args.loss_type,
-            ratio_level=args.importance_sampling_level,
-            epsilon_low=self.epsilon_low,
-            epsilon_high=self.epsilon_high,
-            delta=args.delta,
-            beta=args.beta,
-            correct_kl=args.use_bias_correction_kl,
-            max_completion_length=args.max_completion_length,
-            sapo_temperature_pos=args.sapo_temperature_pos,
-            sapo_temperature_neg=args.sapo_temperature_neg,
-            vespo_k_pos=args.vespo_k_pos,
-            vespo_lambda_pos=args.vespo_lambda_pos,
-            vespo_k_neg=args.vespo_k_neg,
-            vespo_lambda_neg=args.vespo_lambda_neg,
-        )
+        self._loss_settings = LossSettings.of(args)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (transformers')
         """Extends ``train``: nothing is left of a step that an exception ended."""

@@ -16,6 +16,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PrinterCallback
 
+from perl.algorithms.registry import loss_problems
 from perl.data import render_prompts
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
 from perl.hub.card.candidate import source_of_run
@@ -141,7 +142,7 @@ def read_recipe(
     Raises:
         RecipeError: With every problem found.
     """
-    checks = (method_problems, quantization_problems, reward_problems, publishing_problems)
+    checks = (loss_problems, method_problems, quantization_problems, reward_problems, publishing_problems)
     recipe = load_recipe(source, overrides, checks=checks)
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))

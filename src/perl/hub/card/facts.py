@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 from peft import PeftConfig
 
+from perl.algorithms.registry import loss_problems
 from perl.errors import PerlError, RecipeError
 from perl.evaluation.results import FIGURE, RESULTS, Results, read_results
 from perl.hub.card.names import has_hub_form, shown
@@ -24,7 +25,7 @@ from perl.methods.registry import Method, served_rank
 from perl.methods.settings import method_of
 from perl.policy.saved.adapter import CONFIG
 from perl.policy.saved.config import read_config
-from perl.recipe import Recipe
+from perl.recipe import Recipe, load_recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 from perl.recipe.sections import DataSource
 from perl.run.folder import log_rows
@@ -254,7 +255,7 @@ def public_recipe_in(files: Files) -> Recipe | None:
         values = plain_value(text)
         if not isinstance(values, dict) or "extends" in values or not all(isinstance(key, str) for key in values):
             raise PerlError("is no recipe that stands alone", PUBLIC_RECIPE, "perl push writes one")
-        return Recipe.load(values)
+        return load_recipe(values, checks=(loss_problems,))
     except RecipeError as error:
         problem = error.mistakes[0]
         raise PerlError(f"{problem.where}: {problem.message}", PUBLIC_RECIPE, problem.hint) from None

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 from huggingface_hub import constants
 
-from perl.errors import PerlError, first_line
+from perl.algorithms.registry import loss_problems
+from perl.errors import Mistake, PerlError, first_line
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
@@ -25,7 +26,7 @@ from perl.hub.zoo_entries.material import Material, of_log, of_policy, steps_of
 from perl.hub.zoo_entries.scores import checked_scores
 from perl.policy.hub_files import commit_of, fetch, list_files, weights_sha256
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
-from perl.recipe import Recipe
+from perl.recipe import Recipe, load_recipe
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 from perl.run.folder import sha256_of
 
@@ -100,7 +101,7 @@ def _stranger_recipe(path: Path, source: str) -> Recipe:
         values = _plain_mapping(_text(path, source), where)
         if "extends" in values:
             raise PerlError("extends another recipe", where, "perl push writes recipes that stand alone")
-        return Recipe.load(values)
+        return load_recipe(values, checks=(loss_problems,))
     except PerlError as error:
         problem = error.mistakes[0]
         raise PerlError(

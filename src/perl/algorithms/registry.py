@@ -1,0 +1,266 @@
+"""One row for each loss: what it minimises, how tokens are weighted, what it reads, logs and cites.
+
+name -> Loss
+
+A new loss is a row here and its functions in ``losses.py``. Recipes, the objective, metrics, cards, the table in
+``docs/training-step.md`` and the tests over all losses read this table. It imports no torch, so that a recipe's loss is
+checked at once; functions are named as ``module:function`` and looked up when they are first called.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from perl.errors import Mistake, did_you_mean
+
+Reduction = Literal["mean", "min", "max"]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a formula is from.
+
+    Attributes:
+        key: Key of its BibTeX entry.
+        authors: As they are cited, ``Yu et al.``.
+        year: Of publication.
+        title: Of the paper.
+        arxiv: Its number there.
+    """
+
+    key: str
+    authors: str
+    year: int
+    title: str
+    arxiv: str
+
+    @property
+    def reference(self) -> str:
+        """In one line: ``Yu et al. 2025, arXiv:2503.14476``."""
+        return f"{self.authors} {self.year}, arXiv:{self.arxiv}"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss. In ``equation`` and ``clip``, r is the ratio of policy to old policy, A the advantage, p the policy.
+
+    Attributes:
+        name: As in ``train.loss_type``.
+        title: What people call it.
+        paper: Where it is from; None: it has no paper.
+        surrogate: ``module:function``, (ratio, inputs, settings) -> (objective of each token, quantities to log).
+        aggregation: ``module:function``, (mask, step) -> weight of each token in the loss of its optimizer step.
+        equation: The objective of a token.
+        weighting: What a token's weight divides by.
+        clip: How the ratio is bounded.
+        level: Level of the importance ratio: ``as set`` by ``train.importance_sampling_level``, or the loss's own.
+        settings: The fields of ``LossSettings`` that only some losses read, those that this one does.
+        logs: Quantity that the surrogate returns -> how its rows are reduced; the metric is ``QUANTITY_REDUCTION``.
+            Without reductions it is a mean under the quantity's own name.
+        differs: Where it is not the paper's.
+        corrects_sampling: Whether its own weight holds the correction for the engine that sampled; otherwise the
+            objective is multiplied by it.
+    """
+
+    name: str
+    title: str
+    paper: Paper | None
+    surrogate: str
+    aggregation: str
+    equation: str
+    weighting: str
+    clip: str
+    level: str = "as set"
+    settings: tuple[str, ...] = ()
+    logs: Mapping[str, tuple[Reduction, ...]] = field(default_factory=dict)
+    differs: str = ""
+    corrects_sampling: bool = False
+
+    @property
+    def metrics(self) -> dict[str, tuple[str, Reduction]]:
+        """Name of each metric -> the quantity that it is of, and how that is reduced."""
+        found: dict[str, tuple[str, Reduction]] = {}
+        for quantity, reductions in self.logs.items():
+            found |= {f"{quantity}_{reduction}": (quantity, reduction) for reduction in reductions}
+            if not reductions:
+                found[quantity] = (quantity, "mean")
+        return found
+
+
+GRPO = Paper(
+    "shao2024deepseekmath",
+    "Shao et al.",
+    2024,
+    "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
+    "2402.03300",
+)
+GSPO = Paper("zheng2025gspo", "Zheng et al.", 2025, "Group Sequence Policy Optimization", "2507.18071")
+
+
+def _clipped(name: str, title: str, paper: Paper | None, aggregation: str, weighting: str, differs: str = "") -> Loss:
+    """A row of PPO's clipped surrogate, which differs from the others in how tokens are weighted."""
+    return Loss(
+        name,
+        title,
+        paper,
+        "perl.algorithms.losses:clipped_surrogate",
+        f"perl.algorithms.losses:{aggregation}",
+        equation="-min(r A, clip(r) A)",
+        weighting=weighting,
+        clip="1 - epsilon to 1 + epsilon_high; unclipped r at most delta",
+        settings=("epsilon_low", "epsilon_high", "delta"),
+        logs={"clip_ratio/low": ("mean", "min"), "clip_ratio/high": ("mean", "max"), "clip_ratio/region": ("mean",)},
+        differs=differs,
+    )
+
+
+_ROWS = (
+    _clipped("grpo", "GRPO", GRPO, "completion_mean", "tokens of its completion"),
+    _clipped(
+        "bnpo",
+        "BNPO",
+        None,
+        "micro_batch_mean",
+        "tokens of its micro-batch",
+        "TRL's loss of this name; that of arXiv:2506.02864 is another one",
+    ),
+    _clipped(
+        "dr_grpo",
+        "Dr. GRPO",
+        Paper(
+            "liu2025understanding",
+            "Liu et al.",
+            2025,
+            "Understanding R1-Zero-Like Training: A Critical Perspective",
+            "2503.20783",
+        ),
+        "constant_length",
+        "max_completion_length",
+        "the paper's advantages need scale_rewards: none besides",
+    ),
+    _clipped(
+        "dapo",
+        "DAPO",
+        Paper(
+            "yu2025dapo",
+            "Yu et al.",
+            2025,
+            "DAPO: An Open-Source LLM Reinforcement Learning System at Scale",
+            "2503.14476",
+        ),
+        "step_mean",
+        "tokens of the generation batch",
+        "the loss alone: no group is sampled again for want of a signal",
+    ),
+    _clipped(
+        "luspo",
+        "LUSPO",
+        Paper(
+            "liu2026luspo",
+            "Liu et al.",
+            2026,
+            "Length-Unbiased Sequence Policy Optimization: Revealing and Controlling Response Length Variation in RLVR",
+            "2602.05261",
+        ),
+        "completion_sum",
+        "number of completions",
+        "the paper's ratio is that of importance_sampling_level: sequence",
+    ),
+    Loss(
+        "cispo",
+        "CISPO",
+        Paper(
+            "minimax2025m1",
+            "MiniMax",
+            2025,
+            "MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention",
+            "2506.13585",
+        ),
+        "perl.algorithms.losses:cispo_surrogate",
+        "perl.algorithms.losses:step_mean",
+        equation="-stop(min(r, epsilon_high)) A log p",
+        weighting="tokens of the generation batch",
+        clip="at most epsilon_high, as a weight without gradient",
+        settings=("epsilon_high",),
+        logs={"cispo_clip_ratio": ()},
+        differs="no lower bound; epsilon_high is the bound itself, as in TRL",
+    ),
+    Loss(
+        "sapo",
+        "SAPO",
+        Paper("gao2025sapo", "Gao et al.", 2025, "Soft Adaptive Policy Optimization", "2511.20347"),
+        "perl.algorithms.losses:sapo_surrogate",
+        "perl.algorithms.losses:completion_mean",
+        equation="-(4 / tau) sigmoid(tau (r - 1)) A",
+        weighting="tokens of its completion",
+        clip="none: a gate, tau by the sign of A",
+        settings=("sapo_temperature_pos", "sapo_temperature_neg"),
+    ),
+    Loss(
+        "vespo",
+        "VESPO",
+        Paper(
+            "shen2026vespo",
+            "Shen et al.",
+            2026,
+            "VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training",
+            "2602.10693",
+        ),
+        "perl.algorithms.losses:vespo_surrogate",
+        "perl.algorithms.losses:step_mean",
+        equation="-stop(w^k exp(lambda (1 - w))) A log p",
+        weighting="tokens of the generation batch",
+        clip="none: k and lambda by the sign of A",
+        level="sequence: w, the product of r over the completion",
+        settings=("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+        logs={"vespo/phi_seq": ("mean",)},
+        differs="log w is clamped as in its reference implementation",
+        corrects_sampling=True,
+    ),
+)
+LOSSES: dict[str, Loss] = {row.name: row for row in _ROWS}
+
+
+def loss_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
+    """What is wrong with ``train.loss_type``.
+
+    Args:
+        sections: The recipe's valid sections by name.
+
+    Returns:
+        Key path and mistake, if there is no such loss.
+    """
+    name = sections.get("train", {}).get("loss_type", "dapo")
+    if name in LOSSES:
+        return []
+    message = f"must be one of {', '.join(LOSSES)}, not {name!r}"
+    return [(("train", "loss_type"), Mistake(message, hint=did_you_mean(name, LOSSES)))]
+
+
+@functools.cache
+def function_at(place: str) -> Callable[..., Any]:
+    """The function that a row names as ``module:function``."""
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def losses_table() -> str:
+    """The table of ``docs/training-step.md``, in Markdown."""
+    columns = ("loss", "objective of a token", "divided by", "ratio", "bounds of r", "logs", "source")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in LOSSES.values():
+        title = f"{row.paper.title} ({row.paper.reference})" if row.paper else "TRL"
+        cells = (
+            f"`{row.name}`",
+            f"`{row.equation}`",
+            row.weighting,
+            row.level,
+            row.clip,
+            ", ".join(f"`{name}`" for name in row.metrics) or "none",
+            f"{title}; {row.differs}" if row.differs else title,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
