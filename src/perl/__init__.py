@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
     from perl.training.stages import train as train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public name -> module that defines it. No module may bear the name of a function here: importing it would hide it.
 _HOMES = {
