@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import constants
 
 from perl.algorithms.registry import loss_problems
-from perl.errors import Mistake, PerlError, first_line
+from perl.errors import PerlError, first_line
 from perl.evaluation.recounting.folder import recount_published
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
