@@ -309,8 +309,10 @@ def _pass_gate(texts: "Mapping[str, str]") -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    from perl.run.files import write_text
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
     except OSError as error:
         raise PerlError(f"cannot be written: {error.strerror or error}", str(path)) from None
