@@ -20,7 +20,7 @@ from huggingface_hub import constants
 from perl.errors import DataError, Mistake, did_you_mean, raise_all
 from perl.policy.hub_lookup import look_up
 from perl.recipe.sections import DATA_FILE_SUFFIXES, DataSection, DataSource
-from perl.run.folder import sha256_of
+from perl.run.files import sha256_of
 from perl.sandbox import is_sandbox, load_problems
 from perl.types import Prompt
 

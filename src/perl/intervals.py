@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy
 from numpy.typing import NDArray
 
+from perl.run.tables import percent as percent
+
 # Dimensions: E evaluations, N nodes of a quadrature.
 Floats = NDArray[numpy.float64]
 Values = Sequence[float] | Floats
@@ -101,9 +103,18 @@ def estimate_text(mean: float, stderr: float | None, low: float | None, high: fl
     return percent(mean) if low is None or high is None else f"{percent(mean)} [{percent(low)}, {percent(high)}]"
 
 
-def percent(share: float) -> str:
-    """A share in percent with one decimal."""
-    return f"{100 * share:.1f}"
+def score_text(share: float | None, error: float | None, problems: int | None) -> str:
+    """As :func:`estimate_text`, with the interval computed where the error is 0.0; a dash for no score."""
+    if share is None:
+        return "-"
+    return estimate_text(share, error, *(score_interval(share, error, problems) or (None, None)))
+
+
+def score_interval(share: float, error: float | None, problems: int | None) -> tuple[float, float] | None:
+    """The 95 % interval of a score; None unless its standard error and the number of problems are known."""
+    if error is None or problems is None or problems < 2:
+        return None
+    return interval(share, error, problems)
 
 
 def _check(level: float) -> None:

@@ -60,7 +60,8 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     from perl.hub.gate.gate import gate_problems
     from perl.hub.gate.leaks import this_machine
     from perl.hub.run_card import run_card, write_card
-    from perl.run.folder import Run, write_text
+    from perl.run.files import write_text
+    from perl.run.folder import Run
 
     folder = run_folder(source)
     if folder is None:

@@ -10,6 +10,7 @@ import click
 from perl.cli.output import say, set_up_output
 from perl.errors import InterruptedRunError, PerlError, raise_all
 from perl.recipe.engines import TRANSFORMERS, Backend
+from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
     from perl.evaluation.results import Results
@@ -213,8 +214,7 @@ def _tasks(*, as_json: bool) -> list[str]:
     tasks = all_tasks().values()
     if as_json:
         return [json.dumps([{"name": t.name, "title": t.title, "data": t.repository, "file": t.file} for t in tasks])]
-    width = max(len(task.name) for task in tasks)
-    return [f"{task.name:{width}}  {task.source}" for task in tasks]
+    return plain_table([(task.name, task.source) for task in tasks], (False, False))
 
 
 def _print(results: "Results", folder: Path, *, as_json: bool) -> None:

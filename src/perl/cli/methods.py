@@ -8,6 +8,7 @@ import click
 from perl.cli.output import say, set_up_output
 from perl.errors import RecipeError, did_you_mean
 from perl.methods.registry import METHODS, REFUSED_TYPES, Method
+from perl.run.tables import plain_table
 
 _COLUMNS = ("method", "rank", "alpha", "rate", "trainable", "reference", "rollout sync", "serving", "nf4", "tested")
 
@@ -104,9 +105,11 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     counted = any("trainable" in row or row.get("refused") for row in rows)
     headings = [column for column in _COLUMNS if column != "trainable" or counted]
     cells = [headings, *([_cell(row, column) for column in headings] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(headings))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    return [*lines, "", "`perl methods NAME` says more; any other type of PEFT: peft: {type: C3A, ...}"]
+    return [
+        *plain_table(cells, [False] * len(headings)),
+        "",
+        "`perl methods NAME` says more; any other type of PEFT: peft: {type: C3A, ...}",
+    ]
 
 
 def _cell(row: dict[str, Any], column: str) -> str:
@@ -123,17 +126,17 @@ def _cell(row: dict[str, Any], column: str) -> str:
 
 def _page(row: dict[str, Any]) -> list[str]:
     """One method, in full."""
-    lines = [f"{row['name']}: {row['summary']}", f"source         {row['source']}"]
     settings = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
     options = ", ".join(f"{key}: {value}" for key, value in row["options"].items())
-    lines += [f"settings       {settings or 'none'}", f"kwargs         {options or 'those of its PEFT config'}"]
-    lines.append(f"learning rate  {row['learning_rate']:g} where none is asked for ({row['rate']:g} times LoRA's)")
-    if "trainable" in row:
-        lines.append(f"trains         {row['trainable']:,} parameters ({row['share']:.3%})")
-    return [
-        *lines,
-        f"reference      {row['reference']}",
-        f"rollout sync   {row['sync']}",
-        f"serving        {row['serving']}",
-        f"on nf4         {row['nf4']}{': ' * bool(row['off_nf4'])}{row['off_nf4']}",
+    facts = [
+        ("source", row["source"]),
+        ("settings", settings or "none"),
+        ("kwargs", options or "those of its PEFT config"),
+        ("learning rate", f"{row['learning_rate']:g} where none is asked for ({row['rate']:g} times LoRA's)"),
+        *([("trains", f"{row['trainable']:,} parameters ({row['share']:.3%})")] if "trainable" in row else []),
+        ("reference", row["reference"]),
+        ("rollout sync", row["sync"]),
+        ("serving", row["serving"]),
+        ("on nf4", ": ".join(filter(None, [row["nf4"], row["off_nf4"]]))),
     ]
+    return [f"{row['name']}: {row['summary']}", *plain_table(facts, (False, False))]

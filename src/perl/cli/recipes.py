@@ -11,6 +11,7 @@ import click
 from perl.cli.output import say
 from perl.errors import RecipeError, did_you_mean
 from perl.recipe.assets import packaged_recipes
+from perl.run.tables import plain_table
 
 
 @click.command("recipes", short_help="List the packaged recipes, print one, or list every setting.")
@@ -29,10 +30,9 @@ def command(name: str | None, *, settings: bool, as_json: bool) -> None:
     if as_json:
         say(json.dumps([{"name": key, "summary": text} for key, text in rows], indent=2))
         return
-    width = max(len(key) for key, _ in rows)
     columns = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else None
-    for key, text in rows:
-        say(f"{key:{width}}  {text}"[:columns])
+    for line in plain_table(rows, (False, False)):
+        say(line[:columns])
 
 
 def _first_comment(path: Path) -> str:

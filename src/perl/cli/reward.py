@@ -17,6 +17,7 @@ import click
 
 from perl.cli.output import say, set_up_output
 from perl.errors import EXIT_DONE, EXIT_FAILED, DataError, PerlError
+from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -98,11 +99,13 @@ def try_completion(*, gold: str, completion: str, as_json: bool) -> None:
     if as_json:
         say(json.dumps(row, indent=2))
         return
-    extracted = "none" if verdict.extracted is None else _one_line(verdict.extracted)
-    say(f"status     {verdict.status.replace('_', ' ')}")
-    say(f"extracted  {extracted}")
-    say(f"gold       {_one_line(gold_answer(gold))}")
-    say(f"seconds    {verdict.seconds:.3f}")
+    facts = [
+        ("status", verdict.status.replace("_", " ")),
+        ("extracted", "none" if verdict.extracted is None else _one_line(verdict.extracted)),
+        ("gold", _one_line(gold_answer(gold))),
+        ("seconds", f"{verdict.seconds:.3f}"),
+    ]
+    say("\n".join(plain_table(facts, (False, False))))
 
 
 @command.command("check", short_help="Score the gold answers of a recipe's data as completions.")

@@ -275,8 +275,8 @@ def _hub_rows(wanted: "Filter") -> list["Row"]:
 def _card_scores(scores: "Mapping[str, float]", tasks: "Mapping[str, str]") -> dict[str, "Cell"]:
     """Columns of the tasks whose avg@k a card gives, which are in percent there, and of all of them."""
     from perl.evaluation.results import HELD_OUT
+    from perl.run.tables import percent
     from perl.zoo.listing import Cell
-    from perl.zoo.tables import percent
 
     means = {name: value for name, value in scores.items() if name.rpartition(" ")[2].startswith("avg@")}
     cells = {}
@@ -309,8 +309,10 @@ def _pass_gate(texts: "Mapping[str, str]") -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    from perl.run.files import write_text
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
     except OSError as error:
         raise PerlError(f"cannot be written: {error.strerror or error}", str(path)) from None

@@ -23,12 +23,13 @@ from perl.evaluation.table import (
     Column,
     difference_cell,
     error_words,
+    in_cells,
     is_shown,
-    markdown_table,
     p_cell,
-    plain_table,
+    rows_of,
     score_cell,
 )
+from perl.run.tables import markdown_table, plain_table
 
 NOT_DIFFERENT, OTHERWISE = "≈", "†"
 _SHORT_SHA = 12
@@ -114,13 +115,13 @@ def compare(results: Sequence[Results], *, force: bool = False) -> Comparison:
 
 def as_markdown(comparison: Comparison) -> str:
     """Tables in Markdown."""
-    lines = [line for columns in _tables(comparison) for line in (*markdown_table(columns), "")]
+    lines = [line for columns in _tables(comparison) for line in (*markdown_table(in_cells(rows_of(columns))), "")]
     return "\n".join([*lines, *(f"- {note}" for note in _notes(comparison))]) + "\n"
 
 
 def as_plain(comparison: Comparison) -> str:
     """The same for a terminal."""
-    lines = [line for columns in _tables(comparison) for line in (*plain_table(columns), "")]
+    lines = [line for columns in _tables(comparison) for line in (*plain_table(rows_of(columns)), "")]
     notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(comparison)]
     return "\n".join([*lines, *notes]) + "\n"
 

@@ -39,7 +39,8 @@ from perl.policy.name import model_config_digest, policy_name
 from perl.policy.quantised import quantisation_of
 from perl.rewards.verifier import verifier_version
 from perl.rollouts.open_engine import EngineSettings
-from perl.run.folder import installed_versions, write_text
+from perl.run.files import write_text
+from perl.run.folder import installed_versions
 from perl.run.progress import duration, progress
 from perl.run.threads import threads_kept, use_threads
 

@@ -18,7 +18,7 @@ from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results_schema import checked
 from perl.evaluation.score import Score
-from perl.run.folder import write_text
+from perl.run.files import write_text
 from perl.run.strict_json import parse_mapping
 
 Who = Literal["base", "adapter"]

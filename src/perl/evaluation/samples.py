@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 from perl.errors import PerlError
-from perl.run.folder import write_text
+from perl.run.files import write_text
 from perl.run.strict_json import parse_mapping
 from perl.types import VerdictStatus
 

@@ -19,7 +19,8 @@ from perl.policy.name import adapter_config_digest, model_config_digest, policy_
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
 from perl.recipe.sections import QUANTIZATIONS, ModelSection
-from perl.run.folder import Run, sha256_of
+from perl.run.files import sha256_of
+from perl.run.folder import Run
 from perl.sandbox import is_sandbox
 
 logger = logging.getLogger("perl")

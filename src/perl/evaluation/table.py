@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from perl.evaluation.metrics import Difference
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
-from perl.intervals import ALIKE, estimate_text, percent
+from perl.intervals import ALIKE, estimate_text
 from perl.policy.name import in_few_bits
+from perl.run.tables import markdown_table, percent, plain_table, signed_percent
 
 # Above this share of truncated completions a score says more about the limit than about the policy.
 MUCH_TRUNCATED = 0.1
@@ -25,7 +26,7 @@ SMALL_P = 0.05
 _SHORT_SHA = 12
 
 Column = tuple[str, list[str]]
-"""Heading and cells."""
+"""Heading and cells; the first column of a table is aligned to the left, all others to the right."""
 
 
 @dataclass(frozen=True)
@@ -50,37 +51,29 @@ def markdown(results: Results) -> str:
     """The table in Markdown, with the protocol and all reservations below it."""
     columns = [*_score_columns(results.tasks, MARKDOWN), *_further_columns(results.tasks)]
     notes = [f"- {note}" for note in _notes(results, MARKDOWN)]
-    return "\n".join([*markdown_table(columns), "", *notes]) + "\n"
+    return "\n".join([*markdown_table(in_cells(rows_of(columns))), "", *notes]) + "\n"
 
 
 def plain(results: Results) -> str:
     """The same for a terminal; where it would be too wide, scores first and what else was measured below."""
     scores, further = _score_columns(results.tasks, PLAIN), _further_columns(results.tasks)
-    lines = plain_table([*scores, *further])
+    lines = plain_table(rows_of([*scores, *further]))
     if max(map(len, lines)) > WIDEST:
-        lines = [line for part in (scores, *_parts(scores[0], further)) for line in ("", *plain_table(part))][1:]
+        lines = [line for part in (scores, *_parts(scores[0], further)) for line in ("", *plain_table(rows_of(part)))][
+            1:
+        ]
     notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(results, PLAIN)]
     return "\n".join([*lines, "", *notes]) + "\n"
 
 
-def markdown_table(columns: Sequence[Column]) -> list[str]:
-    """Lines of a table: the first column to the left, all others to the right."""
-    rule = ["---", *["---:"] * (len(columns) - 1)]
-    rows = [[heading for heading, _ in columns], rule, *zip(*(cells for _, cells in columns), strict=True)]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+def rows_of(columns: Sequence[Column]) -> list[list[str]]:
+    """The rows of a table of these columns, its headings first."""
+    return [list(row) for row in zip(*([heading, *cells] for heading, cells in columns), strict=True)]
 
 
-def plain_table(columns: Sequence[Column]) -> list[str]:
-    """Lines of a table without rules, aligned as in :func:`markdown_table`."""
-    widths = [max(len(cell) for cell in (heading, *cells)) for heading, cells in columns]
-    rows = [[heading for heading, _ in columns], *zip(*(cells for _, cells in columns), strict=True)]
-    first, *others = widths
-    return [
-        "  ".join(
-            [row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))]
-        ).rstrip()
-        for row in rows
-    ]
+def in_cells(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Rows whose cells are Markdown but for pipes."""
+    return [[cell.replace("|", "\\|") for cell in row] for row in rows]
 
 
 def score_cell(score: Score | None) -> str:
@@ -100,8 +93,8 @@ def difference_cell(difference: Difference | None) -> str:
     if difference is None:
         return "-"
     if math.isnan(difference.low):
-        return _signed(difference.mean)
-    return f"{_signed(difference.mean)} [{_signed(difference.low)}, {_signed(difference.high)}]"
+        return signed_percent(difference.mean)
+    return f"{signed_percent(difference.mean)} [{signed_percent(difference.low)}, {signed_percent(difference.high)}]"
 
 
 def p_cell(difference: Difference | None) -> str:
@@ -128,11 +121,6 @@ def why_not_shown(difference: Difference) -> str:
     if excludes_zero(difference):
         return f"p is above {SMALL_P}"
     return "the 95 % interval includes 0"
-
-
-def _signed(share: float) -> str:
-    rounded = f"{100 * share:+.1f}"
-    return "0.0" if float(rounded) == 0 else rounded
 
 
 def _score_columns(tasks: Sequence[TaskResult], marks: Marks) -> list[Column]:
@@ -194,7 +182,7 @@ def _parts(first: Column, further: Sequence[Column]) -> list[list[Column]]:
     """The columns in as few tables as a terminal shows, each with the first one."""
     parts: list[list[Column]] = [[first]]
     for column in further:
-        if len(parts[-1]) > 1 and max(map(len, plain_table([*parts[-1], column]))) > WIDEST:
+        if len(parts[-1]) > 1 and max(map(len, plain_table(rows_of([*parts[-1], column])))) > WIDEST:
             parts.append([first])
         parts[-1].append(column)
     return parts

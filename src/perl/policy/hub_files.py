@@ -15,7 +15,7 @@ from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import Mistake, ModelError, PerlError, first_line
 from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS, look_up
-from perl.run.folder import sha256_of
+from perl.run.files import sha256_of
 
 LARGEST_PLAIN_WEIGHTS = 50_000_000
 """Bytes of weights that are downloaded for their SHA-256: the Hub has none of files that it keeps as text."""

@@ -6,10 +6,7 @@ Every file is written whole or not at all, so a kill at any moment leaves a fold
 Knows nothing of models or training.
 """
 
-import hashlib
 import json
-import math
-import os
 import shutil
 import subprocess
 import time
@@ -27,9 +24,15 @@ from perl import __version__
 from perl.errors import InterruptedRunError, RunFolderError
 from perl.recipe import Recipe
 from perl.run.facts import parse_run_facts
+from perl.run.files import read_regular as read_regular
+from perl.run.files import replace_folder as replace_folder
+from perl.run.files import sha256_of as sha256_of
+from perl.run.files import write_text as write_text
+from perl.run.logs import log_rows as log_rows
+from perl.run.logs import read_log as read_log
+from perl.run.logs import rewind_log
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
-_LARGEST_LOGGED = 2**63
 # Settings that say where things are or go, not what is done: a run may go on with others.
 _PLACES = (
     "hub",
@@ -121,13 +124,7 @@ class Run:
     def rewind_logs(self, step: int) -> None:
         """Drops what was logged after a step, so that a resumed run does not log it twice."""
         for log in (self.metrics, self.samples):
-            if log.is_file():
-                kept = [
-                    line
-                    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-                    if _step_of(line) <= step
-                ]
-                write_text(log, "".join(line + "\n" for line in kept))
+            rewind_log(log, step)
 
 
 @contextmanager
@@ -158,26 +155,6 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
 def follow_run(recipe: Recipe) -> Run:
     """The run folder as the other processes of a distributed run see it: they read, the first one writes."""
     return Run(recipe.output_dir)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    staged = path.with_name(f".{path.name}.tmp")
-    staged.write_text(text, encoding="utf-8")
-    os.replace(staged, path)
-
-
-def replace_folder(staged: Path, path: Path) -> None:
-    """Moves a finished folder to its place, over an older one."""
-    if path.exists():
-        shutil.rmtree(path)
-    os.replace(staged, path)
 
 
 def installed_versions(further: Sequence[str] = (), *, quantised: bool = False) -> dict[str, str]:
@@ -300,54 +277,6 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str 
         else:
             found.append(f"{here} is {there} there, {now} here")
     return found
-
-
-def read_regular(path: Path) -> bytes:
-    """A file's bytes; nothing is waited for, as from a pipe.
-
-    Raises:
-        OSError: It is absent, no regular file, or cannot be read.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError("it is no regular file")
-    return path.read_bytes()
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log file; none where there is no file."""
-    return log_rows(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else []
-
-
-def log_rows(text: str) -> list[dict[str, Any]]:
-    """The rows of a log; a line that is none is left out, as one that a kill cut short."""
-    rows = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and _can_be_counted(row):
-            rows.append(row)
-    return rows
-
-
-def _can_be_counted(row: Mapping[str, Any]) -> bool:
-    """Whether steps, rewards and tokens are numbers, where they are there; a mean reward may be NaN."""
-    for name in ("step", "reward", "num_tokens"):
-        value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float | None):
-            return False
-        if value is not None and not abs(value) < _LARGEST_LOGGED and not (name == "reward" and math.isnan(value)):
-            return False
-    return True
-
-
-def _step_of(line: str) -> float:
-    """The step of a log line; a line that a kill cut short counts as never logged."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        return float("inf")
 
 
 def _now() -> str:

@@ -140,6 +140,7 @@ MOVED = {
     "perl.strict_json": "perl.run.strict_json",
     "perl.targets": "perl.policy.targets",
     "perl.threads": "perl.run.threads",
+    "perl.zoo.tables": "perl.run.tables",
 }
 """Old name -> new name, of modules. One whose old name is now a package's is in that package's ``__getattr__``."""
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perl.errors import PerlError, did_you_mean
-from perl.zoo.entry import Entry, TaskScore
-from perl.zoo.tables import (
+from perl.intervals import score_text
+from perl.run.tables import (
     Value,
     csv_text,
     in_markdown,
     markdown_table,
     percent,
     plain_table,
-    score_text,
     signed_percent,
     size_text,
 )
+from perl.zoo.entry import Entry, TaskScore
 
 FACTS = {
     "name": "in the zoo, or on the Hub",
@@ -214,13 +214,13 @@ def ordered(rows: Sequence[Row], by: str | None, *, reverse: bool = False) -> li
 
 def as_plain(rows: Sequence[Row], columns: Sequence[str]) -> str:
     """The list for a terminal."""
-    return "\n".join(plain_table(columns, _texts(rows, columns), _right(columns)))
+    return "\n".join(plain_table([columns, *_texts(rows, columns)], _right(columns)))
 
 
 def as_markdown(rows: Sequence[Row], columns: Sequence[str]) -> str:
     """The list in Markdown."""
-    texts = [[in_markdown(text) for text in line] for line in _texts(rows, columns)]
-    return "\n".join(markdown_table([in_markdown(name) for name in columns], texts, _right(columns)))
+    lines = [[in_markdown(text) for text in line] for line in (columns, *_texts(rows, columns))]
+    return "\n".join(markdown_table(lines, _right(columns)))
 
 
 def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:

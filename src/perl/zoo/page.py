@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from perl.intervals import score_interval, score_text
 from perl.recipe.assets import card_templates_folder
+from perl.run.tables import plain, signed_percent, size_text
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.listing import tasks_of
 from perl.zoo.ranking import error_of, seed_scores
-from perl.zoo.tables import plain, score_interval, score_text, signed_percent, size_text
 
 _WIDTH, _HEIGHT = 100, 28
 _LARGE_WIDTH, _LARGE_HEIGHT = 560, 200

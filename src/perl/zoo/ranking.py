@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perl.errors import PerlError, did_you_mean
+from perl.intervals import score_interval, score_text
+from perl.run.tables import percent, signed_percent
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.listing import Cell, Row, fact_cell, tasks_of
-from perl.zoo.tables import percent, score_interval, score_text, signed_percent
 
 # A spread over seeds reaches so many standard deviations to both sides.
 _SURE = 1.96

@@ -8,17 +8,17 @@ What is unknown is left out. Knows nothing of files.
 import textwrap
 from collections.abc import Iterator
 
+from perl.intervals import score_text
+from perl.run.tables import percent, plain, plain_table, signed_percent, size_text
 from perl.zoo.entry import Entry
-from perl.zoo.tables import percent, plain, plain_table, score_text, signed_percent, size_text
 
 _WIDEST = 100
 
 
 def sheet(entry: Entry) -> list[str]:
     """The entry, line by line."""
-    facts = [(name, plain(value)) for name, value in _facts(entry) if value not in (None, "")]
-    width = max(len(name) for name, _ in facts)
-    lines = [f"{name:{width}}  {value}" for name, value in facts]
+    facts = [(name, str(value)) for name, value in _facts(entry) if value not in (None, "")]
+    lines = plain_table(facts, (False, False))
     if entry.scores:
         rows = [
             [
@@ -32,8 +32,8 @@ def sheet(entry: Entry) -> list[str]:
             ]
             for score in entry.scores
         ]
-        headings = ("task", "metric", "adapter", "base", "difference", "problems", "protocol")
-        lines += ["", *plain_table(headings, rows, (False, False, True, True, True, True, False))]
+        headings = ["task", "metric", "adapter", "base", "difference", "problems", "protocol"]
+        lines += ["", *plain_table([headings, *rows], (False, False, True, True, True, True, False))]
     for other in entry.seeds:
         lines.append(f"seed {other.seed}: {plain(', '.join(f'{t} {percent(v)}' for t, v in other.scores.items()))}")
     if entry.notes:

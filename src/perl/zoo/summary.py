@@ -8,11 +8,12 @@ Both hold the same for the same entries, so that a check can write them again an
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from perl.intervals import score_text
+from perl.run.tables import Value, csv_text, in_markdown, markdown_table, size_text
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
 from perl.zoo.listing import tasks_of
 from perl.zoo.ranking import error_of
-from perl.zoo.tables import Value, csv_text, in_markdown, markdown_table, score_text, size_text
 
 MARKDOWN, CSV = "MODEL_ZOO.md", "zoo.csv"
 
@@ -154,7 +155,7 @@ def _table(entries: Sequence[Entry]) -> str:
         if any(value(e) is not None for e in entries)
     ]
     rows = [[text(entry) for _, _, text in columns] for entry in entries]
-    lines = markdown_table([name for name, _, _ in columns], rows, [right for _, right, _ in columns])
+    lines = markdown_table([[name for name, _, _ in columns], *rows], [right for _, right, _ in columns])
     bases = _base_line(entries, tasks)
     return "\n".join(
         [*lines, *(["", bases] if bases else []), "", *(f"{i}. {in_markdown(n)}" for n, i in notes.items())]

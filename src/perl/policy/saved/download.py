@@ -18,7 +18,7 @@ from huggingface_hub.hf_api import RepoSibling
 from perl.errors import Mistake, ModelError, PerlError, first_line
 from perl.policy.hub_files import check_declared, check_sha256, fetch, has_id, list_files
 from perl.policy.hub_lookup import look_up
-from perl.run.folder import sha256_of, write_text
+from perl.run.files import sha256_of, write_text
 from perl.zoo.catalogue import PREFIX, Zoo, open_zoo
 from perl.zoo.entry import Entry
 

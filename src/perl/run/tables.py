@@ -2,15 +2,13 @@
 
 headings and cells -> lines
 
-What others wrote (names, notes, methods) is made harmless for the place it is shown in. Knows nothing of entries.
+What others wrote (names, notes, methods) is made harmless for the place it is shown in.
 """
 
 import csv
 import io
 import re
 from collections.abc import Sequence
-
-from perl import intervals
 
 Value = str | int | float | None
 
@@ -29,27 +27,26 @@ def in_markdown(text: object) -> str:
     return _MARKDOWN.sub(r"\\\1", plain(text))
 
 
-def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+def plain_table(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> list[str]:
     """Lines of a table for a terminal.
 
     Args:
-        headings: One a column.
-        rows: Cells.
-        right: Which columns stand to the right.
+        rows: Cells, the headings first where there are any.
+        right: Which columns are aligned to the right; None: all but the first.
     """
-    lines = [[plain(cell) for cell in line] for line in (headings, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    lines = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.rjust if r else str.ljust for r in _sides(right, len(widths))]
     return [
-        "  ".join(
-            cell.rjust(width) if r else cell.ljust(width) for cell, width, r in zip(line, widths, right, strict=True)
-        ).rstrip()
+        "  ".join(side(cell, width) for cell, width, side in zip(line, widths, sides, strict=True)).rstrip()
         for line in lines
     ]
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
-    """Lines of a table in Markdown, whose cells are Markdown already but for pipes in code."""
-    lines = [headings, ["---:" if r else "---" for r in right], *rows]
+def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> list[str]:
+    """Lines of a table in Markdown; arguments as of :func:`plain_table`, the cells in Markdown."""
+    rule = ["---:" if r else "---" for r in _sides(right, len(rows[0]))]
+    lines = [rows[0], rule, *rows[1:]]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
@@ -63,22 +60,8 @@ def csv_text(headings: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:
 
 
 def percent(share: float | None) -> str:
-    """``46.6``, or a dash."""
-    return "-" if share is None else intervals.percent(share)
-
-
-def score_text(share: float | None, error: float | None, problems: int | None) -> str:
-    """``46.6 ± 1.2``, ``100.0 [88.4, 100.0]`` where the error is 0.0, or a dash."""
-    if share is None:
-        return "-"
-    return intervals.estimate_text(share, error, *(score_interval(share, error, problems) or (None, None)))
-
-
-def score_interval(share: float, error: float | None, problems: int | None) -> tuple[float, float] | None:
-    """The 95 % interval of a score; None unless its standard error and the number of problems are known."""
-    if error is None or problems is None or problems < 2:
-        return None
-    return intervals.interval(share, error, problems)
+    """A share in percent with one decimal, ``46.6``, or a dash."""
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def signed_percent(share: float | None) -> str:
@@ -97,6 +80,10 @@ def size_text(size: int | None) -> str:
         if size >= bytes_of_it:
             return f"{size / bytes_of_it:.1f} {unit}"
     return f"{size} B"
+
+
+def _sides(right: Sequence[bool] | None, columns: int) -> Sequence[bool]:
+    return [i > 0 for i in range(columns)] if right is None else right
 
 
 def _csv_cell(value: Value) -> Value:

@@ -1,0 +1,58 @@
+"""A run's logs, whose last line a kill may have cut short.
+
+file, text -> rows, a JSON object each
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perl.run.files import write_text
+
+_LARGEST_LOGGED = 2**63
+
+
+def rewind_log(log: Path, step: int) -> None:
+    """Drops what was logged after a step; a file that is absent stays so."""
+    if log.is_file():
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        write_text(log, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log file; none where there is no file."""
+    return log_rows(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else []
+
+
+def log_rows(text: str) -> list[dict[str, Any]]:
+    """The rows of a log; a line that is none is left out, as one that a kill cut short."""
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and _can_be_counted(row):
+            rows.append(row)
+    return rows
+
+
+def _can_be_counted(row: Mapping[str, Any]) -> bool:
+    """Whether steps, rewards and tokens are numbers, where they are there; a mean reward may be NaN."""
+    for name in ("step", "reward", "num_tokens"):
+        value = row.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            return False
+        if value is not None and not abs(value) < _LARGEST_LOGGED and not (name == "reward" and math.isnan(value)):
+            return False
+    return True
+
+
+def _step_of(line: str) -> float:
+    """The step of a log line; a line that a kill cut short counts as never logged."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return float("inf")
