@@ -126,6 +126,11 @@ def visible(text: str) -> str:
     return _OBEYED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; of one without text its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def raise_all(kind: type[PerlError], problems: Sequence[Mistake]) -> None:
     """Raises one error with all problems, or returns if there are none."""
     if problems:

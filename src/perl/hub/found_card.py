@@ -2,15 +2,12 @@
 
 run, folder, or Hub id -> FoundCard
 
-Of the Hub only small files are downloaded, and of weights only those whose SHA-256 the Hub does not say. Knows nothing
-of what makes a card right.
+Of the Hub only small files are downloaded, and of weights only those whose SHA-256 the Hub does not report. What makes
+a card right is for :mod:`perl.hub.card.check`.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from huggingface_hub import constants
-from huggingface_hub.hf_api import RepoSibling
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.recounting.folder import recount_folder
@@ -23,16 +20,13 @@ from perl.hub.card.form import CARD
 from perl.hub.card.run_facts import RUN_FACTS, read_run_facts, recipe_of
 from perl.hub.gate.gate import largest
 from perl.hub.push.package import package_candidate
-from perl.hub.repository import fetched, listed
+from perl.hub.repository import fetched, open_repository, weights_of
 from perl.hub.run_card import shown_candidate
-from perl.policy.hub_lookup import look_up
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.folder import Run, sha256_of
 
 _READ = (CARD, RUN_FACTS, CONFIG, PUBLIC_RECIPE, METRICS, SCORES, PUBLISHED)
 _LEADERBOARDS = ".eval_results/"
-# Weights that are not kept as a large file have no SHA-256 until they are here.
-_LARGEST_WEIGHTS = 50_000_000
 _RUN = "run.json"
 
 
@@ -135,23 +129,18 @@ def _of_folder(folder: Path) -> FoundCard:
 
 
 def _of_hub(name: str) -> FoundCard:
-    repository, _, revision = name.partition("@")
-    if constants.HF_HUB_OFFLINE:
-        raise PerlError("HF_HUB_OFFLINE is set, so the Hub is not asked", name)
-    commit = look_up("model", repository, revision or None)
-    if isinstance(commit, Mistake):
-        raise PerlError(commit.message, name, commit.hint)
-    siblings = listed(repository, commit)
-    if CARD not in siblings:
+    repository = open_repository(name)
+    if CARD not in repository.files:
         raise PerlError(f"has no {CARD}", name)
     files: dict[str, bytes | Path | None] = {}
-    for file in siblings.values():
-        most = _most(file.rfilename)
-        _refuse_cut(file.rfilename, file.size or 0, name)
-        read = file.size is not None and most > 0
-        files[file.rfilename] = fetched(repository, commit, file, most, name) if read else None
-    digest = _weights_digest(repository, commit, siblings.get(WEIGHTS), name)
-    return FoundCard(f"{repository}@{commit}", files, digest)
+    for file, there in repository.files.items():
+        most = _most(file)
+        _refuse_cut(file, there.size or 0, name)
+        files[file] = fetched(repository, file, most) if there.size is not None and most > 0 else None
+    digest = None
+    if WEIGHTS in files:
+        digest, files[WEIGHTS] = weights_of(repository)
+    return FoundCard(f"{repository.name}@{repository.commit}", files, digest)
 
 
 def _most(name: str) -> int:
@@ -167,14 +156,3 @@ def _refuse_cut(name: str, size: int, where: str) -> None:
     """A file that the card is rendered from is read whole or the card is not checked."""
     if 0 < _most(name) < size:
         raise PerlError(f"has {size:,} bytes, read are {_most(name):,} at most", f"{where}: {name}")
-
-
-def _weights_digest(repository: str, commit: str | None, file: RepoSibling | None, where: str) -> str | None:
-    """The weights' SHA-256, as the Hub says it of large files; of small ones that it keeps as text it is computed."""
-    if file is None:
-        return None
-    if file.lfs is not None:
-        return file.lfs.sha256
-    if file.size is None or file.size > _LARGEST_WEIGHTS:
-        return None
-    return sha256_of(fetched(repository, commit, file, _LARGEST_WEIGHTS, where))

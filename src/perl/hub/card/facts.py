@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 from peft import PeftConfig
 
-from perl.errors import PerlError, RecipeError
+from perl.errors import PerlError, RecipeError, first_line
 from perl.evaluation.results import FIGURE, RESULTS, Results, read_results
 from perl.hub.card.names import has_hub_form, shown
 from perl.hub.card.run_facts import RUN_FACTS, Licence, RunFacts, read_run_facts
@@ -236,7 +236,9 @@ def config_in(files: Files) -> PeftConfig | None:
         try:
             return read_config(Path(folder))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PerlError(f"is no config of PEFT: {_first_line(error)}", CONFIG) from None
+            raise PerlError(
+                f"is no config of PEFT: {type(error).__name__}: {first_line(error)[:100]}", CONFIG
+            ) from None
 
 
 def public_recipe_in(files: Files) -> Recipe | None:
@@ -259,7 +261,9 @@ def public_recipe_in(files: Files) -> Recipe | None:
         problem = error.mistakes[0]
         raise PerlError(f"{problem.where}: {problem.message}", PUBLIC_RECIPE, problem.hint) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise PerlError(f"is not plain YAML: {_first_line(error)}", PUBLIC_RECIPE) from None
+        raise PerlError(
+            f"is not plain YAML: {type(error).__name__}: {first_line(error)[:100]}", PUBLIC_RECIPE
+        ) from None
 
 
 def results_in(files: Files) -> Results | None:
@@ -333,7 +337,3 @@ def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> Asking:
 def _example(data: str) -> dict[str, str]:
     """A question of the sandbox's; those of others' data are theirs to show."""
     return {"example": load_problems(data, "heldout")[0].question} if is_sandbox(data) else {}
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:100]}"

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from perl.errors import first_line
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
 _LARGEST_HEADER = 100_000_000  # of weights, as safetensors itself says
@@ -113,7 +114,7 @@ def _yaml(content: bytes) -> list[Passage]:
         refuse_tags(text, "")  # an alias may stand for any number of values
         _pairs_of(plain_value(text), seen)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise MalformedFileError(f"is no YAML: {next(iter(str(error).splitlines()), type(error).__name__)}") from None
+        raise MalformedFileError(f"is no YAML: {first_line(error)}") from None
     return [*_text(content), *(Passage(pair, whole=text) for pair in seen)]
 
 

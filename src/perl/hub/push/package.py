@@ -19,7 +19,7 @@ from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.card.candidate import Candidate
 from perl.hub.card.check import check_card
 from perl.hub.card.eval_results import eval_result_files
-from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, CardFacts, facts_from_files
+from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, facts_from_files
 from perl.hub.card.form import CARD, card_mistakes
 from perl.hub.card.notes import split_notes
 from perl.hub.card.public_recipe import public_recipe, without_paths
@@ -124,15 +124,6 @@ def package_candidate(
     notes = split_notes(_text(run.card))[1] if run.card.is_file() else ""
     files[CARD] = (f"{card}\n{notes}" if notes else card).encode()
     return Package(dict(sorted(files.items())))
-
-
-def card_facts(candidate: Candidate, repo_id: str | None = None) -> CardFacts:
-    """What a run tells of one of its adapters; arguments as of :func:`package_candidate`.
-
-    Raises:
-        PerlError: The run's recipe cannot be read, or it lacks what a card must say.
-    """
-    return facts_from_files(package_candidate(candidate, repo_id).files)
 
 
 def package_problems(package: Package, folder: Path) -> list[Mistake]:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from perl.errors import BrokenPromiseError, PerlError, RunFolderError, raise_all
+from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, raise_all
 from perl.evaluation.recounting.published_samples import LARGEST, PUBLISHED
 from perl.hub.card.candidate import Candidate, checkpoint_steps, find_candidate, identity_problems
 from perl.hub.card.facts import SCORES
@@ -128,7 +128,7 @@ def _push_alone(run: Run, wanted: Push, device: torch.device | None, sleep: Slee
     except PerlError as error:
         waits = wanted.replace and isinstance(error, HubOutageError)
         known = read_push(run, push.repo_id) or push
-        write_push(run, dataclasses.replace(known, error=str(error).splitlines()[0], replace=waits))
+        write_push(run, dataclasses.replace(known, error=first_line(error), replace=waits))
         raise
     write_push(run, dataclasses.replace(push, status="done"))
     tidy_outbox(run)

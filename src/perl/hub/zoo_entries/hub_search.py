@@ -15,7 +15,7 @@ from huggingface_hub import HfApi, constants, get_session
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import ModelInfo
 
-from perl.errors import PerlError
+from perl.errors import PerlError, first_line
 from perl.hub.card.front_matter import OURS, SANDBOX, adapter_tag
 from perl.methods.registry import METHODS
 from perl.policy.hub_lookup import TIMEOUT_SECONDS
@@ -72,8 +72,7 @@ def hub_adapters(base: str | None = None, method: str | None = None, limit: int 
         status = error.response.status_code
         raise PerlError(f"the Hub answers {status} when asked for adapters", "", "try again later") from None
     except Exception as error:  # noqa: BLE001 (a network client's errors are not part of the Hub library's interface)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PerlError(f"{api.endpoint} cannot be asked for adapters: {reason}") from None
+        raise PerlError(f"{api.endpoint} cannot be asked for adapters: {first_line(error)}") from None
     return [_found(info) for info in listed]
 
 
