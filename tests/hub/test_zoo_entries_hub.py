@@ -146,7 +146,7 @@ HOSTILE = {
     "aliases": ({RECIPE: b"a: &a [x]\nb: [*a, *a]\n"}, "not plain YAML: an alias"),
     "tags": ({RECIPE: b"a: !!python/object/apply:os.getcwd []\n"}, "not plain YAML: a tag"),
     "aliases in the card": ({"README.md": b"---\na: &a [x]\nb: [*a, *a]\n---\n"}, "README.md.* an alias"),
-    "another recipe": ({RECIPE: b"extends: quickstart\n"}, "perl_recipe.yaml: is no recipe that stands alone"),
+    "another recipe": ({RECIPE: b"extends: quickstart\n"}, "perl_recipe.yaml: is not a recipe that stands alone"),
     "deep recipe": ({RECIPE: b"peft: " + DEEP[:90_000]}, "perl_recipe.yaml:1: not plain YAML: nested too deeply"),
     "deep card": (
         {"README.md": b"---\na: " + b"[" * 200 + b"]" * 200 + b"\n---\n"},

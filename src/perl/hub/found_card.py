@@ -14,7 +14,7 @@ from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, read_results
-from perl.hub.card.candidate import Candidate, identity_problems
+from perl.hub.card.candidate import Candidate, identity_mistakes
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
 from perl.hub.card.form import CARD
 from perl.hub.card.run_facts import RUN_FACTS, read_run_facts, recipe_of
@@ -37,7 +37,7 @@ class FoundCard:
     Attributes:
         place: Where it was found.
         files: Everything beside it, and itself, as in a repository.
-        weights_sha256: Of the adapter beside it; None: there is none, or nobody says it.
+        weights_sha256: Of the adapter beside it; None: there is none, or it is unknown.
         counted: Its scores, counted again from samples that are not published; None: there are none.
         unscored: Why results that lie there are not shown.
     """
@@ -98,7 +98,7 @@ def _of_run(run: Run) -> FoundCard:
     files[RUN_FACTS] = facts
     place = candidate.results_folder
     counted = recount_folder(place, recipe_of(run)) if place is not None else None
-    raise_all(PerlError, identity_problems(candidate))
+    raise_all(PerlError, identity_mistakes(candidate))
     return FoundCard(str(run.card), files, candidate.sha256, counted, _why_unscored(candidate))
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PrinterCallback
 from perl.data import render_prompts
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
 from perl.hub.card.candidate import source_of_run
-from perl.hub.push.login import check_login, publishing_problems
+from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
 from perl.hub.run_card import write_card
 from perl.methods.on_quantised import quantization_problems
@@ -141,7 +141,7 @@ def read_recipe(
     Raises:
         RecipeError: With every problem found.
     """
-    checks = (method_problems, quantization_problems, reward_problems, publishing_problems)
+    checks = (method_problems, quantization_problems, reward_problems, publishing_mistakes)
     recipe = load_recipe(source, overrides, checks=checks)
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))

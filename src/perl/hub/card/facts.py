@@ -226,7 +226,7 @@ def config_in(files: Files) -> PeftConfig | None:
     """The adapter's config; None: there is none.
 
     Raises:
-        PerlError: It is none of PEFT's.
+        PerlError: It is not a config of PEFT.
     """
     content = content_of(files, CONFIG)
     if content is None:
@@ -237,7 +237,7 @@ def config_in(files: Files) -> PeftConfig | None:
             return read_config(Path(folder))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise PerlError(
-                f"is no config of PEFT: {type(error).__name__}: {first_line(error)[:100]}", CONFIG
+                f"is not a config of PEFT: {type(error).__name__}: {first_line(error)[:100]}", CONFIG
             ) from None
 
 
@@ -245,7 +245,7 @@ def public_recipe_in(files: Files) -> Recipe | None:
     """The recipe; None: there is none.
 
     Raises:
-        PerlError: It is none that stands alone.
+        PerlError: It does not stand alone.
     """
     content = content_of(files, PUBLIC_RECIPE)
     if content is None:
@@ -255,7 +255,7 @@ def public_recipe_in(files: Files) -> Recipe | None:
         refuse_tags(text, PUBLIC_RECIPE)
         values = plain_value(text)
         if not isinstance(values, dict) or "extends" in values or not all(isinstance(key, str) for key in values):
-            raise PerlError("is no recipe that stands alone", PUBLIC_RECIPE, "perl push writes one")
+            raise PerlError("is not a recipe that stands alone", PUBLIC_RECIPE, "perl push writes one")
         return Recipe.load(values)
     except RecipeError as error:
         problem = error.mistakes[0]
@@ -270,7 +270,7 @@ def results_in(files: Files) -> Results | None:
     """The scores; None: there are none.
 
     Raises:
-        PerlError: They are none of ``perl eval``.
+        PerlError: They were not written by ``perl eval``.
     """
     content = content_of(files, SCORES)
     if content is None:

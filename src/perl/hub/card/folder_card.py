@@ -1,8 +1,6 @@
 """The card of an adapter that lies in a folder of its own, without a run: a script's, a checkpoint's.
 
 what the trainer reports -> FOLDER/README.md, FOLDER/perl_run.json
-
-Knows nothing of trainers.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 Candidate -> name in the repository -> bytes
 
-Nothing of another adapter, nothing of this machine. Knows nothing of the Hub.
+Nothing of another adapter, nothing of this machine.
 """
 
 import hashlib
@@ -69,14 +69,14 @@ def read_package(folder: Path) -> Package:
     """All files of a folder, into memory.
 
     Raises:
-        PerlError: A link lies in it, or another thing that is no regular file; or a file that we do not publish.
+        PerlError: A link lies in it, or another thing that is not a regular file; or a file that we do not publish.
     """
     raise_all(PerlError, strange_files(folder, deep=True))
     files = {}
     for name, _ in names_in(folder, deep=True):
         most = largest(name)
         if most is None:
-            raise PerlError("is no file that we publish", str(folder / name), "leave it out")
+            raise PerlError("is not a file that perl publishes", str(folder / name), "leave it out")
         files[name] = take(folder, name, most)
     return Package(files)
 
@@ -126,7 +126,7 @@ def package_candidate(
     return Package(dict(sorted(files.items())))
 
 
-def package_problems(package: Package, folder: Path) -> list[Mistake]:
+def package_mistakes(package: Package, folder: Path) -> list[Mistake]:
     """Why a package may not be published: what the gate refuses, and a card that is wrong.
 
     Args:
@@ -138,7 +138,7 @@ def package_problems(package: Package, folder: Path) -> list[Mistake]:
     unread = [CARD] if CARD not in contents else [problem.where for problem in refused if problem.where in contents]
     if any(name in unread for name in (CARD, SCORES)) or WEIGHTS not in contents:
         return [*refused, *(Mistake("is absent", name) for name in (CARD, WEIGHTS) if name not in contents)]
-    if RUN_FACTS not in contents:  # a script's own card, of which nobody says what it comes from
+    if RUN_FACTS not in contents:  # a script's own card, which nothing here can render again
         return [*refused, *card_mistakes(contents[CARD].decode("utf-8"), contents)]
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
     return [*refused, *check_card(contents, digest).mistakes]
@@ -204,10 +204,10 @@ def _public_config(content: bytes) -> bytes:
         config = json.loads(content)
         name, revision = config.get("base_model_name_or_path"), config.get("revision")
     except (ValueError, AttributeError, RecursionError) as error:
-        raise PerlError(f"is no config of an adapter: {str(error)[:80]}", CONFIG) from None
+        raise PerlError(f"is not an adapter's config: {str(error)[:80]}", CONFIG) from None
     for key, value in (("base_model_name_or_path", name), ("revision", revision)):
         if not isinstance(value, str | None):
-            raise PerlError(f"{key} is no text", CONFIG)
+            raise PerlError(f"{key} is not text", CONFIG)
     if name is None:
         return content
     known, commit = public_name(name, revision)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, read_results
-from perl.hub.card.candidate import Candidate, find_candidate, identity_problems
+from perl.hub.card.candidate import Candidate, find_candidate, identity_mistakes
 from perl.hub.card.recounted import recount_candidate
 from perl.hub.card.run_facts import RUN_FACTS, hardware_of, read_run_facts
 from perl.hub.push.outbox import read_pushes
@@ -41,7 +41,7 @@ def _of_candidate(candidate: Candidate) -> Material:
             read_results(run.path / "eval")  # says why it cannot be read
             message = "its results are those of another adapter, or of this one with another config"
         raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
-    raise_all(PerlError, identity_problems(candidate))
+    raise_all(PerlError, identity_mistakes(candidate))
     config = (candidate.folder / CONFIG).read_bytes()
     scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))
     package = package_candidate(candidate)  # its config names no folder of this machine
