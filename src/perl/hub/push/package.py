@@ -21,7 +21,7 @@ from perl.hub.card.check import check_card
 from perl.hub.card.eval_results import eval_result_files
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, facts_from_files
 from perl.hub.card.form import CARD, card_mistakes
-from perl.hub.card.notes import split_notes
+from perl.hub.card.notes import with_notes
 from perl.hub.card.public_recipe import public_recipe, without_paths
 from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
@@ -121,8 +121,7 @@ def package_candidate(
     if not of_a_step:
         files |= _pictures(run, run.plots, "plots")
     card = render_card(facts_from_files(files))
-    notes = split_notes(_text(run.card))[1] if run.card.is_file() else ""
-    files[CARD] = (f"{card}\n{notes}" if notes else card).encode()
+    files[CARD] = with_notes(card, _text(run.card) if run.card.is_file() else "").encode()
     return Package(dict(sorted(files.items())))
 
 
