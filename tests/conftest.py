@@ -3,6 +3,7 @@
 Stricter than production: a test that reaches for the Hub fails at once instead of waiting for it.
 """
 
+import contextlib
 import logging
 import os
 import random
@@ -44,9 +45,13 @@ def _deterministic() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written to the checkout, and no test finds a file by the folder it was started in."""
-    monkeypatch.chdir(tmp_path)
+def _in_an_empty_folder(tmp_path: Path) -> Iterator[None]:
+    """Nothing is written to the checkout, and no test finds a file by the folder it was started in.
+
+    Not by ``monkeypatch``: a test that calls ``undo()`` would go on in the checkout.
+    """
+    with contextlib.chdir(tmp_path):
+        yield
 
 
 @pytest.fixture(autouse=True)

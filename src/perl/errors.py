@@ -126,6 +126,11 @@ def visible(text: str) -> str:
     return _OBEYED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; of one without text its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def raise_all(kind: type[PerlError], problems: Sequence[Mistake]) -> None:
     """Raises one error with all problems, or returns if there are none."""
     if problems:
@@ -140,11 +145,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]}?"
     return f"there are: {', '.join(choice)}" if 0 < len(choice) <= LONGEST_LISTED_CHOICE else ""
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, else its type: a library's message may be a page."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def missing_extra(package: str, extra: str, needed_for: str) -> Mistake:

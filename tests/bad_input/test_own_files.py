@@ -27,7 +27,7 @@ from perl.hub.card.candidate import checkpoint_steps, find_candidate
 from perl.hub.card.check import check_card
 from perl.hub.found_card import find_card
 from perl.hub.push.outbox import Push, read_push, write_push
-from perl.hub.push.package import package_candidate, package_problems
+from perl.hub.push.package import package_candidate, package_mistakes
 from perl.hub.run_card import run_card, write_card
 from perl.hub.zoo_entries.from_run import of_run
 from perl.policy.checkpoint import latest_checkpoint
@@ -101,7 +101,7 @@ def checked(folder: Path) -> None:
 
 
 def packaged(folder: Path, which: Any = "final") -> None:
-    package_problems(package_candidate(find_candidate(Run.read(folder), which), "user/adapter"), folder)
+    package_mistakes(package_candidate(find_candidate(Run.read(folder), which), "user/adapter"), folder)
 
 
 def best_packaged(folder: Path) -> None:

@@ -91,7 +91,7 @@ def test_the_card_may_go_into_another_file(perl, run):
         (["absent", "--check"], "absent: no such folder, and not a name on the Hub (a run, a folder, or user/name)"),
         (["a-run", "--check", "-o", "x"], "--output: --check writes nothing (leave it out)"),
         (["a-run", "--repo", "mine"], "--repo: 'mine' is not a name on the Hub (user/name)"),
-        (["a/b", "--check"], "a/b: HF_HUB_OFFLINE is set, so the Hub is not asked"),
+        (["a/b", "--check"], "a/b: HF_HUB_OFFLINE is set, so the Hub is not asked (unset it)"),
     ],
 )
 @pytest.mark.usefixtures("run")

@@ -59,7 +59,7 @@ def test_an_outage_ends_with_one_line_and_the_same_command_goes_on(hub, capsys):
     assert perl("run", "--repo", REPO, "--private") == EXIT_FAILED
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-2] == "the push is kept in run: `perl push run` finishes it"
-    assert printed.err.splitlines()[-1] == f"error: {REPO}: the Hub cannot be had: it answers 503 (6 tries)"
+    assert printed.err.splitlines()[-1] == f"error: {REPO}: the Hub is unreachable: it answers 503 (6 tries)"
     assert TOKEN not in printed.err + printed.out
     hub.faults.clear()
     assert perl("run") == EXIT_DONE
@@ -82,8 +82,8 @@ def test_what_cannot_be_pushed_is_one_line(capsys, hub):
     publishable()
     for arguments, said in (
         (("absent", "--repo", REPO), "absent: no such folder"),
-        (("run",), "run: says not where to push it (--repo user/name)"),
-        (("run", "--repo", "name"), "--repo: is no name on the Hub: 'name' (user/name)"),
+        (("run",), "run: does not say where to push it (--repo user/name)"),
+        (("run", "--repo", "name"), "--repo: is not a name on the Hub: 'name' (user/name)"),
         (("run", "--repo", REPO, "--which", "best"), "run: keeps no best adapter"),
     ):
         assert perl(*arguments) == EXIT_USER_MISTAKE

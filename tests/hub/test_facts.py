@@ -10,9 +10,9 @@ from perl.errors import RecipeError
 from perl.evaluation.task import Task, all_tasks
 from perl.hub.card.candidate import Candidate, find_candidate
 from perl.hub.card.eval_results import BENCHMARKS, eval_result_files, model_index
-from perl.hub.card.facts import Licence, Serving, serving_of
+from perl.hub.card.facts import CardFacts, Licence, Serving, facts_from_files, serving_of
 from perl.hub.card.run_facts import base_licence
-from perl.hub.push.package import card_facts
+from perl.hub.push.package import package_candidate
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.recipe import load_recipe
@@ -35,6 +35,11 @@ def made(tmp_path_factory) -> Run:
 @pytest.fixture
 def run(made) -> Run:
     return Run.read(made.path)
+
+
+def card_facts(candidate: Candidate, repo_id: str | None = None) -> CardFacts:
+    """What a run tells of one of its adapters, as its card shows it."""
+    return facts_from_files(package_candidate(candidate, repo_id).files)
 
 
 def test_everything_comes_from_the_run_folder(run):

@@ -106,7 +106,7 @@ def test_what_is_no_regular_file_is_not_published_and_nobody_waits_for_it(kind):
             os.mknod(place, 0o20666, os.makedev(1, 5))  # /dev/zero, without an end
         except PermissionError:
             pytest.skip("devices are for root only")
-    with pytest.raises(PerlError, match=r"plots/x.png: is no regular file$"):
+    with pytest.raises(PerlError, match=r"plots/x.png: is not a regular file$"):
         package_candidate(find_candidate(run), REPO)
 
 
@@ -132,7 +132,7 @@ def test_a_task_never_names_a_file_outside():
         (task,) = found.tasks
         data = {"source": "MathArena/aime_2026", "revision": None, "sha256": "a" * 64}
         wrong = replace(task, name=name, data=data, adapter=replace(task.adapter, n=30))
-        with pytest.raises(PerlError, match="is no name of a task"):
+        with pytest.raises(PerlError, match="is not a valid name of a task"):
             eval_result_files(replace(found, tasks=(wrong,)))
 
 
@@ -147,7 +147,7 @@ def test_only_our_names_pass_and_they_are_ours():
         "x.html",
     )
     for name in names:
-        assert refused(name, b"")[0].endswith("is no file that we publish (leave it out)"), name
+        assert refused(name, b"")[0].endswith("is not a file that perl publishes (leave it out)"), name
         assert not is_ours(name)
     assert is_ours("plots/curves.png")
     assert largest("adapter_model.safetensors") > 10**10
@@ -168,7 +168,7 @@ HEADER = json.dumps({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("plots/x.png", DIARY, "is no PNG"),
+        ("plots/x.png", DIARY, "is not a valid PNG"),
         ("plots/x.png", b"\x89PNG\r\n\x1a\n", "pixels"),
         ("plots/x.png", b"\x89PNG\r\n\x1a\n" + DIARY, "a chunk is not whole"),
         ("plots/x.png", png() + DIARY, "something follows its end"),
@@ -177,16 +177,20 @@ HEADER = json.dumps({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}
         ("plots/x.png", png((b"prVt", DIARY)), "holds 'prVt'"),
         ("plots/x.png", png(pixels=b"\0\0" + DIARY), "pixels"),
         ("plots/x.png", png(pixels=b"\0"), "pixels"),
-        (WEIGHTS, DIARY, "is no safetensors"),
+        (WEIGHTS, DIARY, "is not a valid safetensors file"),
         (WEIGHTS, weights(b"12") + DIARY, "bytes that are of no tensor"),
         (WEIGHTS, len(HEADER).to_bytes(8, "little") + HEADER + b"1", "bytes that are of no tensor"),
         (WEIGHTS, weights(b"12")[:4], "no whole header"),
-        (CONFIG, b"{", "is no JSON"),
+        (CONFIG, b"{", "is not valid JSON"),
         (CONFIG, b"\xff{}", "is not UTF-8"),
-        (CONFIG, b"[" * 100_000, "is no JSON"),
-        ("metrics.jsonl", b'{"a": 1}\n' + DIARY, "is no JSON: Expecting value: line 1 column 1 (char 0) in line 2"),
-        ("perl_recipe.yaml", b"a: [", "is no YAML"),
-        ("perl_recipe.yaml", b"a: &x [1]\nb: *x\n", "is no YAML"),
+        (CONFIG, b"[" * 100_000, "is not valid JSON"),
+        (
+            "metrics.jsonl",
+            b'{"a": 1}\n' + DIARY,
+            "is not valid JSON: Expecting value: line 1 column 1 (char 0) in line 2",
+        ),
+        ("perl_recipe.yaml", b"a: [", "is not valid YAML"),
+        ("perl_recipe.yaml", b"a: &x [1]\nb: *x\n", "is not valid YAML"),
         ("README.md", b"a\xff", "is not UTF-8"),
         ("README.md", "a\nb\u202egnp".encode(), "holds the control character U+202E in line 2"),
         ("README.md", b"a\x1b[2J", "holds the control character U+001B in line 1"),
@@ -248,7 +252,7 @@ def test_pixels_are_unpacked_up_to_the_pictures_size_however_they_are_cut():
     (line,) = refused("plots/x.png", content)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert line == "plots/x.png: is no PNG: its pixels are not those of its size"
+    assert line == "plots/x.png: is not a valid PNG: its pixels are not those of its size"
     assert most < 20_000_000
 
 
@@ -319,7 +323,7 @@ def test_of_a_script_too_only_our_files_are_sent(tmp_path, diary):
     folder = tmp_path / "adapter"
     folder.mkdir()
     (folder / "training_args.bin").write_bytes(b"\x80\x04")
-    with pytest.raises(PerlError, match=r"training_args.bin: is no file that we publish"):
+    with pytest.raises(PerlError, match=r"training_args.bin: is not a file that perl publishes"):
         pack_folder(folder)
     (folder / "training_args.bin").unlink()
     (folder / "README.md").symlink_to(diary / "diary.txt")

@@ -9,7 +9,7 @@ import pytest
 from perl import __version__
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.run_facts import RUN_FACTS
-from perl.hub.push.package import Package, package_candidate, package_problems
+from perl.hub.push.package import Package, package_candidate, package_mistakes
 from perl.run.folder import installed_versions
 from tests.hub.card_runs import make_run
 
@@ -55,7 +55,7 @@ def _logged(tmp_path, train, rows, steps=50, **recipe):
 def test_whatever_was_logged_as_asked_can_be_published(train, rows, steps, tmp_path):
     run = _logged(tmp_path, train, rows, steps)
     package = package_candidate(find_candidate(run), "user/adapter")
-    assert [str(problem) for problem in package_problems(package, run.path)] == []
+    assert [str(problem) for problem in package_mistakes(package, run.path)] == []
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_whatever_was_logged_as_asked_can_be_published(train, rows, steps, tmp_p
 def test_a_log_that_lacks_what_was_asked_for_is_found(train, rows, said, tmp_path):
     run = _logged(tmp_path, train, rows, 120)
     package = package_candidate(find_candidate(run), "user/adapter")
-    assert any(said in str(problem) for problem in package_problems(package, run.path))
+    assert any(said in str(problem) for problem in package_mistakes(package, run.path))
 
 
 def test_an_emptied_log_is_found(tmp_path):
     run = _logged(tmp_path, {"max_steps": 50}, _rows(range(1, 51)))
     package = package_candidate(find_candidate(run), "user/adapter")
     emptied = Package({**package.files, "metrics.jsonl": b"\n"})
-    said = [str(problem) for problem in package_problems(emptied, run.path)]
+    said = [str(problem) for problem in package_mistakes(emptied, run.path)]
     assert "metrics.jsonl: has no steps, though there is a recipe (perl push sends it)" in said
 
 
@@ -86,7 +86,7 @@ def test_rewards_of_ones_own_and_several_can_be_published(tmp_path):
     run = _logged(tmp_path, {"max_steps": 50}, _rows(range(1, 51)), rewards=rewards)
     run.record(rewards={"accuracy": 1.0, "short.py:brevity": 0.5, "format": 0.2})
     package = package_candidate(find_candidate(run), "user/adapter")
-    assert [str(problem) for problem in package_problems(package, run.path)] == []
+    assert [str(problem) for problem in package_mistakes(package, run.path)] == []
 
 
 def _continued(tmp_path, name, says):
@@ -102,14 +102,14 @@ def _continued(tmp_path, name, says):
 )
 def test_a_run_that_goes_on_from_an_adapter_says_from_which(name, shown, tmp_path):
     package, run = _continued(tmp_path, name, name)
-    assert [str(problem) for problem in package_problems(package, run.path)] == []
+    assert [str(problem) for problem in package_mistakes(package, run.path)] == []
     assert json.loads(package.files[RUN_FACTS])["settings"].get("continues") == shown
     assert b"/srv/runs" not in b"".join(package.files.values())
 
 
 def test_another_adapter_than_the_recipes_is_found(tmp_path):
     package, run = _continued(tmp_path, "zoo:lora", "zoo:dora")
-    assert any("settings.continues" in str(problem) for problem in package_problems(package, run.path))
+    assert any("settings.continues" in str(problem) for problem in package_mistakes(package, run.path))
 
 
 def test_a_run_of_a_checkout_that_is_only_on_the_path_can_be_published(tmp_path, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_run_of_a_checkout_that_is_only_on_the_path_can_be_published(tmp_path,
     run = _logged(tmp_path, {"max_steps": 50}, _rows(range(1, 51)))
     run.record(versions=installed_versions())
     package = package_candidate(find_candidate(run), "user/adapter")
-    assert [str(problem) for problem in package_problems(package, run.path)] == []
+    assert [str(problem) for problem in package_mistakes(package, run.path)] == []
     facts = json.loads(package.files[RUN_FACTS])
     assert (facts["perl"], facts["versions"]["perl-rl"]) == (__version__, __version__)
     assert facts["versions"]["torch"] == "not installed"

@@ -28,11 +28,11 @@ def test_an_outage_leaves_a_queued_push_that_the_next_one_finishes(hub):
     run = publishable()
     add_checkpoint(run, 10)
     hub.faults.cut(1, times=FOR_EVER)
-    with pytest.raises(HubOutageError, match=r"user/adapter: the Hub cannot be had: .*\(6 tries\)$"):
+    with pytest.raises(HubOutageError, match=r"user/adapter: the Hub is unreachable: .*\(6 tries\)$"):
         push_run(run, wanted_push(run, REPO, checkpoints=True, private=True, message="mine"))
     push = read_push(run)
     assert (push.status, push.tries, push.repo_id, push.private) == ("queued", 1, REPO, True)
-    assert "cannot be had" in push.error
+    assert "is unreachable" in push.error
     hub.faults.clear()
     push_run(run, wanted_push(run))
     assert hub.repo(REPO).visibility.private

@@ -15,7 +15,7 @@ from perl.hub.push.package import (
     Package,
     _public_config,
     package_candidate,
-    package_problems,
+    package_mistakes,
     read_package,
     thinned,
 )
@@ -90,11 +90,11 @@ def test_results_that_name_a_path_are_published_without_it():
 def test_a_sound_package_has_no_problems_and_a_leak_is_one():
     run = publishable()
     package = package_candidate(find_candidate(run), "user/a")
-    assert package_problems(package, run.path) == []
+    assert package_mistakes(package, run.path) == []
     for name, leak in (("metrics.jsonl", b'{"x": "/home/alice/x"}'), ("perl_recipe.yaml", TOKEN.encode())):
         changed = Package({**package.files, name: leak})
         # The card, which comes from these files, is found to say something else too.
-        assert f"{name}:1" in {problem.where for problem in package_problems(changed, run.path)}
+        assert f"{name}:1" in {problem.where for problem in package_mistakes(changed, run.path)}
 
 
 def test_a_card_that_disagrees_with_its_results_is_a_problem():
@@ -103,7 +103,7 @@ def test_a_card_that_disagrees_with_its_results_is_a_problem():
     accuracy = json.loads(package.files["eval/results.json"])["perl"]["tasks"]
     assert accuracy
     wrong = package.files["README.md"].replace(b"value: ", b"value: 9")
-    assert package_problems(Package({**package.files, "README.md": wrong}), run.path)
+    assert package_mistakes(Package({**package.files, "README.md": wrong}), run.path)
 
 
 def test_it_is_the_same_when_it_was_written(tmp_path):

@@ -202,17 +202,17 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name):
     run = publishable()
     (run.path / name).unlink(missing_ok=True)
     os.mkfifo(run.path / name)
-    with pytest.raises(PerlError, match="it is no regular file"):
+    with pytest.raises(PerlError, match="it is not a regular file"):
         perl.push(run.path, REPO)
 
 
 def test_a_run_that_says_nothing_needs_a_name():
     run = publishable()
-    with pytest.raises(RunFolderError, match=r"says not where to push it \(--repo user/name\)"):
+    with pytest.raises(RunFolderError, match=r"does not say where to push it \(--repo user/name\)"):
         wanted_push(run)
 
 
 def test_offline_is_said_at_once(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(PerlError, match="cannot be had"):
+    with pytest.raises(PerlError, match="is unreachable"):
         push_package(Package(OTHER), REPO, sleep=pytest.fail)

@@ -158,7 +158,7 @@ def test_an_entry_is_replaced_only_with_force(run, tmp_path):
 
 def test_a_name_that_is_given_is_taken_as_it_is_or_refused(run, tmp_path):
     assert add(run, tmp_path / "zoo", name="tiny.2-b").name == "tiny.2-b"
-    with pytest.raises(PerlError, match=r"^--name: '../My LoRA' is no name of an entry \(as in my-lora\)$"):
+    with pytest.raises(PerlError, match=r"^--name: '../My LoRA' is not a valid name of an entry \(as in my-lora\)$"):
         add(run, tmp_path / "zoo", name="../My LoRA")
 
 
@@ -278,7 +278,9 @@ def test_a_seed_of_another_recipe_is_refused(run, tmp_path):
     other = copied(trained(1), tmp_path / "other")
     recipe = other / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("learning_rate: 0.001", "learning_rate: 0.002"))
-    with pytest.raises(PerlError, match=r"other: is no seed of .*tiny-0: its recipe differs in train.learning_rate"):
+    with pytest.raises(
+        PerlError, match=r"other: is not another seed of .*tiny-0: its recipe differs in train.learning_rate"
+    ):
         add(run, tmp_path / "zoo", seeds=[other])
 
 
@@ -360,11 +362,11 @@ def test_an_adapter_that_was_changed_is_refused(zoo):
 def test_what_cannot_be_asked_as_it_was_is_refused_with_the_setting(zoo):
     entry = zoo.entry("tiny-0")
     zoo.entries["tiny-0"] = entry.model_copy(update={"protocol": entry.protocol | {"top_k": 5}})
-    with pytest.raises(PerlError, match="cannot be asked as it was: top_k 5 then, 0 now"):
+    with pytest.raises(PerlError, match="cannot be evaluated as it was: top_k 5 then, 0 now"):
         verify(zoo, "tiny-0")
     other = entry.scores[0].model_copy(update={"protocol_hash": "0" * 16})
     zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [other]})
-    with pytest.raises(PerlError, match="sandbox:addition cannot be asked as it was: the task, its data"):
+    with pytest.raises(PerlError, match="sandbox:addition cannot be evaluated as it was: the task, its data"):
         verify(zoo, "tiny-0")
 
 
@@ -374,7 +376,7 @@ def test_tasks_that_are_not_there_are_refused(zoo):
     entry = zoo.entry("tiny-0")
     own = entry.scores[0].model_copy(update={"task": "my held out problems"})
     zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [own]})
-    with pytest.raises(PerlError, match="'my held out problems', which is no task of perl eval"):
+    with pytest.raises(PerlError, match="'my held out problems', which is not a task of perl eval"):
         verify(zoo, "tiny-0")
 
 

@@ -55,7 +55,7 @@ def _check(source: str) -> None:
 def _write(source: str, repo: str | None, output: str | None) -> str:
     from perl.hub.card.form import CARD, shown
     from perl.hub.card.names import is_hub_name
-    from perl.hub.card.recounted import run_problems
+    from perl.hub.card.recounted import run_mistakes
     from perl.hub.found_card import run_folder
     from perl.hub.gate.gate import gate_problems
     from perl.hub.gate.leaks import this_machine
@@ -69,7 +69,7 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     if repo is not None and not is_hub_name(repo):
         raise PerlError(f"{repo!r} is not a name on the Hub", "--repo", "user/name")
     run = Run.read(folder)
-    raise_all(PerlError, run_problems(run))
+    raise_all(PerlError, run_mistakes(run))
     # Before it lies where somebody uploads it by hand.
     raise_all(PerlError, gate_problems({CARD: run_card(run, repo).encode()}, this_machine(run.path)))
     if output is None:

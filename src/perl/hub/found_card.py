@@ -2,28 +2,26 @@
 
 run, folder, or Hub id -> FoundCard
 
-Of the Hub only small files are downloaded, and of weights only those whose SHA-256 the Hub does not say. Knows nothing
-of what makes a card right.
+Of the Hub only small files are downloaded, and of weights only those whose SHA-256 the Hub does not report. What makes
+a card right is for :mod:`perl.hub.card.check`.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from huggingface_hub import constants
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.recounting.folder import recount_folder
 from perl.evaluation.recounting.published_samples import PUBLISHED
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import RESULTS, read_results
-from perl.hub.card.candidate import Candidate, identity_problems
+from perl.hub.card.candidate import Candidate, identity_mistakes
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, Files
 from perl.hub.card.form import CARD
 from perl.hub.card.run_facts import RUN_FACTS, read_run_facts, recipe_of
 from perl.hub.gate.gate import largest
 from perl.hub.push.package import package_candidate
+from perl.hub.repository import fetched, open_repository, weights_of
 from perl.hub.run_card import shown_candidate
-from perl.policy.hub_files import LARGEST_PLAIN_WEIGHTS, commit_of, fetch, list_files, weights_sha256
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.folder import Run, sha256_of
 
@@ -39,7 +37,7 @@ class FoundCard:
     Attributes:
         place: Where it was found.
         files: Everything beside it, and itself, as in a repository.
-        weights_sha256: Of the adapter beside it; None: there is none, or nobody says it.
+        weights_sha256: Of the adapter beside it; None: there is none, or it is unknown.
         counted: Its scores, counted again from samples that are not published; None: there are none.
         unscored: Why results that lie there are not shown.
     """
@@ -100,7 +98,7 @@ def _of_run(run: Run) -> FoundCard:
     files[RUN_FACTS] = facts
     place = candidate.results_folder
     counted = recount_folder(place, recipe_of(run)) if place is not None else None
-    raise_all(PerlError, identity_problems(candidate))
+    raise_all(PerlError, identity_mistakes(candidate))
     return FoundCard(str(run.card), files, candidate.sha256, counted, _why_unscored(candidate))
 
 
@@ -131,24 +129,18 @@ def _of_folder(folder: Path) -> FoundCard:
 
 
 def _of_hub(name: str) -> FoundCard:
-    repository, _, revision = name.partition("@")
-    if constants.HF_HUB_OFFLINE:
-        raise PerlError("HF_HUB_OFFLINE is set, so the Hub is not asked", name)
-    commit = commit_of(repository, revision or None, name)
-    siblings = list_files(repository, commit)
-    if CARD not in siblings:
+    repository = open_repository(name)
+    if CARD not in repository.files:
         raise PerlError(f"has no {CARD}", name)
     files: dict[str, bytes | Path | None] = {}
-    for file in siblings.values():
-        most = _most(file.rfilename)
-        _refuse_cut(file.rfilename, file.size or 0, name)
-        read = file.size is not None and most > 0
-        files[file.rfilename] = fetch(repository, commit, file, most) if read else None
-    weights = siblings.get(WEIGHTS)
+    for file, there in repository.files.items():
+        most = _most(file)
+        _refuse_cut(file, there.size or 0, name)
+        files[file] = fetched(repository, file, most) if there.size is not None and most > 0 else None
     digest = None
-    if weights is not None and (weights.lfs is not None or (weights.size or 0) <= LARGEST_PLAIN_WEIGHTS):
-        digest, _ = weights_sha256(repository, commit, weights)
-    return FoundCard(f"{repository}@{commit}", files, digest)
+    if WEIGHTS in files:
+        digest, files[WEIGHTS] = weights_of(repository)
+    return FoundCard(f"{repository.name}@{repository.commit}", files, digest)
 
 
 def _most(name: str) -> int:

@@ -10,7 +10,7 @@ import hashlib
 from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, Results, read_results
 from perl.evaluation.subject import model_digests
-from perl.hub.card.candidate import Candidate, base_of_run, find_candidate, identity_problems, owns
+from perl.hub.card.candidate import Candidate, base_of_run, find_candidate, identity_mistakes, owns
 from perl.hub.card.form import CARD
 from perl.hub.card.notes import split_notes
 from perl.hub.card.run_facts import RUN_FACTS
@@ -29,7 +29,7 @@ def run_package(run: Run, repo_id: str | None = None) -> Package:
         PerlError: The run has no adapter, or another than it trained, or its recipe cannot be read.
     """
     candidate = shown_candidate(run)
-    raise_all(PerlError, identity_problems(candidate))
+    raise_all(PerlError, identity_mistakes(candidate))
     return package_candidate(candidate, repo_id)
 
 

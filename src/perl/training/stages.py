@@ -20,7 +20,7 @@ from perl.algorithms.registry import loss_problems
 from perl.data import render_prompts
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
 from perl.hub.card.candidate import source_of_run
-from perl.hub.push.login import check_login, publishing_problems
+from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
 from perl.hub.run_card import write_card
 from perl.methods.on_quantised import quantization_problems
@@ -142,7 +142,7 @@ def read_recipe(
     Raises:
         RecipeError: With every problem found.
     """
-    checks = (loss_problems, method_problems, quantization_problems, reward_problems, publishing_problems)
+    checks = (loss_problems, method_problems, quantization_problems, reward_problems, publishing_mistakes)
     recipe = load_recipe(source, overrides, checks=checks)
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))

@@ -102,7 +102,7 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
     return Candidate(run, which, folder, step, digest, None, None, config)
 
 
-def identity_problems(candidate: Candidate) -> list[Mistake]:
+def identity_mistakes(candidate: Candidate) -> list[Mistake]:
     """Why an adapter is not what its run trained: the final one lies there with other weights than were proven."""
     known = candidate.run.facts.get("fingerprint")
     trained = known.get("adapter") if isinstance(known, dict) else None

@@ -1,8 +1,6 @@
 """Scores in the two forms that the Hub reads: a card's model-index, and files in ``.eval_results``.
 
 Results -> EvalResults of a card; path -> YAML
-
-Knows nothing of the rest of the card.
 """
 
 import functools
@@ -71,7 +69,7 @@ def eval_result_files(results: Results) -> dict[str, str]:
     files, of_base = {}, "".join(f"; base quantised to {value}" for value in _base_of(results).values())
     for task in results.tasks:
         if "/" in task.name or not is_simple_name(task.name.replace(":", "-")):  # a results file may come from anywhere
-            raise PerlError(f"{task.name[:80]!r} is no name of a task", RESULTS)
+            raise PerlError(f"{task.name[:80]!r} is not a valid name of a task", RESULTS)
         definition = _definition(task)
         benchmark = BENCHMARKS.get(definition.repository) if definition is not None else None
         if definition is None or benchmark is None or task.score.n != benchmark.problems:

@@ -2,8 +2,7 @@
 
 perl_run.json, adapter_config.json, perl_recipe.yaml, metrics.jsonl -> contradictions, a line each
 
-What a run reports of itself is held against what it was asked for, what was saved and what was logged. Knows nothing of
-cards or scores.
+What a run reports of itself is compared with what was requested, what was saved and what was logged.
 """
 
 import math
@@ -72,7 +71,7 @@ def only_reported(
 
 
 def _held(run: RunFacts, config: PeftConfig | None, recipe: Recipe | None) -> Iterator[tuple[str, object, str, object]]:
-    """Key, what is said of it, the file that it is held against, and what that says."""
+    """Key, what is said of it, the file that it is compared with, and what that says."""
     if config is not None:
         yield from _of_config(run, config)
     if recipe is not None:

@@ -1,8 +1,8 @@
 """What form the facts have that a card takes over as they are: words, plain values, settings that we know.
 
-text of anybody -> the same text, or why it is none
+text of anybody -> the same text, or why it is refused
 
-None can be taken for a score, a heading, a link or a picture. Knows nothing of files.
+None can be taken for a score, a heading, a link or a picture.
 """
 
 import functools
@@ -60,7 +60,7 @@ def _plain(text: str) -> str:
     if len(text) > _LONGEST_TEXT:
         raise ValueError(f"has {len(text):,} characters, at most {_LONGEST_TEXT} are meant")
     if not text.isprintable() or _HTML.search(text):
-        raise ValueError("is no plain text of one line")
+        raise ValueError("is not plain text of one line")
     return text
 
 
@@ -78,7 +78,7 @@ def _fact(text: str) -> str:
 
 def _word(text: str) -> str:
     if len(text) > _LONGEST_WORD or _WORD.fullmatch(text) is None or "://" in text:
-        raise ValueError("is no name: letters, digits and . _ - + : / only")
+        raise ValueError("is not a name: letters, digits and . _ - + : / only")
     return text
 
 
@@ -91,7 +91,7 @@ def _hub_id(text: str) -> str:
 def _settings(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
     for name, value in settings.items():
         if name not in _setting_names():
-            raise ValueError(f"{name[:_LONGEST_WORD]!r} is no setting that a run has")
+            raise ValueError(f"{name[:_LONGEST_WORD]!r} is not a setting of a run")
         _setting(name, value)
     return settings
 
@@ -107,13 +107,13 @@ def _setting_names() -> frozenset[str]:
 def _setting(name: str, value: JsonValue) -> JsonValue:
     if isinstance(value, str):
         if _OURS.get(name, _UNBROKEN).fullmatch(value) is None:
-            raise ValueError(f"{name} is none of its values")
+            raise ValueError(f"{name} has a malformed value")
         _fact(value)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is non-finite")
     elif isinstance(value, dict | list):
         if name in _OURS:
-            raise ValueError(f"{name} is none of its values")
+            raise ValueError(f"{name} has a malformed value")
         for inner in [*value, *value.values()] if isinstance(value, dict) else value:
             _setting(name, inner)
     return value

@@ -17,8 +17,8 @@ import yaml
 from peft import PeftConfig
 
 from perl.algorithms.registry import loss_problems
-from perl.errors import PerlError, RecipeError
-from perl.evaluation.results import FIGURE, RESULTS, Results, read_results
+from perl.errors import PerlError, RecipeError, first_line
+from perl.evaluation.results import FIGURE, RESULTS, Results, parse_results
 from perl.hub.card.names import has_hub_form, shown
 from perl.hub.card.run_facts import RUN_FACTS, Licence, RunFacts, read_run_facts
 from perl.methods.registry import Method, served_rank
@@ -36,6 +36,11 @@ CURVES, PROBLEMS, PUBLIC_RECIPE = "plots/curves.png", f"eval/{FIGURE}", "perl_re
 METRICS, SCORES = "metrics.jsonl", f"eval/{RESULTS}"
 """Likewise."""
 _COMMIT_LENGTH = 40
+# What a card takes over as the run reports it.
+_OF_THE_RUN = (
+    *("quantization", "name", "repo_id", "method", "licence", "trainable_parameters", "total_parameters", "seed"),
+    *("ratio_level", "settings", "rewards", "seconds", "hardware", "reload_difference", "versions"),
+)
 
 Files = Mapping[str, bytes | Path | None]
 """Name in the repository -> its content, or the file that holds it; None: it is there and was not read."""
@@ -179,29 +184,16 @@ def facts_from_files(files: Files) -> CardFacts:
     data = recipe.data.train if recipe else None
     base = shown(str((config.base_model_name_or_path if config else None) or run.base))
     return CardFacts(
+        **{name: getattr(run, name) for name in _OF_THE_RUN},
         base=base,
         revision=config.revision if config else run.revision,
-        quantization=run.quantization,
-        name=run.name,
-        repo_id=run.repo_id,
-        method=run.method,
-        licence=run.licence,
         dataset=shown(data.name) if data else run.dataset,
         dataset_version=_version(data, run.data_version) if data else None,
-        trainable_parameters=run.trainable_parameters,
-        total_parameters=run.total_parameters,
         steps=run.step,
-        seed=run.seed,
         algorithm=run.loss,
-        ratio_level=run.ratio_level,
-        settings=run.settings,
-        rewards=run.rewards,
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
-        seconds=run.seconds,
         tokens=int(tokens[-1]) if tokens else None,
-        hardware=run.hardware,
-        reload_difference=run.reload_difference,
         results=public_results(results, run.name or run.repo_id or base) if results else None,
         pictures=tuple(name for name in (CURVES, PROBLEMS) if name in files),
         asking=_asking(run, recipe, results) if recipe else None,
@@ -209,7 +201,6 @@ def facts_from_files(files: Files) -> CardFacts:
         recipe=recipe is not None,
         checkpoints=tuple(run.checkpoints),
         tags=tuple(run.tags),
-        versions=run.versions,
     )
 
 
@@ -227,7 +218,7 @@ def config_in(files: Files) -> PeftConfig | None:
     """The adapter's config; None: there is none.
 
     Raises:
-        PerlError: It is none of PEFT's.
+        PerlError: It is not a config of PEFT.
     """
     content = content_of(files, CONFIG)
     if content is None:
@@ -237,14 +228,16 @@ def config_in(files: Files) -> PeftConfig | None:
         try:
             return read_config(Path(folder))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PerlError(f"is no config of PEFT: {_first_line(error)}", CONFIG) from None
+            raise PerlError(
+                f"is not a config of PEFT: {type(error).__name__}: {first_line(error)[:100]}", CONFIG
+            ) from None
 
 
 def public_recipe_in(files: Files) -> Recipe | None:
     """The recipe; None: there is none.
 
     Raises:
-        PerlError: It is none that stands alone.
+        PerlError: It does not stand alone.
     """
     content = content_of(files, PUBLIC_RECIPE)
     if content is None:
@@ -254,32 +247,28 @@ def public_recipe_in(files: Files) -> Recipe | None:
         refuse_tags(text, PUBLIC_RECIPE)
         values = plain_value(text)
         if not isinstance(values, dict) or "extends" in values or not all(isinstance(key, str) for key in values):
-            raise PerlError("is no recipe that stands alone", PUBLIC_RECIPE, "perl push writes one")
+            raise PerlError("is not a recipe that stands alone", PUBLIC_RECIPE, "perl push writes one")
         return load_recipe(values, checks=(loss_problems,))
     except RecipeError as error:
         problem = error.mistakes[0]
         raise PerlError(f"{problem.where}: {problem.message}", PUBLIC_RECIPE, problem.hint) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise PerlError(f"is not plain YAML: {_first_line(error)}", PUBLIC_RECIPE) from None
+        raise PerlError(
+            f"is not plain YAML: {type(error).__name__}: {first_line(error)[:100]}", PUBLIC_RECIPE
+        ) from None
 
 
 def results_in(files: Files) -> Results | None:
     """The scores; None: there are none.
 
     Raises:
-        PerlError: They are none of ``perl eval``.
+        PerlError: They were not written by ``perl eval``.
     """
     content = content_of(files, SCORES)
-    if content is None:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / RESULTS).write_bytes(content)
-        try:
-            return read_results(folder)
-        except PerlError as error:
-            raise PerlError(error.mistakes[0].message, SCORES) from None
-        except RecursionError:
-            raise PerlError("is nested too deeply", SCORES) from None
+    try:
+        return parse_results(content, SCORES) if content is not None else None
+    except RecursionError:
+        raise PerlError("is nested too deeply", SCORES) from None
 
 
 def log_in(files: Files, step: int | None = None) -> list[dict[str, Any]]:
@@ -334,7 +323,3 @@ def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> Asking:
 def _example(data: str) -> dict[str, str]:
     """A question of the sandbox's; those of others' data are theirs to show."""
     return {"example": load_problems(data, "heldout")[0].question} if is_sandbox(data) else {}
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:100]}"

@@ -1,15 +1,13 @@
 """The card of an adapter that lies in a folder of its own, without a run: a script's, a checkpoint's.
 
 what the trainer reports -> FOLDER/README.md, FOLDER/perl_run.json
-
-Knows nothing of trainers.
 """
 
 from pathlib import Path
 
 from perl.hub.card.facts import CURVES, METRICS, facts_from_files
 from perl.hub.card.form import CARD
-from perl.hub.card.notes import split_notes
+from perl.hub.card.notes import with_notes
 from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import RUN_FACTS, RunFacts
 from perl.policy.saved.adapter import CONFIG
@@ -29,6 +27,6 @@ def write_folder_card(folder: Path, facts: RunFacts) -> None:
     files = {name: folder / name for name in (CONFIG, METRICS, CURVES) if (folder / name).is_file()}
     card = render_card(facts_from_files({**files, RUN_FACTS: written}))
     old = folder / CARD
-    notes = split_notes(old.read_text(encoding="utf-8", errors="replace"))[1] if old.is_file() else ""
+    card = with_notes(card, old.read_text(encoding="utf-8", errors="replace") if old.is_file() else "")
     write_text(folder / RUN_FACTS, written.decode())
-    write_text(old, f"{card}\n{notes}" if notes else card)
+    write_text(old, card)

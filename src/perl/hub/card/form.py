@@ -68,11 +68,11 @@ def read_front_matter(card: str) -> tuple[dict[str, Any] | None, list[Mistake]]:
         return None, [Mistake(mistake.message, mistake.where) for mistake in error.mistakes]
     except yaml.YAMLError as error:
         reason = getattr(error, "problem", None) or str(error)
-        return None, [Mistake(f"its front matter is no YAML: {reason}", CARD)]
+        return None, [Mistake(f"its front matter is not valid YAML: {reason}", CARD)]
     except (RecursionError, ValueError) as error:  # ValueError: a number of more digits than Python reads
         return None, [Mistake(f"its front matter cannot be read: {type(error).__name__}", CARD)]
     if not isinstance(metadata, dict):
-        return None, [Mistake("its front matter is no mapping", CARD, AGAIN)]
+        return None, [Mistake("its front matter is not a mapping", CARD, AGAIN)]
     return metadata, []
 
 

@@ -1,8 +1,8 @@
 """Are a repository's scores for the Hub's leaderboards those of its results?
 
-files of a repository, results -> problems; files that are others'
+files of a repository, results -> mistakes; files that are others'
 
-The files may be a stranger's: they are read as plain YAML of no more than such a file may have, and nothing of them is
+The files are untrusted: they are read as plain YAML of no more than such a file may have, and nothing of them is
 shown but single values.
 """
 
@@ -65,7 +65,7 @@ def leaderboards_of_others(files: Files, results: Results | None) -> list[str]:
     for name in _others(files, eval_result_files(results) if results is not None else {}):
         try:
             found += [] if _is_ours(name, files, results) else [shown(name)]
-        except PerlError:  # a problem, which is said
+        except PerlError:  # a mistake, which is reported
             continue
     return found
 
@@ -100,7 +100,7 @@ def _value(files: Files, name: str) -> object:
         raise PerlError(f"cannot be read: {error.mistakes[0].message}", name) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         reason = getattr(error, "problem", None) or type(error).__name__
-        raise PerlError(f"is no YAML: {shown(str(reason))}", name) from None
+        raise PerlError(f"is not valid YAML: {shown(str(reason))}", name) from None
 
 
 def _entry(value: object) -> dict[str, Scalar]:
@@ -116,7 +116,7 @@ def _entry(value: object) -> dict[str, Scalar]:
             pairs += [(".".join(filter(None, (str(key), str(name)))), one) for name, one in below]
     found = {key: one for key, one in pairs if one is None or isinstance(one, str | int | float)}
     if not pairs or len(found) < len(pairs):
-        raise PerlError("is no entry of a leaderboard", _FOLDER)
+        raise PerlError("is not an entry of a leaderboard", _FOLDER)
     return found
 
 

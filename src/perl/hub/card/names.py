@@ -1,8 +1,6 @@
 """What a model or a data set is called where others read it.
 
 name, path -> name without a path
-
-Knows nothing of runs or of the Hub.
 """
 
 import re

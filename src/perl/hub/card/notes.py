@@ -44,6 +44,12 @@ def split_notes(card: str) -> tuple[str, str, int]:
     return card, "", 0
 
 
+def with_notes(card: str, older: str) -> str:
+    """A card with the author's notes of an older one below it."""
+    notes = split_notes(older)[1]
+    return f"{card}\n{notes}" if notes else card
+
+
 def notes_mistakes(notes: str, first: int) -> list[Mistake]:
     """What may not stand below ``## Notes``.
 

@@ -1,8 +1,6 @@
 """Scores that are published or shown, counted again from the samples they claim to stand on.
 
 Run, Candidate -> Recount
-
-Knows nothing of cards.
 """
 
 from pathlib import Path
@@ -17,13 +15,13 @@ from perl.recipe import Recipe
 from perl.run.folder import Run
 
 
-def run_problems(run: Run) -> list[Mistake]:
-    """Why the scores of what a run trained may not be shown; see :func:`candidate_problems`."""
+def run_mistakes(run: Run) -> list[Mistake]:
+    """Why the scores of what a run trained may not be shown; see :func:`candidate_mistakes`."""
     place = _place(run)
     return [] if place is None else _recount(run, place).said_of(str(place))
 
 
-def candidate_problems(candidate: Candidate) -> list[Mistake]:
+def candidate_mistakes(candidate: Candidate) -> list[Mistake]:
     """Why an adapter's scores may not be shown or sent: they are not those of its samples.
 
     Args:

@@ -36,7 +36,7 @@ _SANDBOX_LICENCE = "apache-2.0"
 
 def _version(text: str) -> str:
     if re.fullmatch(r"[\w.+!-]+|not installed", text) is None:
-        raise ValueError("is no version")
+        raise ValueError("is not a version")
     return text
 
 
@@ -133,7 +133,7 @@ class RunFacts(BaseModel):
 
 
 def read_run_facts(content: bytes) -> RunFacts:
-    """The facts in a file, which may be a stranger's.
+    """The facts in a file, which is untrusted.
 
     Raises:
         PerlError: It holds none; what is wrong with each key is a line.
@@ -252,7 +252,7 @@ def base_licence(name: str, revision: str | None) -> Licence | None:
         return None
     try:
         return Licence(found, card.get("license_name"), card.get("license_link"))
-    except ValidationError:  # a stranger's card may hold anything
+    except ValidationError:  # an untrusted card may hold anything
         return None
 
 

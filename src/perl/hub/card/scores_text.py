@@ -1,8 +1,6 @@
 """What a card says of scores, line by line, so that a card can be compared with its results.
 
 Results -> lines of Markdown
-
-Knows nothing of the rest of the card.
 """
 
 from perl.evaluation.results import HELD_OUT, Results, TaskResult

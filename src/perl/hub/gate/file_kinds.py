@@ -3,7 +3,7 @@
 name, bytes -> passages of text, or why it is no such file
 
 Of weights the header is read, of a picture the remarks; JSON and YAML are read as data, so that no escape hides a word,
-and every pair of key and value counts, a key's second one too. Knows nothing of secrets or paths.
+and every pair of key and value counts, a key's second one too.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from perl.errors import first_line
 from perl.recipe.plain_yaml import plain_value, refuse_tags
 
 _LARGEST_HEADER = 100_000_000  # of weights, as safetensors itself says
@@ -113,7 +114,7 @@ def _yaml(content: bytes) -> list[Passage]:
         refuse_tags(text, "")  # an alias may stand for any number of values
         _pairs_of(plain_value(text), seen)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise MalformedFileError(f"is no YAML: {next(iter(str(error).splitlines()), type(error).__name__)}") from None
+        raise MalformedFileError(f"is not valid YAML: {first_line(error)}") from None
     return [*_text(content), *(Passage(pair, whole=text) for pair in seen)]
 
 
@@ -121,13 +122,13 @@ def _weights(content: bytes) -> list[Passage]:
     """The header; the tensors must fill the rest without a gap, in which anything could be."""
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > min(_LARGEST_HEADER, len(content) - 8):
-        raise MalformedFileError("is no safetensors: it has no whole header")
+        raise MalformedFileError("is not a valid safetensors file: it has no whole header")
     text = _decoded(content[8 : 8 + length])
     seen: dict[str, None] = {}
     _pairs_of(_loaded(text), seen)
     header = json.loads(text)
     if not isinstance(header, dict):
-        raise MalformedFileError("is no safetensors: its header is no mapping")
+        raise MalformedFileError("is not a valid safetensors file: its header is not a mapping")
     end = 0
     try:
         tensors = [facts for name, facts in header.items() if name != "__metadata__"]
@@ -140,9 +141,9 @@ def _weights(content: bytes) -> list[Passage]:
                 raise ValueError("its tensors do not lie one behind the other")
             end = last
     except (KeyError, TypeError, ValueError) as error:
-        raise MalformedFileError(f"is no safetensors: {type(error).__name__}: {error}") from None
+        raise MalformedFileError(f"is not a valid safetensors file: {type(error).__name__}: {error}") from None
     if end != len(content) - 8 - length:
-        raise MalformedFileError("is no safetensors: it has bytes that are of no tensor")
+        raise MalformedFileError("is not a valid safetensors file: it has bytes that are of no tensor")
     return [Passage(pair) for pair in seen]
 
 
@@ -158,41 +159,41 @@ def _picture(content: bytes) -> list[Passage]:
             try:
                 held += len(pixels.decompress(data, size - held + 1))
             except zlib.error as error:
-                raise MalformedFileError(f"is no PNG: {error}") from None
+                raise MalformedFileError(f"is not a valid PNG: {error}") from None
         elif kind in _REMARKS:
             found.append(Passage(_remark(kind, data)))
         elif kind == b"IEND":
             over = True
         elif kind not in _NUMBERS:
-            raise MalformedFileError(f"is no PNG that we would draw: it holds {kind.decode('ascii', 'replace')!r}")
+            raise MalformedFileError(f"is not a PNG that perl would draw: it holds {kind.decode('ascii', 'replace')!r}")
     if not over or held != size or not pixels.eof or pixels.unused_data:
-        raise MalformedFileError("is no PNG: its pixels are not those of its size")
+        raise MalformedFileError("is not a valid PNG: its pixels are not those of its size")
     return found
 
 
 def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     place = len(_SIGNATURE)
     if not content.startswith(_SIGNATURE):
-        raise MalformedFileError("is no PNG")
+        raise MalformedFileError("is not a valid PNG")
     kind = b""
     while place < len(content):
         if kind == b"IEND" or len(content) - place < 12:
-            raise MalformedFileError("is no PNG: something follows its end")
+            raise MalformedFileError("is not a valid PNG: something follows its end")
         length, kind = struct.unpack(">I4s", content[place : place + 8])
         data, check = content[place + 8 : place + 8 + length], content[place + 8 + length : place + 12 + length]
         if len(data) != length or check != struct.pack(">I", zlib.crc32(kind + data)):
-            raise MalformedFileError("is no PNG: a chunk is not whole")
+            raise MalformedFileError("is not a valid PNG: a chunk is not whole")
         place += 12 + length
         yield kind, data
 
 
 def _bytes_of_pixels(kind: bytes, data: bytes) -> int:
     if kind != b"IHDR" or len(data) != 13:
-        raise MalformedFileError("is no PNG: it does not begin with its size")
+        raise MalformedFileError("is not a valid PNG: it does not begin with its size")
     width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", data)
     size = height * (1 + (width * depth * _CHANNELS.get(colour, 0) + 7) // 8)
     if interlaced or colour not in _CHANNELS or not 0 < size <= _LARGEST_PICTURE or not width:
-        raise MalformedFileError("is no PNG that we would draw")
+        raise MalformedFileError("is not a PNG that perl would draw")
     return int(size)
 
 
@@ -209,9 +210,9 @@ def _remark(kind: bytes, data: bytes) -> str:
             opened = zlib.decompressobj()
             rest = opened.decompress(rest[1:] if kind == b"zTXt" else rest, _LARGEST_REMARK)
         except zlib.error as error:
-            raise MalformedFileError(f"is no PNG: {error}") from None
+            raise MalformedFileError(f"is not a valid PNG: {error}") from None
         if not opened.eof:
-            raise MalformedFileError("is no PNG that we would draw: it holds a long remark")
+            raise MalformedFileError("is not a PNG that perl would draw: it holds a long remark")
     return f"{keyword.decode('utf-8', 'replace')}: {rest.decode('utf-8', 'replace')}"
 
 
@@ -230,7 +231,7 @@ def _loaded(text: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
-        raise MalformedFileError(f"is no JSON: {str(error)[:80]}") from None
+        raise MalformedFileError(f"is not valid JSON: {str(error)[:80]}") from None
 
 
 def _pairs_of(value: object, seen: dict[str, None], key: str = "") -> None:

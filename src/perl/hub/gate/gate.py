@@ -1,10 +1,10 @@
 """The gate that every file passes before it leaves this machine.
 
-name in the repository -> bytes, to problems, one a line
+name in the repository -> bytes, to mistakes, one a line
 
 A file must have a name that we write, be no larger than such a file may be, be what its ending says, and hold nothing
 that must not leave this machine. Files get here as bytes (:mod:`perl.hub.gate.snapshot` reads them, once and without
-following a link), and these bytes are sent. Knows nothing of runs, cards or the network.
+following a link), and these bytes are sent.
 """
 
 import re
@@ -87,7 +87,7 @@ def gate_problems(
     for name, content in files.items():
         most = largest(name, among)
         if most is None:
-            problems.append(Mistake("is no file that we publish", repr(name)[1:-1][:200], "leave it out"))
+            problems.append(Mistake("is not a file that perl publishes", repr(name)[1:-1][:200], "leave it out"))
         elif len(content) > most:
             problems.append(Mistake(f"has {len(content):,} bytes, at most {most:,} are published", name))
         else:

@@ -1,8 +1,8 @@
 """What must not leave this machine: paths, names of people and machines, secrets, pickles.
 
-files by name -> problems, one a line
+files by name -> mistakes, one a line
 
-Of weights only the header is read; their numbers are no text. Knows nothing of runs or of the Hub.
+Of weights only the header is read; their numbers are no text.
 """
 
 import getpass
@@ -71,7 +71,7 @@ def this_machine(*folders: Path) -> Machine:
 
 
 def find_leaks(files: Mapping[str, bytes], machine: Machine | None = None) -> list[Mistake]:
-    """What must not be published, one problem for each file and line and kind.
+    """What must not be published, one mistake for each file and line and kind.
 
     Args:
         files: Name -> content.

@@ -39,7 +39,7 @@ def take(folder: Path, name: str, largest: int = LARGEST) -> bytes:
         largest: Bytes that it may have.
 
     Raises:
-        PerlError: There is none, it is a link or lies behind one, is no regular file, or is too large.
+        PerlError: There is none, it is a link or lies behind one, is not a regular file, or is too large.
     """
     parts = name.split("/")
     if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts):
@@ -76,7 +76,7 @@ def names_in(folder: Path, *, deep: bool = False) -> Iterator[tuple[str, bool]]:
 
 
 def strange_files(folder: Path, *, deep: bool = False) -> list[Mistake]:
-    """What lies in a folder and is no regular file: links, pipes, devices, and folders unless they are gone into."""
+    """What lies in a folder and is not a regular file: links, pipes, devices, and folders unless they are gone into."""
     found = names_in(folder, deep=deep)
     return [Mistake("is a link, or no regular file", str(folder / name)) for name, regular in found if not regular]
 
@@ -109,6 +109,6 @@ def _refuse_strange(found: os.stat_result, path: Path, *, file: bool) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise PerlError("is a link, and links are not published", str(path), "copy what it names there")
     if file and not stat.S_ISREG(found.st_mode):
-        raise PerlError("is no regular file", str(path))
+        raise PerlError("is not a regular file", str(path))
     if not file and not stat.S_ISDIR(found.st_mode):
-        raise PerlError("is no folder", str(path))
+        raise PerlError("is not a folder", str(path))

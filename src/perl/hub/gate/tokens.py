@@ -4,7 +4,7 @@ text -> who each secret belongs to, and where it stands; environment -> its own 
 
 The forms are those of detect-secrets, and of services that it does not know or knew otherwise. Of its rules those are
 left out that guess by entropy or by a key's name alone: hashes are what we publish. Nothing is sent anywhere to ask
-whether a token is valid. Knows nothing of files.
+whether a token is valid.
 """
 
 import base64

@@ -3,7 +3,7 @@
 Package, user/name -> Pushed
 
 What is uploaded before the commit is seen by nobody. After an answer that never came, the repository is looked at:
-where it holds the package already, there is no second commit. Files of others stay. Knows nothing of runs.
+where it holds the package already, there is no second commit. Files of others stay.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from perl.hub.card.form import CARD, FRONT_MATTER, LARGEST_CARD, read_front_matt
 from perl.hub.gate.gate import gate_problems, is_ours
 from perl.hub.gate.leaks import PICKLES
 from perl.hub.push.package import Package
-from perl.hub.push.retries import Sleep, persist
+from perl.hub.push.retries import Sleep, retry
 from perl.policy.saved.adapter import WEIGHTS
 
 MAIN, CHECKPOINTS = "main", "checkpoints"
@@ -79,7 +79,7 @@ def push_package(
         message: Of the commit.
         branch: Created from the newest commit of ``main`` if it does not exist.
         may_replace: Digests of the weights and cards that may be there and be replaced; None: any.
-        sleep: As in :func:`perl.hub.push.retries.persist`.
+        sleep: As in :func:`perl.hub.push.retries.retry`.
 
     Raises:
         PerlError: The gate refuses a file; no login, no rights; or the repository holds a whole model, pickles, or
@@ -95,7 +95,7 @@ def push_package(
         if branch != MAIN:
             api.create_branch(repo_id, branch=branch, exist_ok=True)
 
-    persist(create, repo_id, sleep)
+    retry(create, repo_id, sleep)
     fingerprints = {name: _Fingerprint.of(content) for name, content in package.files.items()}
     before: list[ModelInfo] = []
 
@@ -121,7 +121,7 @@ def push_package(
         )
         return _look(api, repo_id, done.oid)
 
-    after = persist(commit, repo_id, sleep)
+    after = retry(commit, repo_id, sleep)
     wrong = _changed(after, fingerprints)
     if wrong:
         raise BrokenPromiseError(f"the Hub holds other bytes than were sent: {', '.join(wrong[:3])}", repo_id)
@@ -150,8 +150,8 @@ def push_revision(package: Package, repo_id: str, tag: str, *, private: bool = F
         HubOutageError: Likewise.
     """
     api = HfApi()
-    if tag in persist(lambda: _tags(api, repo_id), repo_id, sleep):
-        there = persist(lambda: _look(api, repo_id, tag), repo_id, sleep)
+    if tag in retry(lambda: _tags(api, repo_id), repo_id, sleep):
+        there = retry(lambda: _look(api, repo_id, tag), repo_id, sleep)
         # Not the card, which a newer version may write otherwise: the weights say whether it is the same adapter.
         wanted = {name: _Fingerprint.of(data) for name, data in package.files.items() if name.startswith("adapter_")}
         if _changed(there, wanted):
@@ -167,7 +167,7 @@ def push_revision(package: Package, repo_id: str, tag: str, *, private: bool = F
         may_replace=None,  # each one before has a tag
         sleep=sleep,
     )
-    persist(lambda: api.create_tag(repo_id, tag=tag, revision=pushed.commit, exist_ok=True), repo_id, sleep)
+    retry(lambda: api.create_tag(repo_id, tag=tag, revision=pushed.commit, exist_ok=True), repo_id, sleep)
     return pushed.commit
 
 

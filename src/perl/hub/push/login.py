@@ -1,6 +1,6 @@
 """Whether what a recipe wants to publish can be published, asked before anything is trained.
 
-Recipe's sections -> problems; the Hub's own login -> nothing, or one line
+Recipe's sections -> mistakes; the Hub's own login -> nothing, or one line
 
 The token is the Hub's own business: it is looked for where ``hf auth login`` puts it, and never shown or kept.
 """
@@ -22,8 +22,8 @@ logger = logging.getLogger("perl")
 TIMEOUT_SECONDS = 15.0
 
 
-def publishing_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
-    """What cannot be published as a recipe asks, with the key path of each problem."""
+def publishing_mistakes(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
+    """What cannot be published as a recipe asks, with the key path of each mistake."""
     hub, evaluation, peft = (sections.get(name) for name in ("hub", "eval", "peft"))
     found: list[tuple[tuple[str, ...], Mistake]] = []
     if hub is None or hub.push is None:
@@ -40,7 +40,7 @@ def publishing_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ..
 def check_login(hub: HubSection) -> None:
     """Before weights are loaded: whether the Hub knows who will publish, if the recipe asks for it.
 
-    A network that is down is only said: what is to be published will wait in the run folder.
+    A network that is down is only a warning: what is to be published will wait in the run folder.
 
     Raises:
         PerlError: There is no token, or the Hub refuses it.

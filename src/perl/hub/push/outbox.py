@@ -1,8 +1,6 @@
 """What a run has still to send: kept in the run folder, so that neither an outage nor a kill loses it.
 
 what is to be pushed -> RUN/push.json, RUN/outbox/USER--NAME/step-N/ -> what is left
-
-Knows nothing of the Hub.
 """
 
 import fcntl

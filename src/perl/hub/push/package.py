@@ -2,7 +2,7 @@
 
 Candidate -> name in the repository -> bytes
 
-Nothing of another adapter, nothing of this machine. Knows nothing of the Hub.
+Nothing of another adapter, nothing of this machine.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from perl.evaluation.results import RESULTS, SAMPLES
 from perl.hub.card.candidate import Candidate
 from perl.hub.card.check import check_card
 from perl.hub.card.eval_results import eval_result_files
-from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, CardFacts, facts_from_files
+from perl.hub.card.facts import METRICS, PUBLIC_RECIPE, SCORES, facts_from_files
 from perl.hub.card.form import CARD, card_mistakes
-from perl.hub.card.notes import split_notes
+from perl.hub.card.notes import with_notes
 from perl.hub.card.public_recipe import public_recipe, without_paths
 from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
@@ -69,14 +69,14 @@ def read_package(folder: Path) -> Package:
     """All files of a folder, into memory.
 
     Raises:
-        PerlError: A link lies in it, or another thing that is no regular file; or a file that we do not publish.
+        PerlError: A link lies in it, or another thing that is not a regular file; or a file that we do not publish.
     """
     raise_all(PerlError, strange_files(folder, deep=True))
     files = {}
     for name, _ in names_in(folder, deep=True):
         most = largest(name)
         if most is None:
-            raise PerlError("is no file that we publish", str(folder / name), "leave it out")
+            raise PerlError("is not a file that perl publishes", str(folder / name), "leave it out")
         files[name] = take(folder, name, most)
     return Package(files)
 
@@ -121,21 +121,11 @@ def package_candidate(
     if not of_a_step:
         files |= _pictures(run, run.plots, "plots")
     card = render_card(facts_from_files(files))
-    notes = split_notes(_text(run.card))[1] if run.card.is_file() else ""
-    files[CARD] = (f"{card}\n{notes}" if notes else card).encode()
+    files[CARD] = with_notes(card, _text(run.card) if run.card.is_file() else "").encode()
     return Package(dict(sorted(files.items())))
 
 
-def card_facts(candidate: Candidate, repo_id: str | None = None) -> CardFacts:
-    """What a run tells of one of its adapters; arguments as of :func:`package_candidate`.
-
-    Raises:
-        PerlError: The run's recipe cannot be read, or it lacks what a card must say.
-    """
-    return facts_from_files(package_candidate(candidate, repo_id).files)
-
-
-def package_problems(package: Package, folder: Path) -> list[Mistake]:
+def package_mistakes(package: Package, folder: Path) -> list[Mistake]:
     """Why a package may not be published: what the gate refuses, and a card that is wrong.
 
     Args:
@@ -147,7 +137,7 @@ def package_problems(package: Package, folder: Path) -> list[Mistake]:
     unread = [CARD] if CARD not in contents else [problem.where for problem in refused if problem.where in contents]
     if any(name in unread for name in (CARD, SCORES)) or WEIGHTS not in contents:
         return [*refused, *(Mistake("is absent", name) for name in (CARD, WEIGHTS) if name not in contents)]
-    if RUN_FACTS not in contents:  # a script's own card, of which nobody says what it comes from
+    if RUN_FACTS not in contents:  # a script's own card, which nothing here can render again
         return [*refused, *card_mistakes(contents[CARD].decode("utf-8"), contents)]
     digest = hashlib.sha256(contents[WEIGHTS]).hexdigest()
     return [*refused, *check_card(contents, digest).mistakes]
@@ -213,10 +203,10 @@ def _public_config(content: bytes) -> bytes:
         config = json.loads(content)
         name, revision = config.get("base_model_name_or_path"), config.get("revision")
     except (ValueError, AttributeError, RecursionError) as error:
-        raise PerlError(f"is no config of an adapter: {str(error)[:80]}", CONFIG) from None
+        raise PerlError(f"is not an adapter's config: {str(error)[:80]}", CONFIG) from None
     for key, value in (("base_model_name_or_path", name), ("revision", revision)):
         if not isinstance(value, str | None):
-            raise PerlError(f"{key} is no text", CONFIG)
+            raise PerlError(f"{key} is not text", CONFIG)
     if name is None:
         return content
     known, commit = public_name(name, revision)

@@ -16,11 +16,11 @@ from typing import Literal
 
 import torch
 
-from perl.errors import BrokenPromiseError, PerlError, RunFolderError, raise_all
+from perl.errors import BrokenPromiseError, PerlError, RunFolderError, first_line, raise_all
 from perl.evaluation.recounting.published_samples import LARGEST, PUBLISHED
-from perl.hub.card.candidate import Candidate, checkpoint_steps, find_candidate, identity_problems
+from perl.hub.card.candidate import Candidate, checkpoint_steps, find_candidate, identity_mistakes
 from perl.hub.card.facts import SCORES
-from perl.hub.card.recounted import candidate_problems
+from perl.hub.card.recounted import candidate_mistakes
 from perl.hub.push.commit import Pushed, digests, push_package, push_revision
 from perl.hub.push.outbox import (
     HUB_NAME,
@@ -35,7 +35,7 @@ from perl.hub.push.outbox import (
     tidy_outbox,
     write_push,
 )
-from perl.hub.push.package import Package, package_candidate, package_problems
+from perl.hub.push.package import Package, package_candidate, package_mistakes
 from perl.hub.push.retries import HubOutageError, Sleep
 from perl.hub.push.round_trip import check_files, check_round_trip
 from perl.recipe import Recipe
@@ -70,7 +70,7 @@ def push(
         What was done; where several were queued, of the last.
 
     Raises:
-        PerlError: As :func:`push_run`, or nobody says where to.
+        PerlError: As :func:`push_run`, or no repository is named.
         HubOutageError: Likewise.
         BrokenPromiseError: Likewise.
     """
@@ -92,7 +92,7 @@ def push_run(
         run: The run.
         wanted: What, and where to; from :func:`wanted_push`.
         device: For the round trip; None: a CUDA device if there is one.
-        sleep: As in :func:`perl.hub.push.retries.persist`.
+        sleep: As in :func:`perl.hub.push.retries.retry`.
 
     Returns:
         What was done, and how far the reloaded adapter is from the trained policy, as
@@ -128,7 +128,7 @@ def _push_alone(run: Run, wanted: Push, device: torch.device | None, sleep: Slee
     except PerlError as error:
         waits = wanted.replace and isinstance(error, HubOutageError)
         known = read_push(run, push.repo_id) or push
-        write_push(run, dataclasses.replace(known, error=str(error).splitlines()[0], replace=waits))
+        write_push(run, dataclasses.replace(known, error=first_line(error), replace=waits))
         raise
     write_push(run, dataclasses.replace(push, status="done"))
     tidy_outbox(run)
@@ -138,8 +138,8 @@ def _push_alone(run: Run, wanted: Push, device: torch.device | None, sleep: Slee
 def _send(run: Run, push: Push, package: Package, *, replace: bool, sleep: Sleep) -> Pushed:
     """One commit, and the memory of whose it is.
 
-    It is remembered as begun before it is sent, lest a kill or a lost answer makes it a stranger's, and forgotten where
-    the Hub or a check refuses it.
+    It is remembered as begun before it is sent, so that after a kill or a lost answer it still counts as this run's,
+    and forgotten where the Hub or a check refuses it.
     """
     known = (*push.sent, *push.trying)
     sending = digests(package)
@@ -171,14 +171,14 @@ def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -
         PerlError: It is not what the run trained, its scores are not those of its samples, it holds what must not leave
             this machine, or its card is wrong; every such line.
     """
-    raise_all(PerlError, identity_problems(candidate))
-    raise_all(PerlError, candidate_problems(candidate))
+    raise_all(PerlError, identity_mistakes(candidate))
+    raise_all(PerlError, candidate_mistakes(candidate))
     package = package_candidate(candidate, repo_id, steps)
     if SCORES in package.files and PUBLISHED not in package.files:
         what = "%s: the samples of its scores are not sent, they have more than %s bytes; "
         what += "readers of the card can count again only what follows from rights and wrongs"
         logger.warning(what, candidate.run.path, f"{LARGEST:,}")
-    raise_all(PerlError, package_problems(package, candidate.run.path))
+    raise_all(PerlError, package_mistakes(package, candidate.run.path))
     return package
 
 
@@ -191,7 +191,7 @@ def send_checkpoints(run: Run, push: Push, sleep: Sleep = time.sleep) -> Push:
     """
     for step in queued_steps(run, push.repo_id):
         package = queued_checkpoint(run, push.repo_id, step)
-        raise_all(PerlError, package_problems(package, run.path))  # it lay on the disk since it was looked at
+        raise_all(PerlError, package_mistakes(package, run.path))  # it lay on the disk since it was looked at
         push_revision(package, push.repo_id, f"step-{step}", private=push.private, sleep=sleep)
         push = write_push(run, dataclasses.replace(push, steps=tuple(sorted({*push.steps, step}))))
         forget_checkpoint(run, push.repo_id, step)
@@ -229,16 +229,16 @@ def wanted_push(
     """What to push: what is asked for; where that says nothing, what is queued, then what the recipe says.
 
     Raises:
-        RunFolderError: Nobody says where to.
+        RunFolderError: No repository is named.
     """
     hub = hub_section(run)
     if repo_id is not None and re.fullmatch(HUB_NAME, repo_id) is None:
-        raise PerlError(f"is no name on the Hub: {repo_id!r}", "--repo", "user/name")
+        raise PerlError(f"is not a name on the Hub: {repo_id!r}", "--repo", "user/name")
     newest = [push for push in reversed(read_pushes(run)) if repo_id in (None, push.repo_id)]
     queued = max(newest, key=lambda push: push.status == "queued", default=None)
     target = repo_id or (queued.repo_id if queued else None) or hub.repo_id
     if target is None:
-        raise RunFolderError("says not where to push it", str(run.path), "--repo user/name")
+        raise RunFolderError("does not say where to push it", str(run.path), "--repo user/name")
     waiting = queued if queued is not None and queued.status == "queued" else None
     asked: Literal["final", "best"] = which or (waiting.which if waiting else "best" if hub.push == "best" else "final")
     return Push(

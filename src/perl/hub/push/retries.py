@@ -2,7 +2,7 @@
 
 something that asks the Hub -> its answer, or an error: the user's, or an outage
 
-The client has no time limits of its own and repeats only some of its requests. Knows nothing of what is asked.
+The client has no time limits of its own and repeats only some of its requests.
 """
 
 import html
@@ -45,7 +45,7 @@ class HubOutageError(PerlError):
     exit_code = EXIT_FAILED
 
 
-def persist(ask: Callable[[], Answer], what: str, sleep: Sleep = time.sleep, attempts: int = ATTEMPTS) -> Answer:
+def retry(ask: Callable[[], Answer], what: str, sleep: Sleep = time.sleep, attempts: int = ATTEMPTS) -> Answer:
     """Asks until there is an answer.
 
     Args:
@@ -71,7 +71,7 @@ def persist(ask: Callable[[], Answer], what: str, sleep: Sleep = time.sleep, att
                 raise
             if attempt == attempts or isinstance(error, OfflineModeIsEnabled):
                 tries = "1 try" if attempt == 1 else f"{attempt} tries"
-                raise HubOutageError(f"the Hub cannot be had: {_told(error)}", what, tries) from error
+                raise HubOutageError(f"the Hub is unreachable: {_told(error)}", what, tries) from error
             sleep(max(again, _delay(attempt)))
     raise AssertionError("attempts must be at least 1")
 
@@ -91,7 +91,7 @@ def _judged(error: Exception, what: str) -> float | None:
         if isinstance(cause, LocalTokenNotFoundError):
             raise PerlError("you are not logged in to the Hub", what, LOGIN) from error
         if isinstance(cause, HFValidationError):
-            raise PerlError(f"is no name on the Hub: {_told(cause)}", what, "user/name") from error
+            raise PerlError(f"is not a name on the Hub: {_told(cause)}", what, "user/name") from error
         if isinstance(cause, HfHubHTTPError):
             # A proxy may let the next one through, and if not, the push is kept.
             if _is_page(cause.response) or _is_upload_lost(cause.response):
@@ -164,6 +164,6 @@ def _told(error: BaseException) -> str:
     if status is not None:
         return f"it answers {status}"
     if any(isinstance(cause, JSONDecodeError) for cause in _chain(error)):
-        return "its answer is no JSON; perhaps a proxy answers in its place, with a web page"
+        return "its answer is not JSON; perhaps a proxy answers in its place, with a web page"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,8 +1,6 @@
 """Whether the files that will be published are the adapter that was trained, loaded as others load it.
 
 staged folder, a base loaded anew -> largest difference of a log-probability, or an error
-
-Knows nothing of the Hub.
 """
 
 from pathlib import Path
@@ -66,7 +64,7 @@ def check_round_trip(candidate: Candidate, staged: Path, device: torch.device) -
         adapted_BT = token_log_probs(policy, ids_BT, mask_BT)
     _check_tensors(policy, staged, candidate.folder)
     if not bool(adapted_BT.isfinite().all()):
-        raise BrokenPromiseError("the adapter's log-probabilities are not numbers", str(candidate.folder))
+        raise BrokenPromiseError("the adapter's log-probabilities are non-finite", str(candidate.folder))
     if probe is None:
         if torch.equal(plain_BT, adapted_BT):
             raise BrokenPromiseError("the adapter changes nothing of its base", str(candidate.folder))
@@ -91,7 +89,7 @@ def check_files(folder: Path) -> None:
     find_adapter(str(folder))
     wrong = [name for name, tensor in load_file(folder / WEIGHTS).items() if not bool(tensor.isfinite().all())]
     if wrong:
-        raise BrokenPromiseError(f"the adapter holds what is no number: {wrong[0]}", str(folder))
+        raise BrokenPromiseError(f"the adapter holds non-finite numbers: {wrong[0]}", str(folder))
 
 
 def _section(candidate: Candidate, saved: SavedAdapter) -> ModelSection:

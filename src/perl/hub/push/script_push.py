@@ -1,8 +1,6 @@
 """Publishes what a script trained, which has no run folder: the adapter, its card, its curves.
 
 folder of the adapter and its card, log -> Package, checked -> repository on the Hub
-
-Knows nothing of trainers.
 """
 
 import logging
@@ -18,8 +16,8 @@ from perl.errors import PerlError, raise_all
 from perl.hub.card.facts import METRICS
 from perl.hub.card.form import CARD
 from perl.hub.push.commit import MAIN, digests, push_package
-from perl.hub.push.package import Package, package_problems, read_package, thinned
-from perl.hub.push.retries import Sleep, persist
+from perl.hub.push.package import Package, package_mistakes, read_package, thinned
+from perl.hub.push.retries import Sleep, retry
 
 logger = logging.getLogger("perl")
 
@@ -49,7 +47,7 @@ def pack_folder(folder: Path) -> Package:
         PerlError: It holds what must not leave this machine, or the card is wrong.
     """
     package = read_package(folder)
-    raise_all(PerlError, package_problems(package, folder))
+    raise_all(PerlError, package_mistakes(package, folder))
     return package
 
 
@@ -62,7 +60,7 @@ def full_repo_id(name: str, sleep: Sleep = time.sleep) -> str:
     """
     if "/" in name:
         return name
-    return f"{persist(lambda: HfApi().whoami()['name'], name, sleep)}/{name}"
+    return f"{retry(lambda: HfApi().whoami()['name'], name, sleep)}/{name}"
 
 
 def push_script(

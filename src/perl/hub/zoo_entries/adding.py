@@ -1,8 +1,6 @@
 """Makes an entry of the zoo out of an adapter that was scored.
 
 run folder or Hub id -> Entry, written into a zoo; the adapter beside it on demand
-
-Knows nothing of how entries are listed or ranked.
 """
 
 import logging
@@ -53,7 +51,7 @@ def add(  # noqa: PLR0913 (what a user may say of an entry)
 
     Of a run folder everything is taken from the run, and its provenance is ``trained-here``. Of a repository on the Hub
     only what ``perl push`` put there is taken, and checked: the results must name the weights, and each score must
-    follow from the results of its problems. Still these are a stranger's numbers, so that the provenance is
+    follow from the results of its problems. Still these numbers are untrusted, so that the provenance is
     ``reported``, the source is the repository's commit, and scores bear no protocol hash, which keeps them out of
     rankings with ours; the protocol is kept, since ``verify`` evaluates by it. With the provenance ``reproduced`` the
     adapter is evaluated here, now, and the entry holds what was found.
@@ -157,7 +155,7 @@ def _entry(material: Material, label: str, provenance: Provenance | None, notes:
 def _given(name: str) -> str:
     """A name that was asked for, which is taken as it is or not at all."""
     if re.fullmatch(NAME, name) is None:
-        raise PerlError(f"{name!r} is no name of an entry", "--name", f"as in {_name(name)}")
+        raise PerlError(f"{name!r} is not a valid name of an entry", "--name", f"as in {_name(name)}")
     return name
 
 
@@ -187,7 +185,9 @@ def _seed(first: Material, other: Material) -> SeedScores:
     different = [key for key in _different(one, two) if key not in ("train.seed", "train.output_dir")]
     if different:
         what = ", ".join(different[:3])
-        raise PerlError(f"is no seed of {first.where}: its recipe differs in {what}", other.where, "leave it out")
+        raise PerlError(
+            f"is not another seed of {first.where}: its recipe differs in {what}", other.where, "leave it out"
+        )
     found = {score.task: score for score in other.scores}
     for score in first.scores:
         if score.task not in found or found[score.task].protocol_hash != score.protocol_hash:

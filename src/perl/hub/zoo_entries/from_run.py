@@ -2,7 +2,7 @@
 
 run folder -> Material
 
-Knows nothing of zoos or of the Hub.
+Reads the run folder only.
 """
 
 import hashlib
@@ -10,16 +10,16 @@ from pathlib import Path
 
 from perl.errors import PerlError, raise_all
 from perl.evaluation.results import RESULTS, read_results
-from perl.hub.card.candidate import Candidate, find_candidate, identity_problems
+from perl.hub.card.candidate import Candidate, find_candidate, identity_mistakes
 from perl.hub.card.recounted import recount_candidate
-from perl.hub.card.run_facts import hardware_of
+from perl.hub.card.run_facts import RUN_FACTS, hardware_of, read_run_facts
 from perl.hub.push.outbox import read_pushes
-from perl.hub.push.package import card_facts, package_candidate
+from perl.hub.push.package import package_candidate
 from perl.hub.zoo_entries.material import Material, of_log, of_policy, steps_of
 from perl.hub.zoo_entries.scores import checked_scores
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
-from perl.run.folder import Run
+from perl.run.folder import Run, log_rows
 
 
 def of_run(folder: Path) -> Material:
@@ -41,15 +41,15 @@ def _of_candidate(candidate: Candidate) -> Material:
             read_results(run.path / "eval")  # says why it cannot be read
             message = "its results are those of another adapter, or of this one with another config"
         raise PerlError(message, str(run.path), f"perl eval --adapter {run.path} --tasks ...")
-    raise_all(PerlError, identity_problems(candidate))
+    raise_all(PerlError, identity_mistakes(candidate))
     config = (candidate.folder / CONFIG).read_bytes()
     scores = checked_scores(recount_candidate(candidate), candidate.sha256, config, str(run.path))
     package = package_candidate(candidate)  # its config names no folder of this machine
     files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
     log = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
-    rows = [row for row in steps_of(log) if row["step"] <= candidate.step]
+    rows = [row for row in steps_of(log_rows(log)) if row["step"] <= candidate.step]
     recipe = Recipe.load(run.path / "recipe.yaml")
-    licence = card_facts(candidate).licence
+    licence = read_run_facts(package.files[RUN_FACTS]).licence
     repo, revision = _pushed(candidate)
     known = {
         "method": facts.get("method"),

@@ -2,7 +2,7 @@
 
 tag, base, method -> Found
 
-What a card says is anybody's text: whatever has the wrong type is left out and said. Knows nothing of files.
+What a card says is anybody's text: whatever has the wrong type is left out, which is noted.
 """
 
 import math
@@ -58,7 +58,7 @@ def hub_adapters(base: str | None = None, method: str | None = None, limit: int 
         limit: At most so many.
 
     Raises:
-        PerlError: The Hub cannot be asked.
+        PerlError: The Hub is unreachable.
     """
     if constants.HF_HUB_OFFLINE:
         raise PerlError("the Hub is not asked", "HF_HUB_OFFLINE", "unset it")
@@ -112,14 +112,14 @@ def _scores(index: object, notes: list[str]) -> Iterator[tuple[str, float]]:
             name, value = metric.get("name") or metric.get("type"), metric.get("value")
             number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
             if not isinstance(name, str) or not math.isfinite(number):
-                notes.append("a metric in its card is no number")
+                notes.append("a metric in its card is not a number")
                 continue
             yield f"{_short(task)} {_short(name)}", number
 
 
 def _mappings(value: object, called: str, notes: list[str]) -> list[Mapping[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        notes.append(f"{called} of its card is no list of mappings")
+        notes.append(f"{called} of its card is not a list of mappings")
         return []
     return value
 

@@ -2,7 +2,7 @@
 
 log, results -> fields of an entry
 
-Knows nothing of where they were found.
+Where they were found makes no difference here.
 """
 
 import math
@@ -13,7 +13,6 @@ from typing import Any, Literal
 from perl.evaluation.results import Results
 from perl.policy.model import public_name
 from perl.recipe import Recipe
-from perl.run.folder import log_rows
 from perl.zoo.entry import TaskScore
 
 _CURVE_POINTS = 64
@@ -52,9 +51,9 @@ class Material:
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
-def steps_of(log: str) -> list[dict[str, Any]]:
+def steps_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a log that name their step."""
-    return [row for row in log_rows(log) if _is_number(row.get("step"))]
+    return [row for row in rows if _is_number(row.get("step"))]
 
 
 def of_log(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,17 +2,17 @@
 
 Recount -> scores of an entry, or what is wrong with them
 
-A results file in which any figure is not what was counted is refused. Knows nothing of runs or of the Hub.
+A results file in which any figure is not what was counted is refused.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from perl.errors import PerlError, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.recounting.recount import Recount
 from perl.evaluation.results import Results, TaskResult
-from perl.policy.name import adapter_policy_name
-from perl.policy.saved.adapter import CONFIG
+from perl.hub.card.policy_check import policy_mistakes
 from perl.zoo.entry import TaskScore
 
 
@@ -28,20 +28,11 @@ def checked_scores(found: Recount, adapter_sha256: str, config: str | bytes, whe
     Raises:
         PerlError: They are another policy's, or a figure of the file is not what was counted.
     """
-    results = found.results
-    named = results.subject.get("adapter_sha256")
-    if named != adapter_sha256:
-        whose = "a base alone" if named is None else f"the adapter {str(named)[:12]}, not {adapter_sha256[:12]}"
-        raise PerlError(f"its results belong to {whose}", where, f"perl eval --adapter {where}")
-    try:
-        policy = adapter_policy_name(config, adapter_sha256, str(results.subject.get("base_sha256")))
-    except ValueError as error:
-        raise PerlError(f"its {CONFIG} cannot be read: {error}", where) from None
-    if results.subject.get("policy") != policy:
-        message = f"its results belong to the same weights with another {CONFIG}: the two give another policy"
-        raise PerlError(message, where, f"perl eval --adapter {where}")
+    text = config.encode() if isinstance(config, str) else config
+    wrong = policy_mistakes(found.results, text, adapter_sha256, where)
+    raise_all(PerlError, [replace(mistake, hint=f"perl eval --adapter {where}") for mistake in wrong])
     raise_all(PerlError, found.said_of(where))
-    return [_score(task, where) for task in results.tasks]
+    return [_score(task, where) for task in found.results.tasks]
 
 
 def protocol_facts(results: Results) -> dict[str, Any]:

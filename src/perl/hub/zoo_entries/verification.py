@@ -1,8 +1,6 @@
 """Evaluates an entry of the zoo again, and says whether it scores what the entry says.
 
 Entry -> adapter, evaluated under the entry's own protocol -> scores then and now
-
-Knows nothing of how entries are made.
 """
 
 import math
@@ -145,7 +143,7 @@ def verify(
         backend: What draws completions.
 
     Raises:
-        PerlError: The entry has no such score, its adapter is not to be had or not the one it names, or its tasks are
+        PerlError: The entry has no such score, its adapter is unreachable or not the one it names, or its tasks are
             not ours.
     """
     entry = zoo.entry(name)
@@ -228,7 +226,9 @@ def _wanted(entry: Entry, tasks: Sequence[str] | None) -> list[TaskScore]:
     if not known or (tasks and len(known) < len(wanted)):
         unknown = next((score.task for score in wanted if score.task not in ours), None)
         what = (
-            "has no scores" if unknown is None else f"cannot be evaluated on {unknown!r}, which is no task of perl eval"
+            "has no scores"
+            if unknown is None
+            else f"cannot be evaluated on {unknown!r}, which is not a task of perl eval"
         )
         raise PerlError(what, entry.name, "perl eval --list-tasks")
     return known
@@ -293,18 +293,18 @@ def _completions(entry: Entry, scores: Sequence[TaskScore]) -> int | None:
 
 
 def _check_protocol(entry: Entry, scores: Sequence[TaskScore], plan: Evaluation) -> None:
-    """Refuses what cannot be asked as it was, before weights are loaded."""
+    """Refuses what cannot be evaluated as it was, before weights are loaded."""
     if entry.protocol:
         asked, then = plan.protocol.drawn(), _protocol(entry).drawn()
         other = [f"{name} {then[name]} then, {asked[name]} now" for name in then if then[name] != asked[name]]
         if other:
-            raise PerlError(f"cannot be asked as it was: {'; '.join(other)}", entry.name)
+            raise PerlError(f"cannot be evaluated as it was: {'; '.join(other)}", entry.name)
     now = {task.request.task: task.protocol_hash for task in plan.tasks}
     for score in scores:
         if score.protocol_hash is not None and now[score.task] != score.protocol_hash:
             what = "the task, its data or the longest completion changed since"
             raise PerlError(
-                f"{score.task} cannot be asked as it was: {what}", entry.name, "--data with the data of then"
+                f"{score.task} cannot be evaluated as it was: {what}", entry.name, "--data with the data of then"
             )
 
 
