@@ -61,7 +61,7 @@ class LossMetrics:
             self._add(name, result.logged[quantity], inputs.mask, micro_batch_N)
         for least_M, (quantity, sign) in zip(self._least, self._extremes.values(), strict=True):
             means_N = sign * _row_means(result.logged[quantity], inputs.mask, sign * torch.inf)
-            least_M.scatter_reduce_(0, micro_batch_N, means_N, "amin")
+            least_M.scatter_reduce_(0, micro_batch_N, means_N.to(least_M), "amin")
 
     def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
         """A value for each metric and micro-batch with rows, over all processes; every process must ask."""
