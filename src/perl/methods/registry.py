@@ -9,6 +9,7 @@ method name is checked at once. Knows nothing of models or training.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -37,6 +38,11 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
 }
 _NO_LORA_STARTS = ("bat", "mini")  # MiSS's other kinds
+_INNER = ["down_proj"]
+# AdaLoRA's budget at the start, relative to the mean rank at the end (12 for 8 in its paper).
+_START_BUDGET = 1.5
+# What PEFT is given for the number of optimizer steps before it is known.
+_STEPS_UNKNOWN = 2**31
 
 
 def served_rank(rank: int) -> int | None:
@@ -67,6 +73,8 @@ class Method:
         delta_rank: For ``lora`` and ``low_rank``: the update's rank at most, as a formula for people.
         counted_as: Method whose number of parameters is the same, for one that PEFT cannot build without weights.
         reads_weights: Whether PEFT computes with the numbers of W, which a quantised base has only packed.
+        derived: Settings -> arguments of the config that follow from them; None: none do.
+        hooks: Module with what it does while it trains and is saved (``methods/hooks.py``); empty: nothing.
     """
 
     name: str
@@ -86,6 +94,8 @@ class Method:
     delta_rank: str = "rank"
     counted_as: str = ""
     reads_weights: bool = False
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    hooks: str = ""
 
     @property
     def learning_rate(self) -> float:
@@ -170,6 +180,18 @@ def _own(name: str, summary: str, source: str, config: str, **columns: Any) -> M
     return Method(name, summary, source, config, settings, {"rank": "r", **columns.pop("arguments", {})}, **columns)
 
 
+def _rank_budget(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """AdaLoRA's ranks before any is taken away, and its steps, which are known only when training begins."""
+    rank = settings["rank"]
+    return {"init_r": max(rank + 1, ceil(_START_BUDGET * rank)), "total_step": _STEPS_UNKNOWN}
+
+
+def _inner_targets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the targets by name, those whose input IA3 scales."""
+    targets = settings.get("target_modules")
+    return {"feedforward_modules": [name for name in targets if name in _INNER]} if isinstance(targets, list) else {}
+
+
 _ROWS = (
     _lora("lora", "W + (alpha/rank) B A, with B starting at zero", "Hu et al. 2021, arXiv:2106.09685"),
     _lora(
@@ -211,6 +233,8 @@ _ROWS = (
         frozen=("ranknum",),
         delta="low_rank",
         rate=20.0,
+        derived=_rank_budget,
+        hooks="perl.methods.adalora",
     ),
     _lora(
         "pissa",
@@ -289,7 +313,8 @@ _ROWS = (
         "Liu et al. 2022, arXiv:2205.05638 (ten times LoRA's rate)",
         "IA3Config",
         settings={"target_modules": ["k_proj", "v_proj", "down_proj"]},
-        defaults={"feedforward_modules": ["down_proj"]},
+        defaults={"feedforward_modules": _INNER},
+        derived=_inner_targets,
         delta="full",
         rate=30.0,
     ),
