@@ -4,7 +4,7 @@ name -> Method
 
 Adding a method is adding a row; everything else (the recipe's checks, ``perl methods``, the trainer, saving, export,
 the tests and the benchmark) reads this table. Importing this module imports neither PEFT nor torch, so that a recipe's
-method name is checked at once. Knows nothing of models or training.
+method name is checked at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ ALL_LINEAR = "all-linear"
 AS_RANK = "as rank"
 """Default of a setting that is the rank's value, whatever that is."""
 LORA_LEARNING_RATE = 1e-5
-"""LoRA's, where nobody asks for one; that of other methods is relative to it (Schulman et al. 2025)."""
+"""LoRA's, where none is set; that of other methods is relative to it (Schulman et al. 2025)."""
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's ``--max-lora-rank`` may be."""
 LARGEST_RANK = SERVED_RANKS[-1]
@@ -46,7 +46,7 @@ _STEPS_UNKNOWN = 2**31
 
 
 def served_rank(rank: int) -> int | None:
-    """The lowest rank that a server can be started for and that holds this one; None: there is none."""
+    """The lowest rank that a server can be started for and that holds this one; None: this one is too high."""
     return next((served for served in SERVED_RANKS if served >= rank), None)
 
 
@@ -67,7 +67,7 @@ class Method:
         starts: Function of ``methods/starts.py`` that sets the adapter up on the base's weights; empty: PEFT does.
         frozen: Parts of the adapter that stay as they start, by PEFT's names.
         optimizer: ``adamw`` stands for whatever ``train.optim`` names.
-        rate: Learning rate relative to LoRA's, used where no learning rate is asked for.
+        rate: Learning rate relative to LoRA's, used where no learning rate is set.
         delta: What the update of a weight matrix is: ``lora`` (factors as they are), ``low_rank`` (factors after
             export), ``full``, ``norms`` (no matrix changes, only norms do), ``weights`` (no adapter).
         delta_rank: For ``lora`` and ``low_rank``: the update's rank at most, as a formula for people.
@@ -99,7 +99,7 @@ class Method:
 
     @property
     def learning_rate(self) -> float:
-        """Where nobody asks for one."""
+        """Where none is set."""
         return LORA_LEARNING_RATE * self.rate
 
     @property
@@ -112,7 +112,7 @@ class Method:
 
     @property
     def off_quantised(self) -> str:
-        """Why it cannot stand on a quantised base; empty: it can."""
+        """Why it is incompatible with a quantised base; empty: it is compatible."""
         if self.trains_the_bases:
             return "it trains the base's own weights"
         if self.starts:

@@ -2,7 +2,7 @@
 
 PeftSection -> Adaptation
 
-Imports PEFT only to build a config; names and settings are checked without it. Knows nothing of models.
+Imports PEFT only to build a config; names and settings are checked without it.
 """
 
 import dataclasses
@@ -104,7 +104,7 @@ def _continued_problems(section: PeftSection, method: Method) -> list[tuple[tupl
 
 
 def resolved_settings(section: PeftSection) -> dict[str, Any]:
-    """The settings that the method will use: those asked for, its defaults for the rest.
+    """The settings that the method will use: those that are set, its defaults for the rest.
 
     Raises:
         RecipeError: There is no such method, or it would ignore a setting.
@@ -312,7 +312,7 @@ def _raise_problems(section: PeftSection) -> None:
 
 
 def _asked(section: PeftSection) -> dict[str, Any]:
-    """The settings that differ from saying nothing."""
+    """The settings that are set: those that differ from their defaults."""
     return {name: getattr(section, name) for name in _SETTINGS if getattr(section, name) != _UNSET[name]}
 
 

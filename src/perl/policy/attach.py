@@ -1,8 +1,6 @@
 """Puts an adapter on the base: a new one, or one that is continued. The base's weights are not written.
 
 base, Adaptation -> policy; SavedAdapter -> policy; policy <-> its tensors
-
-Knows nothing of recipes' files, data or training.
 """
 
 import contextlib
