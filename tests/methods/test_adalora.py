@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from perl.errors import RecipeError
 from perl.methods import adalora
+from perl.methods.hooks import hooks_of
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.checkpoint import load_policy, save_policy
@@ -51,7 +52,7 @@ def policy_of(rank=RANK, steps=None, **settings) -> PeftModel:
     torch.manual_seed(0)
     policy = attach_adapter(base(), adaptation(PeftSection(method="adalora", rank=rank, **settings))).eval()
     if steps:
-        adalora.set_schedule(policy, steps)
+        hooks_of(policy).before_training(policy, steps)
     return policy
 
 
@@ -80,7 +81,7 @@ def train(policy, optimizer, steps) -> list[int]:
         for parameter in trained(policy):
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         optimizer.step()
-        adalora.allocate(policy, step)
+        hooks_of(policy).after_step(policy, step)
         optimizer.zero_grad()
         totals.append(sum(adalora.ranks(policy)))
     return totals
@@ -220,7 +221,7 @@ def finished(empty_layer=False) -> PeftModel:
         for part in (first.lora_A, first.lora_B, first.lora_E):
             part["default"].grad.mul_(0 if empty_layer else 1)
         optimizer.step()
-        adalora.allocate(policy, step)
+        hooks_of(policy).after_step(policy, step)
     return policy
 
 

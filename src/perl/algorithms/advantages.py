@@ -2,8 +2,8 @@
 
 rewards -> advantages
 
-Pure functions on tensors. Knows nothing of prompts, tokens, models or TRL. Shapes: P prompts, G completions of a
-prompt, K reward functions. NaN marks a completion that could not be scored.
+Pure functions of tensors. Shapes: P prompts, G completions of a prompt (a group), K reward functions. NaN marks a
+completion that could not be scored.
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ STD_EPSILON = 1e-4
 
 
 def weighted_rewards(rewards_PGK: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
-    """The weighted sum of what each reward function said.
+    """The weighted sum of the rewards of all functions.
 
     A function that scored no completion of a group does not apply to that prompt and is left out of its sums. One that
     scored some of them but not this one leaves it without a reward: without its term the sum would stand beside the
@@ -63,13 +63,14 @@ def group_advantages(rewards_PG: torch.Tensor, *, scale: Scale = "group", epsilo
         (P, G) float32. Exactly 0 for every member of a group whose rewards agree, and for NaN.
 
     Raises:
-        ValueError: ``scale`` is none of the three.
+        ValueError: ``scale`` is another word.
 
     Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; without division: Liu et al. 2025, arXiv:2503.20783,
         section 3.2. We differ from TRL 1.16 in groups that agree on a reward that is no dyadic number (0.7): there
         the rounding of the mean, divided by epsilon, gives TRL advantages of up to 2e-3 out of nothing.
     """
     rewards_PG = rewards_PG.float()
+    # A = r - mean(r), divided by std(r) + epsilon
     centred_PG = rewards_PG - rewards_PG.nanmean(dim=1, keepdim=True)
     if scale == "group":
         centred_PG = centred_PG / (nan_std(rewards_PG).unsqueeze(1) + epsilon)
@@ -77,6 +78,7 @@ def group_advantages(rewards_PG: torch.Tensor, *, scale: Scale = "group", epsilo
         centred_PG = centred_PG / (nan_std(rewards_PG.reshape(1, -1)) + epsilon)
     elif scale != "none":
         raise ValueError(f"scale must be group, batch or none, not {scale!r}")
+    # exactly 0 where there is no signal: rounding of the mean is not one
     return centred_PG.masked_fill(agreeing_groups(rewards_PG).unsqueeze(1), 0.0).nan_to_num(nan=0.0)
 
 
@@ -126,6 +128,7 @@ def nan_std(values_PG: torch.Tensor) -> torch.Tensor:
     Returns:
         (P,) float; 0 for a row with one value, NaN for a row with none.
     """
+    # sqrt(sum (x - mean)^2 / (n - 1)) over what is there
     count_P = (~values_PG.isnan()).sum(dim=1)
     squares_P = (values_PG - values_PG.nanmean(dim=1, keepdim=True)).pow(2).nansum(dim=1)
     std_P = (squares_P / (count_P - 1).clamp(min=1)).sqrt()

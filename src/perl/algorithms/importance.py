@@ -1,9 +1,9 @@
 """Corrections for rollouts whose tokens were drawn from other numbers than the trainer's.
 
-log-probabilities of the old policy and of the sampling policy, mask -> ratios, rows to keep
+log-probs of the old policy and of the sampling policy, mask -> ratios, rows to keep
 
 An engine computes in its own order and type, so the policy that sampled is not quite the one that is trained. Pure
-functions on tensors. Shapes: N rows, T completion tokens.
+functions of tensors. Shapes: N rows, T completion tokens.
 """
 
 import math
@@ -49,10 +49,11 @@ def sampling_ratio(
 
     Source: truncated and masked importance sampling as in TRL 1.16's ``vllm_importance_sampling_mode``.
     """
-    difference = ((old_log_probs_NT - sampling_log_probs_NT) * mask_NT).nan_to_num(nan=0.0).detach()
+    # log (p_old / p_engine), of a token or summed over the row
+    log_ratio = ((old_log_probs_NT - sampling_log_probs_NT) * mask_NT).nan_to_num(nan=0.0).detach()
     if correction.mode.startswith("sequence"):
-        difference = difference.sum(dim=-1, keepdim=True)
-    ratio = difference.exp()
+        log_ratio = log_ratio.sum(dim=-1, keepdim=True)
+    ratio = log_ratio.exp()
     low = -math.inf if correction.low is None else correction.low
     high = math.inf if correction.high is None else correction.high
     if correction.mode.endswith("truncate"):
@@ -81,6 +82,7 @@ def on_policy_rows(
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, off-policy sequence masking; TRL 1.16's ``get_off_policy_mask``.
     """
-    difference = (sampling_log_probs_NT - policy_log_probs_NT.detach()).nan_to_num(nan=0.0)
-    mean_N1 = (difference * mask_NT).sum(dim=1, keepdim=True) / mask_NT.sum(dim=1, keepdim=True).clamp(min=1.0)
+    # mean_t log (p_sampled / p_policy): an estimate of KL(sampling policy || policy) on this row
+    difference_NT = (sampling_log_probs_NT - policy_log_probs_NT.detach()).nan_to_num(nan=0.0)
+    mean_N1 = (difference_NT * mask_NT).sum(dim=1, keepdim=True) / mask_NT.sum(dim=1, keepdim=True).clamp(min=1.0)
     return ((advantages >= 0) | (mean_N1 <= threshold)).to(mask_NT.dtype)

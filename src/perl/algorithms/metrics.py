@@ -3,8 +3,8 @@
 Objective, rows -> sums for each micro-batch as TRL would have cut it -> (name, value)
 
 TRL logs a mean for every micro-batch, over the tokens of all processes. Here the rows of a micro-batch may have gone
-through the model in several passes, so sums are kept for each and the processes are asked once a step. Rows that were
-left out are not in them: a metric is one of the rows that were trained.
+through the model in several passes, so sums are kept for each and reduced over processes once a step. Rows that were
+left out are not in them: a metric is a mean over the rows that were trained.
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class LossMetrics:
             self._add(name, result.logged[quantity], inputs.mask, micro_batch_N)
         for least_M, (quantity, sign) in zip(self._least, self._extremes.values(), strict=True):
             means_N = sign * _row_means(result.logged[quantity], inputs.mask, sign * torch.inf)
-            least_M.scatter_reduce_(0, micro_batch_N, means_N, "amin")
+            least_M.scatter_reduce_(0, micro_batch_N, means_N.to(least_M), "amin")
 
     def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
         """A value for each metric and micro-batch with rows, over all processes; every process must ask."""
@@ -85,7 +85,7 @@ class SamplingMetrics:
     """How far the engine's numbers are from the trainer's, over the rows of a window."""
 
     def __init__(self, device: torch.device, *, corrects: bool) -> None:
-        """Starts without rows; says nothing if the run has no correction."""
+        """Starts without rows; yields no metric if the run has no correction."""
         # Of |difference|, its count, of ratios, their count, of those that were bounded.
         self._sums = torch.zeros(5, device=device)
         self._extremes = torch.full((3,), -torch.inf, device=device)  # |difference|, -ratio, ratio

@@ -1,4 +1,4 @@
-"""AdaLoRA's parts that a trainer must run: the budget's schedule, its moves, the regulariser, the state.
+"""AdaLoRA's hooks: the budget's schedule, its moves, the regulariser, the state; its update as factors.
 
 policy, step -> ranks; a trained policy -> the one that is loaded
 
@@ -7,6 +7,7 @@ model itself computes, which GRPO's does not. Where these functions say nothing,
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from peft import AdaLoraConfig, PeftModel
@@ -14,6 +15,7 @@ from peft.tuners.adalora import AdaLoraModel
 from peft.tuners.adalora.layer import AdaLoraLayer
 
 from perl.errors import RecipeError
+from perl.methods.hooks import Hooks
 
 # Shares of training before the first rank is taken away and after the last one was (the paper: 5 to 20 % and 20 to
 # 50 %, depending on the task), and the steps between two allocations.
@@ -22,6 +24,24 @@ _ALLOCATIONS = 100
 _FEWEST_STEPS = 2
 _FACTORS = ("lora_A", "lora_B", "lora_E")
 _SMOOTHED = ("ipt", "exp_avg_ipt", "exp_avg_unc")
+LAYER = AdaLoraLayer
+"""What its layers are; one of PEFT's LoRA layers."""
+
+
+def hooks(policy: PeftModel) -> Hooks:
+    """All of them; of the finished adapter of an earlier run only those that its files need."""
+    files = Hooks("adalora", after_training=finish, as_loaded=as_loaded)
+    if not allocates(policy):
+        return files
+    return replace(
+        files,
+        before_training=set_schedule,
+        after_step=allocate,
+        regulariser=regulariser,
+        log=rank_metrics,
+        state=allocator_state,
+        load_state=load_allocator_state,
+    )
 
 
 def allocates(policy: torch.nn.Module) -> bool:
@@ -85,6 +105,12 @@ def ranks(policy: PeftModel) -> list[int]:
     return [len(layer.lora_E[policy.active_adapter]) for layer in _layers(policy)]
 
 
+def rank_metrics(policy: PeftModel) -> dict[str, float]:
+    """Mean, least and largest rank of the adapted matrices, to be logged."""
+    found = ranks(policy)
+    return {"rank/mean": sum(found) / len(found), "rank/min": float(min(found)), "rank/max": float(max(found))}
+
+
 def allocator_state(policy: PeftModel) -> dict[str, torch.Tensor]:
     """What a checkpoint needs beyond the adapter's tensors: smoothed importances and the ranks."""
     allocator = policy.base_model.rankallocator
@@ -94,11 +120,12 @@ def allocator_state(policy: PeftModel) -> dict[str, torch.Tensor]:
 
 
 def load_allocator_state(policy: PeftModel, state: Mapping[str, torch.Tensor]) -> None:
-    """Puts back what :func:`allocator_state` returned."""
+    """Puts back what :func:`allocator_state` returned, on the policy's device."""
+    device = next(policy.parameters()).device
     parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in (*_SMOOTHED, "rank_pattern")}
     for key, tensor in state.items():
         part, _, name = key.partition("/")
-        parts[part][name] = tensor
+        parts[part][name] = tensor.to(device)
     pattern = {name: kept.tolist() for name, kept in parts.pop("rank_pattern").items()}
     _config(policy).rank_pattern = pattern or None
     for part, tensors in parts.items():
@@ -136,6 +163,26 @@ def finish(policy: torch.nn.Module) -> None:
             for part in _FACTORS:
                 factor = getattr(layer, part)[policy.active_adapter]
                 factor.copy_(factor.to(layer.get_base_layer().weight.dtype))
+
+
+def factors(layer: AdaLoraLayer, adapter: str, *, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer's update P diag(E) Q as two factors (Zhang et al. 2023, eq. 3; the scale is PEFT's).
+
+    Args:
+        layer: An adapted layer.
+        adapter: Name of the adapter.
+        masked: With masked triples, as zeros; otherwise without them. One triple stays: a LoRA cannot have rank 0.
+
+    Returns:
+        (rank, in) and (out, rank) float32.
+    """
+    A_RI, B_OR, E_R1 = (part[adapter].detach().float() for part in (layer.lora_A, layer.lora_B, layer.lora_E))
+    kept_R = E_R1.flatten() != 0
+    if not len(E_R1) or not (masked or kept_R.any()):
+        return A_RI.new_zeros(1, A_RI.shape[1]), B_OR.new_zeros(len(B_OR), 1)
+    scale = layer.scaling[adapter] / (layer.ranknum[adapter].detach().float() + 1e-5)
+    A_RI, B_OR = E_R1 * A_RI, B_OR * scale
+    return (A_RI, B_OR) if masked else (A_RI[kept_R], B_OR[:, kept_R])
 
 
 def _rounded_layers(policy: PeftModel) -> Iterator[tuple[str, AdaLoraLayer]]:

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import torch
 from peft import PeftModel
-from peft.tuners.adalora.layer import AdaLoraLayer
 from peft.tuners.delora.layer import DeloraLinear
 from peft.tuners.gralora.layer import Linear as GraloraLinear
 from peft.tuners.hra.layer import HRALinear
@@ -30,6 +29,7 @@ from peft.utils.integrations import dequantize_bnb_weight, get_bnb_param_type
 from torch import nn
 
 from perl.methods.anchor import AnchoredLora, anchor_of
+from perl.methods.hooks import factors_of
 from perl.methods.names import name_in_base
 from perl.methods.registry import LARGEST_RANK
 
@@ -78,10 +78,10 @@ def low_rank_update(layer: BaseTunerLayer, adapter: str) -> LowRank:
 
     Where even the largest rank leaves something out, ``error`` says how much.
     """
-    factors = closed_form(layer, adapter)
-    if factors is None:
-        return factorise(update_of(layer, adapter))
-    return _unmasked(layer, adapter, factors) if isinstance(layer, AdaLoraLayer) else factors
+    own = factors_of(layer)
+    if own is not None:
+        return LowRank(*own(layer, adapter, masked=False))
+    return closed_form(layer, adapter) or factorise(update_of(layer, adapter))
 
 
 def closed_form(layer: BaseTunerLayer, adapter: str) -> LowRank | None:
@@ -90,9 +90,12 @@ def closed_form(layer: BaseTunerLayer, adapter: str) -> LowRank | None:
     Their rank is the method's, whatever the numbers are: it does not change while training, nor at its start, where the
     product is 0.
     """
-    for kind, factors_of in _CLOSED_FORMS:
+    own = factors_of(layer)  # such a layer may be one of PEFT's LoRA layers too
+    if own is not None:
+        return LowRank(*own(layer, adapter, masked=True))
+    for kind, form in _CLOSED_FORMS:
         if isinstance(layer, kind):
-            return factors_of(layer, adapter)
+            return form(layer, adapter)
     return None
 
 
@@ -209,22 +212,6 @@ def _lora(layer: LoraLayer, adapter: str) -> LowRank | None:
     return LowRank(A, B * layer.scaling[adapter])
 
 
-def _adalora(layer: AdaLoraLayer, adapter: str) -> LowRank:
-    """P diag(E) Q, masked triples as zeros (Zhang et al. 2023, eq. 3; the scale is PEFT's)."""
-    A, B, E = (part[adapter].detach().float() for part in (layer.lora_A, layer.lora_B, layer.lora_E))
-    if not len(E):  # a finished adapter may have lost every triple of a layer; a LoRA cannot have rank 0
-        return LowRank(A.new_zeros(1, A.shape[1]), B.new_zeros(len(B), 1))
-    return LowRank(E * A, B * (layer.scaling[adapter] / (layer.ranknum[adapter].detach().float() + 1e-5)))
-
-
-def _unmasked(layer: AdaLoraLayer, adapter: str, factors: LowRank) -> LowRank:
-    """Without the triples that are masked; one stays."""
-    kept = layer.lora_E[adapter].detach().flatten() != 0
-    if not kept.any():
-        return LowRank(torch.zeros_like(factors.A_RI[:1]), torch.zeros_like(factors.B_OR[:, :1]))
-    return LowRank(factors.A_RI[kept], factors.B_OR[:, kept])
-
-
 def _vera(layer: VeraLayer, adapter: str) -> LowRank:
     """diag(b) B diag(d) A with the shared matrices cut to this layer (Kopiczko et al. 2023, eq. 2)."""
     A = layer.vera_A[adapter][:, : layer.in_features].float()
@@ -290,7 +277,6 @@ def _gralora(layer: GraloraLinear, adapter: str) -> LowRank:
 
 
 _CLOSED_FORMS: tuple[tuple[type, Callable[..., LowRank | None]], ...] = (
-    (AdaLoraLayer, _adalora),  # one of PEFT's LoRA layers, so before them
     (LoraLayer, _lora),
     (VeraLayer, _vera),
     (MissLinear, _miss),

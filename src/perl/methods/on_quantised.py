@@ -2,7 +2,7 @@
 
 recipe sections, or an Adaptation -> problems
 
-Imports neither PEFT nor torch. Knows nothing of models.
+Imports neither PEFT nor torch.
 """
 
 import importlib.util

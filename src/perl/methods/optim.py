@@ -1,8 +1,6 @@
 """Optimizers that make a method: LoRA+'s two learning rates, LoRA-FA's gradient.
 
 policy, optimizer -> optimizer
-
-Knows nothing of trainers.
 """
 
 from typing import Any

@@ -4,11 +4,12 @@ name -> Method
 
 Adding a method is adding a row; everything else (the recipe's checks, ``perl methods``, the trainer, saving, export,
 the tests and the benchmark) reads this table. Importing this module imports neither PEFT nor torch, so that a recipe's
-method name is checked at once. Knows nothing of models or training.
+method name is checked at once.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ ALL_LINEAR = "all-linear"
 AS_RANK = "as rank"
 """Default of a setting that is the rank's value, whatever that is."""
 LORA_LEARNING_RATE = 1e-5
-"""LoRA's, where nobody asks for one; that of other methods is relative to it (Schulman et al. 2025)."""
+"""LoRA's, where none is set; that of other methods is relative to it (Schulman et al. 2025)."""
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's ``--max-lora-rank`` may be."""
 LARGEST_RANK = SERVED_RANKS[-1]
@@ -37,10 +38,15 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
 }
 _NO_LORA_STARTS = ("bat", "mini")  # MiSS's other kinds
+_INNER = ["down_proj"]
+# AdaLoRA's budget at the start, relative to the mean rank at the end (12 for 8 in its paper).
+_START_BUDGET = 1.5
+# What PEFT is given for the number of optimizer steps before it is known.
+_STEPS_UNKNOWN = 2**31
 
 
 def served_rank(rank: int) -> int | None:
-    """The lowest rank that a server can be started for and that holds this one; None: there is none."""
+    """The lowest rank that a server can be started for and that holds this one; None: this one is too high."""
     return next((served for served in SERVED_RANKS if served >= rank), None)
 
 
@@ -61,12 +67,14 @@ class Method:
         starts: Function of ``methods/starts.py`` that sets the adapter up on the base's weights; empty: PEFT does.
         frozen: Parts of the adapter that stay as they start, by PEFT's names.
         optimizer: ``adamw`` stands for whatever ``train.optim`` names.
-        rate: Learning rate relative to LoRA's, used where no learning rate is asked for.
+        rate: Learning rate relative to LoRA's, used where no learning rate is set.
         delta: What the update of a weight matrix is: ``lora`` (factors as they are), ``low_rank`` (factors after
             export), ``full``, ``norms`` (no matrix changes, only norms do), ``weights`` (no adapter).
         delta_rank: For ``lora`` and ``low_rank``: the update's rank at most, as a formula for people.
         counted_as: Method whose number of parameters is the same, for one that PEFT cannot build without weights.
         reads_weights: Whether PEFT computes with the numbers of W, which a quantised base has only packed.
+        derived: Settings -> arguments of the config that follow from them; None: none do.
+        hooks: Module with what it does while it trains and is saved (``methods/hooks.py``); empty: nothing.
     """
 
     name: str
@@ -86,10 +94,12 @@ class Method:
     delta_rank: str = "rank"
     counted_as: str = ""
     reads_weights: bool = False
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    hooks: str = ""
 
     @property
     def learning_rate(self) -> float:
-        """Where nobody asks for one."""
+        """Where none is set."""
         return LORA_LEARNING_RATE * self.rate
 
     @property
@@ -102,7 +112,7 @@ class Method:
 
     @property
     def off_quantised(self) -> str:
-        """Why it cannot stand on a quantised base; empty: it can."""
+        """Why it is incompatible with a quantised base; empty: it is compatible."""
         if self.trains_the_bases:
             return "it trains the base's own weights"
         if self.starts:
@@ -170,6 +180,18 @@ def _own(name: str, summary: str, source: str, config: str, **columns: Any) -> M
     return Method(name, summary, source, config, settings, {"rank": "r", **columns.pop("arguments", {})}, **columns)
 
 
+def _rank_budget(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """AdaLoRA's ranks before any is taken away, and its steps, which are known only when training begins."""
+    rank = settings["rank"]
+    return {"init_r": max(rank + 1, ceil(_START_BUDGET * rank)), "total_step": _STEPS_UNKNOWN}
+
+
+def _inner_targets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the targets by name, those whose input IA3 scales."""
+    targets = settings.get("target_modules")
+    return {"feedforward_modules": [name for name in targets if name in _INNER]} if isinstance(targets, list) else {}
+
+
 _ROWS = (
     _lora("lora", "W + (alpha/rank) B A, with B starting at zero", "Hu et al. 2021, arXiv:2106.09685"),
     _lora(
@@ -211,6 +233,8 @@ _ROWS = (
         frozen=("ranknum",),
         delta="low_rank",
         rate=20.0,
+        derived=_rank_budget,
+        hooks="perl.methods.adalora",
     ),
     _lora(
         "pissa",
@@ -289,7 +313,8 @@ _ROWS = (
         "Liu et al. 2022, arXiv:2205.05638 (ten times LoRA's rate)",
         "IA3Config",
         settings={"target_modules": ["k_proj", "v_proj", "down_proj"]},
-        defaults={"feedforward_modules": ["down_proj"]},
+        defaults={"feedforward_modules": _INNER},
+        derived=_inner_targets,
         delta="full",
         rate=30.0,
     ),

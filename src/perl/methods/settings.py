@@ -2,13 +2,12 @@
 
 PeftSection -> Adaptation
 
-Imports PEFT only to build a config; names and settings are checked without it. Knows nothing of models.
+Imports PEFT only to build a config; names and settings are checked without it.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from perl.errors import Mistake, RecipeError, did_you_mean
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 _SETTINGS = ("rank", "alpha", "dropout", "target_modules")
-# AdaLoRA's budget before any rank is taken away, relative to the mean rank at the end (12 for 8 in its paper).
-_ADALORA_START = 1.5
-# Its schedule is set from the number of optimizer steps when training begins; PEFT wants a number before.
-_ADALORA_STEPS_UNKNOWN = 2**31
 # Learning rates below this share of the method's usual one are those of full fine-tuning.
 _FULL_RATE_SHARE = 0.2
 
@@ -109,7 +104,7 @@ def _continued_problems(section: PeftSection, method: Method) -> list[tuple[tupl
 
 
 def resolved_settings(section: PeftSection) -> dict[str, Any]:
-    """The settings that the method will use: those asked for, its defaults for the rest.
+    """The settings that the method will use: those that are set, its defaults for the rest.
 
     Raises:
         RecipeError: There is no such method, or it would ignore a setting.
@@ -141,7 +136,8 @@ def adaptation(section: PeftSection) -> Adaptation:
     named = {method.arguments.get(name, name): value for name, value in settings.items()}
     for name in named.keys() & further.keys():
         raise RecipeError("is set by this package", f"peft.kwargs.{name}", "use the settings of the peft section")
-    arguments = {**method.defaults, **_derived(method, settings), **further, **method.fixed, **named}
+    derived = method.derived(settings) if method.derived else {}
+    arguments = {**method.defaults, **derived, **further, **method.fixed, **named}
     config = _config(method.config, arguments, method.options)
     _refuse_dora(config, bool(method.starts))
     own = method_of(config)
@@ -286,18 +282,6 @@ def _config(class_name: str, arguments: Mapping[str, Any], options: Mapping[str,
     return config
 
 
-def _derived(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that follow from the settings."""
-    targets = settings.get("target_modules")
-    if method.name == "adalora":
-        rank = settings["rank"]
-        return {"init_r": max(rank + 1, ceil(_ADALORA_START * rank)), "total_step": _ADALORA_STEPS_UNKNOWN}
-    if method.name == "ia3" and isinstance(targets, list):
-        inner = set(method.defaults["feedforward_modules"])
-        return {"feedforward_modules": [name for name in targets if name in inner]}
-    return {}
-
-
 def _type_problems(section: PeftSection) -> list[tuple[tuple[str, ...], Mistake]]:
     kind = str(section.type).upper()
     if kind in REFUSED_TYPES:
@@ -328,7 +312,7 @@ def _raise_problems(section: PeftSection) -> None:
 
 
 def _asked(section: PeftSection) -> dict[str, Any]:
-    """The settings that differ from saying nothing."""
+    """The settings that are set: those that differ from their defaults."""
     return {name: getattr(section, name) for name in _SETTINGS if getattr(section, name) != _UNSET[name]}
 
 

@@ -5,7 +5,7 @@ query, key, value, Layout -> attended values
 Registered with transformers under a name of its own. Where no layout is passed on (generation, evaluation of padded
 rows), the model's own implementation runs. The layout travels as an argument of the forward pass and not as a global:
 gradient checkpointing runs a layer's forward again inside the backward pass, when any global has moved on. Shapes: H
-heads, K key-value heads, L tokens, D of a head.
+heads, K key-value heads, L tokens, C of a segment, S keys that are seen, D of a head.
 
 Two ways give the same numbers: one call of torch's variable-length kernel for all segments, or SDPA segment by segment.
 :func:`why_by_segment` says which, from the machine and the shapes alone.
@@ -147,6 +147,7 @@ class KernelCall:
 
     def keywords(self, scaling: float | None, grouped: bool) -> dict[str, Any]:
         """Besides the tensors and the lengths."""
+        # all tokens to the left, none to the right: causal
         asked: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
         return asked | {"enable_gqa": grouped} if self.grouped else asked
 
@@ -182,7 +183,7 @@ def why_by_segment(
         machine: Where the queries are.
         dtype: Of queries, keys and values, after autocast.
         head_size: Numbers of a head of queries and keys.
-        value_head_size: Numbers of a head of values, which others than they have in DeepSeek's latent attention.
+        value_head_size: Numbers of a head of values; another one in DeepSeek's latent attention.
         call: :data:`KERNEL_CALL`.
     """
     capability = machine.capability
@@ -249,34 +250,44 @@ def packed_attention(
 
 
 def _by_segment(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scaling: float | None
+    query_1HLD: torch.Tensor,
+    key_1KLD: torch.Tensor,
+    value_1KLD: torch.Tensor,
+    layout: Layout,
+    scaling: float | None,
 ) -> torch.Tensor:
     """One call a segment: no more scores are computed than there are pairs, but for the triangle's other half."""
-    grouped = query.size(1) != key.size(1)
+    grouped = query_1HLD.size(1) != key_1KLD.size(1)
     lengths = [segment.length for segment in layout.segments]
     # Pieces of one split, prompts included: the gradients of slices would each be as long as the whole row.
-    pieces = zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+    pieces = zip(key_1KLD.split(lengths, dim=2), value_1KLD.split(lengths, dim=2), strict=True)
     seen = {segment.start: piece for segment, piece in zip(layout.segments, pieces, strict=True)}
     attended = []
-    for segment, q in zip(layout.segments, query.split(lengths, dim=2), strict=True):
-        k, v = seen[segment.start]
-        mask = None
-        if segment.prefix_length:
+    for segment, q_1HCD in zip(layout.segments, query_1HLD.split(lengths, dim=2), strict=True):
+        k_1KCD, v_1KCD = seen[segment.start]
+        mask_CS = None  # causal: token i of the segment sees tokens 0 to i
+        if segment.prefix_length:  # a completion of C tokens sees S = P + C keys: all P of the prompt, then its own
             prompt_k, prompt_v = seen[segment.prefix_start]
-            k, v = torch.cat([prompt_k, k], dim=2), torch.cat([prompt_v, v], dim=2)
-            mask = layout.masks[segment.prefix_length, segment.length]
+            k_1KCD, v_1KCD = torch.cat([prompt_k, k_1KCD], dim=2), torch.cat([prompt_v, v_1KCD], dim=2)
+            mask_CS = layout.masks[segment.prefix_length, segment.length]
         attended.append(
             functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+                q_1HCD,
+                k_1KCD,
+                v_1KCD,
+                attn_mask=mask_CS,
+                is_causal=mask_CS is None,
+                scale=scaling,
+                enable_gqa=grouped,
             )
         )
-    return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
+    return torch.cat(attended, dim=2).transpose(1, 2).contiguous()  # (1, H, L, V) -> (1, L, H, V)
 
 
 def _by_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query_1HLD: torch.Tensor,
+    key_1KLD: torch.Tensor,
+    value_1KLD: torch.Tensor,
     layout: Layout,
     scaling: float | None,
     call: KernelCall,
@@ -286,17 +297,18 @@ def _by_kernel(
     cuDNN aligns them where they begin. Torch 2.15 prefers it, but only where one tensor has the lengths of both: it is
     given two, also where they are equal.
     """
-    groups = query.size(1) // key.size(1)
-    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    if layout.shares:
-        k, v = k[layout.keys], v[layout.keys]
-    if groups > 1 and not call.grouped:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    groups = query_1HLD.size(1) // key_1KLD.size(1)
+    # The kernel has tokens first and no batch: (1, H, L, D) -> (L, H, D).
+    q_LHD, k_SKD, v_SKD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_1HLD, key_1KLD, value_1KLD))
+    if layout.shares:  # S > L keys: those of a shared prompt stand before each completion that sees it
+        k_SKD, v_SKD = k_SKD[layout.keys], v_SKD[layout.keys]
+    if groups > 1 and not call.grouped:  # head h reads key-value head h // groups
+        k_SKD, v_SKD = k_SKD.repeat_interleave(groups, dim=1), v_SKD.repeat_interleave(groups, dim=1)
     longest_query, longest_key = layout.longest
     attended_LHD = varlen_attn(
-        q.contiguous(),
-        k.contiguous(),
-        v.contiguous(),
+        q_LHD.contiguous(),
+        k_SKD.contiguous(),
+        v_SKD.contiguous(),
         layout.query_ends,
         layout.key_ends,
         longest_query,

@@ -3,7 +3,7 @@
 model -> why its layers are not compiled, or None and they are; function -> the same, compiled
 
 A layer is compiled for packed rows alone, whose attention stays outside of the graphs (:mod:`perl.packing.attention`):
-no graph depends on a layout or a length. Rollouts and padded rows run it as it was written. Knows nothing of trainers.
+no graph depends on a layout or a length. Rollouts and padded rows run it as it was written.
 """
 
 import copy

@@ -1,9 +1,9 @@
-"""Rows through the model, packed where the model allows it: log-probabilities of their completions.
+"""Rows through the model, packed where the model allows it: log-probs of their completions.
 
-model, rows -> log-probabilities, entropies
+model, rows -> log-probs, entropies
 
-Decides by itself whether a model can run packed rows: by what is known of its layers, then by comparing. Knows nothing
-of rewards, losses or TRL. Shapes: N rows, T columns of the completions.
+Decides by itself whether a model can run packed rows: by what is known of its layers, then by comparing. Shapes: N
+rows, T columns of the completions.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,11 +1,13 @@
-"""The language-model head for chosen tokens only: their log-probabilities, without the logits of all others.
+"""The language-model head for chosen tokens only: their log-probs, without the logits of all others.
 
-hidden states, head, targets -> log-probabilities, entropies
+hidden states, head, targets -> log-probs, entropies
 
 A log-probability depends on one hidden state only, so its whole derivative is one vector of the hidden state's size.
 The forward pass computes that vector while the logits are there, and the backward pass multiplies it: two products
 with the head instead of the three of a pass that computes the logits again, and no logits are kept. Shapes: S scored
-tokens, D of a hidden state, V vocabulary.
+tokens, T of a tile of them, D of a hidden state, V vocabulary.
+
+With z = (W h + b) / temperature: log p(y) = z_y - log sum_v exp z_v, so that d log p(y) / dz = e_y - p.
 """
 
 import functools
@@ -243,6 +245,7 @@ class _Head(torch.autograd.Function):
                     slopes_SD[tile] = torch.mm(slope_TV, weight_VD)
                 del logits_TV, slope_TV  # before the next ones are made
         if slopes_SD is not None:
+            # dz / d(W h) = scale / temperature, alike for all logits
             ctx.save_for_backward(slopes_SD.mul_(settings.scale / settings.temperature))
             ctx.hidden_dtype = hidden_SD.dtype
         if entropies_S is not None:
@@ -252,6 +255,7 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_S: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         (slopes_SD,) = ctx.saved_tensors
+        # dL/dh = dL/dlog p * dlog p/dh
         return (slopes_SD * grad_S.unsqueeze(-1)).to(ctx.hidden_dtype), None, None, None, None, None, None
 
 
@@ -271,13 +275,13 @@ def _of_tile(
     if bias_V is not None:
         logits_TV += bias_V
     logits_TV, cap_slope_TV = _transformed(logits_TV.to(exact), settings)
-    logits_TV -= logits_TV.amax(dim=-1, keepdim=True)
+    logits_TV -= logits_TV.amax(dim=-1, keepdim=True)  # softmax stays the same, and no exponential overflows
     wanted_T1 = targets_T.unsqueeze(-1)
     target_logits_T = logits_TV.gather(-1, wanted_T1).squeeze(-1)
     exp_TV = logits_TV.exp()
     total_T = exp_TV.sum(dim=-1)
     log_probs_T, entropies_T, slope_TV = target_logits_T - total_T.log(), None, None
-    if with_entropy:
+    if with_entropy:  # H = -sum_v p_v log p_v = log Z - sum_v exp(z_v) z_v / Z, with Z = sum_v exp z_v
         entropies_T = total_T.log() - torch.linalg.vecdot(exp_TV, logits_TV) / total_T
     if with_slope:
         # d log p(target) / d logit = [is target] - p, then back through the cap.
@@ -299,15 +303,15 @@ def memory_of(device: torch.device) -> int | None:
     )
 
 
-def _transformed(logits: torch.Tensor, settings: LogitSettings) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _transformed(logits_TV: torch.Tensor, settings: LogitSettings) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scaled, capped and tempered logits, in place; the cap's derivative, if there is a cap."""
     if settings.scale != 1.0:
-        logits *= settings.scale
-    slope = None
+        logits_TV *= settings.scale
+    slope_TV = None
     if settings.softcap is not None:
-        bounded = torch.tanh(logits / settings.softcap)
-        logits = bounded * settings.softcap
-        slope = 1 - bounded.square()
+        bounded_TV = torch.tanh(logits_TV / settings.softcap)
+        logits_TV = bounded_TV * settings.softcap
+        slope_TV = 1 - bounded_TV.square()  # d c tanh(z / c) / dz = 1 - tanh(z / c)^2
     if not math.isclose(settings.temperature, 1.0):
-        logits /= settings.temperature
-    return logits, slope
+        logits_TV /= settings.temperature
+    return logits_TV, slope_TV

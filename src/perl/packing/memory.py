@@ -3,7 +3,7 @@
 model, memory at hand -> MemoryPlan
 
 Measured, not guessed: a few small passes show what the model, its adapter and its types keep for the backward pass.
-Knows nothing of data or losses.
+A pass of T tokens whose longest row has R keeps fixed + T (kept + pair R) bytes.
 """
 
 from collections.abc import Callable
@@ -141,6 +141,7 @@ def plan_memory(free_bytes: float, trained: int, per_token: TokenBytes, *, longe
         per_token: What a token keeps.
         longest_row: Tokens of the longest row that may come; it must fit, since rows are not cut.
     """
+    # fixed + T (kept + pair R) <= share * (free - gradient and Adam's averages), solved for T
     usable = _SHARE * (free_bytes - BYTES_PER_TRAINED * trained)
 
     def fitting(*, recompute: bool) -> int:
@@ -194,7 +195,9 @@ def measure(model: nn.Module, *, packed: bool, shared: bool = False, fused_head:
         if shared:
             alone, both = kept_of([_row(_SEEN, 3, device)]), kept_of([_row(_SEEN, 2, device)] * 2)
             copy = max(both - alone, 0) / (2 * _SEEN)
-    # first = fixed + kept T + pair T^2, and so on with 2 T and 4 T
+    # f(T) = fixed + kept T + pair T^2 is measured at T, 2 T and 4 T:
+    # f(2T) - f(T) = kept T + 3 pair T^2 and f(4T) - f(2T) = 2 kept T + 12 pair T^2, so half the second less the first
+    # is 3 pair T^2
     pair = max(((third - second) / 2 - (second - first)) / (3 * _PROBE**2), 0.0)
     kept = (second - first) / _PROBE - 3 * _PROBE * pair
     fixed = max(first - kept * _PROBE - pair * _PROBE**2, 0.0) * rows

@@ -1,10 +1,11 @@
-"""The rows of one optimizer step, distributed over forward and backward passes by tokens instead of by rows.
+"""The rows of one optimizer step, distributed over micro-batches by tokens instead of by rows.
 
 padded micro-batches as TRL cuts them -> Window -> MicroBatch, each with the weight its tokens have in the loss
 
 Only rows of one window, those between two optimizer updates, change places; each keeps the weight that the micro-batch
-it came in gave it, so the sum of the gradients is the same. A row that adds exactly nothing is left out. Pure functions
-on tensors; knows nothing of models or trainers. Shapes: N rows, T columns of the completions.
+it came in gave it, so the sum of the gradients is the same. A zero-advantage sample adds exactly nothing and is left
+out. Pure functions of tensors. Shapes: N rows (samples: a prompt with a completion), n of a micro-batch, T columns of
+the completions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 
 from perl.packing.rows import Row
 
-# Advantages this far below the largest are rounding, not signal: a row's gradient would be lost in the sum's last bit.
+# Advantages this far below the largest are rounding, not signal: the gradient would be lost in the sum's last bit.
 DEAD_ADVANTAGE = 1e-6
 # Values a row or a token brings along, under the names of TRL's micro-batches.
 _COLUMNS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
@@ -23,7 +24,7 @@ _COLUMNS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_lo
 
 @dataclass(frozen=True)
 class Window:
-    """The rows between two optimizer updates, on this process.
+    """The accumulation window of an optimizer step: the rows between two updates, on this process.
 
     Attributes:
         rows: N prompts and completions.
@@ -48,7 +49,7 @@ class MicroBatch:
 
     Attributes:
         rows: n of them.
-        families: Indices into ``rows``; members of one have the same prompt, to be run once.
+        families: Indices into ``rows``, by group: members of one have the same prompt, to be run once.
         mask_NT: As in :class:`Window`, of these rows, cut to their longest completion; so are the next three.
         weights_NT: 0 everywhere in a micro-batch that only keeps step with those of other processes.
         advantages: (n, 1) or (n, T).
@@ -145,10 +146,10 @@ def live_rows(window: Window, *, largest_advantage: float, skip: bool) -> list[i
     Args:
         window: The rows.
         largest_advantage: Of the whole generation batch, as a magnitude.
-        skip: Whether a row without an advantage adds nothing: no KL, no entropy term.
+        skip: Whether a zero-advantage sample adds nothing: no KL, no entropy term.
 
     Returns:
-        Indices. A row without a token that counts never has a gradient.
+        Indices. A row whose tokens are all masked out never has a gradient.
     """
     live_N = window.mask_NT.any(dim=1)
     if skip:
@@ -158,36 +159,37 @@ def live_rows(window: Window, *, largest_advantage: float, skip: bool) -> list[i
 
 def have_advantage(advantages: torch.Tensor, largest: float | torch.Tensor) -> torch.Tensor:
     """(N,) bool, of (N,), (N, 1) or (N, T) advantages: whether a row has one that is not lost beside the largest."""
+    # max_t |A_t| > 1e-6 max over the generation batch
     return advantages.abs().view(len(advantages), -1).amax(dim=1) > DEAD_ADVANTAGE * largest
 
 
 def micro_batches(
     window: Window, live: Sequence[int], *, budget: int, packed: bool, share: bool, copy_cost: float = 0.0
 ) -> list[MicroBatch]:
-    """Distributes rows over passes.
+    """Distributes rows over micro-batches.
 
     Args:
         window: The rows.
         live: Indices of those to run.
-        budget: Tokens in a pass; a longer row gets one of its own. 0: as the micro-batches came.
+        budget: Tokens in a micro-batch; a longer row gets one of its own. 0: as the micro-batches came.
         packed: Whether rows will be packed; if not, padding counts as tokens and rows of like length go together.
-        share: Whether prompts are run once for all their completions in a pass.
+        share: Whether prompts are run once for all their completions in a micro-batch.
         copy_cost: What a token of a shared prompt costs for each completion that sees it, in tokens of the budget.
 
     Returns:
-        The passes, the one that costs most first: if memory does not suffice, that shows at once.
+        The micro-batches, the one that costs most first: if memory does not suffice, that shows at once.
     """
     if budget == 0:
         families = _families([window.rows[index] for index in live], live, share=share)
         bins = _by_origin(families, window.micro_batch_N.tolist())
     else:
         bins = _filled(window.rows, live, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
-    passes = [_cut(window, members, packed=packed) for members in bins]
-    return sorted(passes, key=lambda batch: batch.cost(copy_cost), reverse=True)
+    found = [_cut(window, members, packed=packed) for members in bins]
+    return sorted(found, key=lambda batch: batch.cost(copy_cost), reverse=True)
 
 
 def idle_micro_batch(window: Window, *, packed: bool) -> MicroBatch:
-    """A pass that adds exactly zero to every gradient: the shortest row, with weight 0.
+    """A micro-batch that adds exactly zero to every gradient: the shortest row, with weight 0.
 
     For a window without live rows, where TRL's optimizer takes a step with zero gradients, and for a process that has
     run out of rows while others, with which it exchanges gradients, have not.
@@ -198,7 +200,7 @@ def idle_micro_batch(window: Window, *, packed: bool) -> MicroBatch:
 
 
 def family_tokens(rows: Sequence[Row]) -> int:
-    """Tokens that are run for rows with one prompt."""
+    """Tokens that are run for rows with one prompt: P + sum of (C - 1)."""
     prompt = rows[0].prompt.numel()
     return prompt + sum(row.tokens - prompt for row in rows)
 
@@ -212,12 +214,12 @@ def _family_cost(rows: Sequence[Row], copy_cost: float) -> float:
 def token_batches(
     rows: Sequence[Row], *, budget: int, packed: bool, share: bool, copy_cost: float = 0.0
 ) -> list[list[list[int]]]:
-    """Rows distributed over passes without gradient: lists of families of indices into ``rows``."""
+    """Rows distributed over forward passes without gradient: lists of groups of indices into ``rows``."""
     return _filled(rows, range(len(rows)), budget=budget, packed=packed, share=share, copy_cost=copy_cost)
 
 
 def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
-    """The rows of a pass: their indices in order, and the families as indices into those."""
+    """The rows of a micro-batch: their indices in order, and its groups as indices into those."""
     indices = [index for family in families for index in family]
     place = {index: position for position, index in enumerate(indices)}
     return indices, tuple(tuple(place[index] for index in family) for family in families)
@@ -226,7 +228,7 @@ def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tupl
 def _filled(
     rows: Sequence[Row], indices: Iterable[int], *, budget: int, packed: bool, share: bool, copy_cost: float
 ) -> list[list[list[int]]]:
-    """Some rows distributed over passes; each pass has rows of one width, whose rotary factors are the same."""
+    """Some rows distributed; each micro-batch has rows of one width, whose rotary factors are the same."""
     by_width: dict[int, list[int]] = {}
     for index in indices:
         by_width.setdefault(rows[index].width, []).append(index)
@@ -250,7 +252,7 @@ def _families(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> li
 
 
 def _fill(rows: Sequence[Row], families: list[list[int]], budget: int, copy_cost: float) -> list[list[list[int]]]:
-    """First fit, longest first; a family that is too long is divided, which costs its prompt once more."""
+    """First fit, longest first; a group that is too long is divided, which costs its prompt once more."""
 
     def cost(family: list[int]) -> float:
         return _family_cost([rows[index] for index in family], copy_cost)
@@ -298,7 +300,7 @@ def _by_origin(families: list[list[int]], origin: list[int]) -> list[list[list[i
 
 
 def _cut(window: Window, families: list[list[int]], *, packed: bool) -> MicroBatch:
-    """The rows of some families, and their columns up to the longest completion."""
+    """The rows of some groups, and their columns up to the longest completion."""
     indices, own = renumbered(families)
     rows = tuple(window.rows[index] for index in indices)
     columns = max(row.completion.numel() for row in rows)

@@ -2,7 +2,7 @@
 
 rows -> Batch (tokens, where each segment begins, which hidden state predicts which token)
 
-Pure functions on tensors. Knows nothing of models, rewards or TRL. Shapes: N rows, L tokens that are run, S tokens that
+Pure functions of tensors. Shapes: N rows, L tokens that are run, S tokens that
 are scored, T columns of a rectangle of completions.
 """
 
@@ -158,8 +158,8 @@ def pack(rows: Sequence[Row], families: Sequence[Sequence[int]]) -> Batch:
 
     Args:
         rows: N rows; the order of ``Scored.rows``.
-        families: Every row's index once. The rows of a family of two or more have the same prompt, which is run once;
-            every completion sees it and itself, and counts positions from its end.
+        families: Every row's index once, by group. The rows of a group of two or more have the same prompt, which is
+            run once; every completion sees it and itself, and counts positions from its end.
 
     Returns:
         The packed row.
@@ -227,6 +227,7 @@ class _Builder:
     def score(self, row: Row, index: int, *, before: int, after: int) -> None:
         """Wants a row's scored tokens: ``before`` predicts the first, ``after`` is the first that is run."""
         columns = row.scored.nonzero().flatten()
+        # the hidden state before a token predicts it: the prompt's last for column 0, else column - 1 of what is run
         self.predictors.append(torch.where(columns == 0, before, after + columns - 1))
         self.targets.append(row.completion[columns.to(row.completion.device)])
         self.rows.append(torch.full_like(columns, index))

@@ -1,8 +1,6 @@
 """Puts an adapter on the base: a new one, or one that is continued. The base's weights are not written.
 
 base, Adaptation -> policy; SavedAdapter -> policy; policy <-> its tensors
-
-Knows nothing of recipes' files, data or training.
 """
 
 import contextlib
@@ -35,7 +33,7 @@ from perl.policy.targets import check_targets, full_names, leave_out_unreached, 
 logger = logging.getLogger("perl")
 
 # What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT that it loads without its CUDA
-# extension, AdaLoRA's ranks taken for LoRA's, a layer of AdaLoRA without any rank left.
+# extension, a pattern of ranks taken for LoRA's, a layer without any rank left.
 _HARMLESS = (
     "Unsupported layer type",
     "Failed to load the CUDA extension",
@@ -136,7 +134,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
         elif method_of(saved.config).fixed.get("init_lora_weights"):  # plain PEFT decomposes again when it loads
             getattr(starts, method_of(saved.config).starts)(policy, {})
         set_peft_model_state_dict(policy, tensors, low_cpu_mem_usage=False)
-        # PEFT makes AdaLoRA's factors anew as it loads their ranks, in the base's type, in which small steps are lost.
+        # PEFT makes factors anew as it loads a pattern of ranks, in the base's type, in which small steps are lost.
         cast = {"autocast_adapter_dtype": True} | adapter_type_options(model)
         policy.base_model._cast_adapter_dtype(policy.active_adapter, **cast)
         policy.start = saved.start or own_method(saved).name

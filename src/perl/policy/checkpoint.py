@@ -7,6 +7,7 @@ A checkpoint counts once it lists its own files; one that a kill cut short is th
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from perl.methods import adalora
+from perl.methods.hooks import hooks_of
 from perl.policy.attach import adapter_tensors, load_adapter_tensors
 from perl.run.folder import write_text
 from perl.run.strict_json import parse_mapping
@@ -119,7 +120,7 @@ def load_trainer_state(
 def save_policy(
     checkpoint: Path, policy: torch.nn.Module, reference: Mapping[str, torch.Tensor], spec: str = ""
 ) -> None:
-    """Every tensor of the adapter, what AdaLoRA knows, and the reference's snapshot, as they are in memory.
+    """Every tensor of the adapter, its method's state, and the reference's snapshot, as they are in memory.
 
     Beside them the checkpoint holds the adapter as plain PEFT loads it, which may have another shape.
 
@@ -132,8 +133,8 @@ def save_policy(
     tensors = {f"reference/{name}": t for name, t in reference.items()}
     if isinstance(policy, PeftModel):
         tensors |= {f"adapter/{name}": t for name, t in adapter_tensors(policy).items()}
-        if adalora.allocates(policy):
-            tensors |= {f"adalora/{name}": t for name, t in adalora.allocator_state(policy).items()}
+        hooks = hooks_of(policy)
+        tensors |= {f"{hooks.method}/{name}": t for name, t in hooks.state(policy).items()}
     whole = {name: t.detach().clone().contiguous() for name, t in tensors.items()}
     save_file(whole, checkpoint / _POLICY, {_REFERENCE: spec})
 
@@ -157,13 +158,12 @@ def load_policy(checkpoint: Path, policy: torch.nn.Module) -> dict[str, torch.Te
     """
     if not (checkpoint / _POLICY).is_file():
         return None
-    parts: dict[str, dict[str, torch.Tensor]] = {"reference": {}, "adapter": {}, "adalora": {}}
+    parts: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     for key, tensor in load_file(checkpoint / _POLICY).items():
         part, _, name = key.partition("/")
         parts[part][name] = tensor
     if isinstance(policy, PeftModel):
         load_adapter_tensors(policy, parts["adapter"])
-        if adalora.allocates(policy):
-            device = next(policy.parameters()).device
-            adalora.load_allocator_state(policy, {name: t.to(device) for name, t in parts["adalora"].items()})
+        hooks = hooks_of(policy)
+        hooks.load_state(policy, parts[hooks.method])
     return parts["reference"]

@@ -1,8 +1,6 @@
 """Proofs at run time that the run is what it says.
 
 model, optimizer, files -> nothing, or an error that says what broke
-
-Knows nothing of recipes, folders or progress.
 """
 
 import logging
@@ -75,7 +73,7 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
     Args:
         policy: The policy before its first step.
         reference: What the KL divergence is measured against.
-        must: Whether the method promises it; where it does not, a difference is only said.
+        must: Whether the method promises it; where it does not, a difference is only logged.
 
     Returns:
         Largest difference of a token's log-probability, in nats, over random tokens, computed in float32.
@@ -106,7 +104,7 @@ class Movement:
 
     A tensor is proven when a step with a gradient has changed it. Some methods give a gradient to a part only once
     another part has moved (LoRA's A waits for B), hence the patience. A step that is smaller than the spacing of the
-    tensor's numbers changes nothing and is nobody's defect; it is said once, and an error only if nothing else moves.
+    tensor's numbers changes nothing and is nobody's defect; it is logged once, and an error only if nothing else moves.
 
     Attributes:
         proven: Whether all of them are, so that no further step need be watched.
@@ -267,7 +265,7 @@ def check_saved_model(model: torch.nn.Module, folder: Path) -> None:
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """As ``torch.equal``, for numbers that are none too."""
+    """As ``torch.equal``, and NaN equals NaN."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     return torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (one, other)))

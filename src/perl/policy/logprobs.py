@@ -2,8 +2,8 @@
 
 model, input_ids, attention_mask -> log p(token t+1 | tokens up to t)
 
-One function for policy, old policy and reference: which one it is depends on the adapter that is active. Knows nothing
-of rewards or losses. Shapes: B rows, T tokens, V vocabulary.
+One function for policy, old policy and reference: which one it is depends on the adapter that is active.
+Shapes: B rows, T tokens, V vocabulary.
 """
 
 import torch

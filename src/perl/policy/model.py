@@ -2,7 +2,7 @@
 
 ModelSection -> tokenizer, base
 
-The base's weights are never written after this. Knows nothing of data, rewards or training.
+The base's weights are never written after this.
 """
 
 import contextlib

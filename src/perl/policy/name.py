@@ -3,7 +3,7 @@
 digest of the base, digest of the weights, config -> 64 hexadecimal digits
 
 Score keys, results, cards, the zoo and what is resumed call a policy by this name. It needs texts and digests only, so
-that files on the Hub are named like files here. Knows nothing of models.
+that files on the Hub are named like files here.
 """
 
 import hashlib

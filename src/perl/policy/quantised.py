@@ -1,8 +1,6 @@
 """A base whose layers bitsandbytes quantised as it was loaded: the weights it was made from, and layers that train.
 
 base -> its quantised layers, the tensors of its checkpoint, layers that are never repacked
-
-Knows nothing of adapters.
 """
 
 import hashlib

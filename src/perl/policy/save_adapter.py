@@ -18,9 +18,9 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from perl.methods import adalora
 from perl.methods.anchor import anchored_layers
 from perl.methods.delta import LowRank, low_rank_update
+from perl.methods.hooks import hooks_of
 from perl.methods.names import name_in_base
 from perl.policy.attach import without_harmless_warnings
 from perl.policy.logprobs import token_log_probs
@@ -169,17 +169,17 @@ def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConf
 def _as_peft_saves(
     policy: PeftModel, gathered: Mapping[str, torch.Tensor] | None = None
 ) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
-    """The adapter in the method's own form. AdaLoRA's comes with its ranks pruned, as PEFT rounds what it loads."""
+    """The adapter in the method's own form, with the numbers that PEFT will load."""
     pattern = getattr(policy.peft_config[policy.active_adapter], "rank_pattern", None)
     # The base's embeddings never change, so they are never part of the adapter.
     with without_harmless_warnings():
         tensors = get_peft_model_state_dict(
             policy, gathered, adapter_name=policy.active_adapter, save_embedding_layers=False
         )
-    config = copy.deepcopy(policy.peft_config[policy.active_adapter])  # PEFT renames AdaLoRA's pattern as it saves
+    config = copy.deepcopy(policy.peft_config[policy.active_adapter])  # PEFT renames a pattern of ranks as it saves
     if pattern is not None:
         policy.peft_config[policy.active_adapter].rank_pattern = pattern
-    return config, adalora.as_loaded(policy, tensors)
+    return config, hooks_of(policy).as_loaded(policy, tensors)
 
 
 def _sort_metadata(weights: Path) -> None:

@@ -2,7 +2,7 @@
 
 arguments, model -> the strategy's name, or an error that names it; sharded adapter -> whole tensors
 
-What cannot be done is refused before anything is trained, by name. Knows nothing of losses or steps.
+What cannot be done is refused before anything is trained, by name.
 """
 
 import os

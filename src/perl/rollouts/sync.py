@@ -146,7 +146,7 @@ def adapter_update(policy: PeftModel, name: str) -> Update:
     with without_harmless_warnings():
         config, tensors = as_lora(policy, factors)
     if pattern is not None:
-        own.rank_pattern = pattern  # PEFT renames AdaLoRA's when it is asked for the adapter's tensors
+        own.rank_pattern = pattern  # PEFT renames it when it is asked for the adapter's tensors
     config.base_model_name_or_path, config.revision = public_name(*base_identity(policy))
     config.inference_mode = True
     # VeRA's shared matrices, which PEFT saves beside the layers' vectors, are no part of a LoRA.

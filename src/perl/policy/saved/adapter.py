@@ -2,8 +2,7 @@
 
 path, Hub id[@revision] or zoo:NAME -> SavedAdapter
 
-Weights are safetensors only. Whoever made the files, they are read as data of a stranger. Knows nothing of models in
-memory.
+Weights are safetensors only. Whoever made the files, they are read as data of a stranger.
 """
 
 import re

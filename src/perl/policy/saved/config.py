@@ -3,7 +3,6 @@
 file -> PeftConfig
 
 What names code, asks for absurd sizes or cannot be shown to a person is refused with ``ValueError`` and one line.
-Knows nothing of weights or models.
 """
 
 import dataclasses
