@@ -2,8 +2,8 @@
 
 problems -> prompts -> completions -> verdicts -> advantages -> log-probabilities -> loss -> adapter
 
-Run it with ``python examples/grpo_loop.py``: a tiny model learns to add, offline, on a CPU. Given the same rollouts it
-makes the same adapter as ``PeftGRPOTrainer``, which is tested; what the trainer adds is everything around the loop.
+Run it with ``python examples/grpo_loop.py``: a tiny model learns to add, offline, on a CPU. On the same rollouts it
+trains the same adapter as ``PeftGRPOTrainer``, as a test checks; the trainer adds everything around the loop.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def grpo_loop(
         prompts: With solutions; taken in this order, P a step.
         settings: Batch, loss, sampling.
         rollout: Where completions come from.
-        on_step: Called with what each step looked like.
+        on_step: Called with the means of each step.
     """
     tokens = 0
     for step in range(settings.steps):
@@ -88,7 +88,7 @@ def grpo_loop(
         chosen = prompts[start : start + settings.prompts_per_step]
         repeated = [prompt for prompt in chosen for _ in range(settings.num_generations)]
         groups = score(chosen, rollout(policy, repeated, step), settings.num_generations)
-        advantages_PG = group_advantages(torch.tensor([group.rewards for group in groups]))
+        advantages_PG = group_advantages(torch.tensor([group.rewards for group in groups]))  # (r - mean) / (std + 1e-4)
         loss, kl = step_loss(policy, collate(groups), advantages_PG.flatten(), settings)
         loss.backward()
         optimizer.step()
@@ -98,7 +98,7 @@ def grpo_loop(
 
 
 def score(prompts: Sequence[Prompt], completions: Sequence[Completion], generations: int) -> list[Group]:
-    """The completions of each prompt with their rewards: 1 for a right answer, else 0."""
+    """The completions of each prompt with their rewards: 1 for a correct answer, else 0."""
     groups = []
     for index, prompt in enumerate(prompts):
         members = tuple(completions[index * generations : (index + 1) * generations])
@@ -132,7 +132,7 @@ def step_loss(
     result = objective(
         LossInputs(
             policy_log_probs=policy_log_probs,
-            old_log_probs=policy_log_probs.detach(),  # rollouts are the policy's own: the ratio is 1
+            old_log_probs=policy_log_probs.detach(),  # the rollouts are on-policy: the ratio is 1
             advantages=advantages_N.unsqueeze(1),
             mask=mask_NT,
             reference_log_probs=reference,
@@ -189,7 +189,7 @@ def main() -> None:
     def show(step: StepReport) -> None:
         print(f"step {step.step:3}  reward {step.reward:.3f}  length {step.length:.1f}  kl {step.kl or 0:.4f}")
 
-    before = heldout_accuracy()  # the new adapter changes nothing yet: this is the base
+    before = heldout_accuracy()  # B is zero in a new adapter: this is the base
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0)
     grpo_loop(policy, optimizer, prompts_of("train"), settings, partial(sample, tokenizer, settings), show)
     write_adapter(policy, arguments.output / "adapter", *base_identity(policy))

@@ -1,6 +1,8 @@
-"""A world without a Hub: ``sandbox:base``, a tiny model that sometimes reasons, and tasks it can learn to solve.
+"""Everything without a Hub: ``sandbox:base``, a tiny model that sometimes reasons, and tasks that it can learn.
 
-Names that start with ``sandbox:`` resolve wherever the name of a model or of a data set does.
+``sandbox:NAME`` -> model folder, problems
+
+Such a name is accepted wherever the name of a model or of a data set is.
 """
 
 from pathlib import Path
@@ -14,7 +16,7 @@ BASE_FOLDER = Path(__file__).parent / "base"
 
 
 def is_sandbox(name: str) -> bool:
-    """Whether a model or data set name belongs to the sandbox."""
+    """Whether the name of a model or data set starts with ``sandbox:``."""
     return name.startswith(PREFIX)
 
 
@@ -22,7 +24,7 @@ def model_folder(name: str) -> Path:
     """The folder of a sandbox model.
 
     Raises:
-        ModelError: There is no such model.
+        ModelError: The sandbox has no model of this name.
     """
     if name != BASE_NAME:
         raise ModelError(f"the sandbox has no model {name!r}", "model.name", f"did you mean {BASE_NAME}?")
@@ -30,10 +32,14 @@ def model_folder(name: str) -> Path:
 
 
 def load_problems(name: str, split: Split) -> list[Problem]:
-    """All problems of one split of ``sandbox:TASK``, always the same.
+    """All problems of one split of a task, the same at every call.
+
+    Args:
+        name: ``sandbox:TASK``, or the task alone.
+        split: ``train`` (4,000 problems) or ``heldout`` (500).
 
     Raises:
-        DataError: There is no such task.
+        DataError: The sandbox has no task of this name.
     """
     task = name.removeprefix(PREFIX)
     if task not in TASKS:

@@ -1,9 +1,9 @@
-"""Makes the sandbox base: a tiny Qwen3 that solves arithmetic carefully half of the time and guesses otherwise.
+"""Trains the sandbox base: a tiny Qwen3 that works arithmetic out half of the time and guesses otherwise.
 
 sandbox tasks -> config, tokenizer and weights of ``sandbox:base``
 
-Run as ``python -m perl.sandbox.pretrain --output DIR``. Knows nothing of adapters, rewards or reinforcement learning:
-it imitates both styles, so that a reward has something to choose between.
+Run it as ``python -m perl.sandbox.pretrain --output DIR``. The model imitates a careful and a sloppy style, so that a
+reward has something to choose between.
 """
 
 import argparse
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
-# How often each task is practised, and how often carefully: what is done carefully less often leaves more to discover.
+# Task -> (its share of the examples, the share of those in the careful style); a lower second share leaves more to do.
 PRACTICE = {"addition": (0.40, 0.50), "multiplication": (0.30, 0.35), "chain": (0.30, 0.35)}
 GUESS_IS_RIGHT = 0.4
 PLAIN_PROMPTS = 0.25  # the others are chat messages
@@ -38,7 +38,7 @@ WARMUP_STEPS = 50
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a printable ASCII character, plus padding, end, unknown and three chat roles."""
+    """One token per printable ASCII character, plus padding, end, unknown and three chat roles."""
     characters = [c for c in string.printable if c.isprintable()] + ["\n"]
     vocabulary = [PAD, EOS, UNKNOWN, *ROLES, *characters]
     tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate(vocabulary)}, unk_token=UNKNOWN))
@@ -88,7 +88,7 @@ def example(rng: random.Random, streams: dict[str, Iterator[tasks.Problem]]) -> 
 
 
 def collate(examples: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:
-    """Right-padded token ids; only completion tokens carry a label."""
+    """Right-padded (N, T) int64 token ids with attention mask and labels; only completion tokens have a label."""
     prompts = tokenizer([p for p, _ in examples])["input_ids"]
     completions = tokenizer([c for _, c in examples])["input_ids"]
     longest = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
@@ -103,7 +103,7 @@ def collate(examples: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast)
 
 
 def pretrain(steps: int, seed: int = 0) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """Imitates both styles for ``steps`` steps of AdamW with a cosine schedule."""
+    """Trains a new model on examples of both styles: ``steps`` steps of AdamW with a cosine schedule."""
     torch.manual_seed(seed)
     rng = random.Random(seed)  # noqa: S311
     streams = {task: tasks.stream(task, "train", seed=seed + 1) for task in PRACTICE}
@@ -111,6 +111,7 @@ def pretrain(steps: int, seed: int = 0) -> tuple[Qwen3ForCausalLM, PreTrainedTok
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
+        # linear warm-up, times (1 + cos(pi t / T)) / 2
         lambda step: min(1.0, (step + 1) / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * step / steps)),
     )
     started = time.perf_counter()

@@ -2,8 +2,7 @@
 
 task, split, seed -> Problem
 
-Knows nothing of models, tokenizers or trainers. A problem is held out by a hash of its own text, so no seed, sample
-size or order can move a problem from one split to the other.
+A hash of a problem's text decides its split, so no seed, sample size or order moves a problem from one to the other.
 """
 
 import random
@@ -16,14 +15,14 @@ Split = Literal["train", "heldout"]
 
 HELDOUT_ONE_IN = 10
 
-# Problems of a split: enough that a quickstart sees none twice, few enough to be made in a moment.
+# Problems per split: enough that the quickstart sees none twice, few enough to be generated in a moment.
 TRAIN_COUNT = 4000
 HELDOUT_COUNT = 500
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, its answer, and the careful way to get there.
+    """A problem, its answer, and the derivation of it.
 
     Example:
         ``Problem("37+58=", "95", "7+8+0=15 3+5+1=9")``: column by column from the right, carry last.
@@ -78,12 +77,12 @@ TASKS: dict[str, Callable[[random.Random], Problem]] = {
 
 
 def split_of(question: str) -> Split:
-    """The split a question belongs to: one in ten is held out, from the base's own training too."""
+    """The split of a problem: one in ten is held out, also from the training of the base."""
     return "heldout" if zlib.crc32(question.encode()) % HELDOUT_ONE_IN == 0 else "train"
 
 
 def stream(task: str, split: Split, seed: int) -> Iterator[Problem]:
-    """Problems of one split without end, with repetitions, the same for the same seed."""
+    """Endless problems of one split, with repetitions; the same for the same seed."""
     rng = random.Random(f"{task}/{split}/{seed}")  # noqa: S311 (problems, not secrets)
     while True:
         problem = TASKS[task](rng)
@@ -92,10 +91,10 @@ def stream(task: str, split: Split, seed: int) -> Iterator[Problem]:
 
 
 def problems(task: str, split: Split, count: int, seed: int = 0) -> list[Problem]:
-    """The first ``count`` different problems of the stream.
+    """The first ``count`` distinct problems of the stream.
 
     Raises:
-        ValueError: The task has fewer than ``count`` different problems in this split.
+        ValueError: The task has fewer than ``count`` distinct problems in this split.
     """
     chosen: dict[str, Problem] = {}
     for drawn, problem in enumerate(stream(task, split, seed)):
@@ -108,7 +107,7 @@ def problems(task: str, split: Split, count: int, seed: int = 0) -> list[Problem
 
 
 def careful_completion(problem: Problem) -> str:
-    """The derivation, then the boxed answer."""
+    """The derivation, then the answer in a box."""
     return f"{problem.derivation} \\boxed{{{problem.answer}}}"
 
 
