@@ -1,5 +1,8 @@
 # make quickstart   set up .venv from nothing, train the quickstart, score base and adapter, say where everything is
-# make test         set up .venv with the development tools, check style, types and layers, run all tests
+# make check        style, types, layers and the quick tests: two minutes
+# make test         set up .venv with the development tools, check style, types and layers, run the tests that CI runs
+# make test-all     the nightly tests too: the whole cross of settings against TRL, installed wheels, every method's server
+# make readme       run the README's commands in the order they stand there
 # make lint         the checks without the tests
 # make vllm-env     set up .venv-vllm: vLLM for CPUs with this package beside it; tests of rollouts need it
 # make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier, rollouts, publishing (three hours)
@@ -13,13 +16,22 @@ VLLM := .venv-vllm
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: quickstart test lint vllm-env benchmark clean
+.PHONY: quickstart check test test-all readme lint vllm-env benchmark clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/perl train quickstart
 
+check: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m quick
+
 test: lint $(VLLM)/installed
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not nightly'
+
+test-all: lint $(VLLM)/installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+readme: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m nightly tests/test_docs.py
 
 vllm-env: $(VLLM)/installed
 

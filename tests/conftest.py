@@ -31,7 +31,7 @@ for launcher_variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MA
     os.environ.pop(launcher_variable, None)
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-pytest_plugins = ["tests.vllm_fixtures", "tests.hub_fixtures"]
+pytest_plugins = ["tests.tiers", "tests.vllm_fixtures", "tests.hub_fixtures"]
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +73,9 @@ def checkout() -> Path:
 @pytest.fixture
 def perl_command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs ``python -m perl`` as a process of its own: ``perl_command("train", "quickstart", cwd=...)``."""
+    from tests import warm
 
     def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "perl", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        return warm.run([*warm.COMMAND, *arguments], capture_output=True, text=True, check=False, **options)
 
     return run

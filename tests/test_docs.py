@@ -43,6 +43,7 @@ def test_the_readme_recipe_is_valid(tmp_path):
     assert loaded.batch.completions_per_step == 64
 
 
+@pytest.mark.nightly
 def test_the_readme_commands_run(tmp_path, hub, hub_env):
     """In the order they stand there, with the training cut to two steps, on a Hub of their own."""
     environment = hub_env(hub) | {"PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"}

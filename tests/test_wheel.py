@@ -12,8 +12,6 @@ import pytest
 
 from perl.sandbox import BASE_FOLDER
 
-pytestmark = pytest.mark.slow
-
 LARGEST_WHEEL = 4_200_000  # weights of the sandbox and its zoo, and half a megabyte of code
 ASSETS = ("recipes", "eval", "model_cards")
 
@@ -114,6 +112,25 @@ def test_the_wheel_declares_both_console_scripts_and_its_licence(wheel, checkout
     assert licence == (checkout / "LICENSE").read_bytes()
 
 
+def test_the_unpacked_wheel_trains_far_from_the_checkout(wheel, tmp_path, checkout):
+    """With the packages of this environment; the nightly tier installs it into one of its own."""
+    unpacked, away = tmp_path / "unpacked", tmp_path / "away"
+    away.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(unpacked)
+    environment = clean_environment(PYTHONPATH=str(unpacked), HF_HUB_OFFLINE="1")
+    imported_from = must_run([sys.executable, "-c", "import perl; print(perl.__file__)"], cwd=away, env=environment)
+    assert Path(imported_from.strip()).is_relative_to(unpacked)
+    assert not unpacked.is_relative_to(checkout)
+    short = ["train.max_steps=1", "eval.limit=4", "eval.k=1", "engine.threads=1"]
+    must_run([sys.executable, "-m", "perl", "train", "quickstart", *short], cwd=away, env=environment)
+    run = away / "runs" / "quickstart"
+    assert json.loads((run / "run.json").read_text())["status"] == "done"
+    change = must_run([sys.executable, "-c", LOAD_WITH_PLAIN_PEFT, run / "adapter"], cwd=away, env=environment)
+    assert float(change) > 0.0
+
+
+@pytest.mark.nightly
 def test_the_installed_command_trains_far_from_the_checkout(installed, tmp_path, checkout):
     system_path = os.pathsep.join([str(installed), "/usr/bin", "/bin"])
     environment = clean_environment(PATH=system_path, HF_HUB_OFFLINE="1")
@@ -142,6 +159,7 @@ def test_the_installed_command_trains_far_from_the_checkout(installed, tmp_path,
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
+@pytest.mark.nightly
 def test_the_installed_zoo_ships_its_adapters(installed, tmp_path):
     environment = clean_environment(PATH=os.pathsep.join([str(installed), "/usr/bin", "/bin"]), HF_HUB_OFFLINE="1")
     listed = must_run([installed / "perl", "zoo", "list", "--method", "ia3", "--json"], cwd=tmp_path, env=environment)

@@ -14,6 +14,7 @@ import pytest
 from perl.evaluation.task import all_tasks
 from perl.recipe.assets import evaluation_tasks
 from perl.sandbox import BASE_FOLDER
+from tests import warm
 from tests.saved_adapters import save_adapter
 
 TASK = "sandbox:addition"
@@ -40,13 +41,13 @@ def uninterrupted(saved) -> Path:
 
 def evaluated(saved: Path, output: Path | str, *more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "perl", "eval", "--adapter", str(saved), "-o", str(output), *ASKED, *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return warm.run(command, capture_output=True, text=True, check=False)
 
 
 def stopped(saved: Path, output: Path, number: signal.Signals, after: int) -> subprocess.CompletedProcess[str]:
     """What a process says that gets a signal once so many samples are written."""
     command = [sys.executable, "-m", "perl", "eval", "--adapter", str(saved), "-o", str(output), *ASKED]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = warm.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     file, deadline = output / "samples.jsonl", time.monotonic() + 120
     while not file.is_file() or file.read_bytes().count(b"\n") < after:
         assert process.poll() is None, process.stderr.read()
@@ -102,7 +103,7 @@ def test_after_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninterrupted):
 def test_a_second_process_in_the_folder_is_refused_in_a_line(tmp_path, saved):
     output = tmp_path / "out"
     command = [sys.executable, "-m", "perl", "eval", "--adapter", str(saved), "-o", str(output), *ASKED]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    first = warm.popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         while not (output / "samples.jsonl").is_file():
             assert first.poll() is None, first.stderr.read()

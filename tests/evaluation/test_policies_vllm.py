@@ -28,6 +28,7 @@ from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import Update
 from perl.rollouts.sync import make_update
 from perl.rollouts.vllm.servers import ServerPool
+from tests import warm
 from tests.rollouts.test_vllm_engine import python_with_vllm
 from tests.servers import LORA, VllmProcess, absent, free_port
 
@@ -362,7 +363,7 @@ def test_when_the_last_server_is_killed_the_same_command_goes_on_once_it_is_back
     options |= {"--server": server.url, "--server-timeout": 2, "--max-new-tokens": LONGEST, "--temperature": 1}
     words = [str(word) for option in options.items() for word in option]
     command = [sys.executable, "-m", "perl", "eval", *words, "--top-p", "1", "--no-lighteval"]
-    first = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    first = warm.popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_until(lambda: first.poll() is not None or count_of(out) > 900)
     server.kill()
     _, said = first.communicate(timeout=120)
@@ -373,7 +374,7 @@ def test_when_the_last_server_is_killed_the_same_command_goes_on_once_it_is_back
     assert 900 < len(before) < 1600
     assert not (out / "results.json").exists()
     server.restart()
-    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    second = warm.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stderr
     after = {(line["policy"], line["problem"], line["index"]): line for line in lines_of(out)}
     assert all(after[line["policy"], line["problem"], line["index"]] == line for line in before)

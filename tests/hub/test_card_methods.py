@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from perl.hub.card.render import render_card
 from perl.hub.found_card import find_card
 from perl.hub.run_card import write_card
 from perl.policy.attach import without_harmless_warnings
+from tests import warm
 from tests.hub.card_runs import ADAPTERS, make_run, policy_of
 
 # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
@@ -91,7 +91,7 @@ def test_the_commands_that_export_are_real(method, tmp_path):
     for line in dict.fromkeys(exports):
         arguments = [part.replace("path/to/this/folder", str(run.adapter)) for part in shlex.split(line)[1:]]
         command = [sys.executable, "-m", "perl", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = warm.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert any(Path(arguments[-1]).glob("*.safetensors"))
         assert f"vllm serve {arguments[-1]} " in "\n".join(lines) or "=a-run-lora" in "\n".join(lines)

@@ -258,7 +258,7 @@ def test_two_processes_sample_from_one_policy(tmp_path, vllm_server):
     assert [row["sync/logp_diff"] < 1e-4 for row in rows[:2]] == [True, True]
 
 
-@pytest.mark.parametrize("method", ["lora", "dora"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("dora", marks=pytest.mark.nightly)])
 def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp_path, perl_command, method):
     if absent():
         pytest.skip(absent())

@@ -15,6 +15,7 @@ from perl.policy.checkpoint import latest_checkpoint
 from perl.rewards import accuracy_reward
 from perl.rewards.verifier import check_all
 from perl.sandbox import load_problems
+from tests import warm
 
 # Fails on every sample of its calls from the third on, while the file `broken` is there.
 FLAKY = """
@@ -66,7 +67,7 @@ engine: {device: cpu, threads: 1}
 
 def train(*overrides: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "perl", "train", "recipe.yaml", *overrides]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return warm.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ import pytest
 
 import perl
 from perl.policy.checkpoint import latest_checkpoint
+from tests import warm
 
 # A reward that sends its own process a signal in its Nth call; with no weight, so that it changes nothing else.
 TRIPWIRE = """
@@ -59,7 +60,7 @@ def write_recipe(folder: Path) -> None:
 
 def start(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "perl", "train", "recipe.yaml"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return warm.popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def train(folder: Path) -> tuple[int, str]:
@@ -229,7 +230,7 @@ def test_a_checkpoint_that_lost_a_file_does_not_count(tmp_path):
 def test_another_recipe_is_refused_in_a_folder_that_holds_work(uninterrupted):
     folder = uninterrupted.parent.parent
     command = [sys.executable, "-m", "perl", "train", "recipe.yaml", "train.learning_rate=2e-3", "peft.rank=4"]
-    refused = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    refused = warm.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "holds a run of another recipe" in refused.stderr
     assert "peft.rank is None there, 4 here" in refused.stderr
@@ -241,7 +242,7 @@ def test_the_resolved_recipe_in_the_run_folder_trains_the_same_adapter(uninterru
     shutil.copy(uninterrupted / "recipe.yaml", tmp_path / "again.yaml")
     shutil.copy(uninterrupted.parent.parent / "tripwire.py", tmp_path)
     command = [sys.executable, "-m", "perl", "train", "again.yaml", "--quiet"]
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
+    again = warm.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
     assert again.returncode == 0, again.stderr
     assert again.stdout == ""
     assert weights_of(tmp_path / "runs" / "again") == weights_of(uninterrupted)

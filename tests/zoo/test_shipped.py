@@ -80,7 +80,6 @@ def test_plain_peft_loads_it_on_the_base_and_it_is_another_policy(entry, text):
     assert config["base_model_name_or_path"] == "sandbox:base"
 
 
-@pytest.mark.slow
 def test_one_of_them_evaluated_again_scores_the_same(tmp_path):
     found = verify(ZOO, "sandbox-ia3", output=tmp_path / "again")
     assert [score.verdict in ("identical", "agrees") for score in found.scores] == [True]

@@ -1,0 +1,167 @@
+"""What the losses estimate, taken over every completion that there is: no samples, no tolerance for chance.
+
+A policy of independent tokens, V = 3 words, T = 3 tokens: 27 completions, each with its exact probability.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from perl.algorithms.advantages import group_advantages
+from perl.algorithms.importance import SamplingCorrection, on_policy_rows, sampling_ratio
+from perl.algorithms.losses import LossInputs, LossSettings, kl_estimate, objective, ratio_at, token_weights
+
+V, T = 3, 3
+EVERY = torch.tensor(list(itertools.product(range(V), repeat=T)))  # (27, T)
+MASK = torch.ones(len(EVERY), T, dtype=torch.float64)
+
+
+def policy(seed: int) -> torch.Tensor:
+    """(T, V) logits."""
+    return torch.randn(T, V, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def log_probs_of(logits: torch.Tensor) -> torch.Tensor:
+    """(27, T), of each token of every completion."""
+    return logits.log_softmax(-1)[torch.arange(T), EVERY]
+
+
+def chances_of(logits: torch.Tensor) -> torch.Tensor:
+    """(27,), which add up to one."""
+    return log_probs_of(logits).sum(dim=1).exp()
+
+
+def rewards() -> torch.Tensor:
+    """(27,): something that depends on all tokens and is no sum over them."""
+    return (EVERY.float() @ torch.tensor([1.0, -2.0, 0.5])).sin().double() + (EVERY[:, 0] == EVERY[:, 2]).double()
+
+
+def gradient(value: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(value, logits)[0]
+
+
+def kl(logits: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """KL(policy || reference) of whole completions, by its definition."""
+    chances = chances_of(logits)
+    return (chances * (chances.log() - chances_of(reference).log())).sum()
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo"])
+def test_on_policy_the_expected_gradient_of_a_loss_is_that_of_the_expected_reward(loss_type):
+    logits = policy(1).requires_grad_()
+    log_probs, settings = log_probs_of(logits), LossSettings(loss_type, epsilon_high=1.2)
+    given = LossInputs(log_probs, log_probs.detach(), rewards()[:, None], MASK)
+    expected_loss = (chances_of(logits).detach()[:, None] * objective(given, settings).per_token).sum()
+    expected_reward = (chances_of(logits) * rewards()).sum()
+    torch.testing.assert_close(gradient(expected_loss, logits), -gradient(expected_reward, logits))
+
+
+@pytest.mark.parametrize("baseline", [-3.0, 0.0, 7.5])
+def test_a_constant_baseline_changes_no_expected_gradient(baseline):
+    logits = policy(2).requires_grad_()
+    log_probs = log_probs_of(logits)
+    given = LossInputs(log_probs, log_probs.detach(), rewards()[:, None] - baseline, MASK)
+    expected = (chances_of(logits).detach()[:, None] * objective(given, LossSettings("dr_grpo")).per_token).sum()
+    torch.testing.assert_close(gradient(expected, logits), -gradient((chances_of(logits) * rewards()).sum(), logits))
+
+
+def test_the_corrected_kl_term_has_value_and_gradient_of_the_divergence_off_policy_too():
+    logits, old, reference = policy(3).requires_grad_(), policy(4), policy(5)
+    given = LossInputs(log_probs_of(logits), log_probs_of(old), torch.zeros(27, 1), MASK, log_probs_of(reference))
+    per_token = objective(given, LossSettings("dr_grpo", beta=1.0)).per_token
+    estimate = (chances_of(old)[:, None] * per_token).sum()
+    torch.testing.assert_close(estimate, kl(logits, reference))
+    torch.testing.assert_close(gradient(estimate, logits), gradient(kl(logits, reference), logits))
+
+
+def test_the_kl_estimate_is_the_divergence_on_average_and_grows_with_the_square_near_it():
+    logits, reference = policy(6), policy(7)
+    mean = (chances_of(logits)[:, None] * kl_estimate(log_probs_of(logits), log_probs_of(reference))).sum()
+    torch.testing.assert_close(mean, kl(logits, reference))
+    small = torch.linspace(-1e-3, 1e-3, 11, dtype=torch.float64)
+    torch.testing.assert_close(kl_estimate(small, torch.zeros_like(small)), small**2 / 2, rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_without_bounds_the_correction_makes_means_under_the_engine_means_under_the_policy(level):
+    old, engine = policy(8), policy(9)
+    correction = SamplingCorrection(f"{level}_truncate", None, None)
+    ratio = sampling_ratio(log_probs_of(old), log_probs_of(engine), MASK, correction)
+    if level == "sequence":
+        corrected, expected = chances_of(engine) * ratio[:, 0] * rewards(), chances_of(old) * rewards()
+        torch.testing.assert_close(corrected.sum(), expected.sum())
+        return
+    for place in range(T):  # of a function of the token at one place
+        value = EVERY[:, place].double() ** 2
+        corrected = (chances_of(engine) * ratio[:, place] * value).sum()
+        torch.testing.assert_close(corrected, (chances_of(old) * value).sum())
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("low", "high"), [(None, 1.5), (0.5, 2.0), (0.9, None)])
+def test_bounded_ratios_are_the_free_ones_moved_or_left_out(level, low, high):
+    old, engine = log_probs_of(policy(10)), log_probs_of(policy(11))
+    free = sampling_ratio(old, engine, MASK, SamplingCorrection(f"{level}_truncate", None, None))
+    moved = sampling_ratio(old, engine, MASK, SamplingCorrection(f"{level}_truncate", low, high))
+    masked = sampling_ratio(old, engine, MASK, SamplingCorrection(f"{level}_mask", low, high))
+    inside = (free >= (low or 0.0)) & (free <= (high or math.inf))
+    assert torch.equal(masked, free * inside)
+    assert torch.equal(moved * inside, free * inside)
+    assert torch.equal(
+        moved, torch.minimum(torch.maximum(free, free.new_tensor(low or 0)), free.new_tensor(high or 1e9))
+    )
+
+
+def test_rows_are_kept_by_the_mean_log_ratio_of_their_tokens_counted_by_hand():
+    now, then = log_probs_of(policy(12)), log_probs_of(policy(13))
+    advantages, threshold = rewards()[:, None] - 0.5, 0.1
+    kept = on_policy_rows(now, then, advantages, MASK, threshold)
+    for row in range(len(EVERY)):
+        mean = sum((then[row, t] - now[row, t]).item() for t in range(T)) / T
+        assert kept[row].item() == float(advantages[row] >= 0 or mean <= threshold)
+    assert 0 < kept.sum() < len(EVERY)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_gradients_are_those_of_finite_differences(loss_type, level):
+    logits, old = policy(14).requires_grad_(), policy(15)
+    weights = token_weights(MASK, loss_type, micro_batches=1, window_tokens=MASK.sum(), max_completion_length=T)
+
+    def loss(at: torch.Tensor) -> torch.Tensor:
+        given = LossInputs(log_probs_of(at), log_probs_of(old), rewards()[:, None], MASK)
+        per_token = objective(given, LossSettings(loss_type, ratio_level=level, epsilon_low=50.0, epsilon_high=50.0))
+        return (weights.double() * per_token.per_token).sum()
+
+    for place, word in itertools.product(range(T), range(V)):
+        step = torch.zeros(T, V, dtype=torch.float64)
+        step[place, word] = 1e-5
+        slope = (loss(logits + step) - loss(logits - step)) / 2e-5
+        torch.testing.assert_close(gradient(loss(logits), logits)[place, word], slope, rtol=1e-4, atol=1e-7)
+
+
+def test_a_rows_ratio_does_not_depend_on_the_order_of_its_tokens_nor_on_padding():
+    difference = log_probs_of(policy(16)) - log_probs_of(policy(17))
+    ratio = ratio_at("sequence", difference, MASK)
+    torch.testing.assert_close(ratio_at("sequence", difference.flip(1), MASK), ratio)
+    padded = torch.cat([difference, torch.full((27, 2), 9.0, dtype=torch.float64)], dim=1)
+    torch.testing.assert_close(ratio_at("sequence", padded, torch.nn.functional.pad(MASK, (0, 2))), ratio)
+    torch.testing.assert_close(ratio, difference.exp().prod(dim=1, keepdim=True) ** (1 / T))
+
+
+@pytest.mark.parametrize("right", range(1, 8))
+def test_advantages_of_rights_and_wrongs_are_the_closed_form(right):
+    group = 8
+    share, spread = right / group, math.sqrt(right * (group - right) / (group * (group - 1)))
+    advantages = group_advantages(torch.tensor([[1.0] * right + [0.0] * (group - right)]), epsilon=0.0)[0]
+    torch.testing.assert_close(advantages[:right], torch.full((right,), (1 - share) / spread))
+    torch.testing.assert_close(advantages[right:], torch.full((group - right,), -share / spread))
+
+
+@pytest.mark.parametrize("group", [2, 5, 16])
+def test_undivided_advantages_are_those_against_the_mean_of_the_others_but_for_a_constant(group):
+    given = torch.randn(4, group)
+    others = (given.sum(dim=1, keepdim=True) - given) / (group - 1)
+    torch.testing.assert_close(group_advantages(given, scale="none") * group / (group - 1), given - others)

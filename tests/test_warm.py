@@ -1,0 +1,83 @@
+"""A fork of the warm process is a process like any other: code, output, files, folder, signals, its parent."""
+
+import os
+import signal
+import subprocess
+import time
+
+from tests import warm
+
+WAITING = "train", "recipe.yaml"
+RECIPE = """
+model: {name: sandbox:base}
+data: {train: sandbox:addition}
+rewards: {waiting:reward: 1.0}
+train: {prompts_per_step: 2, num_generations: 2, per_device_train_batch_size: 4, max_steps: 2}
+rollout: {max_completion_length: 4}
+eval: {enabled: false}
+engine: {device: cpu, threads: 1}
+"""
+REWARD = """
+import os, time
+def reward(completions, **kwargs):
+    open("started", "w").write(f"{os.getppid()} {os.getcwd()}")
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    return [0.0] * len(completions)
+"""
+
+
+def both(*arguments, **options):
+    command = [*warm.COMMAND, *arguments]
+    options |= {"capture_output": True, "text": True, "check": False}
+    return warm.run(command, **options), subprocess.run(command, **options)
+
+
+def test_it_prints_and_ends_as_a_process_that_imports(tmp_path):
+    for arguments in (("recipes",), ("train", "quickstart", "peft.rnak=4"), ("eval", "--list-tasks"), ("--version",)):
+        forked, started = both(*arguments, cwd=tmp_path)
+        assert (forked.returncode, forked.stdout, forked.stderr) == (
+            started.returncode,
+            started.stdout,
+            started.stderr,
+        )
+    assert both("train", "nothing.yaml")[0].returncode == 2
+
+
+def test_it_reads_what_it_is_given():
+    forked, started = both("reward", "try", "7", "-", input="so \\boxed{7}\n")
+    assert forked.stdout == started.stdout
+    assert "7" in forked.stdout
+
+
+def test_another_environment_starts_an_ordinary_process():
+    environment = {**os.environ, "HF_HUB_OFFLINE": "0"}
+    with warm.popen([*warm.COMMAND, "--version"], env=environment, stdout=subprocess.PIPE) as process:
+        assert type(process) is subprocess.Popen
+    with warm.popen([*warm.COMMAND, "--version"], env=dict(os.environ), stdout=subprocess.PIPE) as process:
+        assert type(process) is not subprocess.Popen
+
+
+def test_it_is_a_child_in_its_folder_that_signals_reach(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "waiting.py").write_text(REWARD)
+    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)):
+        (tmp_path / "started").unlink(missing_ok=True)
+        command = [*warm.COMMAND, *WAITING, "--output", f"run-{number}"]
+        process = warm.popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while not (tmp_path / "started").exists() or not (tmp_path / "started").read_text():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        assert (tmp_path / "started").read_text() == f"{os.getpid()} {tmp_path}"
+        process.send_signal(number)
+        if number == signal.SIGTERM:
+            (tmp_path / "go").touch()  # it ends with its step
+        process.communicate(timeout=120)
+        assert process.returncode == code
+
+
+def test_the_ordinary_environment_of_a_test_that_trained_is_one_for_forks():
+    import perl.training.stages  # noqa: F401 (libraries set variables when they are imported)
+
+    with warm.popen([*warm.COMMAND, "--version"], stdout=subprocess.PIPE) as process:
+        assert type(process) is not subprocess.Popen

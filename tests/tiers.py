@@ -1,0 +1,72 @@
+"""Which tests ``make check`` runs: those that compute, and start no training, server or process.
+
+folders and files -> marker quick
+
+A file that is not named here is for ``make test``; so is a test with a fixture that starts something. With ``-m quick``
+the other files are not even read, which would take longer than the quick tests themselves.
+"""
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+QUICK = (
+    *("algorithms", "laws", "recipe", "rewards/verifier", "sandbox"),
+    *("test_architecture.py", "test_data.py", "test_intervals.py", "test_numeric_share.py", "test_types.py"),
+    *(
+        "cli/test_visible_output.py",
+        "run/test_devices.py",
+        "run/test_progress.py",
+        "training/test_recipes.py",
+        "training/test_task_scores.py",
+    ),
+    *(f"evaluation/test_{name}.py" for name in ("compare", "earlier", "metrics", "protocol", "questions")),
+    *(f"evaluation/test_{name}.py" for name in ("recount", "results", "same_policy", "samples", "score", "table")),
+    *(f"methods/test_{name}.py" for name in ("butterflies", "decompositions", "optim", "settings")),
+    *(f"packing/test_{name}.py" for name in ("attention", "head", "micro_batches", "rows", "step_flops")),
+    *(f"rewards/test_{name}.py" for name in ("accuracy", "answers", "countdown", "lengths", "shaping")),
+    *(f"rollouts/test_{name}.py" for name in ("gap", "vllm_version")),
+    *(f"trainer/test_{name}.py" for name in ("config", "recorder")),
+    *(f"zoo/test_{name}.py" for name in ("entry", "listing", "ranking", "reported", "summary")),
+)
+# In these folders, of thousands of answers or of a model's weights.
+LONGER = ("rewards/verifier/test_public_answers.py", "sandbox/test_base.py")
+# Single tests that start a Python of their own, or import all there is.
+STARTS_A_PROCESS = {
+    "test_imports_go_one_way",  # which make check has just looked at
+    "test_no_module_hides_a_public_function",
+    "test_a_recipe_is_checked_without_importing_what_trains_it",
+    "test_the_same_look_sees_a_heavy_import",
+    "test_both_ends_of_the_supported_range_of_math_verify_give_the_same_verdicts",
+}
+# What starts a process, a server or a Hub.
+STARTING_FIXTURES = {"perl_command", "hub", "vllm_server", "lone_server", "own_servers"}
+
+
+def is_quick_file(path: Path) -> bool:
+    """Whether its tests are quick unless they start something."""
+    if not path.is_relative_to(TESTS):
+        return False
+    name = path.relative_to(TESTS).as_posix()
+    return name not in LONGER and any(name == quick or name.startswith(f"{quick}/") for quick in QUICK)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For the quick tier only its files are read."""
+    if config.option.markexpr == "quick" and collection_path.name.startswith("test_"):
+        return None if is_quick_file(collection_path) else True
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the quick tests, before those without a wanted marker are left out."""
+    for item in items:
+        starts = STARTING_FIXTURES & set(getattr(item, "fixturenames", ())) or _name(item) in STARTS_A_PROCESS
+        if is_quick_file(item.path) and not starts and item.get_closest_marker("nightly") is None:
+            item.add_marker("quick")
+
+
+def _name(item: pytest.Item) -> str:
+    return getattr(item, "originalname", None) or item.name

@@ -1,0 +1,201 @@
+"""Commands of ours as processes that need not import anything: forks of a process that has imported everything.
+
+``python -m perl ...`` -> fork of a warm process -> exit code, output, signals, as of any child of this process
+
+Importing takes most of a short command's time. A test of the start itself (what is imported, a library's environment
+variables) starts a process the ordinary way, with :mod:`subprocess`; so does a command whose environment is not the one
+in which the warm process imported its libraries.
+"""
+
+import array
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+COMMAND = [sys.executable, "-m", "perl"]
+_SET_CHILD_SUBREAPER = 36  # of prctl
+_LIBRARIES = ("perl.cli.commands", "perl.training.stages", "perl.evaluation", "trl", "peft", "datasets", "transformers")
+# No library reads these when it is imported; torch sets the last one itself.
+_MAY_DIFFER = {"PYTEST_CURRENT_TEST", "COLUMNS", "TORCHINDUCTOR_CACHE_DIR"}
+_ENVIRONMENT = dict(os.environ)
+_parents: dict[int, "_WarmParent"] = {}
+
+
+def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """As ``subprocess.run(command, ...)`` of ``[sys.executable, "-m", "perl", ...]``."""
+    check, given = options.pop("check", False), options.pop("input", None)
+    timeout = options.pop("timeout", None)
+    if options.pop("capture_output", False):
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if given is not None:
+        options["stdin"] = subprocess.PIPE
+    with popen(command, **options) as process:
+        try:
+            stdout, stderr = process.communicate(given, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def popen(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+    """As ``subprocess.Popen(command, ...)`` of ``[sys.executable, "-m", "perl", ...]``; warm where that is the same."""
+    ours = list(command[:3]) == COMMAND
+    simple = set(options) <= {"stdin", "stdout", "stderr", "cwd", "env", "text", "bufsize", "start_new_session"}
+    if not (ours and simple and sys.platform == "linux" and _same_environment(options.get("env"))):
+        return subprocess.Popen(command, **options)
+    return _Fork(command, **options)
+
+
+def _same_environment(given: dict[str, str] | None) -> bool:
+    """Whether libraries would read what they have read in the warm process."""
+    now = dict(os.environ) if given is None else dict(given)
+    return all(now.get(name) == _ENVIRONMENT.get(name) for name in (now.keys() | _ENVIRONMENT.keys()) - _MAY_DIFFER)
+
+
+def _parent() -> "_WarmParent":
+    """This process's own; a fork of this process has none."""
+    if os.getpid() not in _parents:
+        _parents[os.getpid()] = _WarmParent()
+        atexit.register(_parents[os.getpid()].end)
+    return _parents[os.getpid()]
+
+
+class _WarmParent:
+    """The process that forks, started now, and the socket on which it is asked to."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
+            root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+            self.process = subprocess.Popen(
+                command,
+                cwd=root,
+                env=_ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def fork(self, request: dict[str, Any], files: list[int]) -> int:
+        """A process as asked for, which becomes a child of this one; its id."""
+        text = json.dumps(request).encode()
+        adopt = ctypes.CDLL(None).prctl
+        adopt(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # only now: other orphans are not this process's
+        try:
+            passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
+            self.socket.sendmsg([len(text).to_bytes(4)], [passed])
+            self.socket.sendall(text)
+            answer = _exactly(self.socket, 4)
+        finally:
+            adopt(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        return int.from_bytes(answer)
+
+    def end(self) -> None:
+        """It ends when nobody can ask it any more."""
+        self.socket.close()
+        self.process.wait()
+
+
+class _Fork(subprocess.Popen):  # type: ignore[type-arg]
+    """A child that was forked by the warm process instead of by this one; waited for and killed like any other."""
+
+    def _execute_child(self, args, *given):
+        # As in Python 3.11 to 3.13: executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags,
+        # shell, then the six ends of the pipes; -1 is a file of this process.
+        cwd, env, ends = given[4], given[5], given[9:15]
+        stdin, stdout, stderr = ends[0], ends[3], ends[5]
+        files = [0 if stdin == -1 else stdin, 1 if stdout == -1 else stdout, 2 if stderr == -1 else stderr]
+        request = {
+            "arguments": list(map(str, args[3:])),
+            "folder": os.path.abspath(os.fspath(cwd or os.curdir)),
+            "environment": dict(os.environ if env is None else env),
+            "session": bool(given[20]),
+        }
+        self.pid = _parent().fork(request, files)
+        self._child_created = True
+        self._close_pipe_fds(*ends)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    """So many bytes; none where the other end is closed."""
+    read = b""
+    while len(read) < size:
+        more = connection.recv(size - len(read))
+        if not more:
+            return b""
+        read += more
+    return read
+
+
+def _serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Answers requests with process ids; returns None when nobody asks any more, in a new process its request."""
+    while True:
+        try:
+            head, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(3 * array.array("i").itemsize))
+        except ConnectionError:
+            return None
+        if not head:
+            return None
+        files = array.array("i", ancillary[0][2])
+        request = json.loads(_exactly(connection, int.from_bytes(head)))
+        reading, writing = os.pipe()
+        between = os.fork()
+        if between == 0:
+            process = os.fork()
+            if process:  # whose parent ends at once, so that whoever asked adopts it
+                os.write(writing, process.to_bytes(4))
+                os._exit(0)
+            for file in (reading, writing, connection.detach()):
+                os.close(file)
+            return request | {"files": list(files)}
+        os.waitpid(between, 0)
+        connection.sendall(os.read(reading, 4))
+        for file in (reading, writing, *files):
+            os.close(file)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """What a process of its own would find: files, folder, environment, arguments, signals, random numbers."""
+    for place, file in enumerate(request["files"]):
+        os.dup2(file, place)
+    for file in request["files"]:
+        if file > 2:
+            os.close(file)
+    if request["session"]:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[0] = os.getcwd()
+    sys.argv = [sys.argv[0], *request["arguments"]]
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+if __name__ == "__main__":
+    for library in _LIBRARIES:
+        importlib.import_module(library)
+    gc.freeze()
+    wanted = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if wanted is not None:
+        _become(wanted)
+        runpy.run_module("perl", run_name="__main__", alter_sys=True)
