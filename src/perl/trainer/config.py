@@ -274,6 +274,11 @@ class PeftRLConfig(GRPOConfig):
             self.gradient_accumulation_steps = GRPOConfig.gradient_accumulation_steps
 
 
+def own_setting(args: GRPOConfig, name: str) -> Any:  # noqa: ANN401 (of any field)
+    """A field of ours; its default under TRL's own arguments."""
+    return getattr(args, name, PeftRLConfig.__dataclass_fields__[name].default)
+
+
 def rollout_section(args: GRPOConfig) -> RolloutSection:
     """Which engine samples, as arguments of ours or TRL's say; how it samples is in TRL's fields.
 
