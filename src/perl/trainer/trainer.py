@@ -96,7 +96,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         rollout_func: Any = None,  # noqa: ANN401
         environment_factory: Any = None,  # noqa: ANN401
     ) -> None:
-        """Takes what TRL's ``GRPOTrainer`` takes."""
+        """Extends TRL's constructor: the adapter is made here, the reference without a second model, then the parts."""
         args = default_arguments(model) if args is None else args
         check_push(args, asked=args.push_to_hub)
         check_overrides(self)
@@ -352,10 +352,10 @@ class PeftGRPOTrainer(GRPOTrainer):
     # The optimizer step.
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:  # noqa: ANN401
-        """Trains, from the start or from a checkpoint.
+        """Extends ``Trainer.train``: resumes bit for bit, from complete checkpoints only.
 
-        Extends ``Trainer.train``: the newest *complete* checkpoint is chosen, what TRL forgets is restored, no further
-        step is taken when the checkpoint is the last one, and without rollouts the last whole step is kept.
+        With ``resume_from_checkpoint`` True from the newest of them. What TRL forgets is restored, no further step is
+        taken when the checkpoint is the last one, and without rollouts the last whole step is kept.
         """
         self.optimizer_step.begin_training()
         with self.rollout_source.serving(self._keep_last_step):
