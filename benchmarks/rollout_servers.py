@@ -181,16 +181,22 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 class RecordingTrainer(PeftGRPOTrainer):
     """Remembers the prompt of each row of each optimizer step, where its gradient is computed."""
 
-    def _run_window(self, model: torch.nn.Module, batches: list[dict[str, Any]]) -> torch.Tensor:
-        if not hasattr(self, "trained_on"):
-            self.trained_on: list[list[tuple[int, ...]]] = []
-        rows = [
-            tuple(ids[mask.bool()].tolist())
-            for batch in batches
-            for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
-        ]
-        self.trained_on.append(rows)
-        return super()._run_window(model, batches)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 (TRL's)
+        """As of the trainer."""
+        super().__init__(*args, **kwargs)
+        self.trained_on: list[list[tuple[int, ...]]] = []
+        run = self.optimizer_step.run_window
+
+        def recorded(model: torch.nn.Module, batches: list[dict[str, Any]]) -> torch.Tensor | None:
+            rows = [
+                tuple(ids[mask.bool()].tolist())
+                for batch in batches
+                for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+            ]
+            self.trained_on.append(rows)
+            return run(model, batches)
+
+        self.optimizer_step.run_window = recorded  # type: ignore[method-assign]
 
 
 class Killer(TrainerCallback):
@@ -208,7 +214,7 @@ class Killer(TrainerCallback):
         """Waits until the victim serves and waylays it; before the last step it must have come back too."""
         step = state.global_step + 1
         if step in (*self._steps, state.max_steps):
-            while self._victim.url not in self._trainer.engine.log_probs([5, 6, 7]):
+            while self._victim.url not in self._trainer.rollout_source.engine.log_probs([5, 6, 7]):
                 time.sleep(0.5)
         if step in self._steps:
             self._threads.append(threading.Thread(target=self._kill))
@@ -219,7 +225,7 @@ class Killer(TrainerCallback):
         self._ended.set()
         for thread in self._threads:
             thread.join()
-        self.counts = dict(self._trainer.engine.counts)
+        self.counts = dict(self._trainer.rollout_source.engine.counts)
 
     def _kill(self) -> None:
         while (running := self._victim.running()) < _LEAST_RUNNING:

@@ -196,7 +196,7 @@ def make_trainer(
 
 def how_it_ran(trainer: GRPOTrainer) -> dict[str, Any]:
     """How our trainer has put rows into passes; "ok": packed, and prompts shared, since the models allow it."""
-    passes = trainer.passes
+    passes = trainer.log_prob_passes.passes
     return {
         "packed": passes.packed,
         "shared": passes.shared,

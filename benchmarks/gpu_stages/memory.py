@@ -187,7 +187,8 @@ def of_recovery(setting: Setting, *, one: bool) -> Row:
         with _too_little(trainer, needed or 0, one=one) if cramped else contextlib.nullcontext():
             update = take_turn(trainer, meter, start)
         update = {name: tensor.cpu() for name, tensor in update.items()}  # not in what is held afterwards
-        turns.append((update, meter.peaks[-1] or 0, _allocated(setting), trainer._tokens_in_a_pass(), _again(trainer)))
+        tokens = trainer.log_prob_passes.tokens
+        turns.append((update, meter.peaks[-1] or 0, _allocated(setting), tokens, _again(trainer)))
     (first, peak, held, tokens, again), (second, _, _, fewer, now), (_, later, left, _, _) = turns
     apart = difference(second, first)
     recovered = now and not again if one else fewer < tokens
@@ -230,7 +231,7 @@ def _too_little(trainer: Any, needed: int, *, one: bool) -> Iterator[None]:  # n
             torch.cuda.empty_cache()
         return
     logged = trainer.state.log_history[-1]
-    loss_of, limit = trainer._loss_of, _LEFT * logged["tokens/run"] / logged["tokens/passes"]
+    loss_of, limit = trainer.optimizer_step.loss_of, _LEFT * logged["tokens/run"] / logged["tokens/passes"]
 
     def failing(model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
         if (one and not _again(trainer)) or (not one and batch.tokens > limit):
@@ -238,11 +239,11 @@ def _too_little(trainer: Any, needed: int, *, one: bool) -> Iterator[None]:  # n
         loss: torch.Tensor = loss_of(model, batch)
         return loss
 
-    trainer._loss_of = failing
+    trainer.optimizer_step.loss_of = failing
     try:
         yield
     finally:
-        del trainer._loss_of
+        del trainer.optimizer_step.loss_of
 
 
 def of_fragments(setting: Setting, *, expandable: bool) -> Row:

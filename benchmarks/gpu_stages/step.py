@@ -241,7 +241,7 @@ def step_of(
         again = _numbers(meter)
         numbers = min(numbers, again, key=lambda n: n["step_seconds"])
     if name == "perl":
-        numbers["tokens_in_a_pass"] = trainer._tokens_in_a_pass()
+        numbers["tokens_in_a_pass"] = trainer.log_prob_passes.tokens
         numbers["passes"] = meter.passes[-1]
         numbers |= how_it_ran(trainer)
     numbers["attention"] = list(operators.names) or ["math"]

@@ -102,7 +102,7 @@ class _Colocated:
         if self._failed:
             raise RuntimeError("the engine's proof has failed")
         self._failed = True
-        engine = self._trainer.policy_engine(self._prompt_ids, 8)
+        engine = self._trainer.rollout_source.policy_engine(self._prompt_ids, 8)
         self._failed = False
         return engine
 

@@ -17,13 +17,6 @@ from perl.rollouts.vllm.servers import ServerPool
 
 SOURCES = Path(perl.__file__).parent
 THE_FILE = "recipe/engines.py"
-# Files that still compare names.
-EXEMPT = {
-    "trainer/config.py",
-    "trainer/policy_setup.py",
-    "trainer/rollout_check.py",
-    "trainer/rollout_source.py",
-}
 CLASSES = {"transformers": TransformersEngine, "vllm": InProcessEngine, "vllm-server": ServerPool}
 SERVERS = {"vllm-server": ["http://localhost:8000"]}
 
@@ -49,7 +42,7 @@ def compares_a_backend(path: Path) -> bool:
 
 def test_engines_names_are_compared_in_one_file_only():
     found = {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.py") if compares_a_backend(path)}
-    assert found - {THE_FILE} <= EXEMPT
+    assert found <= {THE_FILE}
 
 
 def test_the_search_finds_what_it_looks_for(tmp_path):

@@ -21,8 +21,13 @@ class Cramped(PeftGRPOTrainer):
     fails_in: int = 0
     calls = failures = 0
 
-    def _loss_of(self, model, batch):
-        loss = super()._loss_of(model, batch)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.loss_of = self.optimizer_step.loss_of
+        self.optimizer_step.loss_of = self.cramped
+
+    def cramped(self, model, batch):
+        loss = self.loss_of(model, batch)
         if model.training:
             Cramped.calls += 1
             if self.accelerator.process_index == 1 and Cramped.calls == self.fails_in:

@@ -154,7 +154,7 @@ def loss_gradient_metrics(trainer, inputs, mode: str, compute):
 def step_of_ours(trainer, inputs) -> torch.Tensor:
     """An optimizer step of one micro-batch, or an evaluation batch, and its gradient."""
     if trainer.model.training:
-        return trainer._run_window(trainer.model, [inputs])
+        return trainer.optimizer_step.run_window(trainer.model, [inputs])
     loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
     return loss

@@ -14,6 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.packing.forward import score
+from perl.trainer.assembly import longest_that_may_come
 from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, preset_reward, rollout_function, rollout_table
 from tests.oracles.two_trainers import QUIET, base, norm, relative_difference, tokenizer, train
 
@@ -194,12 +195,12 @@ def test_the_longest_prompt_that_may_come_is_the_data_sets():
     trainer.rollout_func = None
     texts = ["t2 t3", " ".join(["t4"] * 9), "t5 t6 t7"]
     trainer.train_dataset = Dataset.from_dict({"prompt": texts * 40})
-    assert trainer._longest_prompt(4) == 9
-    assert trainer._longest_prompt(12) == 12
+    assert longest_that_may_come(trainer, 4) == 9
+    assert longest_that_may_come(trainer, 12) == 12
     trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
-    assert trainer._longest_prompt(4) == 4  # can be read only once
+    assert longest_that_may_come(trainer, 4) == 4  # can be read only once
     trainer.train_dataset, trainer.rollout_func = Dataset.from_dict({"prompt": texts}), preset_reward
-    assert trainer._longest_prompt(4) == 4  # prompts are the function's own
+    assert longest_that_may_come(trainer, 4) == 4  # prompts are the function's own
 
 
 @pytest.mark.parametrize(("name", "asked"), [("gradient_checkpointing", True), ("activation_checkpointing", True)])
@@ -214,15 +215,17 @@ def test_recomputation_counts_as_asked_for_under_both_of_its_names(name, asked):
 def test_a_step_without_live_rows_has_gradients_of_zero_and_is_taken():
     seen = []
 
-    class Watching(PeftGRPOTrainer):
-        def _run_window(self, model, batches):
-            loss = super()._run_window(model, batches)
-            seen.extend(p.grad for p in self.model.parameters() if p.requires_grad)
-            seen_loss.append(loss.item())
-            return loss
-
     seen_loss: list[float] = []
-    trainer = trainer_of(Watching, kinds=ALL_DEAD)
+    trainer = trainer_of(kinds=ALL_DEAD)
+    run = trainer.optimizer_step.run_window
+
+    def watched(model, batches):
+        loss = run(model, batches)
+        seen.extend(p.grad for p in trainer.model.parameters() if p.requires_grad)
+        seen_loss.append(loss.item())
+        return loss
+
+    trainer.optimizer_step.run_window = watched
     trainer.train()
     assert trainer.state.global_step == 1
     assert len(seen) == len([p for p in trainer.model.parameters() if p.requires_grad])
@@ -235,8 +238,8 @@ def test_what_was_run_is_logged():
     trainer = trainer_of(kinds=(("live", "dyadic", "live", "tenths"),), train_tokens_per_microbatch=40)
     trainer.train()
     entry = logged(trainer)[0]
-    assert trainer.passes.packed
-    assert trainer.passes.shared
+    assert trainer.log_prob_passes.passes.packed
+    assert trainer.log_prob_passes.passes.shared
     assert entry["rows/trained_fraction"] == 0.5
     assert entry["tokens/passes"] >= 2
     shared, whole = entry["tokens/run"], trainer_of(share_prompts=False, kinds=(("live", "dyadic", "live", "tenths"),))

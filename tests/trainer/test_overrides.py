@@ -548,7 +548,7 @@ def create_model_card(folder: Path) -> None:
     trainer = trained(folder, kind, **STEPS)
     assert "7 dwarfs" in (folder / "README.md").read_text()
     trainer.args.hub_model_id = "user/dwarfs"
-    with mock.patch("perl.trainer.trainer.push_script") as push:
+    with mock.patch("perl.trainer.publishing.push_script") as push:
         trainer.push_to_hub()
     assert b"7 dwarfs" in push.call_args.args[0].files["README.md"]
 

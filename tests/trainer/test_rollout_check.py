@@ -91,13 +91,13 @@ def on_servers(tmp_path, monkeypatch):
         trainer = PeftGRPOTrainer("sandbox:base", reward, args, train_dataset=problems())
         servers = Servers(trainer.policy, trainer.processing_class, names)
         monkeypatch.setattr("perl.trainer.rollout_source.open_engine", lambda *_: servers)
-        begin = trainer._rollouts
+        begin = trainer.rollout_source.rollouts
 
         def rollouts(prompt_ids):
             before(trainer.state.global_step, servers)
             return begin(prompt_ids)
 
-        monkeypatch.setattr(trainer, "_rollouts", rollouts)
+        monkeypatch.setattr(trainer.rollout_source, "rollouts", rollouts)
         return trainer, servers, reward
 
     return on_servers
@@ -217,7 +217,7 @@ def test_a_step_that_was_sampled_again_is_the_step_that_would_have_been(on_serve
 
         trainer, servers, _ = on_servers(before, max_steps=5)
         servers._write = written(servers)
-        trainer.rollout = trainer.rollout.model_copy(update={"check_every": 0})
+        trainer.rollout_source.rollout = trainer.rollout_source.rollout.model_copy(update={"check_every": 0})
         trainer.train()
         assert servers.left == ["http://a", "http://b"][: 1 if wrong_at else 2]
         ends.append([p.detach().clone() for p in trainer.policy.parameters() if p.requires_grad])

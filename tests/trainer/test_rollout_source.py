@@ -165,7 +165,7 @@ def test_evaluation_samples_from_the_adapter_too(tmp_path, vllm_server):
     trained.eval_dataset = problems(2)
     trained.train()
     metrics = trained.evaluate()
-    trained.close_engine()
+    trained.rollout_source.close()
     assert metrics["eval_sync/logp_diff"] < 1e-4
     assert metrics["eval_completions/mean_length"] > 1
 

@@ -14,6 +14,7 @@ from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
+from perl.recipe.engines import OF_TRL, capabilities
 from perl.recipe.recipe import world_size
 from perl.recipe.sections import FIELD_OF_SETTING, QUANTIZATIONS, ModelSection, PeftSection, RolloutSection, Section
 from perl.recipe.train_fields import REFERENCE_PATTERN
@@ -274,6 +275,11 @@ class PeftRLConfig(GRPOConfig):
             self.gradient_accumulation_steps = GRPOConfig.gradient_accumulation_steps
 
 
+def own_setting(args: GRPOConfig, name: str) -> Any:  # noqa: ANN401 (of any field)
+    """A field of ours; its default under TRL's own arguments."""
+    return getattr(args, name, PeftRLConfig.__dataclass_fields__[name].default)
+
+
 def rollout_section(args: GRPOConfig) -> RolloutSection:
     """Which engine samples, as arguments of ours or TRL's say; how it samples is in TRL's fields.
 
@@ -286,8 +292,8 @@ def rollout_section(args: GRPOConfig) -> RolloutSection:
     said = {name: getattr(args, ours_name) for name, ours_name in ours.items() if hasattr(args, ours_name)}
     said["servers"] = list(said.get("servers") or [])
     if args.use_vllm and said.get("backend", "auto") == "auto":
-        said["backend"] = "vllm-server" if args.vllm_mode == "server" else "vllm"
-        if args.vllm_mode == "server" and not said["servers"]:
+        said["backend"] = OF_TRL[args.vllm_mode]
+        if capabilities(said["backend"]).needs_servers and not said["servers"]:
             host = "localhost" if args.vllm_server_host == "0.0.0.0" else args.vllm_server_host  # noqa: S104
             said["servers"] = [args.vllm_server_base_url or f"http://{host}:{args.vllm_server_port}"]
             said["server_timeout"] = float(args.vllm_server_timeout)
@@ -304,7 +310,7 @@ def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
     Raises:
         RecipeError: The correction would be biased, or there is none where rollouts are sampled ahead.
     """
-    if how.backend in ("auto", "transformers"):
+    if not how.capabilities.takes_updates:
         return
     found = []
     neutral = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None)}

@@ -1,52 +1,44 @@
-"""PackedGRPOTrainer: TRL's trainer whose passes over rows are packed, as few as needed and as long as memory allows.
+"""LogProbPasses: how rows go through the policy, packed, in as few micro-batches as memory allows.
 
-padded batch -> rows -> packed passes -> log-probabilities of policy, old policy and reference as TRL wants them
-
-One of the six modules that know TRL's and transformers' private methods; each override says which method it replaces
-and why. Knows nothing of losses or optimizer steps.
+padded batch -> rows -> packed micro-batches -> log-probabilities of policy, old policy and reference as TRL wants them
 """
 
-import contextlib
 import heapq
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from datasets import Dataset
+from trl import GRPOConfig
 from trl.models.utils import disable_gradient_checkpointing
 
-from perl.algorithms.importance import SamplingCorrection
-from perl.errors import ModelError
-from perl.methods.settings import Adaptation
 from perl.packing.compiled import check_compiler, compile_layers
 from perl.packing.forward import Passes, choose_passes, score, score_all
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import EntropyKind, add_scored_forward, logit_settings
 from perl.packing.memory import CPU_TOKENS, free_bytes, measure, plan_memory
-from perl.packing.micro_batches import have_advantage, rows_of
+from perl.packing.micro_batches import (
+    MicroBatch,
+    Window,
+    have_advantage,
+    idle_micro_batch,
+    join,
+    micro_batches,
+    rows_of,
+)
 from perl.packing.rope import rope_width
 from perl.packing.rows import Row
 from perl.policy.model import base_of, trainable_parameters
 from perl.policy.reference import Reference
 from perl.run.threads import threads_for
-from perl.trainer.config import PeftRLConfig
-from perl.trainer.overrides import is_replaced
-from perl.trainer.resume_state import ResumableGRPOTrainer
+from perl.trainer.config import own_setting
+from perl.trainer.live import LiveTrainer, most
 
 logger = logging.getLogger("perl")
 
-# What a subclass may have replaced; then every micro-batch goes through its methods, as in TRL.
-_SCORES = "_get_per_token_logps_and_entropies"
-_REPLACEABLE = (
-    "compute_loss",
-    "_compute_loss",
-    _SCORES,
-    "_prepare_inputs",
-    "get_off_policy_mask",
-    "get_gamma_weights",
-)
 MASKED = "rows/masked_fraction"
 """Share of the rows of which no token is in the loss, as of truncated ones with ``mask_truncated_completions``."""
 # Inputs of multimodal models, handed through to the forward pass as TRL does.
@@ -64,317 +56,347 @@ _IMAGES = (
 )
 # Prompts whose tokens are counted to know the longest: its text is one of the longest.
 _LONGEST_TEXTS = 64
-# A pass without gradient keeps no activations, so it may be longer.
+# A micro-batch without gradient keeps no activations, so it may be longer.
 _FORWARD_ONLY = 2
 
 
-class PackedGRPOTrainer(ResumableGRPOTrainer):
-    """GRPOTrainer that runs rows without padding, wherever the model allows it."""
+@dataclass(frozen=True)
+class PassSettings:
+    """How rows may be run; see :class:`perl.PeftRLConfig`.
 
-    adaptation: Adaptation
-    beta: float
-    vllm_importance_sampling_correction: bool
-    _scores_rollouts = True
-    _scored_tokens: int | None = None
-    _copy_cost = 0.0
+    Attributes:
+        budget: Tokens in a micro-batch; 0: the rows of each as TRL cuts them; None: as memory allows.
+        padding_free: Rows end to end, where the model allows it.
+        share_prompts: A prompt once for all completions of its group.
+        fused_lora: Plain LoRA layers as one operation.
+        fused_head: The head's derivative in its forward pass; None: on a CPU.
+        compiles: Whether layers are compiled.
+        temperature: Of the logits.
+        float32_head: Whether the head is computed in float32.
+        longest_completion: Tokens; None: open.
+        entropy_quantile: TRL's ``top_entropy_quantile``.
+        recompute_asked: Whether the arguments themselves ask for recomputed activations, or against them.
+    """
 
-    def prepare_passes(self) -> None:
-        """Teaches the model the passes; called once it is complete."""
-        self._budget: int | None = self._switch("train_tokens_per_microbatch")
-        if self._switch("fused_lora") and self.whole_tensors:
-            fuse_lora(self.policy)
-        model = base_of(self.policy)
-        float32 = self.args.cast_lm_head_to_fp32
+    budget: int | None
+    padding_free: bool
+    share_prompts: bool
+    fused_lora: bool
+    fused_head: bool | None
+    compiles: bool
+    temperature: float
+    float32_head: bool
+    longest_completion: int | None
+    entropy_quantile: float
+    recompute_asked: bool
+
+
+def pass_settings(args: GRPOConfig) -> PassSettings:
+    """The settings in the arguments of a trainer; TRL's own leave ours at their defaults."""
+    return PassSettings(
+        budget=own_setting(args, "train_tokens_per_microbatch"),
+        padding_free=own_setting(args, "padding_free"),
+        share_prompts=own_setting(args, "share_prompts"),
+        fused_lora=own_setting(args, "fused_lora"),
+        fused_head=own_setting(args, "fused_head"),
+        compiles=own_setting(args, "compile_layers"),
+        temperature=args.temperature,
+        float32_head=args.cast_lm_head_to_fp32,
+        longest_completion=args.max_completion_length,
+        entropy_quantile=args.top_entropy_quantile,
+        recompute_asked=getattr(args, "recompute_asked", True),
+    )
+
+
+@dataclass(frozen=True)
+class WantedLogProbs:
+    """Which log-probabilities rollouts are given before a loss is made of them.
+
+    Attributes:
+        old: Whether the old policy's: an update lies between rollout and loss, or they are asked for; else the
+            training's own micro-batches have them.
+        reference: Whose, for a KL term.
+        skips: Whether zero-advantage samples need none.
+        score: Scores all rows of a padded batch, where TRL's hook has to; else only rows that need it are scored.
+    """
+
+    old: bool = False
+    reference: Reference | None = None
+    skips: bool = False
+    score: Callable[[dict[str, Any]], torch.Tensor] | None = None
+
+
+class LogProbPasses:
+    """Runs rows without padding, wherever the model allows it. Owns the budget of tokens in a micro-batch."""
+
+    def __init__(
+        self,
+        live: LiveTrainer,
+        settings: PassSettings,
+        *,
+        whole_tensors: bool,
+        longest_prompt: Callable[[int], int],
+        asleep_bytes: Callable[[], int],
+    ) -> None:
+        """Teaches a complete model to run rows without padding.
+
+        Args:
+            live: Has the policy.
+            settings: How rows may be run.
+            whole_tensors: Whether each process holds the whole of each tensor.
+            longest_prompt: Tokens of the longest prompt that may come, from those of the longest seen.
+            asleep_bytes: Bytes of the device that are free now and taken again before the next rollouts.
+        """
+        self._live, self._settings, self._whole_tensors = live, settings, whole_tensors
+        self._longest_prompt, self._asleep_bytes = longest_prompt, asleep_bytes
+        self._budget, self._copy_cost = settings.budget, 0.0
+        self._scored_tokens: int | None = None
+        if settings.fused_lora and whole_tensors:
+            fuse_lora(live.policy)
+        model = base_of(live.policy)
         self._width_of = rope_width(model)
-        compiles = self._switch("compile_layers")
-        if compiles:
-            check_compiler(self.accelerator.device)
-        settings = logit_settings(model.config, temperature=self.temperature, float32=float32)
-        add_scored_forward(model, settings, fused=self._switch("fused_head"), compiled=compiles)
-
-    @cached_property
-    def step_is_ours(self) -> bool:
-        """Whether rows are re-binned and left out; if not, micro-batches are TRL's and only their passes are packed.
-
-        TRL weighs tokens by the entropies of a whole micro-batch, adds a router's loss or an entropy term of one, and
-        sends images along; a subclass may have a loss of its own.
-        """
-        return not (
-            self.top_entropy_quantile < 1.0
-            or self._entropy_bonus_enabled
-            or self.aux_loss_enabled
-            or self._is_vlm
-            or is_replaced(self, *_REPLACEABLE)
-        )
-
-    @property
-    def correction(self) -> SamplingCorrection | None:
-        """The correction for an engine that samples from other numbers, if there is one."""
-        if not (self.use_vllm and self.vllm_importance_sampling_correction):
-            return None
-        return SamplingCorrection(
-            self.vllm_importance_sampling_mode,
-            self.vllm_importance_sampling_clip_min,
-            self.vllm_importance_sampling_clip_max,
-        )
-
-    @property
-    def skips_dead_rows(self) -> bool:
-        """Whether a row without an advantage adds exactly nothing."""
-        return bool(self._switch("skip_zero_advantage")) and self.beta == 0.0
-
-    def needed_reference(self) -> Reference:
-        """The reference.
-
-        Raises:
-            ModelError: A model without an adapter is trained and the loss needs no reference, so none is kept.
-        """
-        if self.reference is None:
-            raise ModelError("without an adapter a reference is kept only where beta is above 0", "train.beta")
-        return self.reference
-
-    @contextlib.contextmanager
-    def without_log_probs(self) -> Iterator[None]:
-        """Keeps TRL from passes over the rollouts; those of :meth:`add_log_probs` take their place.
-
-        Where the loss is TRL's, so are the old policy's passes.
-        """
-        beta, self.beta = self.beta, 0.0
-        corrects = self.vllm_importance_sampling_correction
-        if self.step_is_ours:
-            self._scores_rollouts = self.vllm_importance_sampling_correction = False
-        try:
-            yield
-        finally:
-            self.beta, self.vllm_importance_sampling_correction, self._scores_rollouts = beta, corrects, True
+        if settings.compiles:
+            check_compiler(live.accelerator.device)
+        logits = logit_settings(model.config, temperature=settings.temperature, float32=settings.float32_head)
+        add_scored_forward(model, logits, fused=settings.fused_head, compiled=settings.compiles)
 
     @cached_property
     def passes(self) -> Passes:
-        """How rows go through this model; found out, and said if it is not as asked for, when first needed."""
-        dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.policy.modules())
-        with self.accelerator.autocast():  # whoever asks: the types decide what difference is rounding
+        """How rows go through this model; found out, with a warning if it is not as asked for, when first needed."""
+        live, settings = self._live, self._settings
+        dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in live.policy.modules())
+        with live.accelerator.autocast():  # whoever asks: the types decide what difference is rounding
             how = choose_passes(
-                self.policy if self.whole_tensors else self.model,
-                self.policy,
-                padding_free=self._switch("padding_free"),
-                share=self._switch("share_prompts") and not dropout,  # a shared prompt would draw one mask for all
+                self._runs,
+                live.policy,
+                padding_free=settings.padding_free,
+                share=settings.share_prompts and not dropout,  # a shared prompt would draw one mask for all
             )
         if how.why:
             what = "prompts are not shared" if how.packed else "rows are padded to the longest of each pass"
             logger.warning("%s: %s", what, how.why)
-        if self._switch("compile_layers"):
-            why = compile_layers(base_of(self.policy), packed=how.packed, whole=self.whole_tensors)
+        if settings.compiles:
+            why = compile_layers(base_of(live.policy), packed=how.packed, whole=self._whole_tensors)
             if why:
                 logger.warning("layers are not compiled: %s", why)
         return how
 
-    def _get_per_token_logps_and_entropies(
+    @property
+    def _runs(self) -> torch.nn.Module:
+        """What rows go through."""
+        return self._live.policy if self._whole_tensors else self._live.model
+
+    @property
+    def tokens(self) -> int:
+        """The budget of a micro-batch with gradient; 0: rows as TRL cuts them."""
+        return CPU_TOKENS if self._budget is None else self._budget
+
+    @property
+    def tokens_without_gradient(self) -> int:
+        """The budget of a micro-batch without gradient; less where that was too much before."""
+        usual = _FORWARD_ONLY * (self.tokens or CPU_TOKENS)
+        return usual if self._scored_tokens is None else min(usual, self._scored_tokens)
+
+    def window(self, batches: Sequence[dict[str, Any]], weights: Sequence[torch.Tensor]) -> Window:
+        """The rows of several micro-batches of TRL's, with the weights of their tokens."""
+        return join(batches, weights, self._width_of)
+
+    def plan(self, window: Window, live: Sequence[int], budget: int) -> list[MicroBatch]:
+        """The micro-batches of a window, as many on every process; at least one, so that every gradient is there.
+
+        Args:
+            window: The rows.
+            live: Indices of those that are run.
+            budget: Tokens in a micro-batch.
+        """
+        how = self._grouping(window.rows)
+        plan = micro_batches(window, live, budget=budget, **how)
+        idle = most(self._live.accelerator, max(len(plan), 1)) - len(plan)
+        return plan + [idle_micro_batch(window, packed=how["packed"]) for _ in range(idle)]
+
+    def halve(self, longest: int) -> None:
+        """Fewer tokens in a micro-batch from now on.
+
+        Args:
+            longest: Tokens of the longest one that was too much.
+        """
+        self._budget = max(min(self._budget or longest, longest) // 2, 1)
+
+    def limit(self, longest: int) -> None:
+        """As many tokens in a micro-batch from now on."""
+        self._budget = longest
+
+    def recompute_activations(self) -> bool:
+        """Has activations computed again in backward passes from now on; False: they are already, or cannot be."""
+        model = base_of(self._live.policy)
+        if model.is_gradient_checkpointing or not model.supports_gradient_checkpointing:
+            return False
+        options = dict(self._live.args.activation_checkpointing_kwargs or {"use_reentrant": False})
+        every, offload = options.pop("every_n_layers", 1), options.pop("offload", False)
+        model.activation_checkpointing_enable(options, every_n_layers=every, offload=offload)
+        model.enable_input_require_grads()  # without it reentrant recomputation of a frozen base has no gradient
+        return True
+
+    def of_padded(
         self,
         model: torch.nn.Module,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **images: Any,  # noqa: ANN401
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """Replaces TRL's pass over a padded batch: packed, or padded to its own longest row.
+        columns: int,
+        entropy: EntropyKind = "none",
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(N, T) log-probabilities of the completions of a batch that TRL has padded, and their entropies.
 
-        While rollouts are made for a step of ours nothing is computed: which rows need it is not known yet.
+        Args:
+            model: The policy, as TRL runs it.
+            input_ids: (N, P + T) prompts and completions.
+            attention_mask: (N, P + T).
+            columns: T.
+            entropy: Whether entropies are wanted, and with a gradient.
         """
-        if not self._scores_rollouts:
-            return None, None, None
-        if compute_aux_loss or any(value is not None for value in images.values()):
-            result: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-            result = super()._get_per_token_logps_and_entropies(
-                model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
-                batch_size,
-                compute_entropy,
-                compute_aux_loss,
-                **images,
-            )
-            return result
-        parts = (slice(None, -logits_to_keep), slice(-logits_to_keep, None))
+        parts = (slice(None, -columns), slice(-columns, None))
         ids, masks = [input_ids[:, part] for part in parts], [attention_mask[:, part] for part in parts]
         names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
         rows = rows_of(dict(zip(names, [*ids, *masks], strict=True)), masks[1], self._width_of)
-        if not torch.is_grad_enabled() and not compute_entropy:
-            return self._score_all(model, rows, logits_to_keep), None, None
-        kind: EntropyKind = "none"
-        if compute_entropy:
-            kind = "gradient" if self._entropy_bonus_enabled else "value"
-        with self.accelerator.autocast():
-            log_probs_NT, entropies_NT = score(
+        if not torch.is_grad_enabled() and entropy == "none":
+            return self._score_all(model, rows, columns), None
+        with self._live.accelerator.autocast():
+            return score(
                 model,
                 rows,
                 [[index] for index in range(len(rows))],
                 # Equal tokens of a group have equal entropies in a rectangle only, and a quantile must not divide them.
-                packed=self.passes.packs(rows) and self.top_entropy_quantile >= 1.0,
-                columns=logits_to_keep,
-                entropy=kind,
+                packed=self.passes.packs(rows) and self._settings.entropy_quantile >= 1.0,
+                columns=columns,
+                entropy=entropy,
             )
-        return log_probs_NT, entropies_NT, None
+
+    def add(self, rollouts: dict[str, Any], wanted: WantedLogProbs, metrics: dict[str, list[float]]) -> None:
+        """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
+
+        Args:
+            rollouts: TRL's padded tensors; gets ``old_per_token_logps`` and ``ref_per_token_logps``, (N, T).
+            wanted: Which ones.
+            metrics: Gets the share of rows that are masked out.
+        """
+        self._plan_memory(rollouts["prompt_ids"].size(1))
+        mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
+        needed_N = mask_NT.any(dim=1)
+        masked_N = self._live.accelerator.gather(~needed_N)
+        metrics[MASKED].append(masked_N.float().mean().item())
+        if wanted.skips and "largest_advantage" in rollouts:
+            needed_N &= have_advantage(rollouts["advantages"], rollouts["largest_advantage"])
+
+        def scored() -> torch.Tensor:
+            if wanted.score is not None:
+                return wanted.score(rollouts)
+            return self._scattered(rollouts, mask_NT, needed_N.nonzero().flatten())
+
+        if wanted.old:
+            rollouts["old_per_token_logps"] = scored()
+        if wanted.reference is not None:
+            with wanted.reference.in_place_of(self._live.policy):
+                rollouts["ref_per_token_logps"] = scored()
+
+    def _scattered(self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """(N, T) log-probabilities of some rows, zeros for the others."""
+        rows = rows_of(rollouts, mask_NT, self._width_of)
+        result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
+        model, columns = self._live.model, mask_NT.size(1)
+        if len(indices) == 0 and not self._whole_tensors:  # the other processes' shards need this one
+            self._score_all(model, rows[:1], columns)
+        elif len(indices):
+            chosen = [rows[index] for index in indices.tolist()]
+            result_NT[indices] = self._score_all(model, chosen, columns).to(result_NT)
+        return result_NT
 
     def _score_all(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
-        """(N, T) log-probabilities without gradient; on too little memory once more with half the tokens in a pass."""
+        """(N, T) log-probabilities without gradient; on too little memory once more with half the tokens."""
         longest = max(row.tokens for row in rows)
         while True:
             try:
                 return self._score_in_passes(model, rows, columns)
             except torch.OutOfMemoryError:
                 # In shards others wait for this one's; a single row cannot be divided.
-                if not self.whole_tensors or self._tokens_without_gradient() <= longest:
+                if not self._whole_tensors or self.tokens_without_gradient <= longest:
                     raise
-            self._scored_tokens = max(self._tokens_without_gradient() // 2, longest)
+            self._scored_tokens = max(self.tokens_without_gradient // 2, longest)
             torch.cuda.empty_cache()
             logger.warning("out of memory: rollouts are scored again with %d tokens in a pass", self._scored_tokens)
 
     def _score_in_passes(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
-        checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
-        with torch.no_grad(), checkpointing, self.accelerator.autocast(), threads_for(model):
+        live = self._live
+        checkpointing = disable_gradient_checkpointing(live.model, live.args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), checkpointing, live.accelerator.autocast(), threads_for(model):
             return score_all(
                 model,
                 rows,
-                budget=self._tokens_without_gradient(),
+                budget=self.tokens_without_gradient,
                 columns=columns,
-                agree=int if self.whole_tensors else self._most,
+                agree=int if self._whole_tensors else lambda count: most(live.accelerator, count),
                 **self._grouping(rows),
             )
 
-    def _most(self, count: int) -> int:
-        """The largest of all processes' numbers."""
-        if self.accelerator.num_processes == 1:
-            return count
-        return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).max())
-
-    def add_log_probs(self, rollouts: dict[str, Any]) -> None:
-        """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
-
-        The old policy's only if an update lies between the rollout and the loss, or by request; else the training
-        pass has them.
-        """
-        self._plan_memory(rollouts["prompt_ids"].size(1))
-        mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
-        needed_N = mask_NT.any(dim=1)
-        masked_N = self.accelerator.gather(~needed_N)
-        self._metrics["train" if self.model.training else "eval"][MASKED].append(masked_N.float().mean().item())
-        own = self.step_is_ours and self.model.training
-        if own and self.skips_dead_rows and "largest_advantage" in rollouts:
-            needed_N &= have_advantage(rollouts["advantages"], rollouts["largest_advantage"])
-        indices = needed_N.nonzero().flatten()
-        every = self.args.steps_per_generation * self.num_iterations
-        aligned = self.args.gradient_accumulation_steps % every == 0
-        asked = self.correction is not None and not self._switch("reuse_old_log_probs")
-        if own and (not aligned or asked):
-            rollouts["old_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
-        if self.beta != 0.0:
-            with self.needed_reference().in_place_of(self.policy):
-                rollouts["ref_per_token_logps"] = self._scattered(rollouts, mask_NT, indices)
-
-    def _scattered(self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """(N, T) log-probabilities of some rows, zeros for the others; of all rows where a whole batch is wanted."""
-        images = {name: rollouts[name] for name in _IMAGES if rollouts.get(name) is not None}
-        if images or is_replaced(self, _SCORES):
-            return self._score_as_trl(rollouts, images)
-        rows = rows_of(rollouts, mask_NT, self._width_of)
-        result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
-        if len(indices) == 0 and not self.whole_tensors:  # the others' passes need this process
-            self._score_all(self.model, rows[:1], mask_NT.size(1))
-        elif len(indices):
-            chosen = [rows[index] for index in indices.tolist()]
-            result_NT[indices] = self._score_all(self.model, chosen, mask_NT.size(1)).to(result_NT)
-        return result_NT
-
-    def _score_as_trl(self, rollouts: dict[str, Any], images: dict[str, Any]) -> torch.Tensor:
-        """(N, T) log-probabilities without gradient, padded as TRL has them: of images, or by a subclass's method."""
-        args = self.args
-        checkpointing = disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs)
-        with torch.no_grad(), checkpointing:
-            log_probs_NT, _, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1),
-                torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1),
-                rollouts["completion_ids"].size(1),
-                args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size,
-                **images,
-            )
-        return log_probs_NT  # type: ignore[return-value]  # none only while TRL makes rollouts
-
     def _grouping(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """How rows are put into passes."""
+        """How rows are put into micro-batches."""
         packed = self.passes.packs(rows)
         return {"packed": packed, "share": packed and self.passes.shared, "copy_cost": self._copy_cost}
 
-    def _tokens_in_a_pass(self) -> int:
-        """The budget of a pass with gradient; 0: rows as TRL cuts them."""
-        return CPU_TOKENS if self._budget is None else self._budget
-
-    def _tokens_without_gradient(self) -> int:
-        """The budget of a pass without gradient; less where that was too much before."""
-        usual = _FORWARD_ONLY * (self._tokens_in_a_pass() or CPU_TOKENS)
-        return usual if self._scored_tokens is None else min(usual, self._scored_tokens)
-
-    def _plan_memory(self, longest_prompt: int) -> None:
+    def _plan_memory(self, longest_seen: int) -> None:
         """Measures what fits, once, if it is not given; every process must ask, since they go by the least of them."""
         if self._budget is not None:
             return
         self._budget = CPU_TOKENS
-        if self.accelerator.device.type != "cuda":
+        live, settings = self._live, self._settings
+        if live.accelerator.device.type != "cuda":
             return
         with (
-            self.accelerator.autocast(),
-            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+            live.accelerator.autocast(),
+            disable_gradient_checkpointing(live.model, live.args.gradient_checkpointing_kwargs),
         ):
-            per_token = measure(
-                self.policy if self.whole_tensors else self.model,
-                packed=self.passes.packed,
-                shared=self.passes.shared,
-                fused_head=self._switch("fused_head"),
-            )
-        longest = self._longest_prompt(longest_prompt) + (self.max_completion_length or 0)
-        free = free_bytes(self.asleep_bytes())
-        plan = plan_memory(free, trainable_parameters(self.policy), per_token, longest_row=longest)
-        found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=self.accelerator.device)
-        tokens, fits = self.accelerator.gather(found).amin(dim=0).tolist()
+            how = self.passes
+            per_token = measure(self._runs, packed=how.packed, shared=how.shared, fused_head=settings.fused_head)
+        longest = self._longest_prompt(longest_seen) + (settings.longest_completion or 0)
+        free = free_bytes(self._asleep_bytes())
+        plan = plan_memory(free, trainable_parameters(live.policy), per_token, longest_row=longest)
+        found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=live.accelerator.device)
+        tokens, fits = live.accelerator.gather(found).amin(dim=0).tolist()
         self._budget, self._copy_cost = int(tokens), plan.copy_cost
-        model = base_of(self.policy)
-        if fits and model.is_gradient_checkpointing and not getattr(self.args, "recompute_asked", True):
+        model = base_of(live.policy)
+        if fits and model.is_gradient_checkpointing and not settings.recompute_asked:
             model.activation_checkpointing_disable()
         logger.info("%d tokens in a pass, activations %s", tokens, "kept" if fits else "computed again")
 
-    def asleep_bytes(self) -> int:
-        """Bytes of the device that are free now and taken again before the next rollouts."""
-        return 0
 
-    def _longest_prompt(self, seen: int) -> int:
-        """Tokens of the longest prompt that may come: of those with the longest texts in the data set.
+def images_of(rollouts: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of a multimodal model that rollouts have beside their tokens."""
+    return {name: rollouts[name] for name in _IMAGES if rollouts.get(name) is not None}
 
-        Args:
-            seen: Of the rollouts at hand, for data that can be read only once and prompts that are changed on the way.
-        """
-        data, changed = self.train_dataset, self.rollout_func is not None or self.environment_factories is not None
-        if changed or self._is_vlm or not isinstance(data, Dataset) or not len(data):
-            return seen
-        sizes = enumerate(len(str(prompt)) for prompt in data["prompt"])
-        longest = heapq.nlargest(_LONGEST_TEXTS, sizes, key=lambda found: found[1])
-        prompt_ids, *_ = self._tokenize_prompts([data[index]["prompt"] for index, _ in longest])
-        return max(seen, *map(len, prompt_ids))
 
-    def recompute_activations(self) -> bool:
-        """Has activations computed again in backward passes from now on; False: they are already, or cannot be."""
-        model = base_of(self.policy)
-        if model.is_gradient_checkpointing or not model.supports_gradient_checkpointing:
-            return False
-        options = dict(self.args.activation_checkpointing_kwargs or {"use_reentrant": False})
-        every, offload = options.pop("every_n_layers", 1), options.pop("offload", False)
-        model.activation_checkpointing_enable(options, every_n_layers=every, offload=offload)
-        model.enable_input_require_grads()  # without it reentrant recomputation of a frozen base has no gradient
-        return True
+def padded_rows(rollouts: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """(N, P + T) tokens and mask of prompts and completions, and T, as TRL's hook takes them."""
+    ids = torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1)
+    mask = torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1)
+    return ids, mask, rollouts["completion_ids"].size(1)
 
-    def _switch(self, name: str) -> Any:  # noqa: ANN401
-        """A setting of ours; its default under TRL's own arguments."""
-        return getattr(self.args, name, PeftRLConfig.__dataclass_fields__[name].default)
+
+def longest_prompt(
+    data: Any,  # noqa: ANN401 (TRL's)
+    tokenize: Callable[[list[Any]], list[list[int]]],
+    seen: int,
+    most_prompts: int | None = None,
+) -> int:
+    """Tokens of the longest prompt that may come: of those with the longest texts in the data set.
+
+    Args:
+        data: The data set.
+        tokenize: The prompts' tokens, as they are sampled from.
+        seen: Of the rollouts at hand, for data that can be read only once.
+        most_prompts: That are looked at; None: all of them.
+    """
+    if not isinstance(data, Dataset) or not len(data):
+        return seen
+    prompts = data["prompt"][:most_prompts]
+    sizes = enumerate(len(str(prompt)) for prompt in prompts)
+    longest = heapq.nlargest(_LONGEST_TEXTS, sizes, key=lambda found: found[1])
+    return max(seen, *map(len, tokenize([prompts[index] for index, _ in longest])))

@@ -5,9 +5,12 @@ model or name, arguments, peft_config -> model with a new, a continued or no ada
 Knows nothing of data, rewards or training.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from accelerate.utils import set_seed
 from peft import PeftConfig, PeftModel
 from torch import nn
@@ -20,12 +23,83 @@ from perl.methods.on_quantised import IN_PROCESS, check_on_quantised
 from perl.methods.registry import METHODS
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
 from perl.policy.attach import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
-from perl.policy.model import base_identity, check_quantisation, quantising, trainable_parameters
+from perl.policy.model import base_identity, check_quantisation, quantising, resolve_model, trainable_parameters
 from perl.policy.quantised import keep_packing, was_quantised
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.sharding import strategy_asked_for
 from perl.recipe.sections import ModelSection, PeftSection, Quantization
 from perl.trainer.config import PeftRLConfig, rollout_section
+
+logger = logging.getLogger("perl")
+
+
+@dataclass(frozen=True)
+class GivenPolicy:
+    """What a trainer is given to train.
+
+    Attributes:
+        model: With a new, a continued or no adapter; a name only without an adapter.
+        processing_class: Its tokenizer or processor; None: TRL loads it.
+        adaptation: How it is adapted.
+        continued: Whether an adapter is continued.
+        loaded: Whether the base was loaded here, by its name.
+        trained: The values of what is trained, as they are before TRL's constructor.
+    """
+
+    model: Any
+    processing_class: Any
+    adaptation: Adaptation
+    continued: bool
+    loaded: bool
+    trained: Mapping[nn.Parameter, torch.Tensor]
+
+    def restore_precision(self) -> None:
+        """Undoes TRL's rounding of adapters on quantised bases to bfloat16."""
+        for parameter, data in self.trained.items():
+            parameter.data = data.to(parameter.device)
+
+
+def given_policy(
+    model: Any,  # noqa: ANN401 (TRL's signature)
+    args: GRPOConfig,
+    processing_class: Any,  # noqa: ANN401
+    peft_config: PeftConfig | None,
+    quantization_config: Any,  # noqa: ANN401
+) -> GivenPolicy:
+    """The policy of a trainer's arguments, after warnings of what is probably not meant.
+
+    Raises:
+        PerlError: The method, the adapter or the model is not what it must be.
+    """
+    if isinstance(model, str):
+        model = resolve_model(model)
+        if processing_class is None:
+            processing_class = load_processor(model, args)
+    by_name, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
+    model, how, continued = adapted_policy(model, args, peft_config, quantization_config)
+    for note in what_to_say(model, args, how, named=named):
+        logger.warning("%s", note)
+    trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
+    loaded = by_name and not isinstance(model, str)
+    return GivenPolicy(model, processing_class, how, continued, loaded, trained)
+
+
+def check_trained(model: nn.Module, how: Adaptation, *, whole_tensors: bool) -> None:
+    """Refuses a policy that would not be trained, or not as its method is meant.
+
+    Raises:
+        ModelError: Nothing is trainable, or the method needs each tensor whole.
+    """
+    check_trainable(model)
+    if how.method.starts and not whole_tensors:
+        problem = f"{how.method.name} needs each tensor whole and runs with DDP, not in shards"
+        raise ModelError(problem, "peft.method", "lora, or accelerate launch without DeepSpeed and FSDP")
+
+
+def default_arguments(model: Any) -> PeftRLConfig:  # noqa: ANN401 (TRL's signature)
+    """The arguments of a trainer that is given none; the output folder is called as TRL calls it."""
+    name = model if isinstance(model, str) else model.config.name_or_path
+    return PeftRLConfig(f"{name.rstrip('/').split('/')[-1].replace(':', '-')}-GRPO")
 
 
 def adapted_policy(
@@ -179,7 +253,7 @@ def _asked_quantization(model: Any, args: GRPOConfig, quantization_config: Any) 
         what = f"a base in 4 bits cannot be in shards, which {strategy} makes of it"
         raise RecipeError(what, "quantization", "run with DDP, or leave it out")
     how = rollout_section(args)
-    if how.backend == "vllm":
+    if not how.capabilities.quantised_base:
         raise ModelError(IN_PROCESS, "rollout_backend", "transformers, or vllm-server with servers of the same base")
     revision = (args.model_init_kwargs or {}).get("revision")
     check_quantisation(ModelSection(name=model, revision=revision, quantization=asked))

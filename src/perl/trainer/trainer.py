@@ -1,66 +1,47 @@
-"""PeftGRPOTrainer: TRL's GRPOTrainer with our stages wired into its hooks.
+"""PeftGRPOTrainer: TRL's GRPOTrainer, whose hooks hand over to parts.
 
-Each override says which method it replaces and why.
+TRL's hooks -> OptimizerStep, RolloutSource, LogProbPasses, ResumeState
+
+Each override names the method it replaces or extends, and why; ``docs/trainer.md`` lists all of them.
 """
 
-import contextlib
-import importlib.util
-import logging
 from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from peft import PeftModel
-from trl import GRPOConfig
+from transformers.trainer_utils import HubStrategy, TrainOutput
+from trl import GRPOConfig, GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import RepeatSampler
 
-from perl.algorithms.advantages import (
-    group_advantages,
-    nan_std,
-    normalized_sum_advantages,
-    partly_scored,
-    weighted_rewards,
-)
-from perl.errors import ModelError, PerlError
-from perl.hub.card.fact_form import plain_word, showable_settings
-from perl.hub.card.folder_card import write_folder_card
-from perl.hub.card.form import CARD, LARGEST_CARD
-from perl.hub.card.names import has_hub_form, label
-from perl.hub.card.run_facts import RUN_FACTS, made_facts, perl_version
-from perl.hub.gate.snapshot import take
-from perl.hub.push.script_push import full_repo_id, pack_folder, push_script, write_log
+from perl.algorithms.importance import SamplingCorrection
+from perl.errors import ModelError
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
-from perl.methods.registry import METHODS
-from perl.methods.settings import asks_for_random_start
-from perl.policy.attach import check_trainable
-from perl.policy.guards import check_optimizer, check_saved_adapter
-from perl.policy.logprobs import token_log_probs
-from perl.policy.model import base_identity, base_of, evaluating, public_name, resolve_model, trainable_parameters
-from perl.policy.precision import in_float32
-from perl.policy.quantised import quantisation_of
-from perl.policy.reference import Reference, reference_log_probs
-from perl.policy.save_adapter import write_adapter, write_model
-from perl.policy.sharding import check_push, check_reference, whole_adapter
+from perl.packing.head import EntropyKind
+from perl.packing.micro_batches import MicroBatch
+from perl.policy.guards import check_optimizer
+from perl.policy.model import base_of
+from perl.policy.sharding import check_push
 from perl.rewards.answers import completion_text
-from perl.rewards.named import JUDGES
-from perl.rewards.process.reward import with_process_reward
-from perl.rewards.verifier import Judging, start_workers
+from perl.rollouts.conversation import Opening
 from perl.run.devices import check_device
-from perl.run.folder import installed_versions
-from perl.trainer.callbacks.adapter import AdapterCallback
-from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
-from perl.trainer.callbacks.plots import draw_curves
-from perl.trainer.config import PeftRLConfig, rollout_section
-from perl.trainer.optimizer_step import StepGRPOTrainer
-from perl.trainer.overrides import check_overrides, is_replaced, received
-from perl.trainer.policy_setup import adapted_policy, load_processor, what_to_say
+from perl.run.threads import threads_for
+from perl.trainer import publishing, shown_to_trl
+from perl.trainer.adapted_policy import AdaptedPolicy
+from perl.trainer.assembly import add_callbacks, make_parts
+from perl.trainer.config import own_setting
+from perl.trainer.group_rewards import latest_group, prepared_rewards
+from perl.trainer.live import mode_of
+from perl.trainer.log_prob_passes import WantedLogProbs, images_of, padded_rows
+from perl.trainer.overrides import OF_A_LOSS, SCORES, check_overrides, is_replaced, received
+from perl.trainer.policy_setup import check_trained, default_arguments, given_policy
+from perl.trainer.prompt_order import ResumableRepeatSampler
 
-logger = logging.getLogger("perl")
-_PROBE_TOKENS = 64  # on which a saved adapter is compared with the one in memory before it is pushed
 
-
-class PeftGRPOTrainer(StepGRPOTrainer):
+class PeftGRPOTrainer(GRPOTrainer):
     """Trains an adapter with GRPO and its relatives.
 
     Takes the arguments of TRL's ``GRPOTrainer``, all of them with TRL's meaning. What it adds:
@@ -70,11 +51,20 @@ class PeftGRPOTrainer(StepGRPOTrainer):
     * ``model`` may be ``"sandbox:base"``.
     * The base's weights are never written: an initialisation that PEFT would write into them is kept beside them, the
       reference is exact for every method, and what is saved is what was trained, on the published base.
-    * LoRA+, LoRA-FA and AdaLoRA run as published.
+    * Methods with an optimizer or a schedule of their own run as published.
     * Rollouts may come from vLLM, in this process or on servers, which is given the adapter and never the model.
-    * An optimizer step runs no padding and no row without a gradient, and gives TRL's gradient.
+    * An optimizer step runs no padding and no zero-advantage sample, and gives TRL's gradient.
     * Checkpoints are complete or do not count, and a resumed run ends like one that was never interrupted.
     * Nothing is sent anywhere (TRL sends usage statistics).
+
+    Attributes:
+        adaptation: The method and the config of the adapter.
+        reference: What the KL divergence is measured against; None if the loss has no such term.
+        base_fingerprint: Of the base's weights, once it is known; goes into saved adapters.
+        log_prob_passes: How rows go through the policy.
+        rollout_source: What samples.
+        optimizer_step: Makes the gradient of an optimizer step.
+        resume_state: What a checkpoint holds beside transformers' files.
 
     Raises:
         perl.errors.ModelError: The adapter would touch no module, nothing would be trained, the adapter to continue was
@@ -83,6 +73,11 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         perl.errors.BrokenPromiseError: While training: a trained tensor does not move, the policy does not start at its
             reference, or the base's weights change.
     """
+
+    beta: float
+    optimizer: torch.optim.Optimizer | None
+    base_fingerprint: str | None = None
+    scores_rollouts = True
 
     def __init__(  # noqa: PLR0913 (TRL's signature)
         self,
@@ -101,70 +96,83 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         rollout_func: Any = None,  # noqa: ANN401
         environment_factory: Any = None,  # noqa: ANN401
     ) -> None:
-        """Takes what TRL's ``GRPOTrainer`` takes."""
-        if args is None:
-            name = model if isinstance(model, str) else model.config.name_or_path
-            args = PeftRLConfig(f"{name.rstrip('/').split('/')[-1].replace(':', '-')}-GRPO")
+        """Extends TRL's constructor: the adapter is made here, the reference without a second model, then the parts."""
+        args = default_arguments(model) if args is None else args
         check_push(args, asked=args.push_to_hub)
         check_overrides(self)
         check_device(args.device)
-        given = reward_funcs
-        reward_funcs, weights = self._rewards(reward_funcs, args)
-        if isinstance(reward_processing_classes, list) and reward_funcs is not given:
-            reward_processing_classes = [*reward_processing_classes, None]
-        if isinstance(model, str):
-            model = resolve_model(model)
-            if processing_class is None:
-                processing_class = load_processor(model, args)
-        self._last_logged, self._said_of_unscored = dict[str, Any](), False
-        loads, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
-        self.optimizer: torch.optim.Optimizer | None
-        model, self.adaptation, continued = adapted_policy(model, args, peft_config, quantization_config)
-        for note in what_to_say(model, args, self.adaptation, named=named):
-            logger.warning("%s", note)
-        trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
-        beta = args.beta
-        with _as_trl_may_read(args, weights, loaded=loads and not isinstance(model, str)):
+        reward_funcs, reward_classes, weights = prepared_rewards(reward_funcs, reward_processing_classes, args)
+        given = given_policy(model, args, processing_class, peft_config, quantization_config)
+        self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
+        with shown_to_trl.for_construction(args, weights, loaded=given.loaded):
             super().__init__(
-                model=model,
+                model=given.model,
                 reward_funcs=reward_funcs,
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=processing_class,
-                reward_processing_classes=reward_processing_classes,
+                processing_class=given.processing_class,
+                reward_processing_classes=reward_classes,
                 callbacks=callbacks,
                 optimizers=optimizers,
-                quantization_config=quantization_config if isinstance(model, str) else None,
+                quantization_config=quantization_config if isinstance(given.model, str) else None,
                 tools=tools,
                 rollout_func=rollout_func,
                 environment_factory=environment_factory,
             )
-        self.beta = beta
-        for parameter, data in trained.items():
-            parameter.data = data.to(parameter.device)  # TRL rounds adapters on quantised bases to bfloat16
-        check_trainable(self.model)
-        if self.adaptation.method.starts and not self.whole_tensors:
-            problem = f"{self.adaptation.method.name} needs each tensor whole and runs with DDP, not in shards"
-            raise ModelError(problem, "peft.method", "lora, or accelerate launch without DeepSpeed and FSDP")
-        self._continued = continued
-        self.reference = self._reference()
-        snapshot = self.reference is not None and bool(self.reference.snapshot)
-        check_reference(self.strategy, snapshot=snapshot, beta=beta)
-        self._add_callbacks()
-        if any(judge in self.reward_funcs for judge in JUDGES):
-            self.judging = Judging()
-        self.prepare_rollouts(rollout_section(args))
-        self.prepare_step()
+        self.beta = args.beta
+        given.restore_precision()
+        check_trained(self.model, given.adaptation, whole_tensors=self.whole_tensors)
+        self._adapted = AdaptedPolicy(self, given.adaptation, continued=given.continued)
+        self.reference, self.strategy = self._adapted.reference, self._adapted.strategy
+        add_callbacks(self)
+        parts = make_parts(self)
+        self.log_prob_passes, self.rollout_source, self.optimizer_step = parts.passes, parts.source, parts.step
+        self.resume_state, self._position = parts.resume, parts.position
+        self._rollout_check, self._group_rewards = parts.check, parts.rewards
+
+    # What it is, for its parts, callbacks and scripts.
+
+    @property
+    def policy(self) -> torch.nn.Module:
+        """The model with its adapter, without the wrappers of distributed training."""
+        return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def whole_tensors(self) -> bool:
+        """Whether this process holds the whole of each tensor: not under DeepSpeed or FSDP."""
+        return not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     @property
     def starts_as_reference(self) -> bool:
         """Whether the policy must equal its reference before the first step."""
-        if self.reference is not None and not self.reference.is_the_base:
-            return True
-        if self._continued or asks_for_random_start(self.adaptation.config):
-            return False
-        return self.adaptation.method.name in METHODS
+        return self._adapted.starts_as_reference
+
+    @cached_property
+    def step_is_ours(self) -> bool:
+        """Whether rows are re-binned and left out; if not, micro-batches are TRL's and only their rows are packed.
+
+        TRL weighs tokens by the entropies of a whole micro-batch, adds a router's loss or an entropy term of one, and
+        sends images along; a subclass may have a loss of its own.
+        """
+        return not (
+            self.top_entropy_quantile < 1.0
+            or self._entropy_bonus_enabled
+            or self.aux_loss_enabled
+            or self._is_vlm
+            or is_replaced(self, *OF_A_LOSS)
+        )
+
+    @property
+    def correction(self) -> SamplingCorrection | None:
+        """The correction for an engine that samples from other numbers, if there is one."""
+        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+            return None
+        return SamplingCorrection(
+            self.vllm_importance_sampling_mode,
+            self.vllm_importance_sampling_clip_min,
+            self.vllm_importance_sampling_clip_max,
+        )
 
     def policy_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The policy's log-probabilities at temperature 1, in float32, without dropout and without gradient.
@@ -176,7 +184,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         Returns:
             (B, T-1) float32, log p(token t+1 | tokens up to t).
         """
-        return self._without_dropout(token_log_probs, input_ids, attention_mask)
+        return self._adapted.log_probs(input_ids, attention_mask)
 
     def reference_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The reference policy's log-probabilities; shapes and meaning as in :meth:`policy_log_probs`.
@@ -184,12 +192,7 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         Raises:
             ModelError: A model without an adapter is trained and the loss needs no reference, so none is kept.
         """
-        reference = self.needed_reference()
-
-        def log_probs(policy: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return reference_log_probs(policy, ids, mask, reference)
-
-        return self._without_dropout(log_probs, input_ids, attention_mask)
+        return self._adapted.reference_log_probs(input_ids, attention_mask)
 
     def save_adapter(self, path: str | Path) -> None:
         """Saves the adapter alone; plain PEFT loads it on the pristine base. Without an adapter, the model.
@@ -200,16 +203,11 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         Raises:
             ModelError: The adapter is in shards that cannot be gathered. Where they can, every process must call this.
         """
-        gathered = None
-        if self.strategy is not None and isinstance(self.policy, PeftModel):
-            gathered = whole_adapter(self.policy, self.strategy)
-        if not self.accelerator.is_main_process:
-            return
-        if isinstance(self.policy, PeftModel):
-            identity = base_identity(self.policy)
-            write_adapter(self.policy, Path(path), *identity, self.base_fingerprint, gathered)
-        else:
-            write_model(self.policy, self.processing_class, Path(path))
+        self._adapted.save(Path(path), self.processing_class, self.base_fingerprint)
+
+    def write_card(self, folder: Path) -> None:
+        """Writes ``README.md``: what the arguments and the state of the training tell of the adapter."""
+        publishing.write_card(self._trained(), folder)
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Puts metrics of this step into its log."""
@@ -218,21 +216,166 @@ class PeftGRPOTrainer(StepGRPOTrainer):
 
     def latest_group(self) -> list[dict[str, Any]]:
         """The newest logged completions of one prompt: prompt, completion, rewards by name, advantage, verdicts."""
-        rows = min(self.num_generations, len(self._logs["prompt"]))
-        return [
-            {
-                "prompt": self._logs["prompt"][i],
-                "completion": self._logs["completion"][i],
-                "rewards": {name: values[i] for name, values in self._logs["rewards"].items()},
-                "advantage": self._logs["advantages"][i],
-                **{name: values[i] for name, values in self._logs["extra"].items() if len(values) > i},
-            }
-            for i in range(rows)
-        ]
+        return latest_group(self._logs, self.num_generations)
 
     def latest_completions(self) -> list[str]:
         """The newest logged completions, of several prompts."""
         return [completion_text(completion) for completion in self._logs["completion"]]
+
+    # Rollouts.
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:  # noqa: ANN401
+        """Extends ``Trainer.get_batch_samples``, with which each optimizer step begins: looks further ahead."""
+        self._position.begin_step()
+        batches = self.rollout_source.look_ahead(epoch_iterator, num_batches)
+        return super().get_batch_samples(batches, num_batches, device)
+
+    def _get_train_sampler(self, dataset: Any = None) -> "torch.utils.data.Sampler[int]":  # noqa: ANN401
+        """Replaces TRL's sampler by one with the same order that can start in any epoch."""
+        sampler = super()._get_train_sampler(dataset)
+        if type(sampler) is RepeatSampler:
+            return ResumableRepeatSampler(sampler, epoch_of=lambda: int(self.state.epoch or 0))
+        return sampler
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Extends TRL's rollouts: advantages are ours; log-probabilities come once it is known which rows need them.
+
+        TRL computes them before the rewards, and takes for the reference the policy with its adapter off or a copy
+        named "ref".
+        """
+        self.rollout_source.inputs = inputs
+        make = partial(super()._generate_and_score_completions, inputs)
+        compared = self.model.training and not self.step_is_ours and self.correction is not None  # by TRL
+        with shown_to_trl.for_rollouts(self, ours=self.step_is_ours), received(self, "_calculate_rewards") as rewards:
+            output: dict[str, Any] = self._rollout_check.judged(make) if compared else make()
+        self._put_advantages(output, rewards[-1], len(inputs))
+        self.add_log_probs(output)
+        return output
+
+    def _put_advantages(self, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int) -> None:
+        """Puts our advantages in the place of TRL's: into rollouts, of so many rows, and into the log."""
+        generations = self.num_generations if self.model.training else self.num_generations_eval
+        rewards_PGK, metrics = rewards_NK.view(-1, generations, rewards_NK.size(1)), self._metrics[mode_of(self.model)]
+        advantages_N = self._group_rewards.advantages(
+            rewards_PGK, self.reward_weights, metrics, self._logs["advantages"]
+        )
+        first = self.accelerator.process_index * rows
+        output["advantages"] = advantages_N[first : first + rows]
+        if not is_replaced(self, "_generate_and_score_completions"):  # a subclass may change advantages yet
+            output["largest_advantage"] = advantages_N.abs().max()
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
+        """Replaces TRL's generation by the engine's; with transformers the model's weights are not cast for it."""
+        if self.rollout_source.is_served:
+            return self.rollout_source.complete(prompt_ids)
+        batched = self.use_transformers_continuous_batching
+        with shown_to_trl.for_generation(self.args, base_of(self.policy), batched=batched), threads_for(self.policy):
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+    def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> Any:  # noqa: ANN401 (TRL's)
+        """Extends TRL's conversations: a turn is asked for what its prompt has left, not for a whole completion."""
+        return super()._tool_call_loop(prompts, [Opening(ids) for ids in prompt_ids], *args)
+
+    # Log-probabilities and the loss.
+
+    def add_log_probs(self, rollouts: dict[str, Any]) -> None:
+        """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
+
+        The old policy's only if an update lies between the rollout and the loss, or by request; else the optimizer step
+        has them.
+        """
+        args, ours = self.args, self.step_is_ours and self.model.training
+        aligned = args.gradient_accumulation_steps % (args.steps_per_generation * self.num_iterations) == 0
+        asked = self.correction is not None and not own_setting(args, "reuse_old_log_probs")
+        padded = images_of(rollouts) or is_replaced(self, SCORES)
+        wanted = WantedLogProbs(
+            old=ours and (not aligned or asked),
+            reference=self._adapted.needed_reference() if self.beta != 0.0 else None,
+            skips=ours and self.optimizer_step.skips,
+            score=self._score_as_trl if padded else None,
+        )
+        self.log_prob_passes.add(rollouts, wanted, self._metrics[mode_of(self.model)])
+
+    def _score_as_trl(self, rollouts: dict[str, Any]) -> torch.Tensor:
+        """(N, T) log-probabilities without gradient, padded as TRL has them: of images, or by a subclass's method."""
+        args, hook = self.args, self._get_per_token_logps_and_entropies
+        checkpointing = disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs)
+        rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
+        with torch.no_grad(), checkpointing:
+            return hook(self.model, *padded_rows(rollouts), rows, **images_of(rollouts))[0]  # type: ignore[return-value]
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **images: Any,  # noqa: ANN401
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Replaces TRL's pass over a padded batch: packed, or padded to its own longest row.
+
+        While rollouts are made for a step of ours nothing is computed: which rows need it is not known yet.
+        """
+        if not self.scores_rollouts:
+            return None, None, None
+        padded = (model, input_ids, attention_mask, logits_to_keep)
+        if compute_aux_loss or any(value is not None for value in images.values()):
+            theirs = super()._get_per_token_logps_and_entropies
+            return theirs(*padded, batch_size, compute_entropy, compute_aux_loss, **images)
+        with_gradient = compute_entropy and self._entropy_bonus_enabled
+        entropy: EntropyKind = "gradient" if with_gradient else "value" if compute_entropy else "none"
+        return *self.log_prob_passes.of_padded(*padded, entropy), None
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:  # noqa: ANN401 (TRL's)
+        """Extends TRL's preparation: a micro-batch of ours is prepared already."""
+        ours = isinstance(generation_batch, MicroBatch)
+        return generation_batch if ours else super()._prepare_inputs(generation_batch)
+
+    def compute_loss(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
+        """Extends TRL's loss: of a micro-batch of ours, or of an evaluation batch by micro-batches of ours."""
+        if isinstance(inputs, MicroBatch):
+            return self.optimizer_step.loss_of(model, inputs)
+        if self.step_is_ours and not self.model.training:
+            return self.optimizer_step.evaluation_loss(model, inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """Extends TRL's loss by what a method adds to it, once for each optimizer step."""
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        if not model.training:
+            return loss
+        return loss + self.optimizer_step.regulariser() / self.current_gradient_accumulation_steps
+
+    # The optimizer step.
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:  # noqa: ANN401
+        """Extends ``Trainer.train``: resumes bit for bit, from complete checkpoints only.
+
+        With ``resume_from_checkpoint`` True from the newest of them. What TRL forgets is restored, no further step is
+        taken when the checkpoint is the last one, and without rollouts the last whole step is kept.
+        """
+        self.optimizer_step.begin_training()
+        with self.rollout_source.serving(self._keep_last_step):
+            checkpoint = self.resume_state.chosen(resume_from_checkpoint)
+            finished = self.resume_state.finished(checkpoint)
+            if finished is not None:
+                self._load_from_checkpoint(str(checkpoint))
+                self.state = finished
+                return self.resume_state.finish()
+            self.resume_state.restore(checkpoint)
+            return super().train(checkpoint, *args, **kwargs)
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
+        """Replaces TRL's step of a micro-batch: collects, and runs all of an optimizer step's rows at the last one."""
+        if not self.step_is_ours:
+            return super().training_step(model, inputs, *args, **kwargs)
+        model.train()
+        if callable(set_training := getattr(self.optimizer, "train", None)):
+            set_training()
+        return self.optimizer_step.take(model, inputs)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Extends ``Trainer.create_optimizer``: the method's own optimizer, which must hold all that trains."""
@@ -240,32 +383,74 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         if kind != "adamw" and not self.whole_tensors:
             raise ModelError(f"{kind} needs whole gradients and runs with DDP, not in shards", "peft.method")
         if kind == "lora_plus" and not given:
-            optimizer_class, arguments = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
-                self.args, self.model
-            )
-            arguments = {**arguments, "weight_decay": self.args.weight_decay}
+            chosen = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
             ratio = self.adaptation.options["loraplus_lr_ratio"]
-            self.optimizer = lora_plus_optimizer(self.policy, optimizer_class, arguments, ratio)
-        optimizer = super().create_optimizer(model)
+            arguments = {**chosen[1], "weight_decay": self.args.weight_decay}
+            self.optimizer = lora_plus_optimizer(self.policy, chosen[0], arguments, ratio)
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if kind == "lora_fa" and not given:
             precondition_lora_fa(self.policy, optimizer)
         if self.whole_tensors:  # others hold shards under other identities
             check_optimizer(self.model if model is None else model, optimizer)
         return optimizer
 
+    # Checkpoints.
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:  # noqa: ANN401
+        """Extends Trainer's checkpoint: adds what TRL forgets, seals it, and only then deletes older ones."""
+        folder = Path(self._get_output_dir(trial=trial))
+        with self.resume_state.completing(folder), shown_to_trl.for_checkpoint(self.args):
+            super()._save_checkpoint(model, trial)
+
+    def _keep_last_step(self) -> None:
+        self.resume_state.keep_last_step(lambda: self._save_checkpoint(self.model, trial=None))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Replaces ``Trainer._save`` for adapters: what plain PEFT loads on the pristine base, and no pickles."""
+        folder = Path(output_dir or self.args.output_dir)
+        if not isinstance(self.policy, PeftModel) or not self.whole_tensors:
+            super()._save(output_dir, state_dict)
+        elif self.args.should_save:
+            self._adapted.write_files(folder, self.processing_class, self.base_fingerprint)
+        if self.args.should_save:
+            self.write_card(folder)  # in the place of PEFT's, where it has written one
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        """Replaces ``Trainer._load_from_checkpoint`` for adapters: every tensor as it was, and the reference."""
+        checkpoint = Path(resume_from_checkpoint)
+        snapshot = self.resume_state.load_policy(checkpoint)
+        if snapshot is None or not isinstance(self.policy, PeftModel):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.resume_state.load_reference(checkpoint, snapshot or {})
+
+    def _load_best_model(self) -> None:
+        """Replaces ``Trainer._load_best_model`` for adapters; the engine no longer has the policy."""
+        best = Path(self.state.best_model_checkpoint)
+        if not isinstance(self.policy, PeftModel) or self.resume_state.load_policy(best) is None:
+            super()._load_best_model()
+        self.rollout_source.policy_changed()
+
+    # What is logged and published.
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Extends TRL's log: where no step is left for the entry that closes a training, it has the last one's."""
+        metrics = list(self._metrics["train"]) if self.model.training else []
+        if "train_runtime" in logs:
+            logs.update({name: value for name, value in self._last_logged.items() if name not in metrics})
+        super().log(logs, start_time)
+        self._last_logged |= {name: logs[name] for name in metrics}
+
+    def _send_telemetry(self) -> None:
+        """Replaces TRL's usage statistics: nothing is sent."""
+
     def create_model_card(
-        self,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | list[str] | None = None,
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
         """Replaces TRL's card, which calls an adapter a model and a local base "None", by ours."""
-        if not self.accelerator.is_main_process:
-            return
-        folder = Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        further = (tags,) if isinstance(tags, str) else tuple(tags or ())
-        self.write_card(folder, model_name, dataset_name, further)
+        if self.accelerator.is_main_process:
+            folder = Path(self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            publishing.write_card(self._trained(), folder, model_name, dataset_name, publishing.tags_of(tags))
 
     def push_to_hub(
         self,
@@ -280,18 +465,9 @@ class PeftGRPOTrainer(StepGRPOTrainer):
 
         One commit of the adapter, its card, its metrics and curves, once the saved adapter was found to be the trained
         one and no path or token is in any file. The repository is ``args.hub_model_id``, else called as the output
-        folder.
-
-        Args:
-            commit_message: Of the commit.
-            blocking: Whether to wait for the Hub.
-            token: Must be None: it comes from the Hub's own login.
-            revision: Branch; None: ``args.hub_revision``, else ``main``.
-            private: Create the repository for its owner only; None: as ``args.hub_private_repo`` says.
-            **kwargs: As in :meth:`create_model_card`.
-
-        Returns:
-            As in transformers: a ``CommitInfo``, or its future; None on other processes than the first.
+        folder. Arguments and result are transformers', but for ``token``, which must be None: it comes from the Hub's
+        own login. ``revision`` None: ``args.hub_revision``, else ``main``; ``private`` None: as
+        ``args.hub_private_repo`` says; ``kwargs``: as of :meth:`create_model_card`.
 
         Raises:
             PerlError: The files or the repository are not fit for it, or the Hub refuses.
@@ -300,200 +476,23 @@ class PeftGRPOTrainer(StepGRPOTrainer):
         if not isinstance(self.policy, PeftModel):
             return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
         check_push(self.args, asked=True, strategy=self.strategy)
-        if token is not None or self.args.hub_token is not None:
-            raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
+        publishing.check_no_token(self.args, token)
         if not self.accelerator.is_main_process:
             return None
-        repo_id = full_repo_id(self.args.hub_model_id or Path(self.args.output_dir).resolve().name)
-        with TemporaryDirectory() as place:
-            folder = Path(place) / "adapter"
-            self.save_adapter(folder)
-            vocabulary = self.policy.get_base_model().get_input_embeddings().weight.shape[0]
-            probe = torch.arange(min(vocabulary, _PROBE_TOKENS), device=self.args.device)[None]
-            check_saved_adapter(self.policy, folder, probe)
-            tags = kwargs.get("tags") or ()
-            tags = (tags,) if isinstance(tags, str) else tuple(tags)
-            name, dataset = kwargs.get("model_name") or repo_id, kwargs.get("dataset_name")
-            log = write_log(folder, self.state.log_history)
-            if log is not None and importlib.util.find_spec("matplotlib"):
-                draw_curves(log, folder / "plots", title=repo_id)
-            self.write_card(folder, name, dataset, tags)  # last: it is rendered from what else is there
-            if is_replaced(self, "create_model_card"):
-                self.create_model_card(model_name=name, dataset_name=dataset, tags=list(tags))
-                (folder / CARD).write_bytes(take(Path(self.args.output_dir), CARD, LARGEST_CARD))
-                (folder / RUN_FACTS).unlink()  # from which that card was not rendered
-            package = pack_folder(folder)
-        return push_script(
-            package,
-            repo_id,
-            message=commit_message or "End of training",
-            private=bool(self.args.hub_private_repo if private is None else private),
-            revision=revision or self.args.hub_revision,
-            blocking=blocking,
-        )
+        card = self.create_model_card if is_replaced(self, "create_model_card") else None
+        how = publishing.Push(commit_message, blocking, revision, private, kwargs)
+        return publishing.push_adapter(self._trained(), self.save_adapter, card, how)
 
-    def write_card(
-        self, folder: Path, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
-    ) -> None:
-        """Writes ``README.md``: what the arguments and the state of the training tell of the adapter.
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Replaces ``Trainer._push_from_checkpoint`` for adapters, which sends pickles too: sends nothing.
 
-        Args:
-            folder: Where.
-            name: What the adapter is called; None: by its method and base.
-            dataset: Name of the training problems.
-            tags: Further ones.
+        ``push_to_hub`` publishes; with a recipe ``hub.push: every_save`` publishes checkpoints too.
         """
-        args, config = self.args, self.adaptation.config
-        base, revision = public_name(*base_identity(self.policy))
-        asked = ("r", "lora_alpha", "target_modules")
-        facts = {
-            "perl": perl_version(),
-            "name": plain_word(name) if name else None,
-            "repo_id": args.hub_model_id if has_hub_form(args.hub_model_id or "") else None,
-            "base": label(base),
-            "revision": revision,
-            "quantization": quantisation_of(base_of(self.policy)),
-            "method": self.adaptation.method.name,
-            "dataset": plain_word(label(dataset)) if dataset else None,
-            "trainable_parameters": trainable_parameters(self.policy),
-            "step": self.state.global_step,
-            "seed": args.seed,
-            "loss": args.loss_type,
-            "ratio_level": args.importance_sampling_level,
-            "settings": showable_settings(
-                {
-                    **{key: _readable(getattr(config, key)) for key in asked if getattr(config, key, None) is not None},
-                    "learning rate": f"{args.learning_rate:g}",
-                    "KL coefficient (beta)": args.beta,
-                    "completions a prompt": self.num_generations,
-                }
-            ),
-            "rewards": dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
-            "tags": list(tags),
-            "versions": installed_versions(quantised=quantisation_of(base_of(self.policy)) is not None),
-        }
-        write_folder_card(folder, made_facts(facts, CARD))
+        if not isinstance(self.policy, PeftModel):
+            super()._push_from_checkpoint(checkpoint_folder)
+        elif self.args.hub_strategy != HubStrategy.END:
+            self.resume_state.warn_of_pushes()
 
-    def _send_telemetry(self) -> None:
-        """Replaces TRL's usage statistics: nothing is sent."""
-
-    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Extends TRL's log: where no step is left for the entry that closes a training, it has the last one's."""
-        metrics = list(self._metrics["train"]) if self.model.training else []
-        if "train_runtime" in logs:
-            logs.update({name: value for name, value in self._last_logged.items() if name not in metrics})
-        super().log(logs, start_time)
-        self._last_logged |= {name: logs[name] for name in metrics}
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Extends TRL's rollouts: advantages are ours, exactly 0 in a group whose rewards agree.
-
-        Log-probabilities come last, when it is known which rows need them; TRL computes them before the rewards, and
-        takes for the reference the policy with its adapter off or a copy named "ref".
-        """
-        generations = self.num_generations if self.model.training else self.num_generations_eval
-        with self.without_log_probs(), received(self, "_calculate_rewards") as rewards:
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        rewards_PGK = rewards[-1].view(-1, generations, rewards[-1].size(1))
-        advantages_N = self._advantages(rewards_PGK)
-        mode = "train" if self.model.training else "eval"
-        self._log_unscored(rewards_PGK, self._metrics[mode])
-        # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
-        flat_P = (advantages_N.view(-1, generations) == 0).all(dim=1)
-        self._metrics[mode]["frac_reward_zero_std"][-1] = flat_P.float().mean().item()
-        logged = self._logs["advantages"]
-        for _ in range(min(len(advantages_N), len(logged))):
-            logged.pop()
-        logged.extend(advantages_N.tolist())
-        first = self.accelerator.process_index * len(inputs)
-        output["advantages"] = advantages_N[first : first + len(inputs)]
-        if not is_replaced(self, "_generate_and_score_completions"):  # a subclass may change advantages yet
-            output["largest_advantage"] = advantages_N.abs().max()
-        self.add_log_probs(output)
-        return output
-
-    def _advantages(self, rewards_PGK: torch.Tensor) -> torch.Tensor:
-        """(N,) advantages over all processes, from their rewards."""
-        weights_K = self.reward_weights.to(rewards_PGK.device)
-        if self.multi_objective_aggregation == "normalize_then_sum":
-            return normalized_sum_advantages(rewards_PGK, weights_K).flatten()
-        rewards_PG = weighted_rewards(rewards_PGK, weights_K)
-        return group_advantages(rewards_PG, scale=self.scale_rewards).flatten()
-
-    def _log_unscored(self, rewards_PGK: torch.Tensor, metrics: dict[str, list[float]]) -> None:
-        """Logs how many rows have no reward; TRL's "reward" also sums up what is known of those."""
-        rewards_PG = weighted_rewards(rewards_PGK, self.reward_weights)
-        metrics["rows/unscored"].append(float(rewards_PG.isnan().sum()))
-        partly_PGK = partly_scored(rewards_PGK)
-        if not partly_PGK.any():
-            return
-        metrics["reward"][-1] = rewards_PG.nanmean().item()
-        metrics["reward_std"][-1] = nan_std(rewards_PG.view(1, -1)).item()
-        if not self._said_of_unscored and self.accelerator.is_main_process:
-            self._said_of_unscored = True
-            partly_K = partly_PGK.flatten(end_dim=1).any(dim=0)
-            logger.warning(
-                "%s gave None for some completions of a group: they have no reward and are not trained on, %d of %d "
-                "(logged as rows/unscored)",
-                ", ".join(name for name, partly in zip(self.reward_func_names, partly_K, strict=True) if partly),
-                int(partly_PGK.any(dim=2).sum()),
-                rewards_PG.numel(),
-            )
-
-    @staticmethod
-    def _rewards(reward_funcs: Any, args: GRPOConfig) -> tuple[Any, list[float] | None]:  # noqa: ANN401
-        """The reward functions and their weights, with the process reward that the arguments ask for."""
-        if any(judge in (reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]) for judge in JUDGES):
-            start_workers()  # they import while the weights are read
-        if not isinstance(args, PeftRLConfig):
-            return reward_funcs, args.reward_weights
-        made: Any = args.process_reward_kwargs  # text only until transformers has parsed it
-        return with_process_reward(reward_funcs, args.reward_weights, args.process_reward_weight, made)
-
-    def _add_callbacks(self) -> None:
-        self.add_callback(AdapterCallback(self))
-        self.add_callback(MaskedRows())
-        if isinstance(self.args, PeftRLConfig) and self.args.flat_reward_steps:
-            self.add_callback(FlatRewards(self.args.flat_reward_steps, self.latest_completions))
-
-    def _reference(self) -> Reference | None:
-        """The reference that the arguments ask for; a model without an adapter has one only if the loss needs it."""
-        spec = (self.args.reference if isinstance(self.args, PeftRLConfig) else None) or (
-            "initial" if self._continued else "base"
-        )
-        return Reference(self.policy, spec) if isinstance(self.policy, PeftModel) or self.beta != 0.0 else None
-
-    def _without_dropout(self, log_probs: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-        with evaluating(self.policy), in_float32(self.policy):
-            return log_probs(self.policy, input_ids.to(self.args.device), attention_mask.to(self.args.device))
-
-
-@contextlib.contextmanager
-def _as_trl_may_read(args: GRPOConfig, weights: list[float] | None, *, loaded: bool) -> Iterator[None]:
-    """The arguments without what TRL's constructor would act upon; see docs/stack.md.
-
-    Args:
-        args: Of the trainer.
-        weights: Of the rewards, the process reward's among them.
-        loaded: Whether the model that is passed on was loaded here, as the arguments say.
-    """
-    shown: dict[str, Any] = {
-        "beta": 0.0,  # TRL would add an adapter or load a model for the reference
-        "use_vllm": False,  # TRL's engine is sent the whole model, merged in place
-        "reward_weights": weights,
-    }
-    if loaded:
-        shown["model_init_kwargs"] = None  # they were used, and TRL would say that they are not
-    kept = {name: getattr(args, name) for name in shown}
-    try:
-        for name, value in shown.items():
-            setattr(args, name, value)
-        yield
-    finally:
-        for name, value in kept.items():
-            setattr(args, name, value)
-
-
-def _readable(value: Any) -> Any:  # noqa: ANN401 (a setting of any config)
-    """A setting as people write it: names in order, without brackets."""
-    return ", ".join(sorted(value)) if isinstance(value, set | list) else value
+    def _trained(self) -> publishing.Trained:
+        rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
+        return publishing.Trained(self.policy, self.adaptation, self.args, self.state, rewards, self.num_generations)

@@ -77,7 +77,7 @@ def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: 
         config_sha256=config,
         folder=run.path / "eval",
     )
-    evaluation = _evaluation(plan, run, subject, trainer.rollout, trainer.args.device)
+    evaluation = _evaluation(plan, run, subject, trainer.rollout_source.rollout, trainer.args.device)
     fingerprint = run.facts["fingerprint"]["base"]
     policies = Policies(base, trainer.policy, plan.tokenizer, fingerprint) if trained else None
     with without_autocast(trainer.policy):  # as base and adapter are scored by anyone who loads them
@@ -104,7 +104,9 @@ def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None
         return None
     name = plan.recipe.hub.repo_id or plan.recipe.name
     subject = Subject(name, plan.recipe.model, saved, None, *digests, folder / "eval")
-    evaluation = replace(_evaluation(plan, run, subject, trainer.rollout, trainer.args.device), folder=subject.folder)
+    evaluation = replace(
+        _evaluation(plan, run, subject, trainer.rollout_source.rollout, trainer.args.device), folder=subject.folder
+    )
     subject.folder.mkdir(parents=True, exist_ok=True)
     if not (subject.folder / SAMPLES).exists():  # the base's are there already
         shutil.copyfile(run.path / "eval" / SAMPLES, subject.folder / SAMPLES)
@@ -121,7 +123,7 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
         return None
 
     def score() -> Metrics:
-        engine = trainer.policy_engine(tasks[0].request.asked[0].prompt_ids, settings.batch_size)
+        engine = trainer.rollout_source.policy_engine(tasks[0].request.asked[0].prompt_ids, settings.batch_size)
         metrics: Metrics = {}
         with others_told():
             for task in tasks if trainer.accelerator.is_main_process else ():

@@ -258,7 +258,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         processing_class=plan.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress says the same in a line
-    trainer.judging = plan.judging
+    trainer.rollout_source.judging = plan.judging
     trainer.base_fingerprint = source_of_run(run)
     own = [reward for reward in plan.rewards if reward.failures is not None]
     stop = OrderlyStop([reward.failures for reward in own if reward.failures is not None])

@@ -1,6 +1,6 @@
 """What an adapter needs at each optimizer step, and the proofs that it trains.
 
-trainer events -> AdaLoRA's allocation, the rolling reference, guards
+trainer events -> the hooks of the method, the rolling reference, guards
 """
 
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from peft import PeftModel
 from transformers import TrainerCallback, TrainerState
 from trl import GRPOConfig
 
-from perl.methods import adalora
+from perl.methods.hooks import hooks_of
 from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_start
 from perl.policy.model import base_fingerprint, source_fingerprint
 from perl.policy.quantised import was_quantised
@@ -49,11 +49,10 @@ class AdapterCallback(TrainerCallback):
         train_dataloader: Any = None,  # noqa: ANN401
         **__: Any,  # noqa: ANN401
     ) -> None:
-        """Fits AdaLoRA's schedule to the number of steps; proves that the policy starts where it should."""
+        """Prepares the method for the number of steps; proves that the policy starts where it should."""
         check_enough_prompts(args, train_dataloader)
         policy = self.trainer.policy
-        if adalora.allocates(policy):
-            adalora.set_schedule(policy, state.max_steps)
+        hooks_of(policy).before_training(policy, state.max_steps)
         if not self.trainer.whole_tensors:
             return
         self.movement = Movement(policy)
@@ -73,11 +72,10 @@ class AdapterCallback(TrainerCallback):
             self.movement.before_step(optimizer)
 
     def on_optimizer_step(self, _: Any, state: TrainerState, *__: Any, optimizer: Any = None, **___: Any) -> None:  # noqa: ANN401
-        """Proves that it moved; lets AdaLoRA move its budget while the gradients are still there."""
+        """Proves that it moved; runs the method's own step while the gradients are still there."""
         if self.movement is not None and not self.movement.proven:
             self.movement.after_step(skipped=bool(getattr(optimizer, "step_was_skipped", False)))
-        if adalora.allocates(self.trainer.policy):
-            adalora.allocate(self.trainer.policy, state.global_step + 1)
+        hooks_of(self.trainer.policy).after_step(self.trainer.policy, state.global_step + 1)
 
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
         """Renews a rolling reference."""
@@ -88,6 +86,6 @@ class AdapterCallback(TrainerCallback):
         """Proves that something was trained, and that the base was not touched; the policy is then what is saved."""
         if self.movement is not None:
             self.movement.at_end()
-        adalora.finish(self.trainer.policy)
+        hooks_of(self.trainer.policy).after_training(self.trainer.policy)
         if self.weights is not None:
             check_base_unchanged(self.trainer.policy, self.weights)

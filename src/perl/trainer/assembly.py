@@ -1,0 +1,157 @@
+"""What a trainer is made of: its parts, its reference and its callbacks, once TRL's constructor is through.
+
+a complete trainer -> RolloutSource, LogProbPasses, OptimizerStep, ResumeState
+
+This module alone hands the trainer's methods and arguments out; each part receives what its constructor names.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import Trainer
+from transformers.integrations.fsdp import is_fsdp_managed_module
+from trl import GRPOTrainer
+
+from perl.rewards.named import JUDGES
+from perl.rewards.verifier import Judging
+from perl.rollouts.engine import EngineSampling
+from perl.rollouts.hf_engine import fill_with_neutral
+from perl.trainer.callbacks.adapter import AdapterCallback
+from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
+from perl.trainer.config import PeftRLConfig, rollout_section
+from perl.trainer.group_rewards import GroupRewards
+from perl.trainer.live import Metrics, Position
+from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt, pass_settings
+from perl.trainer.optimizer_step import OptimizerStep, StepHooks, step_settings
+from perl.trainer.resume_state import ResumeState
+from perl.trainer.rollout_check import RolloutCheck
+from perl.trainer.rollout_choice import Circumstances, choose_backend
+from perl.trainer.rollout_source import Prompts, RolloutSource
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer hands over to."""
+
+    position: Position
+    rewards: GroupRewards
+    passes: LogProbPasses
+    source: RolloutSource
+    check: RolloutCheck
+    step: OptimizerStep
+    resume: ResumeState
+
+
+def make_parts(trainer: GRPOTrainer) -> Parts:
+    """The parts of a trainer whose model and arguments are complete."""
+    whole, position = trainer.whole_tensors, Position(trainer)
+
+    def metrics(mode: str) -> dict[str, list[float]]:
+        return trainer._metrics[mode]
+
+    def prepare(inputs: Any) -> dict[str, Any]:  # noqa: ANN401 (TRL's)
+        return trainer._prepare_inputs(inputs)
+
+    longest = partial(longest_that_may_come, trainer)
+    source = _source(trainer, position, metrics)
+    check = RolloutCheck(source, position, metrics, prepare)
+    passes = LogProbPasses(
+        trainer,
+        pass_settings(trainer.args),
+        whole_tensors=whole,
+        longest_prompt=longest,
+        asleep_bytes=lambda: source.asleep_bytes,
+    )
+    hooks = StepHooks(
+        prepare=prepare,
+        backward=partial(Trainer.training_step, trainer),  # TRL's also counts and times micro-batches
+        unexchanged=partial(_unexchanged, trainer),
+        accumulation=lambda: trainer.current_gradient_accumulation_steps,
+        correction=lambda: trainer.correction,
+    )
+    settings = step_settings(trainer.args, whole_tensors=whole)
+    step = OptimizerStep(trainer, passes, check, settings, position=position, metrics=metrics, hooks=hooks)
+    rewards = GroupRewards(
+        trainer.reward_func_names,
+        scale=trainer.scale_rewards,
+        aggregation=trainer.multi_objective_aggregation,
+        warns=trainer.accelerator.is_main_process,
+    )
+    resume = ResumeState(trainer, position, trainer.reference, whole_tensors=whole)
+    return Parts(position, rewards, passes, source, check, step, resume)
+
+
+def add_callbacks(trainer: GRPOTrainer) -> None:
+    """Adds what proves that an adapter trains, and what explains rewards that do not differ."""
+    trainer.add_callback(AdapterCallback(trainer))
+    trainer.add_callback(MaskedRows())
+    if isinstance(trainer.args, PeftRLConfig) and trainer.args.flat_reward_steps:
+        trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions))
+
+
+def _source(trainer: GRPOTrainer, position: Position, metrics: Metrics) -> RolloutSource:
+    """What samples; from here on TRL's code takes an engine's rollouts for vLLM's, with log-probabilities."""
+    args = trainer.args
+    here = Circumstances(
+        args=args,
+        policy=trainer.policy,
+        whole_tensors=trainer.whole_tensors,
+        processes=trainer.accelerator.num_processes,
+        rollout_function=trainer.rollout_func is not None,
+        images=trainer._is_vlm,
+        conversations=bool(trainer.tools) or trainer.environment_factories is not None,
+    )
+    sampling = EngineSampling(
+        temperature=args.temperature,
+        max_completion_length=args.max_completion_length,
+        end_token_ids=tuple(trainer.eos_token_ids),
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p or 0.0,
+        repetition_penalty=args.repetition_penalty,
+    )
+    prompts = Prompts(trainer.processing_class, partial(_tokens, trainer), partial(longest_that_may_come, trainer))
+    how = choose_backend(rollout_section(args), here)
+    source = RolloutSource(trainer, how, sampling, prompts, position=position, metrics=metrics)
+    if any(judge in trainer.reward_funcs for judge in JUDGES):
+        source.judging = Judging()
+    if source.is_served:
+        trainer.use_vllm, trainer.vllm_mode = True, "server"
+    else:
+        fill_with_neutral(trainer.generation_config)
+    return source
+
+
+def _tokens(trainer: GRPOTrainer, prompts: list[Any]) -> list[list[int]]:
+    """The prompts' tokens, by the trainer's own method or a subclass's, either of which may change what it is given."""
+    ids: list[list[int]] = trainer._tokenize_prompts(copy.deepcopy(prompts))[0]
+    return ids
+
+
+def longest_that_may_come(trainer: GRPOTrainer, seen: int, most: int | None = None) -> int:
+    """Tokens of the longest prompt that may come; the longest seen where prompts are changed on the way."""
+    changed = trainer.rollout_func is not None or trainer.environment_factories is not None or trainer._is_vlm
+    return seen if changed else longest_prompt(trainer.train_dataset, partial(_tokens, trainer), seen, most)
+
+
+@contextlib.contextmanager
+def _unexchanged(trainer: GRPOTrainer, model: torch.nn.Module) -> Iterator[None]:
+    """For a backward pass after which gradients are added up on this process only."""
+    state = trainer.accelerator.gradient_state
+    state._set_sync_gradients(False)
+    try:
+        if trainer.is_distributed_loading_by_transformers and is_fsdp_managed_module(trainer.model):
+            with trainer._defer_fsdp_gradient_reduction():
+                yield
+        elif trainer.is_deepspeed_enabled:
+            yield
+        else:
+            with trainer.accelerator.no_sync(model=model):
+                yield
+    finally:
+        state._set_sync_gradients(True)

@@ -1,0 +1,121 @@
+"""The reward functions of a trainer, the advantages of a generation batch, and what is logged of its rewards.
+
+reward functions, arguments -> those and their weights; rewards of groups -> advantages, metrics
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from trl import GRPOConfig
+
+from perl.algorithms.advantages import (
+    group_advantages,
+    nan_std,
+    normalized_sum_advantages,
+    partly_scored,
+    weighted_rewards,
+)
+from perl.rewards.named import JUDGES
+from perl.rewards.process.reward import with_process_reward
+from perl.rewards.verifier import start_workers
+from perl.trainer.config import PeftRLConfig
+
+logger = logging.getLogger("perl")
+
+
+class GroupRewards:
+    """Makes advantages of rewards: exactly 0 in a group whose rewards agree, which TRL's are not."""
+
+    def __init__(
+        self, names: Sequence[str], *, scale: Literal["group", "batch", "none"], aggregation: str, warns: bool
+    ) -> None:
+        """Takes the reward functions' names, TRL's two arguments, and whether this process warns."""
+        self._names, self._scale, self._aggregation = names, scale, aggregation
+        self._warns = warns
+
+    def advantages(
+        self,
+        rewards_PGK: torch.Tensor,
+        weights_K: torch.Tensor,
+        metrics: dict[str, list[float]],
+        logged: deque[float],
+    ) -> torch.Tensor:
+        """(N,) advantages over all processes, from rewards of P prompts, G completions each, by K functions.
+
+        Args:
+            rewards_PGK: NaN where a function gave None.
+            weights_K: Of the functions.
+            metrics: Gets the share of zero-advantage groups, and how many completions have no reward.
+            logged: TRL's table of advantages, whose latest are replaced.
+        """
+        advantages_N = self._advantages(rewards_PGK, weights_K.to(rewards_PGK.device))
+        self._log_unscored(rewards_PGK, weights_K, metrics)
+        # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
+        flat_P = (advantages_N.view(rewards_PGK.shape[:2]) == 0).all(dim=1)
+        metrics["frac_reward_zero_std"][-1] = flat_P.float().mean().item()
+        for _ in range(min(len(advantages_N), len(logged))):
+            logged.pop()
+        logged.extend(advantages_N.tolist())
+        return advantages_N
+
+    def _advantages(self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
+        if self._aggregation == "normalize_then_sum":
+            return normalized_sum_advantages(rewards_PGK, weights_K).flatten()
+        return group_advantages(weighted_rewards(rewards_PGK, weights_K), scale=self._scale).flatten()
+
+    def _log_unscored(
+        self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, metrics: dict[str, list[float]]
+    ) -> None:
+        """Logs how many rows have no reward; TRL's "reward" also sums up what is known of those."""
+        rewards_PG = weighted_rewards(rewards_PGK, weights_K)
+        metrics["rows/unscored"].append(float(rewards_PG.isnan().sum()))
+        partly_PGK = partly_scored(rewards_PGK)
+        if not partly_PGK.any():
+            return
+        metrics["reward"][-1] = rewards_PG.nanmean().item()
+        metrics["reward_std"][-1] = nan_std(rewards_PG.view(1, -1)).item()
+        if not self._warns:
+            return
+        self._warns = False
+        partly_K = partly_PGK.flatten(end_dim=1).any(dim=0)
+        logger.warning(
+            "%s gave None for some completions of a group: they have no reward and are not trained on, %d of %d "
+            "(logged as rows/unscored)",
+            ", ".join(name for name, partly in zip(self._names, partly_K, strict=True) if partly),
+            int(partly_PGK.any(dim=2).sum()),
+            rewards_PG.numel(),
+        )
+
+
+def latest_group(logs: Mapping[str, Any], generations: int) -> list[dict[str, Any]]:
+    """The newest logged completions of one prompt, of TRL's table of completions."""
+    return [
+        {
+            "prompt": logs["prompt"][i],
+            "completion": logs["completion"][i],
+            "rewards": {name: values[i] for name, values in logs["rewards"].items()},
+            "advantage": logs["advantages"][i],
+            **{name: values[i] for name, values in logs["extra"].items() if len(values) > i},
+        }
+        for i in range(min(generations, len(logs["prompt"])))
+    ]
+
+
+def prepared_rewards(
+    reward_funcs: Any,  # noqa: ANN401 (TRL's signature)
+    processing_classes: Any,  # noqa: ANN401
+    args: GRPOConfig,
+) -> tuple[Any, Any, list[float] | None]:
+    """The reward functions, their processing classes and weights, with the process reward that is asked for."""
+    if any(judge in (reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]) for judge in JUDGES):
+        start_workers()  # they import while the weights are read
+    if not isinstance(args, PeftRLConfig):
+        return reward_funcs, processing_classes, args.reward_weights
+    made: Any = args.process_reward_kwargs  # text only until transformers has parsed it
+    funcs, weights = with_process_reward(reward_funcs, args.reward_weights, args.process_reward_weight, made)
+    if isinstance(processing_classes, list) and funcs is not reward_funcs:
+        processing_classes = [*processing_classes, None]
+    return funcs, processing_classes, weights

@@ -1,0 +1,102 @@
+"""What the trainer's parts read of it while it runs, and the one writer of TRL's counter of micro-batches.
+
+PeftGRPOTrainer -> the values that change while it runs, its position, its metrics
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+from accelerate import Accelerator
+from transformers import TrainerState
+from trl import GRPOConfig
+
+Mode = Literal["train", "eval"]
+Metrics = Callable[[Mode], dict[str, list[float]]]
+"""Gives the values of the entry that is logged next, by name, of training or of evaluation."""
+
+
+class LiveTrainer(Protocol):
+    """The values of a trainer that change while it runs. The parts read these, and nothing else of it."""
+
+    @property
+    def args(self) -> GRPOConfig:
+        """Its arguments."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What connects the processes."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The policy, in shards once FSDP has made them."""
+
+    @property
+    def policy(self) -> torch.nn.Module:
+        """The model with its adapter, without the wrappers of distributed training."""
+
+    @property
+    def state(self) -> TrainerState:
+        """Optimizer steps taken and to take; ``train`` replaces it."""
+
+
+class CountsMicroBatches(Protocol):
+    """What TRL's trainer remembers of where it is among its micro-batches."""
+
+    _step: int
+    _buffered_inputs: list[dict[str, Any]] | None
+
+
+class Position:
+    """Where a training is among its micro-batches. Beside TRL itself nothing else writes its counter.
+
+    Attributes:
+        step_begin: The counter and the rollouts at the begin of the current optimizer step.
+    """
+
+    def __init__(self, counted: CountsMicroBatches) -> None:
+        """Takes what TRL counts in."""
+        self._counted = counted
+        self.begin_step()
+
+    @property
+    def micro_batch(self) -> int:
+        """Micro-batches that were trained on."""
+        return self._counted._step
+
+    @property
+    def rollouts(self) -> list[dict[str, Any]] | None:
+        """The generation batch that is trained on, cut into micro-batches; None: new rollouts come next."""
+        return self._counted._buffered_inputs
+
+    def move(self, micro_batch: int, rollouts: list[dict[str, Any]] | None) -> None:
+        """Goes to another place."""
+        self._counted._step, self._counted._buffered_inputs = micro_batch, rollouts
+
+    def advance(self) -> None:
+        """One micro-batch further."""
+        self.move(self.micro_batch + 1, self.rollouts)
+
+    def begin_step(self) -> None:
+        """An optimizer step begins here."""
+        self.step_begin = self.micro_batch, self.rollouts
+
+    def return_to_step_begin(self) -> None:
+        """Goes back to where the optimizer step began."""
+        self.move(*self.step_begin)
+
+    def forget_rollouts(self) -> None:
+        """The rollouts that the optimizer step began with are not to be trained on."""
+        self.step_begin = self.step_begin[0], None
+
+
+def mode_of(model: torch.nn.Module) -> Mode:
+    """Under which name TRL logs: of training or of evaluation."""
+    return "train" if model.training else "eval"
+
+
+def most(accelerator: Accelerator, count: int) -> int:
+    """The largest of all processes' numbers."""
+    if accelerator.num_processes == 1:
+        return count
+    return int(accelerator.gather(torch.tensor([count], device=accelerator.device)).max())

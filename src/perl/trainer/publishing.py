@@ -1,0 +1,185 @@
+"""What a script's trainer publishes: an adapter's card, and a commit of the adapter with its log and curves.
+
+a trained adapter -> README.md; -> one commit on the Hub
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import TrainerState
+from trl import GRPOConfig
+
+from perl.errors import PerlError
+from perl.hub.card.fact_form import plain_word, showable_settings
+from perl.hub.card.folder_card import write_folder_card
+from perl.hub.card.form import CARD, LARGEST_CARD
+from perl.hub.card.names import has_hub_form, label
+from perl.hub.card.run_facts import RUN_FACTS, made_facts, perl_version
+from perl.hub.gate.snapshot import take
+from perl.hub.push.script_push import full_repo_id, pack_folder, push_script, write_log
+from perl.methods.settings import Adaptation
+from perl.policy.guards import check_saved_adapter
+from perl.policy.model import base_identity, base_of, public_name, trainable_parameters
+from perl.policy.quantised import quantisation_of
+from perl.run.folder import installed_versions
+from perl.trainer.callbacks.plots import draw_curves
+
+_PROBE_TOKENS = 64  # on which a saved adapter is compared with the one in memory before it is pushed
+_SHOWN_SETTINGS = ("r", "lora_alpha", "target_modules")  # of an adapter's config
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is known of a trained policy.
+
+    Attributes:
+        policy: With its adapter.
+        adaptation: Its method and config.
+        args: Of its training.
+        state: Of its training.
+        rewards: Weights of the reward functions, by name.
+        num_generations: Completions of a prompt.
+    """
+
+    policy: Any
+    adaptation: Adaptation
+    args: GRPOConfig
+    state: TrainerState
+    rewards: dict[str, float]
+    num_generations: int
+
+
+@dataclass(frozen=True)
+class Push:
+    """How an adapter is pushed, as transformers' ``push_to_hub`` is asked.
+
+    Attributes:
+        message: Of the commit; None: transformers'.
+        blocking: Whether to wait for the Hub.
+        revision: Branch; None: ``args.hub_revision``, else ``main``.
+        private: Create the repository for its owner only; None: as ``args.hub_private_repo`` says.
+        card: ``model_name``, ``dataset_name`` and ``tags`` of the card.
+    """
+
+    message: str | None
+    blocking: bool
+    revision: str | None
+    private: bool | None
+    card: dict[str, Any]
+
+
+def write_card(
+    trained: Trained, folder: Path, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
+) -> None:
+    """Writes ``README.md``: what the arguments and the state of the training tell of the adapter.
+
+    Args:
+        trained: The adapter.
+        folder: Where.
+        name: What the adapter is called; None: by its method and base.
+        dataset: Name of the training problems.
+        tags: Further ones.
+    """
+    args, config = trained.args, trained.adaptation.config
+    shown = {key: getattr(config, key, None) for key in _SHOWN_SETTINGS}
+    base, revision = public_name(*base_identity(trained.policy))
+    quantisation = quantisation_of(base_of(trained.policy))
+    facts = {
+        "perl": perl_version(),
+        "name": plain_word(name) if name else None,
+        "repo_id": args.hub_model_id if has_hub_form(args.hub_model_id or "") else None,
+        "base": label(base),
+        "revision": revision,
+        "quantization": quantisation,
+        "method": trained.adaptation.method.name,
+        "dataset": plain_word(label(dataset)) if dataset else None,
+        "trainable_parameters": trainable_parameters(trained.policy),
+        "step": trained.state.global_step,
+        "seed": args.seed,
+        "loss": args.loss_type,
+        "ratio_level": args.importance_sampling_level,
+        "settings": showable_settings(
+            {
+                **{key: _readable(value) for key, value in shown.items() if value is not None},
+                "learning rate": f"{args.learning_rate:g}",
+                "KL coefficient (beta)": args.beta,
+                "completions a prompt": trained.num_generations,
+            }
+        ),
+        "rewards": trained.rewards,
+        "tags": list(tags),
+        "versions": installed_versions(quantised=quantisation is not None),
+    }
+    write_folder_card(folder, made_facts(facts, CARD))
+
+
+def push_adapter(
+    trained: Trained, save_adapter: Callable[[Path], None], own_card: Callable[..., None] | None, push: Push
+) -> Any:  # noqa: ANN401 (transformers' result)
+    """One commit of the adapter, its card, log and curves, once what was saved is found to be what was trained.
+
+    Args:
+        trained: The adapter.
+        save_adapter: Writes it to a folder.
+        own_card: A subclass's, which writes ``README.md`` in the output folder; None: the card is ours.
+        push: How.
+
+    Returns:
+        A ``CommitInfo``, or its future.
+
+    Raises:
+        PerlError: The files or the repository are not fit for it, or the Hub refuses.
+        HubOutageError: It cannot be reached.
+    """
+    args = trained.args
+    repo_id = full_repo_id(args.hub_model_id or Path(args.output_dir).resolve().name)
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "adapter"
+        save_adapter(folder)
+        vocabulary = trained.policy.get_base_model().get_input_embeddings().weight.shape[0]
+        probe = torch.arange(min(vocabulary, _PROBE_TOKENS), device=args.device)[None]
+        check_saved_adapter(trained.policy, folder, probe)
+        name, dataset = push.card.get("model_name") or repo_id, push.card.get("dataset_name")
+        tags = tags_of(push.card.get("tags"))
+        log = write_log(folder, trained.state.log_history)
+        if log is not None and importlib.util.find_spec("matplotlib"):
+            draw_curves(log, folder / "plots", title=repo_id)
+        write_card(trained, folder, name, dataset, tags)  # last: it is rendered from what else is there
+        if own_card is not None:
+            own_card(model_name=name, dataset_name=dataset, tags=list(tags))
+            (folder / CARD).write_bytes(take(Path(args.output_dir), CARD, LARGEST_CARD))
+            (folder / RUN_FACTS).unlink()  # from which that card was not rendered
+        package = pack_folder(folder)
+    return push_script(
+        package,
+        repo_id,
+        message=push.message or "End of training",
+        private=bool(args.hub_private_repo if push.private is None else push.private),
+        revision=push.revision or args.hub_revision,
+        blocking=push.blocking,
+    )
+
+
+def check_no_token(args: GRPOConfig, token: str | None) -> None:
+    """Refuses a token beside the Hub's own login.
+
+    Raises:
+        PerlError: There is one.
+    """
+    if token is not None or args.hub_token is not None:
+        raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
+
+
+def tags_of(tags: str | list[str] | None) -> tuple[str, ...]:
+    """A card's further tags."""
+    return (tags,) if isinstance(tags, str) else tuple(tags or ())
+
+
+def _readable(value: Any) -> Any:  # noqa: ANN401 (a setting of any config)
+    """A setting as people write it: names in order, without brackets."""
+    return ", ".join(sorted(value)) if isinstance(value, set | list) else value

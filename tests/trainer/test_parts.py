@@ -1,0 +1,219 @@
+"""Each part of the trainer by itself, on a bare tiny model without a trainer, against an independent computation."""
+
+import contextlib
+import copy
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from peft import get_peft_model
+from transformers import TrainerState
+
+from perl import PeftRLConfig
+from perl.recipe.sections import RolloutSection
+from perl.rollouts.engine import EngineSampling
+from perl.trainer.live import Position
+from perl.trainer.log_prob_passes import LogProbPasses, WantedLogProbs, pass_settings
+from perl.trainer.optimizer_step import OptimizerStep, StepHooks, step_settings
+from perl.trainer.resume_state import ResumeState
+from perl.trainer.rollout_source import Prompts, RolloutSource
+from tests.oracles.rollouts import EOS, PAD
+from tests.oracles.two_trainers import ADAPTERS, OFFSET, QUIET, base, displace, relative_difference, tokenizer
+from tests.trainer.test_rollout_check import Servers
+
+PROMPTS = [[5, 9, 12], [7, 3, 4, 8, 21]]
+COMPLETIONS = [[6, 2, 17, EOS], [11, EOS], [14, 15, 30], [40, 41, 42, 43]]
+
+
+@dataclass
+class Bare:
+    """What parts read of a trainer: a policy off its base, and no more."""
+
+    model: torch.nn.Module
+    args: PeftRLConfig
+    accelerator: Accelerator = field(default_factory=lambda: Accelerator(cpu=True))
+    state: TrainerState = field(default_factory=TrainerState)
+    _step: int = 0
+    _buffered_inputs: Any = None
+
+    @property
+    def policy(self) -> torch.nn.Module:
+        return self.model
+
+
+@pytest.fixture
+def bare(tmp_path) -> Bare:
+    model = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(ADAPTERS["lora"]))
+    displace({name: p for name, p in model.named_parameters() if p.requires_grad}, OFFSET)
+    return Bare(model, PeftRLConfig(str(tmp_path), **QUIET, temperature=0.7, max_completion_length=4))
+
+
+def passes_of(bare: Bare) -> LogProbPasses:
+    settings = pass_settings(bare.args)
+    return LogProbPasses(bare, settings, whole_tensors=True, longest_prompt=lambda seen: seen, asleep_bytes=lambda: 0)
+
+
+def rollouts() -> dict[str, torch.Tensor]:
+    """Two groups of two completions, padded as TRL pads them."""
+    prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[1], PROMPTS[1]]
+    tensors = {
+        "prompt_ids": [[PAD] * (5 - len(ids)) + ids for ids in prompts],
+        "prompt_mask": [[0] * (5 - len(ids)) + [1] * len(ids) for ids in prompts],
+        "completion_ids": [ids + [PAD] * (4 - len(ids)) for ids in COMPLETIONS],
+        "completion_mask": [[1] * len(ids) + [0] * (4 - len(ids)) for ids in COMPLETIONS],
+    }
+    found = {name: torch.tensor(values) for name, values in tensors.items()}
+    return found | {"advantages": torch.tensor([1.0, -1.0, 0.5, -0.25]), "num_items_in_batch": torch.tensor(13)}
+
+
+def own_log_probs(model: torch.nn.Module, temperature: float) -> torch.Tensor:
+    """(N, T) of the rollouts, each row by itself, without padding or packing, as plain transformers compute them."""
+    result = torch.zeros(4, 4)
+    for index, completion in enumerate(COMPLETIONS):
+        ids = torch.tensor([[*PROMPTS[index // 2], *completion]])
+        logits = model(input_ids=ids).logits[0, -len(completion) - 1 : -1] / temperature
+        chosen = torch.tensor(completion)[:, None]
+        result[index, : len(completion)] = logits.log_softmax(-1).gather(1, chosen)[:, 0]
+    return result
+
+
+def gradient_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_log_probs_are_those_of_each_row_by_itself(bare):
+    expected = own_log_probs(copy.deepcopy(bare.model), 0.7).detach()
+    passes, found, metrics = passes_of(bare), rollouts(), defaultdict(list)
+    passes.add(found, WantedLogProbs(old=True), metrics)
+    assert torch.allclose(found["old_per_token_logps"], expected, atol=1e-5)
+    assert "ref_per_token_logps" not in found
+    assert metrics["rows/masked_fraction"] == [0.0]
+
+
+def test_a_budget_that_is_halved_keeps_the_numbers(bare):
+    passes, whole, parts = passes_of(bare), rollouts(), rollouts()
+    passes.add(whole, WantedLogProbs(old=True), defaultdict(list))
+    passes.halve(10)
+    assert (passes.tokens, passes.tokens_without_gradient) == (5, 10)
+    passes.add(parts, WantedLogProbs(old=True), defaultdict(list))
+    assert torch.allclose(parts["old_per_token_logps"], whole["old_per_token_logps"], atol=1e-5)
+
+
+class Stands:
+    """Takes all rollouts for the policy's."""
+
+    def begin(self) -> None:
+        self.begun = True
+
+    def stands(self, gap: float | None) -> bool:
+        return gap is None
+
+    def make_again(self, asked: Any) -> Any:
+        raise AssertionError(asked)
+
+
+def step_of(bare: Bare, metrics: Any, accumulation: int) -> OptimizerStep:
+    def backward(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        loss = step.loss_of(model, batch)
+        loss.backward()
+        return loss.detach()
+
+    hooks = StepHooks(
+        prepare=dict,
+        backward=backward,
+        unexchanged=lambda _: contextlib.nullcontext(),
+        accumulation=lambda: accumulation,
+        correction=lambda: None,
+    )
+    settings = step_settings(bare.args, whole_tensors=True)
+    position = Position(bare)
+    step = OptimizerStep(
+        bare,
+        passes_of(bare),
+        Stands(),
+        settings,
+        position=position,
+        metrics=lambda mode: metrics[mode],
+        hooks=hooks,
+    )
+    return step
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_the_gradient_of_a_step_is_the_policy_gradients(bare, micro_batches):
+    """On policy, -sum of A grad log p over the tokens; the loss of DAPO divides by their number."""
+    bare.args.loss_type, bare.args.steps_per_generation = "dapo", micro_batches
+    plain = copy.deepcopy(bare.model)
+    batch = rollouts()
+    log_probs = own_log_probs(plain, 0.7)
+    (-(batch["advantages"][:, None] * log_probs * batch["completion_mask"]).sum() / 13).backward()
+
+    metrics = {"train": defaultdict(list)}
+    step, rows = step_of(bare, metrics, micro_batches), 4 // micro_batches
+    bare.model.train()
+    for first in range(0, 4, rows):
+        part = {name: value[first : first + rows] if value.dim() else value for name, value in batch.items()}
+        bare.accelerator.gradient_state._set_sync_gradients(first + rows == 4)
+        step.take(bare.model, part)
+    assert bare._step == micro_batches
+    assert relative_difference(gradient_of(bare.model), gradient_of(plain)) <= 1e-5
+    assert metrics["train"]["rows/trained_fraction"] == [1.0]
+    assert len(metrics["train"]["step_time"]) == 1
+
+
+def test_a_checkpoint_brings_back_the_counter_and_the_rollouts_that_are_left(bare, tmp_path):
+    position = Position(bare)
+    resume = ResumeState(bare, position, None, whole_tensors=True)
+    bare.args.steps_per_generation, bare.state.global_step, bare.state.max_steps = 4, 3, 3
+    position.move(6, [rollouts(), rollouts()])
+    with resume.completing(tmp_path):
+        (tmp_path / "checkpoint-3").mkdir()
+        bare.state.save_to_json(str(tmp_path / "checkpoint-3" / "trainer_state.json"))
+        assert resume.chosen(True) is True  # none is complete yet
+    trained = {name: p.detach().clone() for name, p in bare.model.named_parameters() if p.requires_grad}
+    displace({name: p for name, p in bare.model.named_parameters() if p.requires_grad}, 1.0)
+    position.move(0, None)
+
+    checkpoint = resume.chosen(True)
+    assert checkpoint == str(tmp_path / "checkpoint-3")
+    resume.restore(checkpoint)
+    assert (position.micro_batch, position.step_begin[0]) == (6, 6)
+    assert torch.equal(position.rollouts[1]["completion_ids"], rollouts()["completion_ids"])
+    assert resume.load_policy(tmp_path / "checkpoint-3") is not None
+    assert all(torch.equal(p, trained[name]) for name, p in bare.model.named_parameters() if p.requires_grad)
+    bare.args.max_steps = 4
+    assert resume.finished(checkpoint) is None
+    bare.args.max_steps = 3
+    assert resume.finished(checkpoint).global_step == 3
+
+
+def test_completions_come_with_the_policys_log_probabilities(bare, monkeypatch):
+    servers = Servers(bare.model, tokenizer(), ["http://a"])
+    monkeypatch.setattr("perl.trainer.rollout_source.open_engine", lambda *_: servers)
+    metrics = {"train": defaultdict(list)}
+    source = RolloutSource(
+        bare,
+        RolloutSection(backend="vllm-server", servers=["http://a"]),
+        EngineSampling(temperature=0.7, max_completion_length=4, end_token_ids=(EOS,)),
+        Prompts(tokenizer(), lambda prompts: prompts, lambda seen, _: seen),
+        position=Position(bare),
+        metrics=lambda mode: metrics[mode],
+    )
+    bare.model.train()
+    kept = []
+    with source.serving(lambda: kept.append(1)):
+        completions, log_probs = source.complete([PROMPTS[0], PROMPTS[0]])
+        for ids, found in zip(completions, log_probs, strict=True):
+            text = torch.tensor([[*PROMPTS[0], *ids]])
+            with torch.no_grad():
+                logits = bare.model.eval()(input_ids=text).logits[0, -len(ids) - 1 : -1] / 0.7
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+            assert torch.allclose(torch.tensor(found), expected, atol=1e-4)
+        assert source.gap is not None
+    assert not kept
+    with pytest.raises(RuntimeError, match="no engine is open"):
+        _ = source.engine
+    assert metrics["train"]["rollout/steps_behind"] == [0.0]
