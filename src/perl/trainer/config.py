@@ -14,7 +14,7 @@ from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
-from perl.recipe.engines import OF_TRL, capabilities
+from perl.recipe.engines import ENGINES, OF_TRL, capabilities
 from perl.recipe.recipe import world_size
 from perl.recipe.sections import FIELD_OF_SETTING, QUANTIZATIONS, ModelSection, PeftSection, RolloutSection, Section
 from perl.recipe.train_fields import REFERENCE_PATTERN
@@ -291,7 +291,7 @@ def rollout_section(args: GRPOConfig) -> RolloutSection:
     ours = {name: f"rollout_{name}" for name in RolloutSection.model_fields}
     said = {name: getattr(args, ours_name) for name, ours_name in ours.items() if hasattr(args, ours_name)}
     said["servers"] = list(said.get("servers") or [])
-    if args.use_vllm and said.get("backend", "auto") == "auto":
+    if args.use_vllm and said.get("backend", "auto") not in ENGINES:
         said["backend"] = OF_TRL[args.vllm_mode]
         if capabilities(said["backend"]).needs_servers and not said["servers"]:
             host = "localhost" if args.vllm_server_host == "0.0.0.0" else args.vllm_server_host  # noqa: S104
@@ -310,7 +310,7 @@ def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
     Raises:
         RecipeError: The correction would be biased, or there is none where rollouts are sampled ahead.
     """
-    if not how.capabilities.takes_updates:
+    if not how.capabilities.log_probs:
         return
     found = []
     neutral = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None)}
