@@ -1,9 +1,9 @@
-"""The user's own reward functions: a sample that one cannot score is None and counted, and the run goes on.
+"""Custom rewards, the user's functions: a sample that one cannot score is None and counted, and the run goes on.
 
 completions, prompts, columns -> one finite number or None a completion
 
 Two ways to the same signature: in this process (`guarded`), or in worker processes that are killed when they overrun
-(`in_workers`). Each process of a distributed run counts its own failures. Knows nothing of recipes or weights.
+(`in_workers`). Each process of a distributed run counts its own failures.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 MOST_LINES = 3  # a batch; a thousand samples that fail for one reason need not be listed
 SHOWN_PROMPT = 60
-# What TRL passes beside the samples. It means nothing in another process: a worker's function goes without.
+# What TRL passes beside the samples; it is useless in another process, so a worker's function goes without.
 NOT_FOR_WORKERS = ("trainer_state", "log_metric", "log_extra")
 
 logger = logging.getLogger("perl")
@@ -81,7 +81,7 @@ def guarded(function: RewardFunction, failures: Failures) -> RewardFunction:
         failures: Is counted up.
 
     Returns:
-        A function of keyword arguments. It raises PerlError and what is no Exception (Ctrl-C), nothing else.
+        A function of keyword arguments. It raises PerlError and what is not an Exception (Ctrl-C), nothing else.
     """
     waits = is_async(function)
 
@@ -119,7 +119,7 @@ def in_workers(
         WorkerStartError.
 
     Raises:
-        ValueError: ``workers`` or ``timeout_seconds`` is none that :class:`perl.rewards.workers.pool.WorkerPool` takes.
+        ValueError: ``workers`` or ``timeout_seconds`` is out of :class:`~perl.rewards.workers.pool.WorkerPool`'s range.
     """
     module, _, name = path.partition(":")
     pool = WorkerPool(
@@ -167,7 +167,7 @@ def unsendable(row: Mapping[str, Any]) -> str | None:
         row: A data row, or the arguments of a call; values by column.
 
     Returns:
-        ``column 'NAME' is no JSON value: REASON``, or None where every column is one.
+        ``column 'NAME' is not a JSON value: REASON``, or None where every column is one.
     """
     for column, value in row.items():
         try:
@@ -314,7 +314,7 @@ def _numbers(values: Any, rows: int) -> list[float | None]:  # noqa: ANN401 (wha
     """One finite number or None a sample, of whatever type numbers come in.
 
     Raises:
-        TypeError: It is no list of numbers.
+        TypeError: It is not a list of numbers.
         ValueError: There are more or fewer than samples, or one is not finite.
     """
     if inspect.iscoroutine(values):
@@ -330,7 +330,7 @@ def _numbers(values: Any, rows: int) -> list[float | None]:  # noqa: ANN401 (wha
 
 def _number(value: Any) -> float:  # noqa: ANN401 (Python's, numpy's, torch's numbers)
     if isinstance(value, str | bytes):  # float() would read it
-        raise TypeError(f"returned {value!r:.60}, which is no number")
+        raise TypeError(f"returned {value!r:.60}, which is not a number")
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"returned {number}, which is not finite")
