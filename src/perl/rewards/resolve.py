@@ -17,7 +17,7 @@ from typing import Any
 
 from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.sections import RewardSetting, RolloutSection
-from perl.rewards.custom import NOT_FOR_WORKERS, Failures, guarded, in_workers, is_async
+from perl.rewards.custom import NOT_FOR_WORKERS, Failures, guarded, in_workers
 from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS
 from perl.rewards.process.reward import check_process_reward
 from perl.rewards.verifier import Judging
@@ -162,23 +162,17 @@ def _reward(
         return Reward(name, MADE_REWARDS[name](**setting.args), setting.weight)
     arguments = _arguments(function, setting, rollout)
     needs, takes_all = _columns_of(function, arguments, setting)
-    failures = None
-    if name not in NAMED_REWARDS:
+    bind, failures = _binding(arguments, setting.columns), None
+    if name in NAMED_REWARDS:
+        bound = _bound(function, bind)
+    else:
         failures = Failures(log_name, _MAX_FAILURES if setting.max_failures is None else setting.max_failures)
-    bound = _bound(function, arguments, setting.columns)
-    if failures is not None and setting.workers is not None:
-        bound = _renamed(
-            in_workers(
-                name,
-                arguments,
-                failures,
-                workers=setting.workers,
-                timeout_seconds=setting.timeout_seconds or _TIMEOUT_SECONDS,
-            ),
-            setting.columns,
-        )
-    elif failures is not None:
-        bound = guarded(bound, failures)
+        if setting.workers is None:
+            bound = guarded(function, failures, bind)
+        else:
+            limit = setting.timeout_seconds or _TIMEOUT_SECONDS
+            worked = in_workers(name, arguments, failures, workers=setting.workers, timeout_seconds=limit)
+            bound = _bound(worked, _binding({}, setting.columns))
     bound.__name__ = log_name
     return Reward(
         name,
@@ -262,26 +256,19 @@ def _import_from_here(module_name: str) -> Any:  # noqa: ANN401 (a module)
     return importlib.import_module(module_name)
 
 
-def _bound(function: Callable[..., Any], arguments: Mapping[str, Any], columns: Mapping[str, str]) -> RewardFunction:
-    """The function with its arguments bound and columns under the names that it knows."""
+def _binding(arguments: Mapping[str, Any], columns: Mapping[str, str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """TRL's arguments -> the function's: columns under the names that it knows, and what the recipe sets."""
 
-    def all_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(given: Mapping[str, Any]) -> dict[str, Any]:
         renamed = {argument: given[column] for argument, column in columns.items() if column in given}
         return {**given, **renamed, **arguments}
 
-    if is_async(function):
+    return bind
 
-        @functools.wraps(function)
-        async def reward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            return await function(*args, **all_of(kwargs))
-    else:
 
-        @functools.wraps(function)
-        def reward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            return function(*args, **all_of(kwargs))
+def _bound(function: Callable[..., Any], bind: Callable[[Mapping[str, Any]], dict[str, Any]]) -> RewardFunction:
+    @functools.wraps(function)
+    def reward(*args: Any, **given: Any) -> Any:  # noqa: ANN401
+        return function(*args, **bind(given))
 
     return reward
-
-
-def _renamed(function: RewardFunction, columns: Mapping[str, str]) -> RewardFunction:
-    return _bound(function, {}, columns) if columns else function
