@@ -4,8 +4,7 @@ item, limit -> status, value, error, seconds as JSON
 
 Runs in a separate process, started by :mod:`perl.rewards.workers.pool`. When the parent is gone, the end of the
 channel ends an idle worker and a thread that looks for the parent a busy one. In a long call into C, during which no
-thread of Python runs, a timer of the kernel does at the limit of the item. Knows nothing of rewards or of other
-workers.
+thread of Python runs, a timer of the kernel does at the limit of the item.
 """
 
 import contextlib

@@ -3,8 +3,7 @@
 owner -> label on the server -> another run, which looks whether it is renewed
 
 vLLM keeps one string beside its weights and gives it to any client. It is the only thing that two runs on different
-machines both see, and it ends with the server; so it is the lock. A run that is killed renews nothing any more. Knows
-nothing of what the weights are.
+machines both see, and it ends with the server; so it is the lock. A run that is killed renews nothing any more.
 """
 
 import asyncio
