@@ -413,7 +413,7 @@ def test_vllm_in_this_process_that_is_not_installed(mistake):
         ("{prefetch: 1}", "prefetch needs backend vllm-server"),
         ("{backend: vllm-servers}", "did you mean vllm-server?"),
         ("{backend: vllm-server, servers: [http://localhost:1], top_p: 0.9}", "rollout.top_p: 0.9 cuts off"),
-        ("{backend: vllm-server, servers: [http://localhost:1], sync: adapter}", "is no LoRA that vLLM serves"),
+        ("{backend: vllm-server, servers: [http://localhost:1], sync: adapter}", "LoRA that vLLM serves"),
     ],
 )
 def test_rollouts_that_cannot_be_had_as_asked(mistake, rollout, said):

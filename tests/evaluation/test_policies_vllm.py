@@ -141,7 +141,7 @@ def give_away(url: str, folder: Path, noise: float, version: str) -> None:
     """Puts other weights than the base's on a server, as somebody does who does not clean up, and names them."""
     pool = ServerPool([url], folder)
     given = make_update(policy_of("dora", noise), "merged", f"t{uuid.uuid4().hex[:8]}")
-    pool.strangers()
+    pool.foreign_weights()
     pool.load(Update(given.name, given.form, given.tensors))
     pool.close()
     answer = httpx2.post(f"{url}/update_weight_version", json={"new_version": version}, trust_env=False)
@@ -348,7 +348,7 @@ def test_with_one_of_two_servers_killed_the_evaluation_goes_on_and_each_sample_i
         wait_until(lambda: work.done() or (count_of(out) > 40 and measured(killed.url, "num_requests_waiting") > 50))
         killed.kill()
         results = work.result()
-    lost = re.search(rf"{killed.url} is lost .*; (\d+) requests are asked again", caplog.text)
+    lost = re.search(rf"{killed.url} is lost .*; (\d+) requests are sent again", caplog.text)
     assert lost
     assert int(lost[1]) > 0  # it was in the middle
     assert_each_once(out, results, 80, 8)

@@ -69,7 +69,7 @@ def test_numbers_come_in_any_type(failures, values):
         ({0: 1.0}, "TypeError: returned dict"),
         ([], "ValueError: returned 0 rewards for 1 samples"),
         ([1.0, 2.0], "ValueError: returned 2 rewards for 1 samples"),
-        (["1"], "TypeError: returned '1', which is no number"),
+        (["1"], "TypeError: returned '1', which is not a number"),
         ([math.nan], "ValueError: returned nan, which is not finite"),
         ([-math.inf], "ValueError: returned -inf, which is not finite"),
         ([10**400], "OverflowError"),

@@ -164,7 +164,7 @@ def test_samples_that_hang_or_crash_or_fail_are_none(failures, module, lines):
 
 def test_a_column_that_cannot_be_sent_is_named(failures, module):
     reward = in_workers(f"{module}:length", {}, failures, workers=1, timeout_seconds=LONG)
-    with pytest.raises(DataError, match=r"^rewards\.own_workers:length: column 'judge' is no JSON value") as caught:
+    with pytest.raises(DataError, match=r"^rewards\.own_workers:length: column 'judge' is not a JSON value") as caught:
         reward(completions=["a", "b"], prompts=["", ""], answer=[1, 2], judge=[None, lambda: 1])
     assert len(str(caught.value).splitlines()) == 1
     assert reward(completions=["a"]) == [1.0]
@@ -175,9 +175,9 @@ def test_a_column_that_cannot_be_sent_is_named(failures, module):
     [
         ({}, None),
         ({"text": "é", "number": 0.5, "none": None, "list": [1, (2, {"a": True})]}, None),
-        ({"a": 1, "b": {1}, "c": b""}, "column 'b' is no JSON value: TypeError: Object of type set is not JSON ser"),
-        ({"when": [date(2024, 1, 2)]}, "column 'when' is no JSON value: TypeError: Object of type date is not JSON"),
-        ({"x": numpy.float32(1)}, "column 'x' is no JSON value: TypeError: Object of type float32 is not JSON"),
+        ({"a": 1, "b": {1}, "c": b""}, "column 'b' is not a JSON value: TypeError: Object of type set is not JSON ser"),
+        ({"when": [date(2024, 1, 2)]}, "column 'when' is not a JSON value: TypeError: Object of type date is not JSON"),
+        ({"x": numpy.float32(1)}, "column 'x' is not a JSON value: TypeError: Object of type float32 is not JSON"),
     ],
     ids=["empty", "json", "second", "nested", "numpy"],
 )

@@ -145,7 +145,7 @@ def test_a_long_item_and_a_long_value_arrive(pool_of):
 
 def test_an_item_that_is_no_json_is_the_callers_mistake(pool_of):
     pool = pool_of("double")
-    with pytest.raises(TypeError, match="item 1 is no JSON value"):
+    with pytest.raises(TypeError, match="item 1 is not a JSON value"):
         pool.map([1, lambda: 1, 3])
     assert values(pool.map([1, 2, 3])) == [2, 4, 6]
 

@@ -10,7 +10,7 @@ import pytest
 
 from perl.errors import RecipeError
 from perl.recipe.sections import RewardSetting, RolloutSection
-from perl.rewards import NAMED_REWARDS, accuracy_reward, reward_problems
+from perl.rewards import NAMED_REWARDS, accuracy_reward, reward_mistakes
 from perl.rewards import resolve_rewards as resolve
 from perl.rewards.verifier import Judging
 
@@ -86,7 +86,7 @@ def settings(**rewards):
 
 
 def problems(rewards):
-    return [(".".join(path), str(problem)) for path, problem in reward_problems({"rewards": settings(**rewards)})]
+    return [(".".join(path), str(problem)) for path, problem in reward_mistakes({"rewards": settings(**rewards)})]
 
 
 REQUIRED = {"soft_overlong": {"args": {"soft_punish_cache": 20}}}
@@ -283,8 +283,8 @@ def test_a_module_that_cannot_be_imported_is_one_problem(text):
         ("accuracy", {"args": {"workers": 0}}, ".args", ["workers"]),
         ("accuracy", {"args": {"solution": "4"}}, ".args.solution", ["is a column", "columns: {solution: NAME}"]),
         ("accuracy", {"columns": {"solutoin": "gold"}}, ".columns.solutoin", ["did you mean solution?"]),
-        ("accuracy", {"workers": 2}, ".workers", ["functions of your own", "args: {workers: ...}"]),
-        ("format", {"max_failures": 2}, ".max_failures", ["functions of your own", "leave it out"]),
+        ("accuracy", {"workers": 2}, ".workers", ["custom rewards", "args: {workers: ...}"]),
+        ("format", {"max_failures": 2}, ".max_failures", ["custom rewards", "leave it out"]),
         ("process_reward", 1, ".args", ["model is required"]),
         (
             "process_reward",
@@ -326,7 +326,7 @@ def test_every_wrong_argument_is_a_problem_with_the_nearest_name():
 
 def test_rewards_that_are_all_well_are_no_problem():
     assert problems({"accuracy": 1, "own_rewards:length": {"args": {"limit": 3}}, "own_rewards:slow": 0}) == []
-    assert reward_problems({}) == []
+    assert reward_mistakes({}) == []
 
 
 @pytest.mark.parametrize(

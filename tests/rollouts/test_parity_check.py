@@ -1,4 +1,6 @@
-"""An engine is told from the base, and from anything else; the policy is itself again afterwards."""
+"""The parity check tells an engine from the base and from anything else; the policy is itself again after it."""
+
+import math
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base
 from perl.policy.precision import tolerance_of
 from perl.recipe.sections import ModelSection, PeftSection
-from perl.rollouts.engine import Sampled
+from perl.rollouts.engine import Proof, Sampled
 from perl.rollouts.parity_check import LENGTH, ParityCheck
 
 PROMPT = [9, 4, 13, 5, 10, 15, 22, 31]
@@ -60,12 +62,35 @@ def test_the_difference_is_the_mean_over_tokens_of_the_worst_copy(temperature):
     assert parity.check({"one": own, "two": off}) == pytest.approx(1e-3, rel=0.02)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_proof_holds_the_likeliest_tokens_of_a_plain_forward_pass_at_the_temperature(temperature):
+    policy = policy_with(scale=0.05)
+    proof = ParityCheck(policy, PROMPT, temperature).proof()
+    with torch.no_grad():
+        logits_TV = policy(torch.tensor([proof.token_ids])).logits[0].double() / temperature
+    log_probs_TV = logits_TV - logits_TV.logsumexp(dim=-1, keepdim=True)
+    assert len(proof.log_probs) == len(proof.token_ids)
+    for row, expected_V in zip(proof.log_probs, log_probs_TV, strict=True):
+        assert set(row) == set(expected_V.argsort(descending=True)[: len(row)].tolist())
+        assert row == pytest.approx({token: float(expected_V[token]) for token in row}, abs=1e-4)
+    assert proof.difference(proof.log_probs) == 0.0
+
+
+def test_the_difference_from_a_proof_is_weighted_by_the_policys_probabilities():
+    probabilities = ({3: 0.5, 4: 0.25}, {3: 0.8, 7: 0.1})
+    proof = Proof((1, 2), tuple({t: math.log(p) for t, p in row.items()} for row in probabilities), 1.0, 1e-4)
+    # Token 4 is missing in the first answer, where the last known token has probability 0.125: at most as likely.
+    found = [{3: math.log(0.4), 9: math.log(0.125)}, {3: math.log(0.8), 7: math.log(0.2)}]
+    weighted = 0.5 * math.log(0.5 / 0.4) + 0.25 * math.log(0.25 / 0.125) + 0.1 * math.log(2)
+    assert proof.difference(found) == pytest.approx(weighted / (0.5 + 0.25 + 0.8 + 0.1), rel=1e-12)
+
+
 def test_an_engine_that_answers_like_the_base_is_called_that():
     policy = policy_with(scale=0.05)
     parity = ParityCheck(policy, PROMPT)
     with pytest.raises(BrokenPromiseError, match="two answers like the base, not like the policy") as raised:
         parity.check({"one": written(policy, parity), "two": written_by_base(policy, parity)})
-    assert "bound to nothing" in str(raised.value)
+    assert "the adapter is not applied" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -83,7 +108,7 @@ def test_log_probabilities_without_the_temperature_are_no_agreement():
         hot.check({"one": written(policy, plain)})
 
 
-def test_numbers_that_are_none_are_no_agreement():
+def test_missing_and_non_finite_log_probabilities_are_no_agreement():
     policy = policy_with(scale=0.05)
     parity = ParityCheck(policy, PROMPT)
     for nothing in (None, float("nan")):

@@ -147,19 +147,19 @@ def test_merged_weights_are_refused_where_others_serve_adapters_and_so_is_the_ba
     _, pool = started(server)
     engine = pool()
     engine.check(8, "merged")
-    with pytest.raises(PerlError, match=r"serves adapters of others \(someone\).*servers of its own"):
-        engine.strangers()
+    with pytest.raises(PerlError, match=r"serves adapters of others \(someone\).*servers that no other run uses"):
+        engine.foreign_weights()
     engine.check(8)
-    assert engine.strangers() == []
+    assert engine.foreign_weights() == []
     assert reported(engine.start(REQUESTS, SAMPLING).result()) == {BASE}
 
     _, pool = started(on_cpu)
     engine = pool()
     engine.check(8)
     with pytest.raises(PerlError, match="computes the base wrongly beside requests for adapters"):
-        engine.strangers()
+        engine.foreign_weights()
     engine.check(8, "adapter")
-    assert engine.strangers() == []  # adapters do not mind
+    assert engine.foreign_weights() == []  # adapters do not mind
     with pytest.raises(PerlError, match="computes the base wrongly beside requests for adapters"):
         engine.trial(REQUESTS[0], SAMPLING)
 
@@ -184,14 +184,14 @@ def test_a_run_that_finds_merged_weights_of_one_that_lives_is_refused(started, f
     first.load(update("a-v1", "merged"))
     second.check(8, form)
     with pytest.raises(PerlError, match=r"has the merged weights of another run \(a-v1\).*wait until") as refused:
-        second.strangers()
+        second.foreign_weights()
     assert "\n" not in str(refused.value)
     assert reported(first.start(REQUESTS, SAMPLING).result()) == {BASE + MERGED}
     assert first.counts["servers_lost"] == 0
     first.close()
-    assert len(second.strangers()) == 1  # what is left needs the base, at once
+    assert len(second.foreign_weights()) == 1  # what is left needs the base, at once
     second.load(Update("b-base", "merged", {"x": torch.zeros(1)}))
-    assert second.strangers() == []
+    assert second.foreign_weights() == []
 
 
 def test_the_lock_of_a_run_that_was_killed_ends(started):
@@ -200,7 +200,7 @@ def test_the_lock_of_a_run_that_was_killed_ends(started):
     urls, pool = started(server)
     engine = pool()
     began = time.monotonic()
-    assert engine.strangers() == urls
+    assert engine.foreign_weights() == urls
     assert time.monotonic() - began > weight_labels.LEASE_SECONDS / 2
 
 

@@ -198,5 +198,5 @@ def test_a_plan_is_a_line():
         "an update is a LoRA of rank 4, 0.156 MB in 56 tensors: every layer's update is an exact LoRA"
     )
     assert str(choose_form(policy_of("lora"), "merged")) == (
-        "an update is merged weights, 3.15 MB in 28 tensors: rollout.sync asks for it"
+        "an update is merged weights, 3.15 MB in 28 tensors: rollout.sync requests it"
     )

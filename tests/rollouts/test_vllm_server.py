@@ -392,16 +392,16 @@ def test_merged_weights_are_never_answered_for_by_a_restarted_base(both, open_po
     # Another run finds weights that are not its own, and gives the whole base first.
     engine.close()
     successor = open_pool([server.url for server in both])
-    assert successor.strangers() == sorted(server.url for server in both)
+    assert successor.foreign_weights() == sorted(server.url for server in both)
     successor.load(base_update(policy(1), f"t{uuid.uuid4().hex[:8]}"))
-    assert successor.strangers() == []
+    assert successor.foreign_weights() == []
     successor.load(update_of(1))
     assert max(engine_mismatch(successor, 1).values()) < CLOSE
 
 
 def test_merged_weights_wait_for_what_is_under_way(both, open_pool):
     engine = open_pool([both[0].url])
-    if engine.strangers():
+    if engine.foreign_weights():
         engine.load(base_update(policy(1), f"t{uuid.uuid4().hex[:8]}"))
     first, second = update_of(1, "merged"), update_of(2, "merged")
     asked = requests(6)
@@ -414,11 +414,11 @@ def test_merged_weights_wait_for_what_is_under_way(both, open_pool):
 
 def test_weights_that_someone_else_puts_there_end_the_rollouts(both, open_pool):
     engine, someone_else = open_pool([both[1].url], timeout_seconds=5.0), open_pool([both[1].url])
-    if engine.strangers():
+    if engine.foreign_weights():
         engine.load(base_update(policy(1), f"t{uuid.uuid4().hex[:8]}"))
     engine.load(update_of(1, "merged"))
     with pytest.raises(PerlError, match="has the merged weights of another run"):
-        someone_else.strangers()
+        someone_else.foreign_weights()
     asked = requests(2)
     assert mismatch(engine.start(asked, SHORT).result(), asked, 1) < CLOSE
     label = {"new_version": "of-someone-who-does-not-ask"}
@@ -436,6 +436,6 @@ def test_a_server_that_was_started_otherwise_says_how_to_start_it(own_servers, v
         engine.load(update_of(1))
     with pytest.raises(PerlError, match="VLLM_SERVER_DEV_MODE=1"):
         engine.load(update_of(1, "merged"))
-    assert engine.strangers() == []
+    assert engine.foreign_weights() == []
     with pytest.raises(PerlError, match=f"serves another, not {SERVED_NAME}.*--served-model-name"):
         open_pool([vllm_server, plain.url], base_name=SERVED_NAME)

@@ -30,10 +30,10 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
     from perl.methods.on_quantised import quantization_problems
     from perl.methods.settings import method_problems
     from perl.recipe import load_recipe
-    from perl.rewards import reward_problems
+    from perl.rewards import reward_mistakes
 
     # Says what is wrong before anything slow is imported.
-    load_recipe(recipe, overrides, checks=(loss_problems, method_problems, quantization_problems, reward_problems))
+    load_recipe(recipe, overrides, checks=(loss_problems, method_problems, quantization_problems, reward_mistakes))
     from perl.recipe.recipe import is_first_process
     from perl.training.stages import prepare, read_recipe, train
 

@@ -1,4 +1,4 @@
-"""Rewards: what is right, how much it counts, and the user's own functions."""
+"""Rewards: what is right, how much it counts, and the user's custom rewards."""
 
 from perl.rewards.accuracy import accuracy_reward as accuracy_reward
 from perl.rewards.accuracy import reasoning_accuracy_reward as reasoning_accuracy_reward
@@ -10,7 +10,7 @@ from perl.rewards.named import NAMED_REWARDS as NAMED_REWARDS
 from perl.rewards.process.reward import process_reward as process_reward
 from perl.rewards.resolve import Reward as Reward
 from perl.rewards.resolve import resolve_rewards as resolve_rewards
-from perl.rewards.resolve import reward_problems as reward_problems
+from perl.rewards.resolve import reward_mistakes as reward_mistakes
 from perl.rewards.shaping import format_reward as format_reward
 from perl.rewards.shaping import repetition_penalty_reward as repetition_penalty_reward
 from perl.rewards.shaping import tag_count_reward as tag_count_reward

@@ -2,7 +2,7 @@ r"""The outcome rewards: is the final answer right?
 
 completions, gold answers -> 1, 0 or None a completion
 
-Knows nothing of how an answer is found and compared (``verifier/``).
+Answers are found in ``answers.py`` and compared in ``verifier/``.
 """
 
 from collections import Counter

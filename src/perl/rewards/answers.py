@@ -2,7 +2,7 @@ r"""What a completion says: its text, what follows the reasoning, and the final 
 
 completion -> text -> conclusion -> answer; gold answer as a data set holds it -> the answer itself
 
-Knows nothing of what an answer means or whether it is right. Every search is linear in the length of the text,
+What an answer means is the verifier's part. Every search is linear in the length of the text,
 whatever a model writes.
 """
 
@@ -27,7 +27,7 @@ _MARKER = re.compile(
 _FILLING = " \t\r\n:*_\uff1a"
 # A dollar sign in a formula about money is escaped: $\$18.90$.
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$((?:[^\\$]|\\.)+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-# Where an answer in running text ends; a point between digits is no end.
+# Where an answer in running text ends; a point between digits does not end it.
 _END = re.compile(r"[.!?](?=\s|$)|\u3002|\n|<\||</answer>")
 _IS = re.compile(r"\s(?:is|are|equals|be)\s|\u662f")
 # How much of the text behind a marker is looked at, and how many markers, the last ones, are.
@@ -88,10 +88,10 @@ def last_boxed(text: str) -> str | None:
     open_braces: list[re.Match[str]] = []
     found: tuple[int, int] | None = None
     for brace in _BRACES.finditer(text):
-        said = brace.group()
-        if said[-1] == "{" and said != "\\{":
+        mark = brace.group()
+        if mark[-1] == "{" and mark != "\\{":
             open_braces.append(brace)
-        elif said == "}" and open_braces:
+        elif mark == "}" and open_braces:
             opening = open_braces.pop()
             if opening.group() != "{" and (found is None or opening.end() > found[0]):
                 found = opening.end(), brace.start()
@@ -106,9 +106,9 @@ def _announced(rest: str) -> str | None:
         return _inside(formula)
     end = _END.search(rest)
     sentence = rest[: end.start()] if end else rest
-    before, _, said = _parted(sentence)
-    formulas = [_inside(found) for found in _FORMULA.finditer(said if before else sentence)]
-    return formulas[-1] if formulas else said.strip(" \t\r*_") or None
+    before, _, stated = _parted(sentence)
+    formulas = [_inside(found) for found in _FORMULA.finditer(stated if before else sentence)]
+    return formulas[-1] if formulas else stated.strip(" \t\r*_") or None
 
 
 def _parted(sentence: str) -> tuple[str, str, str]:

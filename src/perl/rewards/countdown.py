@@ -2,7 +2,7 @@ r"""The countdown game: an arithmetic expression that makes the target out of th
 
 completion -> answer -> expression -> its exact value and the numbers in it -> reward
 
-Knows nothing of prompts. Nothing that a model writes is evaluated: an expression is parsed and walked, and only whole
+Nothing that a model writes is evaluated: an expression is parsed and walked, and only whole
 numbers, + - * / and parentheses are walked through. Every search is linear in the length of the text.
 """
 
@@ -55,10 +55,10 @@ def countdown_reward(
             other numbers, or has another value.
 
     Returns:
-        1.0, ``format_score``, 0.0 where there is no answer, or None for a row without target or numbers.
+        1.0, ``format_score``, 0.0 where there is no answer, or None for an example without target or numbers.
 
     Raises:
-        ValueError: ``format_score`` is no number of at least 0 and below 1.
+        ValueError: ``format_score`` is not a number of at least 0 and below 1.
 
     Source:
         TinyZero (github.com/Jiayi-Pan/TinyZero, verl/utils/reward_score/countdown.py), same scores. It looks at the
@@ -107,14 +107,14 @@ def _makes(answer: str, target: int, numbers: Sequence[int]) -> bool:
 
 
 def _read(expression: str) -> tuple[Fraction, list[int]] | None:
-    """The value of an expression and the numbers in it; None if it is no expression or divides by zero."""
+    """The value of an expression and the numbers in it; None if it is not an expression or divides by zero."""
     if not _EXPRESSION.fullmatch(expression):
         return None
     used: list[int] = []
     try:
         return _value(ast.parse(expression, mode="eval").body, used, 0), used
     except (SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):
-        # The last two: the parser has limits of its own, and how much of the stack is left is the caller's matter.
+        # The last two: the parser has limits too, and how much of the stack is left depends on the caller.
         return None
 
 

@@ -1,9 +1,9 @@
-"""The user's own reward functions: a sample that one cannot score is None and counted, and the run goes on.
+"""Custom rewards, the user's functions: a sample that one cannot score is None and counted, and the run goes on.
 
 completions, prompts, columns -> one finite number or None a completion
 
 Two ways to the same signature: in this process (`guarded`), or in worker processes that are killed when they overrun
-(`in_workers`). Each process of a distributed run counts its own failures. Knows nothing of recipes or weights.
+(`in_workers`). Each process of a distributed run counts its own failures.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 MOST_LINES = 3  # a batch; a thousand samples that fail for one reason need not be listed
 SHOWN_PROMPT = 60
-# What TRL passes beside the samples. It means nothing in another process: a worker's function goes without.
+# What TRL passes beside the samples; it is useless in another process, so a worker's function goes without.
 NOT_FOR_WORKERS = ("trainer_state", "log_metric", "log_extra")
 
 logger = logging.getLogger("perl")
@@ -68,7 +68,9 @@ def is_async(function: RewardFunction) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def guarded(function: RewardFunction, failures: Failures) -> RewardFunction:
+def guarded(
+    function: RewardFunction, failures: Failures, bind: Callable[[Arguments], Arguments] = dict
+) -> RewardFunction:
     """The function, with None for each sample that it cannot score.
 
     A batch for which it raises, or returns anything but one finite number or None a sample, is scored again one sample
@@ -79,19 +81,31 @@ def guarded(function: RewardFunction, failures: Failures) -> RewardFunction:
     Args:
         function: Sync or async as :func:`is_async` says, and stays what it is.
         failures: Is counted up.
+        bind: TRL's arguments -> those that the function is called with.
 
     Returns:
-        A function of keyword arguments. It raises PerlError and what is no Exception (Ctrl-C), nothing else.
+        A function of keyword arguments. It raises PerlError and what is not an Exception (Ctrl-C), nothing else.
     """
     waits = is_async(function)
 
+    async def call(arguments: Arguments, rows: int) -> _Call:
+        made = _Call()
+        try:
+            answer = function(**bind(made.instead_of_trl(arguments)))
+            made.values = _numbers(await answer if waits else answer, rows)
+        except PerlError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
+            return _Call(fault=one_line(error))
+        return made
+
     @functools.wraps(function)
     async def awaited(**arguments: Any) -> list[float | None]:  # noqa: ANN401
-        return await _scored(function, arguments, failures, waits=waits)
+        return await _scored(call, arguments, failures)
 
     @functools.wraps(function)
     def at_once(**arguments: Any) -> list[float | None]:  # noqa: ANN401
-        return _without_a_loop(_scored(function, arguments, failures, waits=waits))
+        return _without_a_loop(_scored(call, arguments, failures))
 
     reward = awaited if waits else at_once
     reward.__name__ = getattr(function, "__name__", failures.name)
@@ -119,7 +133,7 @@ def in_workers(
         WorkerStartError.
 
     Raises:
-        ValueError: ``workers`` or ``timeout_seconds`` is none that :class:`perl.rewards.workers.pool.WorkerPool` takes.
+        ValueError: ``workers`` or ``timeout_seconds`` is out of :class:`~perl.rewards.workers.pool.WorkerPool`'s range.
     """
     module, _, name = path.partition(":")
     pool = WorkerPool(
@@ -167,7 +181,7 @@ def unsendable(row: Mapping[str, Any]) -> str | None:
         row: A data row, or the arguments of a call; values by column.
 
     Returns:
-        ``column 'NAME' is no JSON value: REASON``, or None where every column is one.
+        ``column 'NAME' is not a JSON value: REASON``, or None where every column is one.
     """
     for column, value in row.items():
         try:
@@ -220,38 +234,26 @@ class _Call:
 
 
 async def _scored(
-    function: RewardFunction, arguments: Arguments, failures: Failures, *, waits: bool
+    call: Callable[[Arguments, int], Awaitable[_Call]], arguments: Arguments, failures: Failures
 ) -> list[float | None]:
     """The rewards of a batch, from one call or, if that fails, from one more for each sample."""
     rows = len(arguments["completions"])
     if not rows:
         return []
-    batch = await _call(function, arguments, rows, waits=waits)
+    batch = await call(arguments, rows)
     if not batch.fault:
         _pass_on(arguments, batch.metrics, batch.columns)
         _count({}, arguments, failures)
         return batch.values
     calls = [batch]
     if rows > 1:
-        calls = [await _call(function, _row(arguments, row, rows), 1, waits=waits) for row in range(rows)]
-    faults = {row: call.fault for row, call in enumerate(calls) if call.fault}
+        calls = [await call(_row(arguments, row, rows), 1) for row in range(rows)]
+    faults = {row: made.fault for row, made in enumerate(calls) if made.fault}
     if not faults:
         logger.warning("reward %s: a batch failed, its samples one by one did not: %s", failures.name, batch.fault)
-    _pass_on(arguments, [metric for call in calls for metric in call.metrics], _one_value_a_row(calls))
+    _pass_on(arguments, [metric for made in calls for metric in made.metrics], _one_value_a_row(calls))
     _count(faults, arguments, failures)
-    return [value for call in calls for value in call.values]
-
-
-async def _call(function: RewardFunction, arguments: Arguments, rows: int, *, waits: bool) -> _Call:
-    call = _Call()
-    try:
-        answer = function(**call.instead_of_trl(arguments))
-        call.values = _numbers(await answer if waits else answer, rows)
-    except PerlError:
-        raise
-    except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
-        return _Call(fault=one_line(error))
-    return call
+    return [value for made in calls for value in made.values]
 
 
 def _without_a_loop(work: Coroutine[Any, Any, T]) -> T:
@@ -314,7 +316,7 @@ def _numbers(values: Any, rows: int) -> list[float | None]:  # noqa: ANN401 (wha
     """One finite number or None a sample, of whatever type numbers come in.
 
     Raises:
-        TypeError: It is no list of numbers.
+        TypeError: It is not a list of numbers.
         ValueError: There are more or fewer than samples, or one is not finite.
     """
     if inspect.iscoroutine(values):
@@ -330,7 +332,7 @@ def _numbers(values: Any, rows: int) -> list[float | None]:  # noqa: ANN401 (wha
 
 def _number(value: Any) -> float:  # noqa: ANN401 (Python's, numpy's, torch's numbers)
     if isinstance(value, str | bytes):  # float() would read it
-        raise TypeError(f"returned {value!r:.60}, which is no number")
+        raise TypeError(f"returned {value!r:.60}, which is not a number")
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"returned {number}, which is not finite")

@@ -2,7 +2,7 @@ r"""Rewards for the length of a completion, in tokens.
 
 token ids, verdicts (of those that need them), arguments of the recipe -> one number a completion
 
-Knows nothing of how rightness is judged: that is the accuracy reward's. Arguments that a recipe may set are
+Whether a completion is right is judged as in the accuracy reward. Arguments that a recipe may set are
 keyword-only, and are checked before the batch is looked at, so that a call with an empty batch checks them.
 """
 
@@ -105,7 +105,7 @@ def cosine_length_reward(  # noqa: PLR0913 (TRL's signature, and the numbers of 
         Numbers between these values; None for a completion that cannot be judged.
 
     Raises:
-        ValueError: ``max_len`` is no whole number from 1 on, or a smallest value is above the largest or no number.
+        ValueError: ``max_len`` is not a whole number from 1 on, or a smallest value is above the largest or NaN.
 
     Source:
         Yeo et al. 2025, arXiv:2502.03373, appendix C.1, with the numbers of TRL's ``get_cosine_scaled_reward``; that

@@ -1,8 +1,6 @@
 """The rewards that have a name in a recipe, and those that are refused by name.
 
-name -> function, or why there is none
-
-Knows nothing of recipes.
+name -> function, or why it is refused
 """
 
 from collections.abc import Callable, Mapping
@@ -36,12 +34,12 @@ MADE_REWARDS: Mapping[str, Callable[..., Callable[..., Any]]] = MappingProxyType
 REFUSED_REWARDS: Mapping[str, str] = MappingProxyType(
     {
         "code": "running generated programs needs a sandbox, which this package is not; call yours (a container, E2B, "
-        "SandboxFusion) from a function of your own, package.module:function with workers: N",
+        "SandboxFusion) from a custom reward, package.module:function with workers: N",
     }
 )
 
 # Those that judge answers: their gold answers are checked before training, their verifier starts with the run.
 JUDGES = (accuracy_reward, reasoning_accuracy_reward, length_penalty_reward, cosine_length_reward)
 
-# Arguments that are the longest completion of the run unless a recipe says something else.
+# Arguments that are the longest completion of the run unless a recipe sets them.
 LENGTH_ARGUMENTS = ("max_len", "max_completion_len")

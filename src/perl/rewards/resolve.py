@@ -2,7 +2,7 @@
 
 name or package.module:function, weight, arguments -> Reward
 
-Knows nothing of models; imports the user's module, never evaluates text.
+Imports the user's module, never evaluates text.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any
 
 from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.sections import RewardSetting, RolloutSection
-from perl.rewards.custom import NOT_FOR_WORKERS, Failures, guarded, in_workers, is_async
+from perl.rewards.custom import NOT_FOR_WORKERS, Failures, guarded, in_workers
 from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS
 from perl.rewards.process.reward import check_process_reward
 from perl.rewards.verifier import Judging
@@ -25,11 +25,11 @@ from perl.rewards.verifier import Judging
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
 RewardFunction = Callable[..., Any]
 
-# Of a function of the user's own, where the recipe leaves it open.
+# Of a custom reward, where the recipe does not set them.
 _MAX_FAILURES = 16
 _TIMEOUT_SECONDS = 10.0
 
-_KnownProblem = tuple[tuple[str, ...], Mistake]
+_Located = tuple[tuple[str, ...], Mistake]
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Reward:
 
     Attributes:
         needs: Columns of the data set that the function insists on.
-        by_name: Arguments that get the column of their own name, where there is one.
+        by_name: Arguments that get the column of the same name, if it exists.
         takes_all: Whether it accepts whatever other columns there are.
         judging: How it compares answers with gold answers; None if it compares none.
         in_workers: Whether each sample is sent to a worker process by itself.
-        failures: Of the user's own function; None for a named reward.
+        failures: Of a custom reward; None for a named one.
     """
 
     name: str
@@ -61,7 +61,7 @@ def resolve_rewards(settings: Mapping[str, RewardSetting], rollout: RolloutSecti
 
     Args:
         settings: The recipe's ``rewards``.
-        rollout: Says how long a completion may be, where a reward's argument is that.
+        rollout: Has the longest completion, where a reward's argument is that.
 
     Raises:
         RecipeError: A name is unknown, a module cannot be imported, or an argument does not exist.
@@ -77,23 +77,23 @@ def resolve_rewards(settings: Mapping[str, RewardSetting], rollout: RolloutSecti
     return rewards
 
 
-def reward_problems(sections: Mapping[str, Any]) -> list[_KnownProblem]:
+def reward_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
     """What is wrong with a recipe's ``rewards`` section, by key path."""
-    problems: list[_KnownProblem] = []
+    mistakes: list[_Located] = []
     for name, setting in sections.get("rewards", {}).items():
         found = _find(name)
         if isinstance(found, Mistake):
-            problems.append((("rewards", name), found))
+            mistakes.append((("rewards", name), found))
         elif name in MADE_REWARDS:
-            problems += _problems_of_process_reward(name, setting)
+            mistakes += _mistakes_of_process_reward(name, setting)
         else:
-            problems += _problems_of(name, found, setting, sections.get("rollout", RolloutSection()))
-    return problems
+            mistakes += _mistakes_of(name, found, setting, sections.get("rollout", RolloutSection()))
+    return mistakes
 
 
-def _problems_of(
+def _mistakes_of(
     name: str, function: Callable[..., Any], setting: RewardSetting, rollout: RolloutSection
-) -> Iterator[_KnownProblem]:
+) -> Iterator[_Located]:
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     settable = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY] if name in NAMED_REWARDS else known
@@ -105,21 +105,21 @@ def _problems_of(
         yield ("rewards", name, "args", argument), Mistake(f"{name} has no argument {argument!r}", hint=hint)
     for argument in setting.columns:
         if argument not in known or argument in setting.args:
-            problem = Mistake(f"{name} takes no column {argument!r}", hint=did_you_mean(argument, known))
-            yield ("rewards", name, "columns", argument), problem
+            mistake = Mistake(f"{name} takes no column {argument!r}", hint=did_you_mean(argument, known))
+            yield ("rewards", name, "columns", argument), mistake
     insists = [p.name for p in parameters if p.default is p.empty and p.name in NOT_FOR_WORKERS]
     if setting.workers is not None and insists:
         hint = "give it a default, or leave workers out"
         yield ("rewards", name, "workers"), Mistake(f"a worker has no {', '.join(insists)} for {name}", hint=hint)
     if name in NAMED_REWARDS:
-        yield from _problems_of_named(name, setting, settable, valid=not wrong, rollout=rollout)
+        yield from _mistakes_of_named(name, setting, settable, valid=not wrong, rollout=rollout)
 
 
-def _problems_of_named(
+def _mistakes_of_named(
     name: str, setting: RewardSetting, settable: list[str], *, valid: bool, rollout: RolloutSection
-) -> Iterator[_KnownProblem]:
+) -> Iterator[_Located]:
     """Arguments that are missing or impossible: the function is called without completions to find out."""
-    yield from _only_for_own(name, setting, settable)
+    yield from _only_for_custom(name, setting, settable)
     function = NAMED_REWARDS[name]
     arguments = _arguments(function, setting, rollout)
     parameters = inspect.signature(function).parameters.values()
@@ -137,21 +137,21 @@ def _problems_of_named(
         yield ("rewards", name, "args"), Mistake(f"{name}: {error}")
 
 
-def _problems_of_process_reward(name: str, setting: RewardSetting) -> Iterator[_KnownProblem]:
-    yield from _only_for_own(name, setting, [])
+def _mistakes_of_process_reward(name: str, setting: RewardSetting) -> Iterator[_Located]:
+    yield from _only_for_custom(name, setting, [])
     if setting.columns:
         yield ("rewards", name, "columns"), Mistake(f"{name} takes no columns", hint="leave it out")
-    for problem in check_process_reward(setting.args):
-        argument = (problem.where,) if problem.where in setting.args else ()
-        message = problem.message if argument else f"{problem.where} {problem.message}"
-        yield ("rewards", name, "args", *argument), Mistake(message, hint=problem.hint)
+    for mistake in check_process_reward(setting.args):
+        argument = (mistake.where,) if mistake.where in setting.args else ()
+        message = mistake.message if argument else f"{mistake.where} {mistake.message}"
+        yield ("rewards", name, "args", *argument), Mistake(message, hint=mistake.hint)
 
 
-def _only_for_own(name: str, setting: RewardSetting, settable: list[str]) -> Iterator[_KnownProblem]:
+def _only_for_custom(name: str, setting: RewardSetting, settable: list[str]) -> Iterator[_Located]:
     for key in ("workers", "timeout_seconds", "max_failures"):
         if getattr(setting, key) is not None:
             hint = f"args: {{{key}: ...}}" if key in settable else "leave it out"
-            yield ("rewards", name, key), Mistake("is for functions of your own", hint=hint)
+            yield ("rewards", name, key), Mistake("is for custom rewards", hint=hint)
 
 
 def _reward(
@@ -162,23 +162,17 @@ def _reward(
         return Reward(name, MADE_REWARDS[name](**setting.args), setting.weight)
     arguments = _arguments(function, setting, rollout)
     needs, takes_all = _columns_of(function, arguments, setting)
-    failures = None
-    if name not in NAMED_REWARDS:
+    bind, failures = _binding(arguments, setting.columns), None
+    if name in NAMED_REWARDS:
+        bound = _bound(function, bind)
+    else:
         failures = Failures(log_name, _MAX_FAILURES if setting.max_failures is None else setting.max_failures)
-    bound = _bound(function, arguments, setting.columns)
-    if failures is not None and setting.workers is not None:
-        bound = _renamed(
-            in_workers(
-                name,
-                arguments,
-                failures,
-                workers=setting.workers,
-                timeout_seconds=setting.timeout_seconds or _TIMEOUT_SECONDS,
-            ),
-            setting.columns,
-        )
-    elif failures is not None:
-        bound = guarded(bound, failures)
+        if setting.workers is None:
+            bound = guarded(function, failures, bind)
+        else:
+            limit = setting.timeout_seconds or _TIMEOUT_SECONDS
+            worked = in_workers(name, arguments, failures, workers=setting.workers, timeout_seconds=limit)
+            bound = _bound(worked, _binding({}, setting.columns))
     bound.__name__ = log_name
     return Reward(
         name,
@@ -213,7 +207,7 @@ def _columns_of(
 
 
 def _arguments(function: Callable[..., Any], setting: RewardSetting, rollout: RolloutSection) -> dict[str, Any]:
-    """The recipe's arguments, and the longest completion where a function must know it and nobody said."""
+    """The recipe's arguments, and the longest completion where a function needs it and the recipe does not set it."""
     parameters = inspect.signature(function).parameters
     lengths = {
         name: rollout.max_completion_length
@@ -227,13 +221,13 @@ def _find(name: str) -> Callable[..., Any] | Mistake:
     if name in NAMED_REWARDS or name in MADE_REWARDS:
         return {**NAMED_REWARDS, **MADE_REWARDS}[name]
     if name in REFUSED_REWARDS:
-        return Mistake(f"there is no reward {name!r}", hint=REFUSED_REWARDS[name])
+        return Mistake(f"no reward {name!r}", hint=REFUSED_REWARDS[name])
     module_name, colon, function_name = name.partition(":")
     if not colon:
         hint = did_you_mean(name, [*NAMED_REWARDS, *MADE_REWARDS])
-        own = "your own is package.module:function"
+        custom = "a custom reward is package.module:function"
         return Mistake(
-            f"no reward {name!r}", hint=f"{hint} {own.capitalize()}" if hint.endswith("?") else f"{hint}; {own}"
+            f"no reward {name!r}", hint=f"{hint} {custom.capitalize()}" if hint.endswith("?") else f"{hint}; {custom}"
         )
     try:
         module = _import_from_here(module_name)
@@ -262,26 +256,19 @@ def _import_from_here(module_name: str) -> Any:  # noqa: ANN401 (a module)
     return importlib.import_module(module_name)
 
 
-def _bound(function: Callable[..., Any], arguments: Mapping[str, Any], columns: Mapping[str, str]) -> RewardFunction:
-    """The function with its arguments bound and columns under the names that it knows."""
+def _binding(arguments: Mapping[str, Any], columns: Mapping[str, str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """TRL's arguments -> the function's: columns under the names that it knows, and what the recipe sets."""
 
-    def all_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(given: Mapping[str, Any]) -> dict[str, Any]:
         renamed = {argument: given[column] for argument, column in columns.items() if column in given}
         return {**given, **renamed, **arguments}
 
-    if is_async(function):
+    return bind
 
-        @functools.wraps(function)
-        async def reward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            return await function(*args, **all_of(kwargs))
-    else:
 
-        @functools.wraps(function)
-        def reward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            return function(*args, **all_of(kwargs))
+def _bound(function: Callable[..., Any], bind: Callable[[Mapping[str, Any]], dict[str, Any]]) -> RewardFunction:
+    @functools.wraps(function)
+    def reward(*args: Any, **given: Any) -> Any:  # noqa: ANN401
+        return function(*args, **bind(given))
 
     return reward
-
-
-def _renamed(function: RewardFunction, columns: Mapping[str, str]) -> RewardFunction:
-    return _bound(function, {}, columns) if columns else function

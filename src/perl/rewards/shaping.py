@@ -2,8 +2,8 @@ r"""Rewards for how a completion is written: its format, its tags, its repetitio
 
 completions or their token ids, arguments of the recipe -> one number a completion
 
-Knows neither the gold answer nor whether a completion is right. Arguments that a recipe may set are keyword-only, and
-are checked before the batch is looked at, so that a call with an empty batch checks them.
+Gold answers play no part. Arguments that a recipe may set are keyword-only, and are checked before the batch is looked
+at, so that a call with an empty batch checks them.
 """
 
 import math
@@ -13,12 +13,12 @@ from typing import Any
 from perl.errors import did_you_mean
 from perl.rewards.answers import Completions, completion_text, conclusion, last_boxed
 
-# What open-r1 asks for, with the line breaks that belong to each tag.
+# The tags of open-r1, with the line breaks that belong to each tag.
 _TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 
 
 def format_reward(completions: Completions, *, style: str = "boxed", **_: Any) -> list[float]:  # noqa: ANN401
-    r"""1 for a completion that is written as asked, else 0.
+    r"""1 for a completion in the requested style, else 0.
 
     The styles:
 
@@ -34,7 +34,7 @@ def format_reward(completions: Completions, *, style: str = "boxed", **_: Any) -
         style: One of the above.
 
     Raises:
-        ValueError: There is no such style.
+        ValueError: ``style`` is unknown.
 
     Source:
         ``think``: TRL's ``think_format_reward``, after the format reward of DeepSeek-R1 (arXiv:2501.12948,
@@ -82,7 +82,7 @@ def repetition_penalty_reward(
         max_penalty: What a completion of nothing but repetitions approaches; 0 or negative.
 
     Raises:
-        ValueError: ``ngram_size`` is no whole number from 1 on, or ``max_penalty`` is positive or no number.
+        ValueError: ``ngram_size`` is not a whole number from 1 on, or ``max_penalty`` is positive or not a number.
 
     Source:
         Yeo et al. 2025, arXiv:2502.03373, appendix C.2, as in TRL. The paper gives its penalty to the tokens of each

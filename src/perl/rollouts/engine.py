@@ -2,8 +2,8 @@
 
 prompts in tokens -> Sampled -> Completion; policy -> Update -> engine
 
-An update is what the engine needs to answer like the policy: an adapter, or the weights that the adapter changes. Knows
-nothing of how it is made (``update.py``), of servers, or of training.
+An update is what the engine needs to answer like the policy: an adapter, or the weights that the adapter changes.
+``sync.py`` makes it.
 """
 
 import math
@@ -49,7 +49,7 @@ class Sampled:
     Attributes:
         token_ids: With the end token, if there is one.
         log_probs: Of each token under the distribution it was drawn from (temperature, nucleus and the rest applied);
-            None where the engine has none.
+            None where the engine reports none.
         version: Name of the update that the engine answered with.
     """
 
@@ -60,7 +60,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class EngineSampling:
-    """How an engine draws tokens; every field is said to it, so that no default of the model's own applies.
+    """How an engine draws tokens; every field is passed on, so that the model's generation defaults never apply.
 
     Attributes:
         temperature: 0: the likeliest token (greedy). Log-probabilities are then those at temperature 1, of all tokens,
@@ -80,7 +80,7 @@ class EngineSampling:
 
 @dataclass(frozen=True)
 class Proof:
-    """What the policy makes of a fixed text, by which any engine can be told from another at any time.
+    """What the policy makes of a fixed text, by which any engine can be compared with the policy at any time.
 
     Attributes:
         token_ids: The text.
@@ -100,7 +100,7 @@ class Proof:
         return [self.token_ids[: end + 1] for end in range(len(self.log_probs))]
 
     def difference(self, found: Sequence[Mapping[int, float]]) -> float:
-        """Mean difference from what an engine says, in nats, as if tokens were drawn from the policy.
+        """Mean difference from what an engine reports, in nats, as if tokens were drawn from the policy.
 
         Args:
             found: For each prompt the engine's likeliest tokens; one that is not among them is at most as likely as
@@ -124,7 +124,7 @@ class Update:
         form: ``adapter``: a LoRA that is served beside the base. ``merged``: weights that take the place of the base's.
         tensors: By PEFT's names (adapter) or by the base's (merged); empty on a process that only follows.
         config: The adapter's config as PEFT writes it; empty for merged weights.
-        proof: What an engine that has it must answer; None: nothing is known.
+        proof: What an engine that has it must answer; None: nothing can be compared.
     """
 
     name: str
@@ -153,7 +153,7 @@ class Pending(Protocol):
 
 @dataclass(frozen=True)
 class FinishedRollouts:
-    """Rollouts that are there already."""
+    """Rollouts of an engine that returns when all is sampled."""
 
     groups: list[list[Sampled]]
 
@@ -203,12 +203,12 @@ class Engine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Nothing is sampled for a while: memory that only sampling needs is given back until it is asked again."""
+        """Frees the memory that only sampling needs; the next request wakes the engine."""
         ...
 
     @property
     def asleep_bytes(self) -> int:
-        """Bytes of this process's device that :meth:`sleep` has given back and the next request takes again."""
+        """Bytes of this process's device that :meth:`sleep` has freed and the next request takes again."""
         ...
 
     def close(self) -> None:

@@ -1,16 +1,16 @@
-"""Whether a step's rollouts are from the policy, told by how far the engine's log-probs are from the trainer's.
+"""Whether a step's rollouts are from the policy, judged by how far the engine's log-probs are from the trainer's.
 
 mean |difference| of a step's tokens, steps that its rollouts are behind -> usual, or not
 
-The parity check asks the engine now and then; this looks at all that was sampled, at every step. What is unusual proves
-nothing yet: it is a reason for a parity check at once. Pure: knows neither engines nor trainers.
+The log-prob parity check runs now and then; this compares every sampled token of every step. What is unusual proves
+nothing yet: it is a reason for a parity check at once. Pure functions of numbers.
 """
 
 import math
 from dataclasses import dataclass, field
 
-# The first on-policy steps say what is usual. In float32 it is so little that a hundred times as much is no rounding;
-# in half precision it is close to the parity check's tolerance, and several times as much is none.
+# The first on-policy steps define what is usual. In float32 rounding never explains a hundred times as much; in half
+# precision, where it is close to the parity check's tolerance, never several times as much.
 _FIRST_STEPS, _FACTOR, _FACTOR_AT_TOLERANCE = 5, 100.0, 4.0
 # Of the parity check's tolerance: what is put down to rounding however little the first steps differed.
 _FLOOR = 0.1
@@ -50,7 +50,7 @@ class GapJudge:
         return max(limit, _GROWTH * self._behind.get(steps_behind, 0.0))
 
     def is_usual(self, gap: float, steps_behind: int = 0) -> bool:
-        """Whether a step differs by no more than that; what is no number does not."""
+        """Whether a step differs by no more than that; False for a non-finite number."""
         return math.isfinite(gap) and gap <= self.limit(steps_behind)
 
     def is_no_rounding(self, gap: float, steps_behind: int = 0) -> bool:

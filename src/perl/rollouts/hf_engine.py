@@ -3,7 +3,7 @@
 prompts in tokens -> Sampled
 
 Each completion is drawn with its own seed: which others share its batch, or how many, changes nothing but the rounding
-of logits. The process's own random numbers stay as they were. Knows nothing of rewards or training.
+of logits. The process's random state stays as it was.
 """
 
 import secrets
@@ -34,13 +34,13 @@ from perl.rollouts.engine import EngineSampling, FinishedRollouts, OnGroup, Proo
 from perl.run.threads import threads_for
 
 POLICY = "policy"
-"""Name of the version that every completion is of: there is no copy that could be another one."""
+"""Version name of every completion: there is one copy, the policy itself."""
 
-# Said even where it changes nothing: transformers fills what is left open from the model's generation_config.json, and
+# Set even where it changes nothing: transformers fills what is left open from the model's generation_config.json, and
 # a repetition penalty or a cut-off there would sample from another policy than the one that is trained or scored.
 _NEUTRAL_GREEDY = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 _NEUTRAL = {**_NEUTRAL_GREEDY, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-# What it takes for unset where one token is left; of the model's own values it would warn.
+# What it takes for unset where one token is left; it would warn of values of the model's generation config.
 _UNSET = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "num_beams": 1, "num_return_sequences": 1}
 
 
@@ -62,23 +62,23 @@ class TransformersEngine:
     def __init__(
         self, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
     ) -> None:
-        """Takes the model as it is, now and whenever it is asked.
+        """Takes the model, and samples from it as it is at each request.
 
         Args:
             model: The policy.
-            tokenizer: The base's; only its padding token is asked for.
+            tokenizer: The base's; only its padding token is used.
             batch_size: Completions written at a time; fewer, from then on, where the memory does not suffice.
         """
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
 
     @property
     def counts(self) -> dict[str, int]:
-        """Nothing happens here that a run need know of."""
+        """Empty: nothing here is worth logging."""
         return {}
 
     @property
     def unproven(self) -> bool:
-        """It is one copy, the policy."""
+        """False: its only copy is the policy."""
         return False
 
     def load(self, update: Update) -> None:
@@ -97,7 +97,7 @@ class TransformersEngine:
         Args:
             requests: Prompts and how many completions of each; those of like length share a batch.
             sampling: How tokens are drawn. Top-k, nucleus and min-p apply in this order, as in transformers; vLLM has
-                min-p first, which is the same unless a nucleus is asked for too.
+                min-p first, which is the same unless a nucleus is set too.
             on_group: Called between two batches as soon as a request's completions are there. If it raises, the others
                 are given up.
 
@@ -130,18 +130,18 @@ class TransformersEngine:
 
     @property
     def asleep_bytes(self) -> int:
-        """None of this process's device."""
+        """0: no device memory is kept for it."""
         return 0
 
     def expect(self, proof: Proof) -> None:
-        """No copy comes up later than this process."""
+        """Does nothing: no copy starts later than this process."""
 
     def drop(self, failures: Mapping[str, str]) -> None:
-        """There is no other copy."""
+        """Raises: this is the only copy."""
         raise BrokenPromiseError("; ".join(failures.values()))
 
     def sleep(self) -> None:
-        """Nothing is held between two calls."""
+        """Does nothing: no memory is held between two calls."""
 
     def close(self) -> None:
         """Nothing is held; the model stays its owner's."""

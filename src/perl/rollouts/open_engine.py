@@ -1,4 +1,4 @@
-"""The engine that a recipe asks for, ready to be given the policy.
+"""The engine that a recipe names, ready to be given the policy.
 
 RolloutSection, policy -> Engine
 """
@@ -29,8 +29,8 @@ class EngineSettings:
         name: Of this run, new for each start.
         folder: Where updates for servers are written, if the recipe names no other.
         longest: Tokens of the longest prompt with its completion; None: what the base allows.
-        seed: Of an engine in this process; servers draw from numbers of their own.
-        leads: Whether this process gives servers the policy; the others only ask them.
+        seed: Of an engine in this process; servers use random numbers of theirs.
+        leads: Whether this is the main process, which gives servers the policy; the others only sample from them.
         memory_share: Of the device's memory, for an engine in this process.
         alone: Whether other processes of a distributed run open none at the same time.
     """
@@ -73,7 +73,7 @@ def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module,
         if settings.leads:
             pool.take_folder(settings.name)
         pool.check(settings.longest or 0, plan.form if plan else None)
-        if settings.leads and pool.strangers():
+        if settings.leads and pool.foreign_weights():
             pool.load(base_update(policy, f"{settings.name}-base"))
     except BaseException:
         pool.close()
@@ -103,7 +103,7 @@ _OPENED: Mapping[Capabilities, Callable[[RolloutSection, SyncPlan | None, nn.Mod
 
 
 def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[dict[str, Any]]:
-    """Finds out whether the servers can do what a run needs; waits for the first as long as the recipe says.
+    """Checks that the servers can do what a run needs; waits for the first one for the recipe's ``server_timeout``.
 
     Args:
         how: Names the servers.
@@ -111,7 +111,7 @@ def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[
         form: In which they will be given updates.
 
     Returns:
-        What each server that answers says of itself: url, version, base_name, longest, adapters.
+        What each reachable server reports: url, version, base_name, longest, adapters.
 
     Raises:
         RolloutError: No server answers.

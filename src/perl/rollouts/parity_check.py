@@ -1,12 +1,12 @@
-"""Whether an engine answers like the policy: the tokens it writes are scored by the trainer.
+"""The log-prob parity check: the tokens that an engine writes get the log-probabilities that the policy gives them.
 
-policy, base, what an engine wrote -> how far its log-probabilities are off, or an error that says what is wrong
+policy, base, what an engine wrote -> how far its log-probabilities are off, or an error with the cause
 
-An engine that bound an adapter to nothing answers like the base; its rollouts look healthy and teach nothing. Before
-the first step the policy is the base, and after it the two may be closer than rounding, so that nothing could be told:
-the first comparison is made with an adapter of random numbers. Tokens are written, not read, because that is what
-rollouts do: the cache of prompts, the temperature and what the engine reports are compared too, and no engine is asked
-to score a prompt beside other requests, of which vLLM for CPUs ends. Knows nothing of how an engine is asked.
+An engine that does not apply an adapter answers like the base; its rollouts look healthy and teach nothing. Before
+the first step the policy is the base, and after it the two may be closer than rounding: no difference
+would show. So the first comparison is made with an adapter of random numbers. Tokens are written, not read, as in
+rollouts: the cache of prompts, the temperature and what the engine reports are compared too, and no engine has to
+score a prompt beside other requests, which ends vLLM for CPUs.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class ParityCheck:
     """A prompt, and what the trainer makes of what an engine writes after it.
 
     Attributes:
-        request: What each copy of the engine is asked.
+        request: What each copy of the engine completes.
         sampling: How it is to draw tokens: with the run's temperature, and nothing cut off.
         tolerance: Largest mean difference that is put down to rounding, in nats.
     """
@@ -105,9 +105,9 @@ class ParityCheck:
             if from_base < from_policy / 2 or from_base <= self.tolerance:
                 raise BrokenPromiseError(
                     f"{name} answers like the base, not like the policy: its {what}, from the base's by "
-                    f"{from_base:.1e}; what it was given is bound to nothing there",
+                    f"{from_base:.1e}; the adapter is not applied there",
                     "rollout",
-                    "start it as `perl rollout command RECIPE` says",
+                    "start it with the command of `perl rollout command RECIPE`",
                 )
         raise BrokenPromiseError(
             f"{name} does not answer like the policy: its {what}",

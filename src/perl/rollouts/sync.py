@@ -3,8 +3,8 @@
 policy -> SyncPlan, once; policy -> Update, after each step
 
 A LoRA is exact for every method that keeps its update as factors; the update of any other is added to the weights of
-the layers it changes, in float64, and rounded once. The base is only read. Knows nothing of engines' protocols, of when
-to send, or of training.
+the layers it changes, in float64, and rounded once. The base is only read. When and how an update is
+sent is the engine's part.
 """
 
 import json
@@ -41,7 +41,7 @@ from perl.policy.precision import compute_dtype
 from perl.policy.save_adapter import as_lora
 from perl.rollouts.engine import Form, Update
 
-Asked = Literal["auto", "adapter", "merged"]
+SyncSetting = Literal["auto", "adapter", "merged"]
 
 # Layers that vLLM keeps as one matrix and loads again only together, by the last part of their names.
 _FUSED = (
@@ -80,7 +80,7 @@ class SyncPlan:
         return f"an update is {what}, {self.nbytes / _MEGABYTE:.3g} MB in {self.tensors} tensors: {self.why}"
 
 
-def choose_form(policy: nn.Module, asked: Asked = "auto") -> SyncPlan:
+def choose_form(policy: nn.Module, setting: SyncSetting = "auto") -> SyncPlan:
     """Decides, before training, in what form an engine gets the policy.
 
     ``auto`` is the adapter wherever it can be served exactly: every layer that the adapter changes is linear and keeps
@@ -89,15 +89,15 @@ def choose_form(policy: nn.Module, asked: Asked = "auto") -> SyncPlan:
 
     Args:
         policy: The model with its adapter, or a model that is trained itself.
-        asked: ``rollout.sync``.
+        setting: ``rollout.sync``.
 
     Raises:
-        ModelError: The form that is asked for cannot be exact, or an engine cannot be told of what is trained.
+        ModelError: The requested form cannot be exact, or an engine has no tensor for what is trained.
     """
     obstacle = _no_lora(policy)
-    if asked == "adapter" and obstacle is not None:
+    if setting == "adapter" and obstacle is not None:
         raise ModelError(f"{obstacle}, so no LoRA can be served", "rollout.sync", "use rollout.sync: merged")
-    if asked != "merged" and obstacle is None:
+    if setting != "merged" and obstacle is None:
         factors = dict(_factors(policy))
         numbers = sum(f.A_RI.numel() + f.B_OR.numel() for f in factors.values())
         largest = max(f.rank for f in factors.values())
@@ -105,7 +105,7 @@ def choose_form(policy: nn.Module, asked: Asked = "auto") -> SyncPlan:
         return SyncPlan("adapter", why, numbers * compute_dtype(policy).itemsize, 2 * len(factors), largest)
     changed, usual = _changed(policy), compute_dtype(policy)
     nbytes = sum(_numbers(tensor) * _own_dtype(tensor, usual).itemsize for tensor in changed.values())
-    return SyncPlan("merged", obstacle or "rollout.sync asks for it", nbytes, len(changed))
+    return SyncPlan("merged", obstacle or "rollout.sync requests it", nbytes, len(changed))
 
 
 def make_update(policy: nn.Module, form: Form, name: str) -> Update:
@@ -117,7 +117,7 @@ def make_update(policy: nn.Module, form: Form, name: str) -> Update:
         name: Of this version, never used before.
 
     Raises:
-        ModelError: An engine cannot be told of what is trained.
+        ModelError: An engine has no tensor for what is trained.
         BrokenPromiseError: The adapter is no longer the LoRA that the plan relied on.
     """
     if form == "merged":
@@ -141,12 +141,12 @@ def adapter_update(policy: PeftModel, name: str) -> Update:
         BrokenPromiseError: Some layer no longer keeps its update as factors.
     """
     dtype, factors = compute_dtype(policy), dict(_factors(policy))
-    own = policy.peft_config[policy.active_adapter]
-    pattern = getattr(own, "rank_pattern", None)
+    config_of_policy = policy.peft_config[policy.active_adapter]
+    pattern = getattr(config_of_policy, "rank_pattern", None)
     with without_harmless_warnings():
         config, tensors = as_lora(policy, factors)
     if pattern is not None:
-        own.rank_pattern = pattern  # PEFT renames it when it is asked for the adapter's tensors
+        config_of_policy.rank_pattern = pattern  # PEFT renames it while it collects the adapter's tensors
     config.base_model_name_or_path, config.revision = public_name(*base_identity(policy))
     config.inference_mode = True
     # VeRA's shared matrices, which PEFT saves beside the layers' vectors, are no part of a LoRA.
@@ -163,12 +163,12 @@ def merged_update(policy: nn.Module, name: str) -> Update:
     are those that its numbers stand for.
 
     Args:
-        policy: As in :func:`choose_form`. Of a model that is trained itself, the tensors are its own, not copies: they
-            have to be read before the next step.
+        policy: As in :func:`choose_form`. Of a model that is trained itself, the tensors are the model's, not copies:
+            they have to be read before the next step.
         name: As in :func:`make_update`.
 
     Raises:
-        ModelError: The embeddings are trained apart from a head that shares them, which no engine can be told.
+        ModelError: The embeddings are trained apart from a head that shares them, for which an engine has one tensor.
     """
     if not isinstance(policy, PeftModel):
         return base_update(policy, name)

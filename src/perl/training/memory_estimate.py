@@ -24,7 +24,7 @@ GIB = 2**30
 GPUS = {"16 GB": 14.7 * GIB, "24 GB": 22.0 * GIB, "48 GB": 44.4 * GIB, "80 GB": 79.2 * GIB}
 # Whose layers are counted here.
 _KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-# The CUDA context and the libraries' own; not measured by us yet.
+# The CUDA context and the libraries' memory; not measured yet.
 _CONTEXT = 0.6 * GIB
 _FLOAT32 = 4
 # NF4 with doubly quantised scales: half a byte a weight, a byte for 64 of them, a float32 for 256 of those.
@@ -122,7 +122,7 @@ class Work:
         engine_share: Of the device's memory, for vLLM in this process.
         attention: How.
         fused_head: Whether the head's derivative is taken in its forward pass.
-        asked: Tokens of a pass, where they are asked for.
+        fixed_tokens: Tokens of a micro-batch, where the recipe sets them.
     """
 
     longest_row: int
@@ -130,7 +130,7 @@ class Work:
     engine_share: float = 0.0
     attention: Attention = Attention()
     fused_head: bool = False
-    asked: int | None = None
+    fixed_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,11 @@ class MemoryEstimate:
         weights: The base's.
         adapter: With gradient and Adam's averages.
         cache: Keys and values of the rollouts that transformers write at once; 0 with another engine.
-        engine: What vLLM in this process takes, its own copy of the base included.
+        engine: What vLLM in this process takes, its copy of the base included.
         per_token: What a pass keeps for the backward pass, the tile of logits included.
         plan: Tokens of a pass, and whether activations are computed again.
         longest_row: Tokens of the longest prompt with its completion.
-        in_a_pass: Tokens that a pass must hold: of the longest row, or as many as are asked for.
+        in_a_pass: Tokens that a micro-batch must hold: of the longest row, or as many as the recipe sets.
         gpu: Its name in :data:`GPUS`.
     """
 
@@ -226,7 +226,7 @@ def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention) -
     seen = compute * 2 * (model.keys if attention.grouped else model.queries)  # k and v
     attended = compute * 2 * model.queries + seen + 4 * model.heads  # q, result; its normaliser
     by_segment = attention.shared and not kernel
-    if by_segment:  # a completion's own keys are copied behind the prompt's
+    if by_segment:  # a completion's keys are copied behind the prompt's
         attended += seen
     if types.nf4:  # each LoRA keeps a copy of its input in the type that is computed in
         inputs = compute * (5 * model.hidden + model.queries + model.inner)
@@ -271,7 +271,7 @@ def estimate_memory(model: Decoder, types: Types, rank: int, gpu: str, work: Wor
     head = head_bytes(sizes, stored, compute, int(GPUS[gpu]), fused=work.fused_head)
     per_token = token_bytes(model, types, rank, work.attention)
     per_token = replace(per_token, fixed=per_token.fixed + head)
-    in_a_pass = max(work.asked or 0, work.longest_row)
+    in_a_pass = max(work.fixed_tokens or 0, work.longest_row)
     free = GPUS[gpu] - _CONTEXT - weights - _FLOAT32 * trained - engine
     plan = plan_memory(free, trained, per_token, longest_row=work.longest_row)
     return MemoryEstimate(
@@ -280,7 +280,7 @@ def estimate_memory(model: Decoder, types: Types, rank: int, gpu: str, work: Wor
         cache=float(cached_bytes(model, types) * work.longest_row * work.completions),
         engine=engine,
         per_token=per_token,
-        plan=plan if not work.asked else MemoryPlan(in_a_pass, plan.recompute),
+        plan=plan if not work.fixed_tokens else MemoryPlan(in_a_pass, plan.recompute),
         longest_row=work.longest_row,
         in_a_pass=in_a_pass,
         gpu=gpu,
@@ -313,7 +313,7 @@ def recipe_estimates(
         engine_share=arguments.vllm_gpu_memory_utilization if engine.in_process else 0.0,
         attention=attention_of(arguments, fp16=bool(recipe.train.get("fp16"))),
         fused_head=bool(arguments.fused_head),
-        asked=arguments.train_tokens_per_microbatch,
+        fixed_tokens=arguments.train_tokens_per_microbatch,
     )
     return [estimate_memory(model, types_of(recipe, base), adapter.r, gpu, work) for gpu in GPUS]
 
@@ -321,7 +321,7 @@ def recipe_estimates(
 def attention_of(arguments: PeftRLConfig, *, fp16: bool) -> Attention:
     """Of a run on a GPU, with the torch that is installed."""
     shared = bool(arguments.padding_free and arguments.share_prompts)
-    if fp16:  # asked for on GPUs without bfloat16, which have no kernel either
+    if fp16:  # for GPUs without bfloat16, which have no kernel either
         return Attention(kernel=False, grouped=not needs_every_head(Machine("cuda")), shared=shared)
     return Attention(grouped=KERNEL_CALL is not None and KERNEL_CALL.grouped, shared=shared)
 

@@ -44,7 +44,7 @@ from perl.training.tasks import run_protocol, run_tasks
 
 logger = logging.getLogger("perl")
 
-# A data set with more gold answers that cannot be read than this share is refused; fewer are said, and have no say.
+# A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.
 _MOST_UNREADABLE = 0.05
 _ANSWERS_AT_A_TIME = 500
 
@@ -195,7 +195,7 @@ def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:
     rank = None if recipe.rollout.sync == "merged" or how.config is None else how.method.update_rank(how.config)
     served = served_rank(rank) if rank is not None else None
     if recipe.rollout.sync == "adapter" and served is None:
-        what = f"the update of {how.method.name} is no LoRA that vLLM serves"
+        what = f"the update of {how.method.name} is not a LoRA that vLLM serves"
         raise ModelError(what, "rollout.sync", "merged, or auto")
     return served
 
@@ -320,7 +320,7 @@ def _judging(rewards: list[Reward]) -> Judging | None:
 
 
 def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> list[Mistake]:
-    """A problem if there are many; a few are said."""
+    """A mistake if there are many; a few are logged."""
     bad: list[int] = []
     with live_line(len(golds), "reading gold answers") as line:
         for start in range(0, len(golds), _ANSWERS_AT_A_TIME):
@@ -331,7 +331,7 @@ def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> lis
         return []
     what = f"{len(bad)} of {len(golds)} gold answers cannot be read, e.g. {str(golds[bad[0]])[:40]!r}"
     if len(bad) > _MOST_UNREADABLE * len(golds):
-        hint = "`perl reward check RECIPE` lists them; drop those rows, or use a reward of your own"
+        hint = "`perl reward check RECIPE` lists them; drop those rows, or use a custom reward"
         return [Mistake(what, f"data.{role}", hint)]
     logger.warning("data.%s: %s; right only letter for letter, else without a reward", role, what)
     return []

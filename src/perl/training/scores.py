@@ -3,7 +3,7 @@
 Plan, model, trainer -> samples, metrics, Results
 
 The held-out problems and the tasks of the recipe's ``eval`` section are one evaluation, in the run's ``eval`` folder;
-what was drawn there is not drawn again. Knows nothing of losses or steps.
+what was drawn there is not drawn again.
 """
 
 import shutil
@@ -141,7 +141,7 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
 
 
 def _drawn(plan: Plan, engine: Engine, task: Prepared) -> list[list[Sample]]:
-    """A task's completions by the policy of now; says how far it is."""
+    """A task's completions by the current policy, with a progress line."""
     total = len(task.request.places(plan.protocol.k))
     with progress(total, f"scoring the policy on {task.request.task}") as state:
         return draw(engine, plan.tokenizer, task.request, plan.protocol, {}, lambda _: state.update(), plan.judging)

@@ -44,7 +44,7 @@ from perl.policy.sharding import check_unsharded_run
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import PeftSection
-from perl.rewards import Reward, reward_problems
+from perl.rewards import Reward, reward_mistakes
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
 from perl.run.folder import Run, follow_run, open_run, sha256_of
@@ -83,7 +83,7 @@ def train(
     Raises:
         PerlError: The recipe, its data, its model or the folder cannot be used; nothing was started.
         InterruptedRunError: Ctrl-C or SIGTERM; the same call goes on.
-        RewardError: A reward function of the user's own failed too often; mended, the same call goes on.
+        RewardError: A custom reward failed too often; mended, the same call goes on.
         RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
@@ -140,9 +140,9 @@ def read_recipe(
     """The recipe with everything checked that needs neither data nor model, method and reward names included.
 
     Raises:
-        RecipeError: With every problem found.
+        RecipeError: With every mistake found.
     """
-    checks = (loss_problems, method_problems, quantization_problems, reward_problems, publishing_mistakes)
+    checks = (loss_problems, method_problems, quantization_problems, reward_mistakes, publishing_mistakes)
     recipe = load_recipe(source, overrides, checks=checks)
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
@@ -152,14 +152,14 @@ def read_recipe(
 
 
 def _trains_the_bases(peft: PeftSection) -> bool:
-    """Whether tensors of the base's own, or copies of them, train as far as the recipe says; they must be float32."""
+    """Whether the recipe trains tensors of the base, or copies of them; they must be float32."""
     method = METHODS.get(peft.method if peft.type is None else "")
     named = peft.type == "LN_TUNING" or bool((peft.kwargs or {}).get("modules_to_save"))
     return named or (method is not None and method.trains_the_bases)
 
 
 def prepare(recipe: Recipe) -> Plan:
-    """Sets the process's threads as the recipe's engine section says, and plans the run.
+    """Sets the process's threads from the recipe's engine section, and plans the run.
 
     Raises:
         PerlError: The data, the model or an optional package is not what the recipe needs.
@@ -177,7 +177,7 @@ def _published(recipe: Recipe, run: Run) -> Run:
 
 def _check_servers(plan: Plan, run: Run) -> None:
     """Waits for the servers that rollouts come from, before weights are loaded; clears what a kill left for them."""
-    # Servers that may still know what is in there are asked first; see the engine that is opened for them.
+    # Servers that may still use what is in there come first; see the engine that is opened for them.
     if plan.recipe.rollout.sync_folder is None and not plan.recipe.rollout.capabilities.needs_servers:
         shutil.rmtree(run.path / "sync", ignore_errors=True)
     if plan.recipe.rollout.capabilities.needs_servers:
@@ -232,7 +232,7 @@ def _other_weights(plan: Plan, run: Run, dtype: str) -> RunFolderError:
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
-    """What the run was asked for, for a person to read."""
+    """The run's settings, for a person to read."""
     recipe, arguments = plan.recipe, plan.arguments
     quantization = recipe.model.quantization
     return {
@@ -257,11 +257,11 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         eval_dataset=plan.problems.heldout if plan.arguments.eval_strategy != "no" else None,
         processing_class=plan.tokenizer,
     )
-    trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress says the same in a line
+    trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress shows the same in a line
     trainer.rollout_source.judging = plan.judging
     trainer.base_fingerprint = source_of_run(run)
-    own = [reward for reward in plan.rewards if reward.failures is not None]
-    stop = OrderlyStop([reward.failures for reward in own if reward.failures is not None])
+    custom = [reward for reward in plan.rewards if reward.failures is not None]
+    stop = OrderlyStop([reward.failures for reward in custom if reward.failures is not None])
     scores = between_steps(plan, trainer, run)
     pushing = [Publishing(run, plan.recipe.hub)] if plan.recipe.hub.push == "every_save" else []
     further = [*([scores] if scores else []), *pushing]
@@ -276,7 +276,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     stop.look()  # a last evaluation may have failed too
     if stop.failed is not None:
-        raise plan.recipe.located(_failed(own[stop.failed], trainer.state.global_step))
+        raise plan.recipe.located(_failed(custom[stop.failed], trainer.state.global_step))
     if stop.requested:
         raise InterruptedRunError(
             f"stopped after step {trainer.state.global_step} of {plan.steps}", str(run.path), "the same command goes on"
@@ -285,7 +285,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
 
 
 def _failed(reward: Reward, step: int) -> RewardError:
-    """What to say of a reward function that failed too often."""
+    """The error of a custom reward that failed too often."""
     failures = reward.failures
     here = failures is not None and failures.too_many
     what = f"failed on {failures.count} samples, at last: {failures.newest}" if here and failures else None

@@ -2,7 +2,7 @@
 
 recipe, problems -> Protocol, Prepared
 
-Knows nothing of weights or training.
+Loads no weights.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ def run_tasks(
     config: PreTrainedConfig,
     protocol: Protocol,
 ) -> tuple[Prepared, ...]:
-    """The tasks of a run, ready to be asked; the held-out problems come first.
+    """The tasks of a run with their prompts; the held-out problems come first.
 
     Args:
         recipe: Its ``eval`` section names the tasks.
@@ -50,7 +50,7 @@ def run_tasks(
         solution: Column of their gold answers.
         tokenizer: The base's.
         config: The base's.
-        protocol: How they will be asked.
+        protocol: How they will be sampled.
 
     Raises:
         PerlError: A task or its data is not there, or its prompts do not fit.
@@ -67,8 +67,8 @@ def run_tasks(
                 f"{problems.heldout_name} is held out, hence scored already", "eval.tasks", "leave it out"
             )
         rows = rows.select(range(min(settings.limit or len(rows), len(rows))))
-        asked = [{**row, "solution": row[solution]} for row in rows]
-        prompts = render_prompts(asked, tokenizer, template_arguments)
+        examples = [{**row, "solution": row[solution]} for row in rows]
+        prompts = render_prompts(examples, tokenizer, template_arguments)
         found.append(heldout_task(problems.heldout_name, prompts, protocol, ends))
     context = config.get_text_config().max_position_embeddings
     for task in find_tasks(settings.tasks, "eval.tasks") if settings.tasks else ():

@@ -2,7 +2,7 @@
 
 prompt, steps -> a score a step
 
-Knows nothing of rewards or of the policy. Imports torch only to look for a model.
+Imports torch only to look for a model.
 """
 
 import inspect
@@ -39,7 +39,7 @@ class ProcessRewardSetting(Section):
     negative: str | None = Field(None, min_length=1, description="Wrong: a token, causal only; None: -.")
     device: str = Field("auto", description="As PyTorch names it (cuda:1); auto: an accelerator if there is one.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto: float32 on a CPU, the checkpoint's own type elsewhere."
+        "auto", description="auto: float32 on a CPU, the checkpoint's type elsewhere."
     )
     batch_size: int = Field(8, ge=1, description="Completions in a forward pass; changes no score.")
     max_length: int | None = Field(
@@ -54,10 +54,10 @@ def pattern_of(split: str) -> re.Pattern[str] | None:
 
 
 def read_process_config(setting: ProcessRewardSetting) -> tuple[Any, str]:
-    """The model's config and kind, without its weights; asks the Hub once.
+    """The model's config and kind, without its weights; one request to the Hub.
 
     Raises:
-        ModelError: There is no such model, the Hub cannot be reached, or the model is of neither kind.
+        ModelError: The model does not exist, the Hub is unreachable, or the model is of neither kind.
     """
     from transformers import AutoConfig
 
@@ -94,7 +94,7 @@ class ProcessModel:
 
     def scores(self, prompts: Completions, steps: Sequence[Sequence[str]], batch_size: int) -> list[list[float] | None]:
         """A score for each step of each completion; None where a completion is too long."""
-        rows = [self._row(prompt, own) if own else ([], []) for prompt, own in zip(prompts, steps, strict=True)]
+        rows = [self._row(prompt, row) if row else ([], []) for prompt, row in zip(prompts, steps, strict=True)]
         scores: list[list[float] | None] = [[] if len(ids) <= self.max_length else None for ids, _ in rows]
         fitting = [n for n, (ids, _) in enumerate(rows) if ids and scores[n] is not None]
         fitting.sort(key=lambda n: len(rows[n][0]))
@@ -107,7 +107,7 @@ class ProcessModel:
     def _row(self, prompt: Any, steps: Sequence[str]) -> tuple[list[int], list[int]]:  # noqa: ANN401 (text, messages)
         """Token ids, and the position of each step's last tag token."""
         chat = not isinstance(prompt, str) and self.tokenizer.chat_template is not None
-        if chat:  # a chat template writes its own first token
+        if chat:  # a chat template writes the first token itself
             prompt = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
         elif not isinstance(prompt, str):
             prompt = "\n".join(completion_text([message]) for message in prompt)
@@ -173,7 +173,7 @@ def load_process_model(setting: ProcessRewardSetting) -> ProcessModel:
         raise _cannot_load(setting, error) from error
     if report["missing_keys"]:  # they would be random numbers
         missing = ", ".join(sorted(report["missing_keys"])[:3])
-        raise ModelError(f"{setting.model} has no weights for {missing}", _WHERE, f"it is no model of kind {kind}")
+        raise ModelError(f"{setting.model} has no weights for {missing}", _WHERE, f"it is not a model of kind {kind}")
     model.config.use_cache = False
     tag, classes = _tag_and_classes(setting, kind, model.config, tokenizer)
     return ProcessModel(
@@ -199,12 +199,14 @@ def _tag_and_classes(setting: ProcessRewardSetting, kind: str, config: Any, toke
         return words[2], ids[0] + ids[1]
     tag = setting.step_token or ("\n" if pattern_of(setting.split) else setting.split)
     if not _ids(tokenizer, tag):
-        raise ModelError(f"{tag!r} is no token of {setting.model}", "process_reward.step_token")
+        raise ModelError(f"{tag!r} is not a token of {setting.model}", "process_reward.step_token")
     labels = list(range(config.num_labels))
     named = 1 if setting.positive is None else config.label2id.get(setting.positive, setting.positive)
     if named not in labels or len(labels) == 1:
         known = ", ".join(map(str, [*labels, *config.label2id]))
-        raise ModelError(f"{named!r} is no class of {setting.model}, or its only one", "process_reward.positive", known)
+        raise ModelError(
+            f"{named!r} is not a class of {setting.model}, or its only one", "process_reward.positive", known
+        )
     return tag, [named, *(label for label in labels if label != named)]
 
 

@@ -1,8 +1,8 @@
-r"""Process reward: a second, frozen model reads a completion step by step and says how likely each step is right.
+r"""Process reward: a second, frozen model reads a completion step by step and scores how likely each step is right.
 
 prompt, completion -> steps -> a score a step -> one number
 
-Knows nothing of the policy or of gold answers, and uses no random numbers. Imports torch only to look for a model.
+Uses no gold answers and no random numbers. Imports torch only to look for a model.
 """
 
 import functools
@@ -33,22 +33,22 @@ _AGGREGATE: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def check_process_reward(arguments: Mapping[str, Any]) -> list[Mistake]:
-    """What is wrong with the arguments of :func:`process_reward`, by argument; asks no network, loads no model."""
-    problems: list[Mistake] = []
+    """What is wrong with the arguments of :func:`process_reward`, by argument; uses no network, loads no model."""
+    mistakes: list[Mistake] = []
     try:
         ProcessRewardSetting.model_validate(dict(arguments))
     except ValidationError as error:
-        problems += problems_of(error, ProcessRewardSetting, arguments, (), Layer())
+        mistakes += problems_of(error, ProcessRewardSetting, arguments, (), Layer())
     for name, refuse in (("model", _check_folder), ("split", pattern_of), ("device", _check_device)):
         value = arguments.get(name)
         try:
             if isinstance(value, str):
                 refuse(value)
         except (ValueError, RuntimeError, re.error) as error:
-            problems.append(Mistake(f"{value!r}: {error}", name))
+            mistakes.append(Mistake(f"{value!r}: {error}", name))
     if arguments.get("kind") == "token" and arguments.get("negative") is not None:
-        problems.append(Mistake("is for causal models", "negative", "positive alone names a class"))
-    return problems
+        mistakes.append(Mistake("is for causal models", "negative", "positive alone names a class"))
+    return mistakes
 
 
 @functools.wraps(ProcessRewardSetting, assigned=(), updated=())  # the signature, which recipes are checked against
@@ -112,7 +112,7 @@ def split_steps(text: str, split: str) -> list[str]:
 
 
 class ProcessReward:
-    """A reward function with TRL's signature and a model of its own; calls from several threads take turns."""
+    """A reward function with TRL's signature that holds a model; calls from several threads take turns."""
 
     __name__ = "process_reward"  # what TRL logs it under
 
@@ -146,7 +146,7 @@ class ProcessReward:
             prompts: Text or chat messages, one a completion.
             completions: Text or chat messages.
             log_metric: TRL's logger; gets the mean number of steps, the mean score of a step, and the fractions of
-                completions without steps, too long for the model, and with a score that is no number.
+                completions without steps, too long for the model, and with a non-finite score.
 
         Returns:
             Numbers from 0 to 1; None for those three. A completion is never scored in part: what was cut off could be

@@ -60,7 +60,7 @@ def exact_value(text: str) -> Value | None:
 
 @dataclass(frozen=True)
 class Decimal:
-    """A number written with digits: what it says, the unit of its last digit, how many digits count."""
+    """A number written with digits: its value, the unit of its last digit, how many digits count."""
 
     value: Fraction
     unit: Fraction
@@ -68,7 +68,7 @@ class Decimal:
 
 
 def decimal_of(text: str) -> Decimal | None:
-    """A tidy answer as a decimal number with a point or an exponent, or None if it is none."""
+    """A tidy answer as a decimal number with a point or an exponent, or None if it is not one."""
     found = _DECIMAL.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if found is None or not any(c.isdigit() for c in found[1]) or ("." not in found[1] and found[2] is None):
         return None
@@ -81,7 +81,7 @@ def decimal_of(text: str) -> Decimal | None:
 
 
 class _Reader:
-    """Recursive descent over a text; each method reads what its name says and returns its value."""
+    """Recursive descent over a text; each method reads what it is named after and returns its value."""
 
     def __init__(self, text: str) -> None:
         self.text, self.position = text, 0
@@ -244,7 +244,7 @@ def _multiplied(value: Value, factor: Value) -> Value:
 
 def _divided(value: Value, divisor: Value) -> Value:
     if isinstance(divisor, float):
-        raise NotArithmeticError  # not zero, which is all that a float could say
+        raise NotArithmeticError  # not zero, which is all that a float could tell
     return _multiplied(value, 1 / divisor) if isinstance(value, float) else value / divisor
 
 

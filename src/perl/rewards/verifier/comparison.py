@@ -1,4 +1,4 @@
-r"""Whether two answers are the same, as far as that can be told without a computer algebra system.
+r"""Whether two answers are the same, as far as that can be decided without a computer algebra system.
 
 gold answer, answer -> True, False, or None where only algebra can tell
 
@@ -31,7 +31,7 @@ from perl.rewards.verifier.words import chosen, different_choices, is_choice, is
 
 Truth = bool | None
 Algebra = Callable[[str, str], Truth]
-"""Compares two scalars that are no numbers; None if it cannot."""
+"""Compares two scalars that are not numbers; None if it cannot."""
 
 # A longer answer is right only letter for letter.
 LONGEST_ANSWER = 2000
@@ -52,7 +52,7 @@ def same_answer(gold: str, answer: str, algebra: Algebra | None = None) -> Truth
     Args:
         gold: The gold answer, as written.
         answer: The answer, as written.
-        algebra: Asked for scalars that are no numbers; without it they are None unless their texts agree.
+        algebra: Compares scalars that are not numbers; without it they are None unless their texts agree.
 
     Returns:
         True, False, or None if only algebra can tell.
@@ -128,7 +128,7 @@ def _same_node(gold: Node, answer: Node, ask: Algebra) -> Truth:
         same_shape = [len(row) for row in gold.rows] == [len(row) for row in answer.rows]
         return same_shape and _in_order(parts_of(gold), parts_of(answer), ask)
     if isinstance(gold, Scalar | Grid) and isinstance(answer, Scalar | Grid):
-        # A matrix may be written as a product or a sum; nothing else that is no matrix can equal one.
+        # A matrix may be written as a product or a sum; nothing else can equal one.
         return "\\begin" in gold.text and "\\begin" in answer.text and ask(gold.text, answer.text)
     if isinstance(gold, Scalar | Grid) or isinstance(answer, Scalar | Grid):
         return False
@@ -165,7 +165,7 @@ def _in_order(gold: Sequence[Node], answer: Sequence[Node], ask: Algebra) -> Tru
 
 
 def _in_any_order(gold: Sequence[Node], answer: Sequence[Node], ask: Algebra) -> Truth:
-    """Whether each gold item has an answer item of its own; equality is transitive, so the first that fits will do."""
+    """Whether each gold item has an answer item to itself; equality is transitive, so the first that fits will do."""
     left, undecided = list(answer), False
     for item in gold:
         truths: list[Truth] = []
@@ -198,7 +198,7 @@ def _same_relation(gold: Node, answer: Node, ask: Algebra) -> Truth:
 
 
 def _is_calculation(equation: Equation) -> bool:
-    """Whether an equation without a label only says what a value comes from: "10^3 = 1000", but not "2x = 5"."""
+    """Whether an equation without a label only shows where a value comes from: "10^3 = 1000", but not "2x = 5"."""
     return not _VARIABLE.search(_COMMAND_OR_TEXT.sub("", equation.text.rpartition("=")[0]))
 
 

@@ -3,7 +3,7 @@ r"""LaTeX and plain text of an answer in one spelling, so that what looks alike 
 answer as written -> tidy answer
 
 ``\dfrac12``, ``\frac{1}{2}`` and ``\tfrac 1 2`` become ``\frac{1}{2}``; spacing, delimiters, currency and degree signs
-go; ``\text{ cm}`` becomes ``⟦cm⟧``, which is how text is told from variables. Nothing is evaluated. The time is linear
+go; ``\text{ cm}`` becomes ``⟦cm⟧``, which distinguishes text from variables. Nothing is evaluated. The time is linear
 in the length of the answer, whatever it is.
 """
 
@@ -58,7 +58,7 @@ _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z{}%$])")
 _SPACES = re.compile(r"\s+")
 _DEGREES = r"\s*(?:\^\s*\{?\s*)?\\(?:circ|degrees?)(?![a-zA-Z])\s*\}?\s*"
 _Replacement = str | Callable[[re.Match[str]], str]
-# (pattern, replacement) in order; each is said once. Runs of spaces are single spaces before.
+# (pattern, replacement) in order; each stands once. Runs of spaces are single spaces before.
 _SPELLING: list[tuple[re.Pattern[str], _Replacement]] = [
     (
         re.compile(
@@ -114,15 +114,15 @@ _ALL_REALS = re.compile(r"\u27e6?(?:all )?(?:the )?(?:reals|real numbers)\u27e7?
 _COMMAND_WITH_ARGUMENTS = re.compile(r"\\(frac|sqrt|binom)(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.", re.DOTALL)
 _BRACKET = re.compile(r"\\.|[{}()]", re.DOTALL)
-# A text whose signs grow to more than this many times its length is no answer.
+# A text whose signs grow to more than this many times its length is not an answer.
 _MOST_GROWTH, _LONGEST_SIGN = 3, 100
-# A space says something only between two letters or digits; after a command it ends the command's name.
+# A space has a meaning only between two letters or digits; after a command it ends the command's name.
 _IDLE_SPACE = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])")
 
 
 @functools.lru_cache(maxsize=2048)
 def tidy(answer: str) -> str:
-    """The answer in the one spelling; text that is no LaTeX keeps its words."""
+    """The answer in the one spelling; text that is not LaTeX keeps its words."""
     text = _SPACES.sub(" ", answer.translate(_UNICODE))
     if len(text) > _MOST_GROWTH * len(answer) + _LONGEST_SIGN:
         return answer.strip()
@@ -145,7 +145,7 @@ def tidy(answer: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def compact(tidy_text: str) -> str:
-    """A tidy answer without spaces that say nothing: two answers that agree here are the same letter for letter."""
+    """A tidy answer without meaningless spaces: two answers that agree here are the same letter for letter."""
     return _IDLE_SPACE.sub("", tidy_text)
 
 
@@ -201,7 +201,7 @@ def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
 def _end_of_argument(
     text: str, start: int, closing: dict[int, int], ends: dict[int, int], *, parenthesised: bool
 ) -> int | None:
-    """Where the argument that begins at ``start`` ends; None if there is none."""
+    """Where the argument that begins at ``start`` ends; None if it is absent."""
     first = text[start : start + 1]
     if first == "{" or (first == "(" and parenthesised):
         return closing.get(start)

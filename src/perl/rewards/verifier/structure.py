@@ -59,7 +59,7 @@ class Equation:
 
     Attributes:
         text: All of it.
-        label: The side that names what is asked for (``x``, ``f(2)``, ``|AB|``); None if no side does.
+        label: The side that names the unknown (``x``, ``f(2)``, ``|AB|``); None if no side does.
         value: What the label stands for; without a label, the last side.
     """
 
@@ -146,7 +146,7 @@ def _structure(text: str, depth: int) -> Node:
 
 
 def _single(text: str, depth: int) -> Node:
-    """A text that is no list."""
+    """A text that is not a list."""
     if _RELATION.search(text):
         related = _related(text, depth)
         if related is not None:
@@ -227,7 +227,7 @@ def _related(text: str, depth: int) -> Node | None:
 
 
 def _is_label(text: str) -> bool:
-    """Whether the side of an equation names what is asked for: x, f(x), a_{37}, |AB|, (x, y), but not 2x or x^2."""
+    """Whether the side of an equation names the unknown: x, f(x), a_{37}, |AB|, (x, y), but not 2x or x^2."""
     bare = _ARGUMENTS.sub("", _SUBSCRIPT.sub("", text))
     return bool(_LETTER.search(bare)) and not _NO_LABEL.search(_NAMES.sub("", bare))
 

@@ -4,7 +4,7 @@ gold answer, answer -> verdict, in the main thread of a worker process
 
 math-verify's parser (latex2sympy2_extended) reads LaTeX. Two expressions are the same if their values agree at random
 points to twelve digits: quicker than simplifying, and the same with every version of the parser. What cannot be
-evaluated so is left to math-verify's own comparison. May hang or use any amount of memory: never call it in the
+evaluated so is left to math-verify's comparison. May hang or use any amount of memory: never call it in the
 trainer's process.
 """
 
@@ -35,7 +35,7 @@ _FOR_THE_PARSER = (
     (re.compile(r"(?<![a-zA-Z\\])E(?=_)"), r"\\Xi"),
     (re.compile(r"_\{?\\(odot|oplus|star|ast|infty|parallel|perp|prime)(?![a-zA-Z])\}?"), r"_{\1}"),
 )
-# Newer parsers take R and r for the same variable unless they are told not to; older ones know no such setting.
+# Newer parsers take R and r for the same variable unless a setting forbids it; older ones lack that setting.
 _FIELDS = {field.name for field in dataclasses.fields(ConversionConfig)}
 _CONVERSION = ConversionConfig(**({"lowercase_symbols": False} if "lowercase_symbols" in _FIELDS else {}))
 # Names that usually stand for whole numbers: (-1)^n is cos(n pi) only there.
@@ -46,7 +46,7 @@ def judge(pair: Sequence[str | None]) -> str:
     """The verdict on a pair of gold answer and answer; what the worker processes run.
 
     Args:
-        pair: The gold answer, and the answer or None if there is none.
+        pair: The gold answer, and the answer or None if it is absent.
 
     Returns:
         A status of :class:`perl.types.Verdict`: right, wrong, no_answer or unparsable_gold.
@@ -118,7 +118,7 @@ def read(text: str) -> Any:  # noqa: ANN401 (a SymPy object)
 
 
 def _with_imaginary_unit(found: Any) -> Any:  # noqa: ANN401 (a SymPy object)
-    """The parser takes i for a variable; where it is no index of a sum it is the imaginary unit."""
+    """The parser takes i for a variable; where it is not the index of a sum it is the imaginary unit."""
     units = [symbol for symbol in getattr(found, "free_symbols", ()) if symbol.name == "i"]
     return found.subs(dict.fromkeys(units, sympy.I)) if units else found
 
@@ -147,7 +147,7 @@ def _same_expression(gold: sympy.Expr, answer: sympy.Expr) -> Truth:
 
 
 def _same_relation(gold: Any, answer: Any) -> Truth:  # noqa: ANN401 (SymPy relations)
-    """Whether two relations say the same: one is the other times a number, a positive one for an inequality."""
+    """Whether two relations are equivalent: one is the other times a number, a positive one for an inequality."""
     gold_parts, answer_parts = list(_single_relations(gold)), list(_single_relations(answer))
     if len(gold_parts) != len(answer_parts):
         return False
@@ -216,7 +216,7 @@ def _points(symbols: set[sympy.Symbol]) -> Iterator[dict[sympy.Symbol, sympy.Rat
 
 
 def _at(expression: sympy.Expr, point: dict[sympy.Symbol, sympy.Rational]) -> sympy.Expr | None:
-    """The value at a point, or None where it has none; a complex one beside negative variables is none."""
+    """The value at a point, or None where it has none; a complex one beside negative variables does not count."""
     try:
         value = sympy.N(expression.subs(point), _DIGITS)
     except (TypeError, ValueError, ZeroDivisionError, AttributeError, NotImplementedError):

@@ -2,7 +2,7 @@ r"""A value and the unit that it is written with.
 
 tidy scalar -> value, unit in one spelling
 
-Knows nothing of what a unit measures: 60 min and 1 h are two units, not one duration.
+Units are not converted: 60 min and 1 h are two units, not one duration.
 """
 
 import functools
@@ -37,14 +37,14 @@ _POWERS = {"square": "2", "squared": "2", "sq": "2", "cubic": "3", "cubed": "3",
 
 @functools.lru_cache(maxsize=4096)
 def without_unit(text: str) -> tuple[str, str]:
-    """A value and its unit; the unit is empty where there is none."""
+    """A value and its unit; the unit is empty where it is absent."""
     found = _UNIT.search(text)
     if found is None or not found.start():
         return text, ""
-    said = " ".join((found["text"] or found["words"] or "").replace(".", " ").split())
-    if found["words"] and not _is_word(said.partition(" ")[0].casefold()):
+    words = " ".join((found["text"] or found["words"] or "").replace(".", " ").split())
+    if found["words"] and not _is_word(words.partition(" ")[0].casefold()):
         return text, ""
-    return text[: found.start()].strip(), _one_spelling(said.casefold(), found["power"] or "")
+    return text[: found.start()].strip(), _one_spelling(words.casefold(), found["power"] or "")
 
 
 def _is_word(word: str) -> bool:
@@ -52,10 +52,10 @@ def _is_word(word: str) -> bool:
     return word in _SHORT_UNITS or bool(len(word) > 2 and _VOWEL.search(word)) or bool(_IDEOGRAM.search(word))
 
 
-def _one_spelling(said: str, power: str) -> str:
+def _one_spelling(unit: str, power: str) -> str:
     """A unit as its parts in one spelling: "square feet" is "ft2", "miles per hour" is "mi/h"."""
     parts = []
-    for part in said.replace("/", " per ").split():
+    for part in unit.replace("/", " per ").split():
         if part in _POWERS:
             power = power or _POWERS[part]
             continue

@@ -2,7 +2,7 @@ r"""Whether a completion ends in the gold answer: the one judge of training, eva
 
 gold answer, completion -> Verdict
 
-What can be told at once is told here (``comparison.py``); the rest goes to worker processes that may be killed
+What can be decided at once is decided here (``comparison.py``); the rest goes to worker processes that may be killed
 (``symbolic.py``), each pair once. Any thread may ask.
 """
 
@@ -134,22 +134,22 @@ class _Verifier:
     def verdicts(self, rows: Sequence[tuple[str | None, str]], timeout_seconds: float) -> list[Verdict]:
         pairs = [(gold_answer(gold or ""), extract_answer(completion)) for gold, completion in rows]
         statuses: dict[_Pair, tuple[VerdictStatus, float]] = {}
-        asked: list[_Pair] = []
+        open_pairs: list[_Pair] = []
         for pair in dict.fromkeys(pairs):
             started = time.perf_counter()
             status = self._remembered(pair) or told_at_once(*pair)
             if status is None:
-                asked.append(pair)
+                open_pairs.append(pair)
             else:
                 statuses[pair] = status, time.perf_counter() - started
-        statuses |= self._asked(asked, timeout_seconds)
+        statuses |= self._from_workers(open_pairs, timeout_seconds)
         return [Verdict(statuses[pair][0], pair[1], statuses[pair][1]) for pair in pairs]
 
     def _remembered(self, pair: _Pair) -> VerdictStatus | None:
         with self._lock:
             return self._known.get(pair)
 
-    def _asked(self, pairs: list[_Pair], timeout_seconds: float) -> dict[_Pair, tuple[VerdictStatus, float]]:
+    def _from_workers(self, pairs: list[_Pair], timeout_seconds: float) -> dict[_Pair, tuple[VerdictStatus, float]]:
         if not pairs:
             return {}
         try:

@@ -2,7 +2,7 @@ r"""Answers that are words: "no solution", names, the letter of a multiple choic
 
 tidy answer -> words in one spelling
 
-Knows nothing of numbers.
+Numbers are compared in ``arithmetic.py``.
 """
 
 import functools
@@ -48,7 +48,7 @@ def different_choices(gold: str, answer: str) -> bool:
 
 
 def chosen(gold: str, answer: str) -> list[str]:
-    """The letter of a multiple-choice answer that also says what it stands for, "(C) 42", or is in brackets."""
+    """The letter of a multiple-choice answer that also states what it stands for, "(C) 42", or is in brackets."""
     letter = _CHOICE.match(_untexted(answer)) if is_choice(gold) and max(len(gold), len(answer)) > 1 else None
     return [letter[1].upper(), f"({letter[1].upper()})"] if letter else []
 

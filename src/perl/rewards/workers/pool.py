@@ -4,7 +4,7 @@ items -> Outcome of each, in order
 
 A function that hangs, crashes or fills the memory costs its own item and nothing else. Workers are fresh Python
 processes: no fork of a process that holds a GPU, no second run of the user's script. Items and answers are JSON:
-nothing that is read can run code. What workers print goes to stderr: stdout is for results. Knows nothing of rewards.
+nothing that is read can run code. What workers print goes to stderr: stdout is for results.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class WorkerPool:
     The function takes one item and returns a JSON value; it runs in the main thread of its process. Workers start when
     they are first needed and serve until :meth:`close`; after that they start again when needed. They have the parent's
     environment, folder and import path, one thread for numerics, and no GPU. Any thread may call; calls take turns.
-    A process forked from this one leaves these workers alone and starts its own. POSIX only.
+    A process forked from this one leaves these workers alone and starts new ones. POSIX only.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class WorkerPool:
             imports: Modules that a worker imports before it is ready, beside the target's.
 
         Raises:
-            ValueError: A number is not positive, or the limit is no number or longer than a day.
+            ValueError: A number is not positive, or the limit is not a number or longer than a day.
         """
         if workers < 1 or (memory_mib is not None and memory_mib < 1):
             raise ValueError(f"not positive: {workers=} or {memory_mib=}")
@@ -152,8 +152,8 @@ class WorkerPool:
 
         Raises:
             WorkerStartError: A worker cannot be started.
-            TypeError: An item is no JSON value.
-            ValueError: The limit is no positive number, or longer than a day.
+            TypeError: An item is not a JSON value.
+            ValueError: The limit is not a positive number, or longer than a day.
         """
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         _check_limit(limit)
@@ -193,7 +193,7 @@ class WorkerPool:
             self._workers.append(_launched(self._arguments))
 
     def _heard(self, now: float) -> list[_Worker]:
-        """Workers that have something to say, died or overran; waits until there is one."""
+        """Workers that sent a message, died or overran; waits for one."""
         waited_for = {worker.connection: worker for worker in self._workers if not worker.idle}
         first = min((worker.deadline for worker in waited_for.values()), default=now)
         heard = [waited_for[connection] for connection in wait(list(waited_for), max(0.0, first - now))]  # type: ignore[index]
@@ -208,7 +208,7 @@ class WorkerPool:
             message = struct.pack("!d", limit) + as_json(items[index])
         except TypeError as error:
             raise TypeError(f"item {index} {error}") from error.__cause__
-        if worker.connection.poll():  # an idle worker has nothing to say: this is its end
+        if worker.connection.poll():  # an idle worker sends no message: this is its end
             how = self._replace(worker)
             self._idle_deaths += 1
             if self._idle_deaths > 2 * self._most:
@@ -225,7 +225,7 @@ class WorkerPool:
         """Reads the first message of a worker.
 
         Raises:
-            WorkerStartError: It says that it cannot work, died, or says nothing.
+            WorkerStartError: It reports an error, died, or stays silent.
         """
         overran = not worker.connection.poll()
         answer = None if overran else _answer(worker.connection)
@@ -280,12 +280,12 @@ def as_json(value: Any) -> bytes:  # noqa: ANN401 (whatever an item is)
     """An item as it goes to a worker.
 
     Raises:
-        TypeError: "is no JSON value: ...".
+        TypeError: "is not a JSON value: ...".
     """
     try:
         return json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"is no JSON value: {one_line(error)}") from error
+        raise TypeError(f"is not a JSON value: {one_line(error)}") from error
 
 
 def _check_limit(seconds: float) -> None:
@@ -320,7 +320,7 @@ def _launched(arguments: str) -> _Worker:
 
 
 def _answer(connection: Connection) -> tuple[Literal["done", "timeout", "error"], Any, str, float] | None:
-    """A message of a worker; None if it died or says what no worker says."""
+    """A message of a worker; None if it died or the message is malformed."""
     try:
         status, value, error, seconds = json.loads(connection.recv_bytes(_LONGEST_ANSWER_BYTES))
     except (EOFError, OSError, ValueError, TypeError, RecursionError):

@@ -2,10 +2,9 @@
 
 item, limit -> status, value, error, seconds as JSON
 
-Runs in a process of its own, started by :mod:`perl.rewards.workers.pool`. When the parent is gone, the end of the
+Runs in a separate process, started by :mod:`perl.rewards.workers.pool`. When the parent is gone, the end of the
 channel ends an idle worker and a thread that looks for the parent a busy one. In a long call into C, during which no
-thread of Python runs, a timer of the kernel does at the limit of the item. Knows nothing of rewards or of other
-workers.
+thread of Python runs, a timer of the kernel does at the limit of the item.
 """
 
 import contextlib
@@ -53,7 +52,7 @@ class _SoftLimit:
 def main() -> None:
     """Serves until the parent closes the channel; the command line holds import path, arguments and channel."""
     _, arguments, channel = sys.argv[1:]
-    asked: dict[str, Any] = json.loads(arguments)
+    task: dict[str, Any] = json.loads(arguments)
     del sys.argv[1:]
     threading.Thread(target=_watch, args=(os.getppid(),), name="perl-parent-watch", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,10 +63,10 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM))
     signal.setitimer(signal.ITIMER_REAL, START_SECONDS + 1)
     try:
-        function = imported(asked["target"])
-        for module in asked["imports"]:
+        function = imported(task["target"])
+        for module in task["imports"]:
             importlib.import_module(module)
-        _limit_memory(asked["memory_mib"])
+        _limit_memory(task["memory_mib"])
         answer = _as_json("done", None, "", 0.0)
     except BaseException as error:  # noqa: BLE001 (a module may raise anything while it is imported)
         with contextlib.suppress(OSError):
@@ -91,7 +90,7 @@ def one_line(error: BaseException) -> str:
     """Type and message of an exception, at most so long that a log line can hold it."""
     try:
         message = str(error)[:LONGEST_MESSAGE]
-    except Exception:  # noqa: BLE001 (the user's own exceptions)
+    except Exception:  # noqa: BLE001 (the user's exceptions)
         message = ""
     name = type(error).__name__
     return " ".join(f"{name}: {message}".split()) if message else name
@@ -141,7 +140,7 @@ def _set_timers(limit: float) -> None:
     """The function's limits.
 
     The parent kills at the limit. If it does not, the kernel does a second later, also in the midst of one long call
-    into C; the second timer is for functions that use SIGALRM for limits of their own, and so take the first one away.
+    into C; the second timer is for functions that use SIGALRM themselves, and so take the first one away.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -163,7 +162,7 @@ def imported(target: str) -> Callable[..., Any]:
     """The function that ``package.module:function`` names.
 
     Raises:
-        Exception: Whatever its import raises; AttributeError or TypeError if there is no such function.
+        Exception: Whatever its import raises; AttributeError or TypeError if the function does not exist.
     """
     module_name, _, names = target.partition(":")
     found: Any = importlib.import_module(module_name)
@@ -176,7 +175,7 @@ def imported(target: str) -> Callable[..., Any]:
 
 
 def _limit_memory(mib: int | None) -> None:
-    """Bounds the address space, from what the imports took; only Linux says how much that is."""
+    """Bounds the address space, from what the imports took; only Linux reports how much that is."""
     if not mib or sys.platform != "linux":
         return
     import resource

@@ -1,8 +1,8 @@
-"""What a vLLM server is and says: records, errors, and answers read; how one is let in.
+"""What a vLLM server is and reports: records, errors, and answers read; how access is given.
 
 answer -> tokens with log-probabilities, ServerFacts, Standing, or an error; ServerAddress -> key, certificates
 
-Knows nothing of when a server is asked (``vllm_http.py``).
+Requests are sent in ``http.py``.
 """
 
 import math
@@ -36,7 +36,7 @@ class ServerDownError(Exception):
 
 
 class AccessError(RolloutError):
-    """A server refuses access, or has a certificate that is not trusted: it will, however often it is asked."""
+    """A server refuses access, or has a certificate that is not trusted: repeating the request does not help."""
 
 
 class AdapterGoneError(Exception):
@@ -45,7 +45,7 @@ class AdapterGoneError(Exception):
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says of itself.
+    """What a server reports of itself.
 
     Attributes:
         version: Of vLLM.
@@ -54,7 +54,7 @@ class ServerFacts:
         adapters: Names of adapters that are loaded.
         loads_adapters: It was started so that it can be given adapters.
         takes_weights: It was started so that it can be given weights.
-        on_cpu: It computes on a CPU, by what it says of its memory.
+        on_cpu: It computes on a CPU, by what it reports of its memory.
     """
 
     version: str
@@ -71,7 +71,7 @@ class Standing:
     """What makes a server itself, at a moment.
 
     Attributes:
-        process: When it was started, to a microsecond; None: it does not say.
+        process: When it was started, to a microsecond; None: it is not reported.
         base: Name and path of the model that it was started with.
         adapters: Names of the adapters that it serves, with the folder that each was read from.
         weights: Label of the weights that take the place of the base's; None: it can be given none.
@@ -90,7 +90,7 @@ def key_of(address: ServerAddress) -> str | None:
     if not key and address.key_env is not None:
         raise PerlError(f"the variable {name}, which is to hold the key of {address.url}, is not set")
     if not all("!" <= letter <= "~" for letter in key):  # what a header can hold; the key itself is not for logs
-        raise PerlError(f"what {name} holds is no key: it has spaces or letters that HTTP cannot send")
+        raise PerlError(f"what {name} holds is not a valid key: it has spaces or letters that HTTP cannot send")
     return key or None
 
 
@@ -106,7 +106,7 @@ def trust_of(address: ServerAddress) -> ssl.SSLContext | bool:
 
 
 def read_answer(choice: dict[str, Any]) -> Answer:
-    """A completion, if it is whole: one that was aborted on the server is none."""
+    """A completion, if it is whole: one that was aborted on the server does not count."""
     token_ids, scores = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
     if choice.get("finish_reason") not in ("stop", "length"):
         raise ServerDownError(f"ended a completion by {choice.get('finish_reason')}", answered=True)
@@ -117,7 +117,7 @@ def read_answer(choice: dict[str, Any]) -> Answer:
 
 
 def json_object(answer: httpx2.Response) -> dict[str, Any]:
-    """The answer's fields; none if it is no JSON object."""
+    """The answer's fields; empty unless it is a JSON object."""
     try:
         fields = answer.json()
     except ValueError:
@@ -126,10 +126,10 @@ def json_object(answer: httpx2.Response) -> dict[str, Any]:
 
 
 def message_of(answer: httpx2.Response) -> str:
-    """What an error's answer says."""
+    """The message of an error's answer."""
     fields = json_object(answer)
     error = fields.get("error")
-    said = error.get("message") if isinstance(error, dict) else fields.get("detail")
-    if said is None and answer.text.lstrip().startswith("<"):
-        said = "with a web page, as no vLLM does"
-    return " ".join(str(said or answer.text or answer.reason_phrase).split())[:500]
+    message = error.get("message") if isinstance(error, dict) else fields.get("detail")
+    if message is None and answer.text.lstrip().startswith("<"):
+        message = "with a web page, as no vLLM does"
+    return " ".join(str(message or answer.text or answer.reason_phrase).split())[:500]

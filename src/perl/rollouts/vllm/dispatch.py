@@ -2,7 +2,7 @@
 
 requests -> queue -> server -> Sampled, each request once
 
-Everything here, in ``liveness.py`` and in ``versions.py`` runs in one asyncio loop. Knows nothing of tensors.
+Everything here, in ``liveness.py`` and in ``held_versions.py`` runs in one asyncio loop.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from perl.rollouts.vllm.liveness import HEALTH_SECONDS, Servers
 from perl.rollouts.vllm.lost_answers import MOST_IN_A_ROW, MOST_LOSSES
 
 MOST_OUTSTANDING = 256
-"""Completions that one server is asked for at a time; more wait here, for whichever server has room."""
+"""Completions that one server writes at a time; more wait here, for whichever server has room."""
 
 # Other processes may still ask for the version before the current one, and for a folder on a server that came back.
 _KEPT_NAMES, _KEPT_FOLDERS = 2, 4
@@ -97,7 +97,7 @@ class Dispatcher:
     """The queue before the servers. Its methods are called within the loop.
 
     Attributes:
-        retried: Requests that were asked again.
+        retried: Requests that were sent again.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Dispatcher:
                 member.trusted = False  # a new adapter would also fit a server that was restarted with another base
             await self.servers.each(lambda member: self.versions.ensure(member, version, again=False))
             self.servers.begun = True
-        else:  # the process that leads loads it
+        else:  # the main process loads it
             for member in self.servers.serving():
                 member.trusted = False
                 if version.form == "merged":
@@ -310,7 +310,7 @@ class Dispatcher:
         self.more()
 
     async def _lost(self, member: Member, job: _Job, error: ServerDownError, began: float) -> None:
-        """An answer did not come: it alone is asked for again, unless its server is not well either."""
+        """An answer was lost: it alone is requested again, unless its server is unhealthy too."""
         ended = asyncio.get_running_loop().time()
         job.refusals, job.losses = job.refusals + error.answered, job.losses + 1
         if job.refusals >= _MOST_REFUSALS or job.losses >= MOST_LOSSES:
@@ -356,7 +356,7 @@ class Dispatcher:
             if job.on_group is not None:
                 job.on_group(job.position, group)
             job.rollouts.put(job.position, group)
-        except Exception as error:  # noqa: BLE001 (the caller's own, who gets it from result)
+        except Exception as error:  # noqa: BLE001 (the caller's, who gets it from result)
             job.rollouts.fail(error)
             loop.call_soon_threadsafe(self._fail, job.rollouts, error)
 

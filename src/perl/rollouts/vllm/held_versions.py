@@ -2,10 +2,9 @@
 
 Version, server -> an answer with that version
 
-What makes a server itself is asked when it is met, at each load and after each answer: when its process was started,
-its base, the label of its weights, the folder of our adapter. An answer that was written across a change is none, and a
-server that changed is lost until it is proven again. Knows nothing of queues or of servers that do not answer: a
-:class:`~perl.rollouts.vllm.http.ServerDownError` goes through.
+What identifies a server is read at the first contact, at each load and after each answer: when its process started, its
+base, the label of its weights, the folder of our adapter. An answer that was written across a change is dropped, and
+a server that changed is lost until it is proven again. :class:`~perl.rollouts.vllm.http.ServerDownError` goes through.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ _MOST_TRIES = 3
 FIRST_TOKEN_SECONDS = 180.0
 # Answers that come meanwhile are vouched for by one question.
 _GATHER_SECONDS = 0.02
-_OWN_SERVERS = "give this run servers of its own, or wait until the other one has ended"
+_OTHER_SERVERS = "give this run servers that no other run uses, or wait until the other one has ended"
 
 T = TypeVar("T")
 
@@ -63,12 +62,12 @@ class Member:
         standing: What it was when it was met; each answer is of this server or none.
         adapters: Names that it serves.
         weights: Merged weights that it holds, if they are ours.
-        label: What says so on the server.
+        label: The server's string for it.
         trusted: Nobody needs to look whether it is still the server that it was.
         compared: What it writes was compared with the policy since it last began to serve.
         refuted: It answers, and not like the policy.
-        barred: The process that failed a comparison, after which nothing but another process is asked.
-        outstanding: Completions that it is asked for.
+        barred: The process that failed a comparison, after which only another process is used.
+        outstanding: Completions that it is to write.
         lost: What became of its answers.
         denied: It refuses access, and will until something is mended.
         tasks: What is under way there; cancelled when it is lost.
@@ -93,7 +92,7 @@ class Member:
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     looks: int = 0
     seen: Standing | None = None
-    reason: str = "was not asked yet"
+    reason: str = "was not contacted yet"
 
     def __post_init__(self) -> None:
         """Has no label yet."""
@@ -125,13 +124,13 @@ class Versions:
 
         Args:
             base_name: Name under which all must serve it; None: that of the first server that answers.
-            leads: Whether this process loads updates; the others only where they find them absent.
+            leads: Whether this is the main process, which loads updates; the others only load those that are absent.
         """
         self.current = Version("", None)
         self.reloads = 0
         self._base_name, self._leads = base_name, leads
         self._names: set[str] = set()
-        self._foreign: dict[str, str] = {}  # weights of someone else, by url, that the caller was told of
+        self._foreign: dict[str, str] = {}  # weights of another run, by url, that were reported to the caller
         self._adopted: set[str] = set()
         self._longest_tokens = 0
         self._needed: Form | None = None
@@ -151,7 +150,7 @@ class Versions:
         return version.name if version.form == "adapter" else (self._base_name or "")
 
     async def meet(self, member: Member) -> None:
-        """Asks a server what it is.
+        """Reads a server's identity.
 
         Raises:
             PerlError: It serves another base than the others, or cannot hold what is needed.
@@ -167,7 +166,7 @@ class Versions:
         raise_all(PerlError, problems + self._unable(member.url, facts))
         member.facts = facts
         now = await member.server.standing(facts.takes_weights)
-        # The process that leads changes weights, and is not followed in that but for the name at the next answer.
+        # The main process changes weights; the others learn of it by the name in the next answer.
         _check_same(member.standing, now, weights=self._leads)
         member.standing, member.trusted = replace(now, weights=owner_of(now.weights)), True
 
@@ -232,7 +231,7 @@ class Versions:
         if version.form == "merged" and held != version.name:
             raise ChangedServerError(f"holds the weights {held or 'of the base'}, not {version.name}")
         if version.form == "adapter" and not self._leads and version.name not in self._adopted:
-            self._adopted.add(version.name)  # the process that leads may call the same folder otherwise
+            self._adopted.add(version.name)  # the main process may have the same folder under another path
             version.path = now.adapters.get(version.name, version.path)
         if version.form == "adapter" and now.adapters.get(version.name, version.path) != version.path:
             raise ChangedServerError(f"has another adapter under the name {version.name}")
@@ -255,7 +254,7 @@ class Versions:
         others = sorted(set(now.adapters) - self._names)
         if form != "adapter" and others and member.facts is not None and member.facts.on_cpu:
             what = "vLLM for CPUs computes the base wrongly beside requests for adapters"
-            raise PerlError(f"{member.url} serves adapters of others ({_listed(others)}); {what}", hint=_OWN_SERVERS)
+            raise PerlError(f"{member.url} serves adapters of others ({_listed(others)}); {what}", hint=_OTHER_SERVERS)
 
     async def ensure(self, member: Member, version: Version, again: bool = True) -> None:
         """Loads a version on a server that does not have it.
@@ -304,7 +303,7 @@ class Versions:
         if member.standing is not None:
             member.standing = replace(member.standing, weights=version.name)
 
-    async def stranger(self, member: Member) -> str | None:
+    async def foreign_weights(self, member: Member) -> str | None:
         """Name of the weights that someone left on a server; the next merged ones may take their place.
 
         Raises:
@@ -315,14 +314,14 @@ class Versions:
         others = sorted(set(now.adapters) - self._names)
         if self._needed == "merged" and others:
             what = f"serves adapters of others ({_listed(others)}), under which merged weights would change the base"
-            raise PerlError(f"{member.url} {what}", hint=_OWN_SERVERS)
+            raise PerlError(f"{member.url} {what}", hint=_OTHER_SERVERS)
         self._refuse_company(member, self._needed, now)
         if member.standing is not None:
             member.standing = replace(member.standing, weights=held)
         if held is None or finished(held) in self._names:
             return None
         if await is_owned(member.server):
-            raise PerlError(f"{member.url} has the merged weights of another run ({held})", hint=_OWN_SERVERS)
+            raise PerlError(f"{member.url} has the merged weights of another run ({held})", hint=_OTHER_SERVERS)
         self._foreign[member.url] = held
         return held
 
@@ -342,7 +341,7 @@ class Versions:
             if standing is not None and member.barred == (standing.process, " ".join(standing.base)):
                 raise BrokenPromiseError(f"{member.url} is still the process that failed its comparison")
             held = owner_of(await member.server.weight_version())
-            # Weights of someone else that the caller was told of may wait for the base, but not serve an adapter.
+            # Another run's weights that were reported to the caller may wait for the base, but not serve an adapter.
             known = self._foreign.get(member.url) if version.form is None else None
             if self._leads and held is not None and finished(held) not in self._names and held != known:
                 raise _taken(member.url, held)
@@ -378,7 +377,7 @@ def _check_same(before: Standing | None, now: Standing, weights: bool) -> None:
 
     Args:
         before: None: it is met for the first time.
-        now: What it says.
+        now: What it reports.
         weights: Whether its weights must be the same too.
 
     Raises:

@@ -2,7 +2,7 @@
 
 prompt ids -> server -> token ids and their log-probabilities; folder -> server
 
-Knows nothing of other servers, of queues, or of who asks. Every call opens its own connection: a server closes those
+Every call opens its own connection: a server closes those
 that are idle, and one that is closed while it is used again looks like a server that died.
 """
 
@@ -40,27 +40,27 @@ PROBE = "seen"
 # What answers at once on a server that works, and what moves the weights of a model.
 _SECONDS, _ADAPTER_SECONDS, _LOAD_SECONDS = 30.0, 120.0, 900.0
 _RESET_PAUSE_SECONDS = 0.05
-# An answer that a proxy loses is asked for again, so often and after such a pause.
+# How often, and after what pause, an answer that a proxy lost is requested again.
 _TRIES, _TRY_PAUSE_SECONDS = 3, 0.1
 _OF_A_GATEWAY = (502, 503, 504)
 _UNDER_KEY = (401, 403)
 # A server that still warms up takes long for its first token.
 _FIRST_SECONDS = 180.0
-# Tokens after each prompt of a proof; servers are started with 20 at most, if nobody says otherwise.
+# Tokens after each prompt of a proof; servers allow 20 at most by default.
 _LIKELIEST = 8
 # Counters are made when the engine starts, the process somewhat before.
 _STARTED = ("process_start_time_seconds ", "vllm:generation_tokens_created")
-# vLLM for CPUs alone gives its cache a size in bytes and pages of 128 tokens without being told to.
+# vLLM for CPUs alone gives its cache a size in bytes and pages of 128 tokens by default.
 _OF_A_CPU = re.compile(
     r'^vllm:cache_config_info\{(?=.*\bblock_size="128")(?=.*\bkv_cache_memory_bytes="\d+")'
     r'(?=.*\buser_specified_block_size="False")',
     re.MULTILINE,
 )
-# After an engine has failed its server says for a moment that it is healthy.
+# After an engine has failed its server still reports itself healthy for a moment.
 DYING_SECONDS = 1.0
 LORA_FLAGS = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
-_SHARE = "servers read updates from a folder that they share with the trainer; mount it, or say where they see it"
+_SHARE = "servers read updates from a folder that they share with the trainer; mount it, or set where they see it"
 
 
 class VllmServer:
@@ -73,7 +73,7 @@ class VllmServer:
             given: Its address, with what gives access to it.
 
         Raises:
-            PerlError: This is no address of a server, or its key or certificates cannot be read.
+            PerlError: The address is malformed, or its key or certificates cannot be read.
         """
         try:
             address = server_address(given) if isinstance(given, str) else given
@@ -100,14 +100,14 @@ class VllmServer:
         self._expect_success(await self._send("GET", "/health", seconds=seconds))
 
     async def facts(self) -> ServerFacts:
-        """What the server says of itself.
+        """What the server reports of itself.
 
         Raises:
-            PerlError: It is no vLLM of a known version.
+            PerlError: It is not a vLLM of a known version.
         """
         version = str(self._field(await self._send("GET", "/version"), "version"))
         check_version(version, self.url)
-        # A path that is only posted to says so; one that is not there is not found.
+        # A path that takes POST only answers 405; one that does not exist answers 404.
         paths = ("/v1/load_lora_adapter", "/collective_rpc")
         loads, takes = [(await self._send("GET", path)).status_code != 404 for path in paths]
         on_cpu = bool(_OF_A_CPU.search(await self._metrics()))
@@ -142,7 +142,7 @@ class VllmServer:
         return bases[0], adapters
 
     async def _metrics(self) -> str:
-        """What the server counts; nothing where it does not say."""
+        """What the server counts; empty where it does not report it."""
         try:
             answer = await self._send("GET", "/metrics")
         except PerlError:  # not for us
@@ -170,7 +170,7 @@ class VllmServer:
             tries: How often to ask if the answer is lost on its way.
 
         Raises:
-            AdapterGoneError: There is no such model.
+            AdapterGoneError: The server has no model of that name.
             RolloutError: The server refuses the request.
         """
         longest = request.most_tokens(sampling)
@@ -187,7 +187,7 @@ class VllmServer:
             "repetition_penalty": sampling.repetition_penalty,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            # Else the server adds the end tokens of the model's own generation_config.
+            # Else the server adds the end tokens of the model's generation_config.
             "ignore_eos": True,
             "stop_token_ids": list(sampling.end_token_ids),
             "logprobs": 0,
@@ -208,7 +208,7 @@ class VllmServer:
         """(T-1) log p(token t+1 | tokens up to t) at temperature 1.
 
         Raises:
-            AdapterGoneError: There is no such model.
+            AdapterGoneError: The server has no model of that name.
             RolloutError: The server refuses the request.
         """
         body = {
@@ -232,7 +232,7 @@ class VllmServer:
     async def next_log_probs(
         self, model: str, prompts: Sequence[Sequence[int]], temperature: float
     ) -> list[dict[int, float]]:
-        """After each prompt: log-probabilities of the likeliest tokens, as the server reports them for its own.
+        """After each prompt: log-probabilities of the likeliest tokens, as the server reports them for what it samples.
 
         A token is written after each prompt, and no prompt is scored, which vLLM for CPUs does not stand beside others.
         """
@@ -286,11 +286,11 @@ class VllmServer:
         await self._refused(answer, f"adapter {name}")
 
     async def unload_adapter(self, name: str, seconds: float = _SECONDS) -> None:
-        """Serves an adapter no longer; one that is not there is no fault."""
+        """Unloads an adapter; does nothing if it is not loaded."""
         await self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
 
     async def weight_version(self) -> str | None:
-        """Name of the weights that take the place of the base's, ``default`` for the base's; None: it does not say."""
+        """Name of the weights that replace the base's, ``default`` for the base's; None: not reported."""
         answer = await self._send("GET", "/weight_info")
         return None if answer.status_code == 404 else str(self._field(answer, "weight_version"))
 
@@ -304,7 +304,7 @@ class VllmServer:
         The server's label of its weights stays as it is.
 
         The folder holds a folder ``seen`` with a file that has no tensors. A server that cannot read the folder it is
-        told to load has by then given up its own weights, and dies with the next request; so it first loads nothing.
+        asked to load has by then given up its weights, and dies with the next request; so it first loads nothing.
 
         Raises:
             PerlError: The server cannot do so before something is mended.
@@ -322,7 +322,9 @@ class VllmServer:
         waited = 0.0
         while not self._field(await self._send("POST", "/reset_prefix_cache"), "success"):
             if waited > _LOAD_SECONDS:
-                raise RolloutError(f"{self.url} is kept busy by others", hint="give the run servers of its own")
+                raise RolloutError(
+                    f"{self.url} is kept busy by others", hint="give the run servers that no other run uses"
+                )
             await asyncio.sleep(_RESET_PAUSE_SECONDS)
             waited += _RESET_PAUSE_SECONDS
 
@@ -351,7 +353,7 @@ class VllmServer:
     ) -> httpx2.Response:
         """The answer, whatever it is; ``seconds`` None: only connecting is limited.
 
-        All that is asked here may be asked twice, so an answer that was lost on its way is asked for again.
+        Every request here may be repeated, so one whose answer was lost is sent again.
 
         Raises:
             AccessError: The server, or a proxy before it, wants another key.
@@ -404,7 +406,7 @@ class VllmServer:
         """An answer that asking again will not change, unless the server is dying.
 
         Raises:
-            RolloutError: Says what the server said.
+            RolloutError: With the server's message.
         """
         await asyncio.sleep(DYING_SECONDS)
         await self.health()

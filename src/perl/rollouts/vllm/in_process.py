@@ -2,9 +2,9 @@
 
 prompts in tokens -> Sampled; Update -> vLLM's layers
 
-One engine a process and one thread: vLLM is asked by whoever calls, and answers before it returns. Outside of these
+One engine a process and one thread: a call of vLLM returns when all is answered. Outside of these
 calls the process is the trainer's: its random numbers, thread count, environment, log handlers and process group stay
-as they were. Knows nothing of how an update is made, of servers, or of training.
+as they were.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ BASE = "base"
 """Name of the version before the first update."""
 _Vllm = Any  # an object of vLLM's, which few have installed
 
-# What vLLM changes and the trainer relies on: how it is read, and how it is put back. Both sides have their own.
+# What vLLM changes and the trainer relies on: how it is read, and how it is put back. Each side has its values.
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (random.getstate, random.setstate),
     (numpy.random.get_state, numpy.random.set_state),
@@ -68,7 +68,7 @@ class InProcessEngine:
     ) -> None:
         """Loads the base a second time, for vLLM. In a distributed run all processes do so at once, or one ``alone``.
 
-        Sets ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` meanwhile: vLLM would otherwise start a process of its own, which no
+        Sets ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` meanwhile: vLLM would otherwise start another process, which no
         tensor reaches without a copy.
 
         Args:
@@ -78,7 +78,7 @@ class InProcessEngine:
             max_model_len: Most tokens of a prompt with its completion; None: what the base allows.
             max_lora_rank: Largest rank of an update; None: updates are merged weights.
             gpu_memory_utilization: Share of the device's memory for weights, cache and activations of vLLM; of a CPU's
-                memory where there is no other device.
+                memory on a machine without an accelerator.
             seed: Of the random numbers that tokens are drawn with; each process adds its rank.
             alone: Whether no other process of a distributed run opens one now; none is waited for.
 
@@ -126,17 +126,17 @@ class InProcessEngine:
 
     @property
     def unproven(self) -> bool:
-        """It is one copy, always the same."""
+        """False: its only copy is always the same."""
         return False
 
     @property
     def counts(self) -> dict[str, int]:
-        """Nothing happens here that a run need know of."""
+        """Empty: nothing here is worth logging."""
         return {}
 
     @property
     def asleep_bytes(self) -> int:
-        """Bytes of the device's memory that count as free now and are taken again when the engine is asked."""
+        """Bytes of the device's memory that count as free now and are taken again by the next request."""
         return self._released if self._asleep else 0
 
     def load(self, update: Update) -> None:
@@ -166,10 +166,10 @@ class InProcessEngine:
         self._version = update.name
 
     def expect(self, proof: Proof) -> None:
-        """No copy comes up later than this process."""
+        """Does nothing: no copy starts later than this process."""
 
     def drop(self, failures: Mapping[str, str]) -> None:
-        """There is no other copy."""
+        """Raises: this is the only copy."""
         raise BrokenPromiseError("; ".join(failures.values()))
 
     def start(
@@ -193,8 +193,7 @@ class InProcessEngine:
             if on_group is not None:
                 on_group(position, groups[position])
 
-        asked = [(request.prompt_ids, _drawn(sampling, request)) for request in requests]
-        self._run(asked, finished)
+        self._run([(request.prompt_ids, _drawn(sampling, request)) for request in requests], finished)
         return FinishedRollouts(groups)
 
     def trial(self, request: Request, sampling: EngineSampling) -> dict[str, list[Sampled]]:
@@ -217,7 +216,7 @@ class InProcessEngine:
         return {"vllm": found}
 
     def sleep(self) -> None:
-        """Gives back the memory of the key-value cache until the engine is asked again.
+        """Frees the memory of the key-value cache; the next request wakes the engine.
 
         Weights and adapter stay where they are: the base's never change. On a CPU the cache stays, too.
         """
@@ -260,13 +259,13 @@ class InProcessEngine:
                 self._llm.wake_up(["kv_cache"])
             self._asleep = False
 
-    def _run(self, asked: Sequence[tuple[Sequence[int], _Vllm]], finished: Callable[[int, _Vllm], None]) -> None:
+    def _run(self, prompts: Sequence[tuple[Sequence[int], _Vllm]], finished: Callable[[int, _Vllm], None]) -> None:
         """Answers prompts, each with its own SamplingParams; ``finished`` is called in the trainer's settings."""
         self._wake()
-        engine, left = self._llm.llm_engine, {str(position) for position in range(len(asked))}
+        engine, left = self._llm.llm_engine, {str(position) for position in range(len(prompts))}
         try:
             with self._as_vllm():
-                for position, (prompt_ids, params) in enumerate(asked):
+                for position, (prompt_ids, params) in enumerate(prompts):
                     _add(engine, str(position), prompt_ids, params, self._adapter)
             while left:
                 with self._as_vllm():
@@ -276,7 +275,7 @@ class InProcessEngine:
                 for output in outputs:
                     left.remove(output.request_id)
                     finished(int(output.request_id), output)
-        finally:  # of an error or a signal: nothing goes on, and nothing of it is answered in the next call
+        finally:  # of an error or a signal: all requests end, and none is answered in the next call
             engine.abort_request(sorted(left))
 
     def _sampled(self, completion: _Vllm) -> Sampled:
@@ -347,7 +346,7 @@ def _distributed() -> bool:
 
 
 def _leave_groups() -> None:
-    """Ends the groups of vLLM, as its shutdown does, and leaves the run's; the next engine makes its own."""
+    """Ends the groups of vLLM, as its shutdown does, and leaves the run's; the next engine makes new ones."""
     state: _Vllm = importlib.import_module("vllm.distributed.parallel_state")
     state.destroy_model_parallel()
     if state._WORLD is not None:
@@ -396,7 +395,7 @@ def _put_adapter(worker: _Vllm, update: Update, number: int) -> None:
         model_vocab_size=manager.vocab_size,
         weights_mapper=names and names.get_rename_mapper(),
     )
-    # Of a layer that it does not have vLLM says nothing: the policy would be sampled without its update.
+    # vLLM ignores a layer that it does not have: the policy would be sampled without its update.
     unbound = sorted(set(lora.loras).difference(adapters.modules, *adapters.packed_modules.values()))
     if unbound:
         raise ModelError(f"vLLM adapts no layer {unbound[0]} of this model", "rollout.sync", "use rollout.sync: merged")
@@ -431,7 +430,7 @@ def _drawn(sampling: EngineSampling, request: Request) -> _Vllm:
         max_tokens=request.most_tokens(sampling),
         min_tokens=0,
         stop_token_ids=list(sampling.end_token_ids),
-        ignore_eos=True,  # the model's own end tokens are no more than any other unless they are asked for
+        ignore_eos=True,  # the model's end tokens are ordinary tokens unless the request names them
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,

@@ -3,8 +3,7 @@
 servers -> those that serve
 
 A server serves once it has answered like the current version. It is lost when it does not answer, writes nothing while
-it is asked to, or is not the server that was proven any more, and is asked for again until it is back. Knows nothing of
-the requests.
+completions are due, or is not the server that was proven any more, and is probed until it is back.
 """
 
 import asyncio
@@ -71,7 +70,7 @@ class Servers:
         Args:
             servers: To use.
             versions: What they must answer with.
-            work: Told when one serves or is lost.
+            work: Notified when one serves or is lost.
             timeout_seconds: Without any server, after which the work ends.
             stall_seconds: Without a sign of life, after which a server is lost.
         """
@@ -177,7 +176,7 @@ class Servers:
         self._work.more()
 
     def lose(self, member: Member, reason: str) -> None:
-        """A server does not answer: what is under way there is stopped, and it is asked for until it is back."""
+        """A server does not answer: what is under way there is stopped, and it is probed until it is back."""
         if not member.serving:
             return
         member.serving, member.reason = False, reason
@@ -187,7 +186,7 @@ class Servers:
                 task.cancel()
         self.lost += 1
         back = self._work.take_back(member)
-        _log.warning("rollouts: %s is lost (%s); %d requests are asked again", member.url, reason, back)
+        _log.warning("rollouts: %s is lost (%s); %d requests are sent again", member.url, reason, back)
         self.spawn(self._revive(member))
         self._work.more()
 
@@ -220,7 +219,9 @@ class Servers:
         """Where every server answers, and none like the policy, there is nothing to wait for."""
         if all(member.refuted for member in self.members):
             reasons = "; ".join(member.reason for member in self.members)
-            self._end(BrokenPromiseError(reasons, "rollout", "start the servers as `perl rollout command` says"))
+            self._end(
+                BrokenPromiseError(reasons, "rollout", "start the servers with the command of `perl rollout command`")
+            )
 
     async def _renew(self) -> None:
         """Shows other runs that the merged weights on the servers have an owner."""
@@ -238,7 +239,7 @@ class Servers:
             self.lose(member, str(error))
 
     async def _watch(self, member: Member) -> None:
-        """Loses a server that hangs: no answer, or no token is read or written while completions are asked for."""
+        """Loses a server that hangs: no answer, or no token is read or written while completions are due."""
         clock = asyncio.get_running_loop().time
         moved, tokens = clock(), None
         while member.serving:
@@ -258,26 +259,26 @@ class Servers:
                 self.lose(member, f"neither reads nor writes a token for {self._stall:.0f} seconds")
 
     async def _starve(self) -> None:
-        """While nobody serves and somebody waits: says so, and gives up in the end."""
+        """While no server serves and a request waits: logs it, and gives up in the end."""
         clock = asyncio.get_running_loop().time
-        since = said = None
+        since = logged = None
         while True:
             await asyncio.sleep(min(1.0, self._timeout / 10))
             if self.serving() or not (self._work.waits() or self._waiters):
-                since = said = None
+                since = logged = None
                 continue
             since = since or clock()
             left = since + self._timeout - clock()
             reasons = "; ".join(f"{member.url}: {member.reason}" for member in self.members)
             if all(member.denied for member in self.members):
                 self._end(RolloutError(f"no vLLM server lets this run in: {reasons}"))
-                since = said = None
+                since = logged = None
             elif left <= 0:
                 message = f"no vLLM server answers, for {self._timeout:.0f} seconds: {reasons}"
                 self._end(RolloutError(message, hint=_GO_ON))
-                since = said = None
-            elif said is None or clock() - said >= _SAY_SECONDS:
-                said = clock()
+                since = logged = None
+            elif logged is None or clock() - logged >= _SAY_SECONDS:
+                logged = clock()
                 _log.warning("rollouts: no vLLM server answers, %.0f seconds left: %s", left, reasons)
 
     def _end(self, error: BaseException) -> None:

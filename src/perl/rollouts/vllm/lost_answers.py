@@ -1,19 +1,19 @@
-"""Answers that a healthy server was asked for and that never came: lost by chance, or cut off for their length.
+"""Answers of a healthy server that never came: lost by chance, or cut off for their length.
 
 when each request began and ended, and how -> ask again, leave the server, or give up
 
-A proxy that ends each answer after a time of its own must not go unnoticed: asked again until a short one gets through,
-a run would see short completions only. Pure: knows no server and no clock.
+A proxy with a timeout for each answer must not go unnoticed: if requests were repeated until a short answer gets
+through, a run would see short completions only. Pure: servers and clocks are the caller's.
 """
 
 from dataclasses import dataclass, field
 
-# Lost one after the other, after which a server that says that it is healthy is left for a while.
+# Lost one after the other, after which a server that reports itself healthy is left for a while.
 MOST_IN_A_ROW = 3
 # Answers cut off after the same time, while none that took longer ever came, that are no chance; how equal the times
 # are of a timeout, and the shortest that anybody would set.
 CUTS, _SPREAD, SHORTEST_TIMEOUT_SECONDS = 3, 0.1, 2.0
-# Times that a single request is asked again, whatever the reason.
+# Times that a single request is repeated, whatever the reason.
 MOST_LOSSES = 10
 
 

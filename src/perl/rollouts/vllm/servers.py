@@ -3,7 +3,7 @@
 Update -> folder -> servers; requests -> servers -> Sampled
 
 The servers are stock vLLM, started by somebody else, and read updates from a folder that they share with this process.
-One may come, go or hang at any time: see ``dispatch.py``. Knows nothing of training.
+One may come, go or hang at any time: see ``dispatch.py``.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class ServerPool:
     """An :class:`~perl.rollouts.engine.Engine` of any number of vLLM servers.
 
     Each request goes to the server with the fewest completions to write. What a server had in hand when it was lost
-    is asked of another one; it serves again once it is back and has the current update.
+    goes to another one; it serves again once it is back and has the current update.
     """
 
     capabilities: ClassVar[Capabilities] = VLLM_SERVER
@@ -71,15 +71,15 @@ class ServerPool:
             urls: As ``http://host:8000``, or with what gives access to it.
             folder: Where updates are written for the servers; None: it will load none.
             base_name: Name under which all of them serve the base; None: whatever it is, if it is the same.
-            leads: Whether this process writes and loads updates. Of several that use the same servers one does, and
-                calls ``load`` first; then the others call it without tensors.
+            leads: Whether this is the main process, which writes and loads updates. Of several that use the same
+                servers it calls ``load`` first; then the others call it without tensors.
             timeout_seconds: Time without any server after which rollouts fail.
             folder_on_servers: The same folder as the servers see it.
             stall_seconds: See :data:`STALL_SECONDS`.
             ahead: Updates behind the newest that other processes may still ask for.
 
         Raises:
-            PerlError: An address is none, or a server is not what it must be.
+            PerlError: An address is malformed, or a server is incompatible.
             RolloutError: No server answers.
         """
         servers = [VllmServer(url) for url in urls]
@@ -111,7 +111,7 @@ class ServerPool:
             raise
 
     def take_folder(self, run: str) -> None:
-        """Clears what killed runs have left in the folder and on the servers, and says there that this one lives.
+        """Clears what killed runs have left in the folder and on the servers, and marks there that this one lives.
 
         Args:
             run: Name with which the names of its updates begin.
@@ -146,7 +146,7 @@ class ServerPool:
 
     @property
     def counts(self) -> dict[str, int]:
-        """So far: requests that were asked again, servers that were lost, updates that were loaded again."""
+        """So far: requests that were sent again, servers that were lost, updates that were loaded again."""
         found = self._dispatcher
         return {
             "requests_retried": found.retried,
@@ -162,7 +162,7 @@ class ServerPool:
             form: In which they will be given updates; None: it is not known yet.
 
         Returns:
-            What each server that has answered says of itself.
+            What each server that has answered reports of itself.
 
         Raises:
             PerlError: Names those that cannot.
@@ -179,19 +179,19 @@ class ServerPool:
     def unproven(self) -> bool:
         """Whether a server serves whose writing was not compared since it began to; see :meth:`trial`.
 
-        Processes that follow leave that to the one that leads.
+        The other processes leave that to the main process.
         """
         members = self._dispatcher.servers.members
         return self._leads and any(member.serving and not member.compared for member in members)
 
-    def strangers(self) -> list[str]:
+    def foreign_weights(self) -> list[str]:
         """Addresses of servers whose weights someone else changed: they need the whole base first, as merged weights.
 
         Raises:
             PerlError: Another run uses a server in a way that does not go with what this one needs.
             RolloutError: No server answers.
         """
-        held = self._call(self._dispatcher.servers.each(self._dispatcher.versions.stranger))
+        held = self._call(self._dispatcher.servers.each(self._dispatcher.versions.foreign_weights))
         return sorted(url for url, name in held.items() if name is not None)
 
     def expect(self, proof: Proof) -> None:
@@ -199,7 +199,7 @@ class ServerPool:
         self._dispatcher.versions.current.proof = proof
 
     def drop(self, failures: Mapping[str, str]) -> None:
-        """Servers that failed a comparison are not asked again before another process answers there.
+        """Servers that failed a comparison are not used again before another process answers there.
 
         Args:
             failures: Their addresses, and the reason of each.
@@ -232,7 +232,7 @@ class ServerPool:
         Args:
             requests: Each is one request to one server.
             sampling: How tokens are drawn.
-            on_group: Called in a thread of its own, one group at a time; what it raises comes out of ``result``.
+            on_group: Called in a separate thread, one group at a time; what it raises comes out of ``result``.
         """
         return self._call(self._dispatcher.start(requests, sampling, on_group))
 
@@ -257,11 +257,11 @@ class ServerPool:
 
     @property
     def asleep_bytes(self) -> int:
-        """None of this process's device."""
+        """0: servers use other devices."""
         return 0
 
     def sleep(self) -> None:
-        """Servers are left as they are: others may use them."""
+        """Does nothing: others may use the servers."""
 
     def close(self) -> None:
         """Ends what is under way, makes servers forget what was loaded if they answer, and deletes what was written."""
@@ -324,7 +324,7 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flush(path: Path) -> None:
-    """Returns when a file or the names in a folder are on the disk, where the file system can say so."""
+    """Returns when a file or the names in a folder are on the disk, where the file system reports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ folder, names that servers serve -> names whose owner is dead
 
 A run that is killed leaves its updates in the folder that it shares with the servers, and their names on the servers.
 Each run holds a file there: locked, which ends with its process, for those on the same machine; touched again and again
-for those on others. An owner that cannot be judged is taken to live. Knows nothing of servers.
+for those on others. An owner that cannot be judged is taken to live.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ _NAME = re.compile(r"(perl-[0-9a-f]{8})-[a-z]+[0-9]*")
 
 
 def run_of(name: str) -> str | None:
-    """The run that an update is of, by its name; None: it is no run of ours."""
+    """The run that an update is of, by its name; None: the name is not that of a run."""
     found = _NAME.fullmatch(name)
     return found[1] if found else None
 
 
 class Owner:
-    """Says that a run lives, until it is released or the process ends."""
+    """The mark of a run that lives, until it is released or the process ends."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        """Begins to say so.
+        """Marks the folder as in use.
 
         Raises:
             OSError: The folder cannot be written.
@@ -83,7 +83,7 @@ def dead_runs(folder: Path) -> list[str]:
 
 
 def is_dead(folder: Path, run: str) -> bool:
-    """Whether a run has left updates in a folder and ended; False where that cannot be told."""
+    """Whether a run has left updates in a folder and ended; False where that is unknown."""
     return _is_dead(folder / (run + _SUFFIX))
 
 
@@ -97,11 +97,11 @@ def clear(folder: Path, run: str) -> None:
 def _is_dead(path: Path) -> bool:
     try:
         with path.open("r+") as file:
-            said = file.read()
-            if said and json.loads(said).get("machine") != _machine():
+            owner = file.read()
+            if owner and json.loads(owner).get("machine") != _machine():
                 return _age_seconds(path) > STALE_SECONDS
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return bool(said)  # one that is only being written has not begun
+            return bool(owner)  # one that is only being written has not begun
     except (OSError, ValueError, AttributeError):  # locked, not there, not ours to open, or not read as what it is
         return False
 

@@ -1,9 +1,9 @@
 """Which versions of vLLM are known.
 
-version -> nothing, a warning, or an error that says which ones are
+version -> nothing, a warning, or an error that names the tested ones
 
 A newer one than was tested is let in: whether it samples from the policy is proven before its first rollout is trained
-on. Knows nothing of where a vLLM runs.
+on.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ def check_version(version: str, where: str = "") -> None:
     Older ones lack what is called: the cache's memory is released, weights carry a label, a LoRA is put into its slot.
 
     Args:
-        version: What it says of itself.
+        version: As the package or the server reports it.
         where: The server, or the package.
 
     Raises:
-        PerlError: It is too old, or says no version.
+        PerlError: It is too old, or reports no version.
     """
     try:
         found = Version(version)
@@ -47,7 +47,7 @@ def check_version(version: str, where: str = "") -> None:
 
 @cache
 def _warn_of(version: str) -> None:
-    """One line for each version, however many servers have it and however often they are asked."""
+    """One line for each version, however many servers have it."""
     logger.warning(
         "vLLM %s is newer than the newest tested (%s): it is used if its log-probabilities are the policy's",
         version,
@@ -76,6 +76,6 @@ def explained(version: str) -> Iterator[None]:
 
 
 def missing_vllm(needed_for: str) -> Mistake:
-    """The problem of a vLLM that is not installed; no extra, since it asks for an older transformers than ours."""
+    """The mistake of a vLLM that is not installed; no extra, since it requires an older transformers than ours."""
     hint = f"pip install 'vllm{TESTED}', then pip install perl-rl once more, for its newer transformers"
     return Mistake(f"{needed_for} needs the package vllm", hint=hint)

@@ -2,9 +2,8 @@
 
 owner -> label on the server -> another run, which looks whether it is renewed
 
-vLLM keeps one string beside its weights and gives it to whoever asks. It is the only thing that two runs on different
-machines both see, and it ends with the server; so it is the lock. A run that is killed renews nothing any more. Knows
-nothing of what the weights are.
+vLLM keeps one string beside its weights and gives it to any client. It is the only thing that two runs on different
+machines both see, and it ends with the server; so it is the lock. A run that is killed renews nothing any more.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ _SETTLE_SECONDS = 0.3
 
 
 def owner_of(label: str | None) -> str | None:
-    """Name of the weights in a label; None: they are the base's own, or the server can be given none."""
+    """Name of the weights in a label; None: they are the base's, or the server takes no label."""
     return None if label in (None, UNTOUCHED) else str(label).partition(_RENEWED)[0]
 
 
@@ -103,7 +102,7 @@ def _late(began: float) -> bool:
 
 
 def finished(name: str) -> str:
-    """The name without what says that weights are being loaded under it."""
+    """The name without the mark of weights that are being loaded."""
     return name.removesuffix(_LOADING)
 
 

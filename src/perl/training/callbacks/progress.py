@@ -52,7 +52,7 @@ class LiveProgress(TrainerCallback):
         """Shows the step that was logged."""
         if self._bar is None or not logs or "loss" not in logs:
             return
-        if "reward" in logs:  # a step that trains on an earlier step's rollouts has none of its own
+        if "reward" in logs:  # a step that trains on an earlier step's rollouts has none
             self._text = self._describe(report_of(state.global_step, logs))
         self._bar.set_description_str(f"training  {self._text}", refresh=False)
         self._bar.update(state.global_step - self._bar.n)

@@ -2,7 +2,7 @@
 
 checkpoint -> outbox -> revision on the Hub
 
-A checkpoint is copied into the run's outbox when it is saved, and sent from there by a thread of its own: the training
+A checkpoint is copied into the run's outbox when it is saved, and sent from there by a separate thread: the training
 neither waits for the Hub nor fails with it. What is not sent when training ends waits for the next push.
 """
 
@@ -57,7 +57,7 @@ class Publishing(TrainerCallback):
             return
         self._something.set()
         if self._thread is None:
-            # A daemon: a process that is told to end does not wait for the Hub, and what it had not sent waits.
+            # A daemon: a process that has to end does not wait for the Hub, and what it had not sent waits.
             self._thread = threading.Thread(target=self._send, name="perl-publishing", daemon=True)
             self._thread.start()
 
@@ -75,7 +75,7 @@ class Publishing(TrainerCallback):
             self._thread.join(LONGEST_WAIT)
 
     def _send(self) -> None:
-        """In a thread of its own: sends whatever lies in the outbox, until training ends."""
+        """In a separate thread: sends whatever lies in the outbox, until training ends."""
         while True:
             self._something.wait()
             self._something.clear()

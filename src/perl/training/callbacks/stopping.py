@@ -71,7 +71,7 @@ class OrderlyStop(TrainerCallback):
         control: TrainerControl,
         **_: Any,  # noqa: ANN401
     ) -> None:
-        """Asks for a checkpoint and the end of training, on all processes at the same step."""
+        """Requests a checkpoint and the end of training, on all processes at the same step."""
         if self.look():
             control.should_save = True
             control.should_training_stop = True

@@ -2,7 +2,7 @@
 
 policy at a step -> metrics of the step, best/
 
-Knows nothing of how a policy is scored.
+How a policy is scored is in ``scores.py``.
 """
 
 import json
