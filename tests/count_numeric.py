@@ -119,8 +119,9 @@ def count(text: str) -> tuple[int, int]:
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
     computes = bool(_imports(tree) & {"torch", "numpy", "math"})
     numeric = {name for name, function in functions.items() if compares_numbers(function, oracles, computes)}
+    uses = {name: _uses(function) for name, function in functions.items()}
     while True:  # what calls such a function, or takes it as a fixture, compares too
-        more = {name for name, node in functions.items() if name not in numeric and _uses(node) & numeric}
+        more = {name for name, used in uses.items() if name not in numeric and used & numeric}
         if not more:
             break
         numeric |= more

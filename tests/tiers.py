@@ -13,16 +13,22 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 QUICK = (
     *("algorithms", "laws", "recipe", "rewards/verifier", "sandbox"),
-    *("test_architecture.py", "test_data.py", "test_intervals.py", "test_numeric_share.py", "test_types.py"),
+    *(
+        "test_architecture.py",
+        "test_data.py",
+        "test_intervals.py",
+        "test_numeric_share.py",
+        "test_tiers.py",
+        "test_types.py",
+    ),
     *(
         "cli/test_visible_output.py",
         "run/test_devices.py",
-        "run/test_progress.py",
         "training/test_recipes.py",
         "training/test_task_scores.py",
     ),
     *(f"evaluation/test_{name}.py" for name in ("compare", "earlier", "metrics", "protocol", "questions")),
-    *(f"evaluation/test_{name}.py" for name in ("recount", "results", "same_policy", "samples", "score", "table")),
+    *(f"evaluation/test_{name}.py" for name in ("recount", "results", "samples", "score", "table")),
     *(f"methods/test_{name}.py" for name in ("butterflies", "decompositions", "optim", "settings")),
     *(f"packing/test_{name}.py" for name in ("attention", "head", "micro_batches", "rows", "step_flops")),
     *(f"rewards/test_{name}.py" for name in ("accuracy", "answers", "countdown", "lengths", "shaping")),

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,39 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     For tests that leave it as it was: adapters under names of their own, no other weights.
     """
+    with _shared(tmp_path_factory, "vllm") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def _second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of another one, shared likewise."""
+    with _shared(tmp_path_factory, "lone-vllm") as url:
+        yield url
+
+
+@pytest.fixture
+def lone_server(_second_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server like ``vllm_server`` that only this test uses while it runs, for tests that ask the base.
+
+    vLLM for CPUs computes the base wrongly beside requests for adapters, so it is refused where others serve some.
+    """
+    with FileLock(_of_all_processes(tmp_path_factory) / "lone-vllm-in-use.lock"):
+        yield _second_server
+
+
+@contextmanager
+def _shared(factory: pytest.TempPathFactory, name: str) -> Iterator[str]:
+    """Address of a server that the first test process to ask starts, and the last one to leave kills."""
     reason = absent()
     if reason:
         pytest.skip(reason)
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    lock, facts, users = FileLock(shared / "vllm.lock"), shared / "vllm.json", shared / "vllm" / "users"
+    shared = _of_all_processes(factory)
+    lock, facts, users = FileLock(shared / f"{name}.lock"), shared / f"{name}.json", shared / name / "users"
     server = None
     with lock:
         if not facts.exists():
-            server = VllmProcess(shared / "vllm").wait()
+            server = VllmProcess(shared / name).wait()
             facts.write_text(json.dumps({"url": server.url, "group": server.process.pid}))
         else:
             with users.open("a") as file:
@@ -45,18 +68,10 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.leave() if left else server.kill()
 
 
-@pytest.fixture(scope="session")
-def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server like ``vllm_server`` that only this test process uses, for tests that ask the base.
-
-    vLLM for CPUs computes the base wrongly beside requests for adapters, so it is refused where others serve some.
-    """
-    reason = absent()
-    if reason:
-        pytest.skip(reason)
-    server = VllmProcess(_folder(tmp_path_factory)).wait()
-    yield server.url
-    server.kill()
+def _of_all_processes(factory: pytest.TempPathFactory) -> Path:
+    """A folder that the test processes of this run have in common."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 StartServers = Callable[..., list[VllmProcess]]
