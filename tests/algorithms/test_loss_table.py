@@ -121,6 +121,17 @@ def test_an_unknown_loss_is_refused_with_its_line_and_the_nearest_name(tmp_path,
     assert "'dappo' (did you mean dapo?)" in lines[0]
 
 
+def test_the_command_refuses_an_unknown_loss_before_torch_is_imported():
+    command = [sys.executable, "-X", "importtime", "-m", "perl", "train", "quickstart", "train.loss_type=dappo"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "train.loss_type" in done.stderr
+    assert "(did you mean dapo?)" in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "perl.algorithms.registry" in imported
+    assert not {"torch", "trl", "peft", "transformers"} & imported
+
+
 def test_a_published_recipe_with_an_unknown_loss_is_refused():
     with pytest.raises(PerlError, match=r"train\.loss_type: must be one of"):
         public_recipe_in({"perl_recipe.yaml": b"train: {loss_type: dappo}\n"})
