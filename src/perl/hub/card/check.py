@@ -35,7 +35,7 @@ from perl.hub.card.lines import differences
 from perl.hub.card.names import shown as public
 from perl.hub.card.notes import notes_problems, numbers_of_notes, split_notes
 from perl.hub.card.render import render_card
-from perl.hub.card.run_facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
+from perl.hub.card.run_facts import RUN_FACTS, SAME_CARDS, RunFacts, perl_version, read_run_facts
 from perl.hub.card.scores_text import headline
 from perl.policy.name import adapter_config_digest, adapter_policy_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
@@ -118,7 +118,7 @@ def _wrong(*problems: Mistake) -> Checked:
 
 def _compared(card: str, expected: str, run: RunFacts, facts: CardFacts) -> list[Mistake]:
     """Where the card differs from the one that its files give; of another version's one line says so."""
-    if run.perl != perl_version():
+    if run.perl not in (perl_version(), *SAME_CARDS):
         message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards are others"
         hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
         return [Mistake(message, CARD, hint)]
