@@ -21,7 +21,7 @@ from perl.evaluation.results import read_results
 from perl.hub.card.candidate import find_candidate
 from perl.hub.push.round_trip import check_round_trip
 from perl.policy.checkpoint import latest_checkpoint
-from tests.made_before.make import script
+from tests.made_before.make import machine, script
 
 BEFORE = Path(__file__).parent / "made_before" / "0.1"
 ADAPTER = Path("adapter") / "adapter_model.safetensors"
@@ -42,14 +42,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 def same_numbers_as_then() -> bool:
     """Whether this machine adds up in the same order as the one that made the files: same torch, same kernels."""
-    cpu = Path("/proc/cpuinfo")
-    vendor = re.search(r"vendor_id\s*: (\w+)", cpu.read_text()) if cpu.is_file() else None
-    here = {
-        "torch": torch.__version__,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "vendor": vendor[1] if vendor else None,
-    }
-    return here == json.loads((BEFORE / "machine.json").read_text())
+    return machine() == json.loads((BEFORE / "machine.json").read_text())
 
 
 def assert_same_adapter(made: Path, before: Path) -> None:
@@ -162,6 +155,7 @@ def test_an_adapter_is_exported(form, before):
 
 def test_a_run_is_packed_with_a_card_that_is_true(before):
     run = str(before / "finished")
+    assert "nothing is wrong with it" in run_command("card", run, "--check")  # the card that version 0.1 wrote
     run_command("card", run)
     assert "nothing is wrong with it" in run_command("card", run, "--check")
     packed = run_command("push", run, "--repo", "user/name", "--dry-run")

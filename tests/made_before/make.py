@@ -1,9 +1,14 @@
-"""Makes the files of this folder's version: two run folders, adapters, a script's checkpoint.
+"""Makes the files of a version, with the code of that version: run folders, adapters, a script's checkpoint.
 
-git worktree add ../before COMMIT
-PYTHONPATH=../before/src python tests/made_before/make.py NEW_FOLDER
+version -> NEW_FOLDER/{finished,interrupted,adalora,pissa,script}
+
+Run it in an empty folder, with that version's ``src`` as PYTHONPATH: ``python make.py NEW_FOLDER``. Afterwards, to keep
+the files small, locks, the finished run's checkpoints, all but the newest of the others', and the pictures and
+samples of the runs of two steps were deleted.
 """
 
+import json
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 
 import perl
@@ -69,11 +75,20 @@ def script(folder: Path, steps: int) -> perl.PeftGRPOTrainer:
     return perl.PeftGRPOTrainer("sandbox:base", accuracy_reward, arguments, data)
 
 
+def machine() -> dict[str, str | None]:
+    """What decides in which order numbers are added up here."""
+    cpu = Path("/proc/cpuinfo")
+    vendor = re.search(r"vendor_id\s*: (\w+)", cpu.read_text()) if cpu.is_file() else None
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {"torch": torch.__version__, "instructions": instructions, "vendor": vendor[1] if vendor else None}
+
+
 def main() -> None:
     """Writes everything below the folder that the command names."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True)
     Path("recipe.yaml").write_text(RECIPE)
+    (folder / "machine.json").write_text(json.dumps(machine(), indent=1))
     perl.train("recipe.yaml", output_dir=folder / "finished")
     interrupted(folder / "interrupted")
     for method in ("adalora", "pissa"):

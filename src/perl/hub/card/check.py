@@ -33,7 +33,7 @@ from perl.hub.card.lines import differences
 from perl.hub.card.notes import notes_mistakes, numbers_of_notes, split_notes
 from perl.hub.card.policy_check import base_mistakes, header_mistakes, policy_mistakes
 from perl.hub.card.render import render_card
-from perl.hub.card.run_facts import RUN_FACTS, RunFacts, perl_version, read_run_facts
+from perl.hub.card.run_facts import RUN_FACTS, SAME_CARDS, RunFacts, perl_version, read_run_facts
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 
 
@@ -92,7 +92,7 @@ def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) 
         run, facts, expected = _rendered_again(files)
     except PerlError as error:
         return Checked((*mistakes, *error.mistakes))
-    if run.perl == perl_version():
+    if run.perl in (perl_version(), *SAME_CARDS):
         mistakes += differences(own, expected)
     else:
         message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards differ"

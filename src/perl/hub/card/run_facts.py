@@ -151,6 +151,10 @@ def read_run_facts(content: bytes) -> RunFacts:
         ) from None
 
 
+SAME_CARDS = ("0.1.0",)
+"""Earlier versions whose cards this one renders letter for letter, so that it can check them."""
+
+
 def perl_version() -> str:
     """The version that writes cards here."""
     return installed_versions()["perl-rl"]
