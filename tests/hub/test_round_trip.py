@@ -117,5 +117,5 @@ def test_files_alone_tell_numbers_from_none():
     folder = add_checkpoint(publishable(), 10)
     check_files(folder)
     rewrite(folder / WEIGHTS, lambda tensors: next(iter(tensors.values())).fill_(float("nan")))
-    with pytest.raises(BrokenPromiseError, match="holds what is no number"):
+    with pytest.raises(BrokenPromiseError, match="holds non-finite numbers"):
         check_files(folder)
