@@ -30,49 +30,49 @@ def test_they_are_kept_and_their_numbers_named(tmp_path):
     assert checked.lines()[-1].startswith("not checked: README.md:")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "# Results",
-        "  ## Results",
-        "Results\n===",
-        "| a |\n|---|",
-        "a | b | c",
-        "<b>99</b>",
-        "![x](y.png)",
-        "```\n99\n```",
-        "a \n:-:\n99",
-        "AIME\n-|-\n99",
-        "> ## Results",
-        "> 99",
-        "- ## Results",
-        "1. ## Results",
-        "1) 1) ## Results",
-        "- - ## Results",
-        "- > ## Results",
-        "- a\n  - b",
-        "- a\n\n      99",
-        "so\r## Results",
-        "so\r\r    99",
-        "Results\r---",
-        "\t99",
-        "    99",
-        "~~~\n99\n~~~",
-        "***",
-        "[x]: https://evil.example",
-        "[^1]: 99",
-        "$$\n99\n$$",
-        "~~~99",
-        "$$99$$",
-        "so\x0c99",
-        "so\u202e99",
-        "so\u202899",
-    ],
-)
-def test_what_looks_like_a_part_of_the_card_is_refused(words):
-    _, notes, first = split_notes(f"# x\n\n## Notes\n\n{words}\n")
-    assert first == 3
-    assert notes_mistakes(notes, first)
+LIKE_A_CARD = [
+    "# Results",
+    "  ## Results",
+    "Results\n===",
+    "| a |\n|---|",
+    "a | b | c",
+    "<b>99</b>",
+    "![x](y.png)",
+    "```\n99\n```",
+    "a \n:-:\n99",
+    "AIME\n-|-\n99",
+    "> ## Results",
+    "> 99",
+    "- ## Results",
+    "1. ## Results",
+    "1) 1) ## Results",
+    "- - ## Results",
+    "- > ## Results",
+    "- a\n  - b",
+    "- a\n\n      99",
+    "so\r## Results",
+    "so\r\r    99",
+    "Results\r---",
+    "\t99",
+    "    99",
+    "~~~\n99\n~~~",
+    "***",
+    "[x]: https://evil.example",
+    "[^1]: 99",
+    "$$\n99\n$$",
+    "~~~99",
+    "$$99$$",
+    "so\x0c99",
+    "so\u202e99",
+    "so\u202899",
+]
+
+
+def test_what_looks_like_a_part_of_the_card_is_refused():
+    for words in LIKE_A_CARD:
+        _, notes, first = split_notes(f"# x\n\n## Notes\n\n{words}\n")
+        assert first == 3, words
+        assert notes_mistakes(notes, first), words
 
 
 def test_a_heading_in_code_or_front_matter_is_none():

@@ -153,7 +153,7 @@ def test_results_on_another_base_are_not_shown():
 @pytest.mark.parametrize("value", [5, ["a"], {"a": "b"}])
 @pytest.mark.parametrize("key", ["base_model_name_or_path", "revision"])
 def test_a_config_whose_base_is_no_text_is_one_line(key, value):
-    with pytest.raises(PerlError, match=f"^adapter_config.json: {key} is no text$"):
+    with pytest.raises(PerlError, match=f"^adapter_config.json: {key} is not text$"):
         _public_config(json.dumps({"base_model_name_or_path": "a/b", key: value}).encode())
 
 

@@ -202,7 +202,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name):
     run = publishable()
     (run.path / name).unlink(missing_ok=True)
     os.mkfifo(run.path / name)
-    with pytest.raises(PerlError, match="it is not a regular file"):
+    with pytest.raises(PerlError, match="it is no regular file"):
         perl.push(run.path, REPO)
 
 
