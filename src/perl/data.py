@@ -1,8 +1,6 @@
 """Problems from the sandbox, local files or the Hub, as prompts with gold answers; checked before training.
 
 DataSection -> ProblemSet (columns: prompt, solution, and every column of the data set); rows, tokenizer -> Prompts
-
-Knows nothing of models or rewards.
 """
 
 import json

@@ -129,7 +129,7 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
     rewards = resolve_rewards(resolved.rewards, resolved.rollout)
     judging = next((reward.judging for reward in rewards if reward.judging is not None), None) or Judging()
     try:
-        problems, train_rows = _problems_of(resolved.data, judging.solution)
+        problems, train_rows = _read_problems(resolved.data, judging.solution)
     except PerlError as error:
         raise resolved.located(error) from error
     sets, others = [], []
@@ -147,7 +147,7 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
     return EXIT_FAILED if any(checked.failing for checked in sets) else EXIT_DONE
 
 
-def _problems_of(section: "DataSection", gold: str) -> "tuple[ProblemSet, Sequence[int]]":
+def _read_problems(section: "DataSection", gold: str) -> "tuple[ProblemSet, Sequence[int]]":
     """The problems with their gold answers as ``solution``, and which row of the data set each training problem is.
 
     Overlapping ones may have been dropped.

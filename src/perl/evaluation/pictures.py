@@ -2,7 +2,7 @@
 
 size -> Figure -> .png
 
-Imports matplotlib when it is asked for one. Knows nothing of what is drawn.
+Imports matplotlib when it is asked for one.
 """
 
 from pathlib import Path

@@ -1,8 +1,6 @@
 """How completions are drawn for a score, and how many: what two scores must share to be compared.
 
 preset, the user's settings, the base's generation settings -> Protocol
-
-Knows nothing of tasks or models.
 """
 
 import hashlib

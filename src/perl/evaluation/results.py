@@ -3,7 +3,7 @@
 scores, protocol, what was evaluated -> Results -> results.json, table.md, problems.png
 
 ``results.json`` has lighteval's layout, and under ``perl`` what that has no place for: the base beside the adapter,
-every problem, and the hashes that say what the numbers are numbers of. Knows nothing of models.
+every problem, and the hashes that say what the numbers are numbers of.
 """
 
 import json

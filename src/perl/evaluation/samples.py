@@ -3,7 +3,7 @@
 Sample -> samples.jsonl, a line each
 
 A line names the policy by a hash of its name and of the way it was asked, never by a path: an adapter that was
-trained again, or whose config was changed, is another one. Knows nothing of models or metrics.
+trained again, or whose config was changed, is another one.
 """
 
 import json

@@ -1,8 +1,6 @@
 """What a policy achieved on a task, from its samples.
 
 samples of each problem -> Score
-
-Knows nothing of models, files or of a second policy.
 """
 
 import itertools

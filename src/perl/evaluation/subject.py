@@ -1,8 +1,6 @@
 """What is to be evaluated: an adapter and the base beside it, found before any weights are loaded.
 
 run folder, checkpoint, adapter folder, Hub id, zoo:NAME, or a base alone -> Subject
-
-Knows nothing of tasks or sampling.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 Results -> table.md, or lines for a terminal
 
-Says beside the numbers what they are numbers of, and what speaks against them. Knows nothing of how they came about.
+Says beside the numbers what they are numbers of, and what speaks against them.
 """
 
 import math

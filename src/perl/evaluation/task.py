@@ -2,7 +2,7 @@
 
 eval/*.py -> Task, Question, TaskData
 
-Knows nothing of models or of verdicts, and imports neither torch nor lighteval, so that a list of tasks costs nothing.
+Imports neither torch nor lighteval, so that a list of tasks costs nothing.
 """
 
 import hashlib

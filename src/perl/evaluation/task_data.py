@@ -1,8 +1,6 @@
 """The questions of a task with their gold answers, from a local folder, the Hub or the sandbox, checked.
 
 Task -> rows -> questions -> TaskData
-
-Knows nothing of models or of how answers are judged.
 """
 
 import hashlib

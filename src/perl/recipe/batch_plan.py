@@ -2,7 +2,7 @@
 
 prompts_per_step, num_generations -> BatchPlan
 
-Pure arithmetic. Knows nothing of recipes, models or memory.
+Pure arithmetic.
 """
 
 import math

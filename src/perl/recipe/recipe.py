@@ -3,7 +3,7 @@
 file or mapping, overrides -> Recipe
 
 Nothing heavy is imported: a mistyped key is refused in a fraction of a second. Names that only a later stage knows
-(methods, rewards) are checked by functions that stage hands in. Knows nothing of models, data sets or TRL.
+(methods, rewards) are checked by functions that stage hands in.
 """
 
 import os
@@ -34,7 +34,7 @@ from perl.recipe.sections import (
 )
 from perl.recipe.server_address import without_credentials
 from perl.recipe.train_fields import REFUSED, train_model
-from perl.recipe.validation import problems_of
+from perl.recipe.validation import mistakes_of
 
 DEFAULT_REWARDS: Mapping[str, RewardSetting] = MappingProxyType({"accuracy": RewardSetting()})
 
@@ -213,7 +213,7 @@ def _validated(section: str, model: type[BaseModel], layer: Layer, problems: lis
     try:
         return {section: model.model_validate({} if values is None else values)}
     except ValidationError as error:
-        problems += problems_of(error, model, values, (section,), layer)
+        problems += mistakes_of(error, model, values, (section,), layer)
         return {}
 
 
@@ -231,7 +231,7 @@ def _validated_rewards(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
         try:
             rewards[name] = RewardSetting.model_validate(value)
         except ValidationError as error:
-            problems += problems_of(error, RewardSetting, value, ("rewards", name), layer)
+            problems += mistakes_of(error, RewardSetting, value, ("rewards", name), layer)
     if not rewards and all(value is None for value in values.values()):
         problems.append(Mistake("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
     return {"rewards": MappingProxyType(rewards)} if rewards else {}
@@ -249,7 +249,7 @@ def _validated_train(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
     try:
         validated = model.model_validate(values)
     except ValidationError as error:
-        problems += problems_of(error, model, values, ("train",), layer)
+        problems += mistakes_of(error, model, values, ("train",), layer)
         return {}
     train = validated.model_dump(exclude_unset=True)
     try:

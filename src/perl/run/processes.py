@@ -1,8 +1,6 @@
 """What the processes of one run do together: average gradients, wait for each other, be alone.
 
 model with a gradient on each process -> the same model with the mean gradient on all
-
-Knows nothing of losses, adapters or trainers.
 """
 
 import contextlib

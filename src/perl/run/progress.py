@@ -1,7 +1,4 @@
-"""Says how far a long piece of work is: a live line on a terminal, a line now and then in a log.
-
-Knows nothing of what is being done.
-"""
+"""Says how far a long piece of work is: a live line on a terminal, a line now and then in a log."""
 
 import logging
 import sys

@@ -2,8 +2,7 @@
 
 folder -> entries; name -> entry and the folder of its files
 
-A zoo is a folder with ``entries/NAME.json`` and, of adapters that it ships, ``adapters/NAME/``. Knows nothing of
-models.
+A zoo is a folder with ``entries/NAME.json`` and, of adapters that it ships, ``adapters/NAME/``.
 """
 
 import os

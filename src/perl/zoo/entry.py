@@ -2,7 +2,7 @@
 
 JSON file <-> Entry
 
-Every field that is unknown is null or empty; nothing is guessed. Knows nothing of models or of the Hub.
+Every field that is unknown is null or empty; nothing is guessed.
 """
 
 import json

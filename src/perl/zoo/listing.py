@@ -2,7 +2,7 @@
 
 entries, filter, order, columns -> rows of cells
 
-Knows nothing of files; adapters found elsewhere are rows too.
+Adapters found elsewhere are rows too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

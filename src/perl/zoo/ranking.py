@@ -3,7 +3,7 @@
 entries, task -> Ranking
 
 Scores of one protocol are ranked, those of others only named. Ranks are ranges: an adapter stands behind those that are
-shown to be better, and before those that are shown to be worse. Knows nothing of files.
+shown to be better, and before those that are shown to be worse.
 """
 
 import math
@@ -24,7 +24,7 @@ COLUMNS = ("rank", "name", "method", "base", "score", "base score", "gain", "mea
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedAdapter:
     """An adapter with its place.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ranking:
 
     task: str
     protocol: str
-    ranked: tuple[Ranked, ...]
+    ranked: tuple[RankedAdapter, ...]
     others: dict[str, tuple[str, ...]]
 
     def notes(self) -> list[str]:
@@ -190,7 +190,7 @@ def fisher_p(one: int, of_one: int, other: int, of_other: int) -> float:
     return as_unlikely / math.fsum(math.exp(chance - top) for chance in chances)
 
 
-def _row(found: Ranked) -> Row:
+def _row(found: RankedAdapter) -> Row:
     score, seeds = found.score, found.seeds
     mean = statistics.mean(seeds) if len(seeds) > 1 else None
     return {
@@ -206,7 +206,7 @@ def _row(found: Ranked) -> Row:
     }
 
 
-def _ranked(group: Sequence[tuple[Entry, TaskScore]]) -> tuple[Ranked, ...]:
+def _ranked(group: Sequence[tuple[Entry, TaskScore]]) -> tuple[RankedAdapter, ...]:
     rows = [(entry, score, ends_of(entry, score)) for entry, score in group]
     rows.sort(key=lambda row: (-row[1].adapter, row[0].name))
     found = []
@@ -215,5 +215,5 @@ def _ranked(group: Sequence[tuple[Entry, TaskScore]]) -> tuple[Ranked, ...]:
         better = sum(other.adapter > score.adapter for other in apart)
         worse = len(apart) - better
         error, seeds = error_of(entry, score), seed_scores(entry, score)
-        found.append(Ranked(entry, score, error, ends, seeds, 1 + better, len(rows) - worse))
+        found.append(RankedAdapter(entry, score, error, ends, seeds, 1 + better, len(rows) - worse))
     return tuple(found)

@@ -2,7 +2,7 @@
 
 Zoo -> MODEL_ZOO.md, zoo.csv
 
-Both hold the same for the same entries, so that a check can write them again and compare. Knows nothing of the Hub.
+Both hold the same for the same entries, so that a check can write them again and compare.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -3,7 +3,7 @@
 tasks, texts -> request -> :mod:`perl.evaluation.lighteval.process` -> LightevalScore
 
 A process of its own because importing lighteval's pipeline switches autograd off, its time limits need a main thread
-and it has to be patched. Knows nothing of models, and never asks a network.
+and it has to be patched. It never asks a network.
 """
 
 import importlib.util

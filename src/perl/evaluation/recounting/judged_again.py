@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perl.errors import Mistake
-from perl.evaluation.recounting.differing import problem_of_samples, shown
+from perl.evaluation.recounting.differing import mistake_of_samples, shown
 from perl.evaluation.results import TaskResult, Who
 from perl.evaluation.samples import Place, Sample
 from perl.rewards.answers import extract_answer, gold_answer
@@ -28,23 +28,23 @@ _SOON_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class JudgedAgain:
+class SecondVerdicts:
     """Samples of a task with the verdicts that their texts get now.
 
     Attributes:
         groups: Who -> the samples of each problem.
         undecided: How many completions the verifier decides neither in the file nor, soon enough, now.
-        problems: What the file says otherwise.
+        mistakes: What the file says otherwise.
     """
 
     groups: Mapping[Who, Sequence[Sequence[Sample]]]
     undecided: int
-    problems: Sequence[Mistake]
+    mistakes: Sequence[Mistake]
 
 
 def judge_again(
     task: TaskResult, groups: Mapping[Who, Sequence[Sequence[Sample]]], golds: Mapping[str, str]
-) -> JudgedAgain:
+) -> SecondVerdicts:
     """Judges every completion.
 
     Args:
@@ -56,7 +56,7 @@ def judge_again(
         RewardError: The worker processes cannot be started.
     """
     again: dict[Who, Sequence[Sequence[Sample]]] = {}
-    problems: list[Mistake] = []
+    mistakes: list[Mistake] = []
     undecided = 0
     for who, rows in groups.items():
         then = [sample for row in rows for sample in row]
@@ -66,11 +66,11 @@ def judge_again(
         ]
         other = [(one, two) for one, two in zip(then, now, strict=True) if one != two]
         if other:
-            problems.append(_said(task, who, other))
+            mistakes.append(_said(task, who, other))
         undecided += sum(sample.status in UNDECIDED for sample in now)
         one_by_one = iter(now)
         again[who] = [[next(one_by_one) for _ in row] for row in rows]
-    return JudgedAgain(again, undecided, problems)
+    return SecondVerdicts(again, undecided, mistakes)
 
 
 def _said(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]]) -> Mistake:
@@ -78,7 +78,7 @@ def _said(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]]) ->
     first = f"{then.status} ({shown(then.extracted)}) in the file, {now.status} ({shown(now.extracted)}) now"
     message = f"{len(other)} verdicts are not those of the texts: {first}"
     hint = "perl eval judges them again"
-    return replace(problem_of_samples(task, who, [(then.problem, then.index)], message), hint=hint)
+    return replace(mistake_of_samples(task, who, [(then.problem, then.index)], message), hint=hint)
 
 
 def _verdicts(samples: Sequence[Sample], golds: Mapping[str, str]) -> list[Verdict]:

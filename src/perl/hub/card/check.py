@@ -13,7 +13,7 @@ from typing import Any
 
 from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED, read_published
-from perl.evaluation.recounting.recount import Recount, layout_problems, recount
+from perl.evaluation.recounting.recount import Recount, layout_mistakes, recount
 from perl.evaluation.results import Results
 from perl.hub.card.fact_check import contradictions, logging_interval, only_reported
 from perl.hub.card.facts import (
@@ -177,8 +177,8 @@ class _Scores:
                 return
             written: dict[str, Any] = json.loads(content_of(files, SCORES) or b"{}")
             whole = counted.results if len(counted.results.tasks) == len(results.tasks) else results
-            self.problems += [_of_the_package(p) for p in layout_problems(written, whole)]
-        self.problems += [_of_the_package(p) for p in counted.problems]
+            self.problems += [_of_the_package(p) for p in layout_mistakes(written, whole)]
+        self.problems += [_of_the_package(p) for p in counted.mistakes]
         count = sum(task.score.n * task.score.k * (bool(task.base) + bool(task.adapter)) for task in results.tasks)
         figures = sum(bool(task.base) + bool(task.adapter) for task in results.tasks)
         basis = set(counted.basis.values())

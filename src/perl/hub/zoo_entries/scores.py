@@ -40,7 +40,7 @@ def checked_scores(found: Recount, adapter_sha256: str, config: str | bytes, whe
     if results.subject.get("policy") != policy:
         message = f"its results belong to the same weights with another {CONFIG}: the two give another policy"
         raise PerlError(message, where, f"perl eval --adapter {where}")
-    raise_all(PerlError, found.said_of(where))
+    raise_all(PerlError, found.mistakes_at(where))
     return [_score(task, where) for task in results.tasks]
 
 

@@ -2,7 +2,7 @@
 
 repository and revision, or zoo:NAME -> folder
 
-Nothing else of a repository is ever asked for: no code, no pickles, no card. Knows nothing of what is in the files.
+Nothing else of a repository is ever asked for: no code, no pickles, no card.
 """
 
 import logging
