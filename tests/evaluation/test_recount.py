@@ -237,11 +237,11 @@ def test_answers_that_mean_the_same_as_a_long_one_bear_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "is no sample"),
+        (b"{", "is not a sample"),
         (b'{"policy": 5}', "policy"),
-        (b"[]", "is no sample"),
-        (b"[" * 100_000, "is no sample"),
-        (b"\xff", "is no sample"),
+        (b"[]", "is not a sample"),
+        (b"[" * 100_000, "is not a sample"),
+        (b"\xff", "is not a sample"),
     ],
 )
 def test_a_published_line_that_is_none_is_one_line(folder, line, reason):
@@ -377,7 +377,7 @@ def test_held_out_problems_bear_a_benchmarks_name_only_if_the_run_held_out_data_
 
 def test_a_stranger_does_not_choose_how_his_samples_are_read(folder):
     results, kept = (folder / RESULTS).read_bytes(), (folder / SAMPLES).read_bytes()
-    with pytest.raises(PerlError, match="is no sample"):
+    with pytest.raises(PerlError, match="is not a sample"):
         recount_published(results, kept, "someone/it")
     public = published_samples(read_results(folder), folder / SAMPLES)
     assert recount_published(results, public, "someone/it").basis == {TASK: "verdicts"}

@@ -125,7 +125,7 @@ def carry_out(plan: Evaluation, policies: Policies | None = None) -> Results:
         samples = SampleFile(plan.folder / SAMPLES)
         broken = samples.unreadable()
         if broken:
-            logger.warning("%s: %d lines are no samples and count as never written", samples.path, broken)
+            logger.warning("%s: %d malformed lines are left out", samples.path, broken)
         drawn = draw_samples(plan, policies)
         results = _results(plan, policies, drawn, time.monotonic() - started)
         set_aside(results, plan.folder)

@@ -102,7 +102,7 @@ class Evaluation:
         engine: What draws completions; decided.
         template: Hash of the chat template; None: prompts are plain text.
         judging: The limits of comparing answers; None: the usual ones.
-        within_run: It is part of a run, which has said its plan, and scores that are there already.
+        within_run: It is part of a run, which has logged its plan, and scores that are there already.
     """
 
     subject: Subject
@@ -201,7 +201,7 @@ def plan_evaluation(
 
 @contextmanager
 def naming_options() -> Iterator[None]:
-    """A mistake is said of the option, where other commands would say it of a recipe's key."""
+    """A mistake names the option where other commands would name a recipe's key."""
     try:
         yield
     except PerlError as error:

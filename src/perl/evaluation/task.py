@@ -143,7 +143,7 @@ def all_tasks() -> dict[str, Task]:
 
 
 def find_tasks(names: Sequence[str], where: str = "--tasks") -> list[Task]:
-    """The tasks of these names, in the order asked for.
+    """The tasks of these names, in the order given.
 
     Args:
         names: Each once.

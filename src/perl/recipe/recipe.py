@@ -46,7 +46,7 @@ class Recipe:
     Attributes:
         name: The file's name without suffix; the run folder's default name.
         rewards: Reward name or ``package.module:function`` -> weight and arguments.
-        train: The fields of ``PeftRLConfig`` that were asked for, by name.
+        train: The fields of ``PeftRLConfig`` that are set, by name.
         batch: How the completions of one step are cut into forward passes.
         written_at: Says where a key was written, for error messages.
     """
@@ -181,22 +181,22 @@ def _move_process_reward(layer: Layer) -> Iterator[Mistake]:
     if not isinstance(train, Mapping) or not moved.keys() & train.keys():
         return
     layer.values["train"] = {name: value for name, value in train.items() if name not in moved}
-    asked = {key: train[name] for name, key in moved.items() if train.get(name)}  # a weight of 0 asks for none
+    requested = {key: train[name] for name, key in moved.items() if train.get(name)}  # a weight of 0 asks for none
     if rewards is None:
         rewards = {name: setting.weight for name, setting in DEFAULT_REWARDS.items()}
-    if not asked or not isinstance(rewards, Mapping):
+    if not requested or not isinstance(rewards, Mapping):
         return
     given = rewards.get("process_reward")
     home = dict(given) if isinstance(given, Mapping) else {} if given is None else {"weight": given}
     for name, key in moved.items():
-        if key in asked and home.get(key, asked[key]) != asked[key]:
+        if key in requested and home.get(key, requested[key]) != requested[key]:
             yield Mistake(
-                f"{asked[key]!r} contradicts rewards.process_reward.{key}: {home[key]!r}",
+                f"{requested[key]!r} contradicts rewards.process_reward.{key}: {home[key]!r}",
                 layer.where(("train", name)),
                 f"write it once, as rewards.process_reward.{key}",
             )
-        if key in asked:
-            home[key] = asked[key]
+        if key in requested:
+            home[key] = requested[key]
             layer.origins[("rewards", "process_reward", key)] = layer.origins.get(("train", name), "recipe")
     layer.values["rewards"] = {**rewards, "process_reward": home}
 

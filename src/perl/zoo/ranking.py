@@ -1,4 +1,4 @@
-"""Adapters by their score on a task, as far as the scores may be compared and can be told apart.
+"""Adapters by their score on a task, as far as the scores may be compared and can be distinguished.
 
 entries, task -> Ranking
 
@@ -47,7 +47,7 @@ class RankedAdapter:
 
     @property
     def rank(self) -> str:
-        """``3``, or ``2-4`` where it cannot be told apart from others."""
+        """``3``, or ``2-4`` where it cannot be distinguished from others."""
         return str(self.best) if self.best == self.worst else f"{self.best}-{self.worst}"
 
 
@@ -76,9 +76,9 @@ class Ranking:
         unknown = [found.entry.name for found in self.ranked if found.ends is None]
         what = "standard error and number of problems"
         if len(unknown) == len(self.ranked):
-            notes.append(f"Of no score {what} are known: none can be told apart from any other.")
+            notes.append(f"No score has a known {what}: none can be distinguished from any other.")
         elif unknown:
-            notes.append(f"Without {what}, so not to be told apart from any other: {', '.join(unknown)}.")
+            notes.append(f"Without {what}, so not distinguishable from any other: {', '.join(unknown)}.")
         bases = sorted({found.entry.on_base for found in self.ranked})
         if len(bases) > 1:
             notes.append(f"The bases are not the same: {', '.join(bases)}.")

@@ -1,4 +1,4 @@
-"""Where two records are not equal, and how that is said of a results file or of samples.
+"""Where two records are not equal, and how that is reported of a results file or of samples.
 
 expected, found -> leaves that differ; TaskResult, message -> Mistake
 """

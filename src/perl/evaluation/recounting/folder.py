@@ -1,4 +1,4 @@
-"""Results counted again from what lies beside them: their samples, and their problems where they can be had.
+"""Results counted again from what lies beside them: their samples, and their problems where they are here.
 
 folder -> Results, samples, gold answers -> Recount
 

@@ -2,9 +2,9 @@
 
 TaskResult, samples with texts, gold answers -> samples with the verdicts of now, what the file says otherwise
 
-Every text is judged, whatever verdict stands beside it. Most verdicts are told at once or by a moment of algebra, and
+Every text is judged, whatever verdict stands beside it. Most verdicts are known at once or by a moment of algebra, and
 must be the file's. A comparison that takes long may be over its limit on one day and not on another: such a verdict may
-be undecided in the file, and how many are is told. A decided one never stands where the text gives none.
+be undecided in the file, and how many are is reported. A decided one never stands where the text gives none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,12 +85,12 @@ def _verdicts(samples: Sequence[Sample], golds: Mapping[str, str]) -> list[Verdi
     """What the verifier says of texts; where the file leaves open what would take long, what the file says."""
     answers = [extract_answer(sample.text) for sample in samples]
     at_once = [told_at_once(gold_answer(golds[s.problem]), a) for s, a in zip(samples, answers, strict=True)]
-    asked = [s for s, told in zip(samples, at_once, strict=True) if told is None]
+    asked = [s for s, known in zip(samples, at_once, strict=True) if known is None]
     by_place = _asked([s for s in asked if s.status in UNDECIDED], golds, _SOON_SECONDS)
     by_place |= _asked([s for s in asked if s.status not in UNDECIDED], golds, _PATIENCE_SECONDS)
     found = []
-    for sample, answer, told in zip(samples, answers, at_once, strict=True):
-        status = told or by_place[sample.place]
+    for sample, answer, known in zip(samples, answers, at_once, strict=True):
+        status = known or by_place[sample.place]
         both_open = status in UNDECIDED and sample.status in UNDECIDED
         found.append(Verdict(sample.status if both_open else status, answer))
     return found

@@ -167,7 +167,7 @@ class _TaskRecount:
 
 
 class _SampleIndex:
-    """Samples by policy and task, and which of them were asked for."""
+    """Samples by policy and task, and which of them were looked up."""
 
     def __init__(self, samples: KeptSamples) -> None:
         self.texts, self.exact = samples.texts, samples.exact
@@ -312,30 +312,30 @@ def _from_rights(task: TaskResult, protocol: Protocol) -> TaskResult:
     )
 
 
-def _as_reported(counted: Score | None, said: Score | None, names: Sequence[str]) -> Score | None:
-    return None if counted is None else replace(counted, **{name: getattr(said, name) for name in names})
+def _as_reported(counted: Score | None, written: Score | None, names: Sequence[str]) -> Score | None:
+    return None if counted is None else replace(counted, **{name: getattr(written, name) for name in names})
 
 
 def _pass_at(task: TaskResult) -> list[int]:
     return sorted({k for score in (task.base, task.adapter) if score is not None for k in score.pass_at})
 
 
-def _differences(said: TaskResult, counted: TaskResult) -> list[Mistake]:
+def _differences(written: TaskResult, counted: TaskResult) -> list[Mistake]:
     """Every figure that is not what was counted; of the problems a line a policy."""
     found = []
     for who in WHO:
-        rows = [(one.id, getattr(one, who), getattr(two, who)) for one, two in _side_by_side(said, counted)]
+        rows = [(one.id, getattr(one, who), getattr(two, who)) for one, two in _side_by_side(written, counted)]
         other = [(name, there, right) for name, there, right in rows if there != right]
         if other:
             name, there, right = other[0]
             first = f"of problem {name!r} it says {marks(there)}, counted are {marks(right)}"
-            found.append(mistake_of(said, f"the {who}'s rights differ on {len(other)} problems: {first}"))
-    figures = [asdict(replace(task, problems=())) for task in (said, counted)]
+            found.append(mistake_of(written, f"the {who}'s rights differ on {len(other)} problems: {first}"))
+    figures = [asdict(replace(task, problems=())) for task in (written, counted)]
     return found + [
-        mistake_of(said, f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}")
+        mistake_of(written, f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}")
         for place, right, there in unequal(figures[1], figures[0])
     ]
 
 
-def _side_by_side(said: TaskResult, counted: TaskResult) -> list[tuple[ProblemResult, ProblemResult]]:
-    return list(zip(said.problems, counted.problems, strict=True))
+def _side_by_side(written: TaskResult, counted: TaskResult) -> list[tuple[ProblemResult, ProblemResult]]:
+    return list(zip(written.problems, counted.problems, strict=True))

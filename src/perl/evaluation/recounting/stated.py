@@ -1,6 +1,6 @@
 """What a results file states of a task beside its figures: title, protocol hash, where the problems come from.
 
-TaskResult, Protocol -> what is wrong with it, and what cannot be told
+TaskResult, Protocol -> what is wrong with it, and what is not known
 
 A benchmark is known by the definition that is here, whatever a file says.
 """
@@ -22,7 +22,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 def stated_mistakes(
     task: TaskResult, protocol: Protocol, held_out: str | None = None
 ) -> tuple[list[Mistake], list[str]]:
-    """What is wrong with a task's title, protocol hash and data, and what cannot be told.
+    """What is wrong with a task's title, protocol hash and data, and what is not known.
 
     Args:
         task: As a file has it.
