@@ -50,8 +50,8 @@ def _of_run(folder: str) -> dict[str, float]:
         started = time.perf_counter()
         counted = recount_folder(folder)
         measured.append(time.perf_counter() - started)
-        if counted.problems:
-            raise SystemExit("\n".join(map(str, counted.problems)))
+        if counted.mistakes:
+            raise SystemExit("\n".join(map(str, counted.mistakes)))
     samples = sum(score.n * score.k for task in counted.results.tasks for score in (task.base, task.adapter) if score)
     return {"samples": samples, "seconds, first": measured[0], "seconds, again": measured[1]}
 
@@ -85,8 +85,8 @@ def _timed(folder: Path, way: str) -> float:
     else:
         kept = None if way == "rights" else KeptSamples(list(SampleFile(folder / SAMPLES).lines()))
     counted = recount(results, kept, golds)
-    if counted.problems:
-        raise SystemExit("\n".join(map(str, counted.problems)))
+    if counted.mistakes:
+        raise SystemExit("\n".join(map(str, counted.mistakes)))
     return time.perf_counter() - started
 
 

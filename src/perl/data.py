@@ -1,8 +1,6 @@
 """Problems from the sandbox, local files or the Hub, as prompts with gold answers; checked before training.
 
 DataSection -> ProblemSet (columns: prompt, solution, and every column of the data set); rows, tokenizer -> Prompts
-
-Knows nothing of models or rewards.
 """
 
 import json
@@ -279,19 +277,18 @@ def _row(
 
 
 def _check_rows(rows: list[dict[str, Any]], source: DataSource, where: str) -> None:
-    no_prompt = [i for i, row in enumerate(rows) if not prompt_text(row["prompt"]).strip()]
-    no_answer = [
-        i for i, row in enumerate(rows) if source.columns.answer is not None and not (row["solution"] or "").strip()
-    ]
-    problems = []
-    for bad, what in ((no_prompt, "question"), (no_answer, "answer")):
-        if bad:
-            problems.append(
-                Mistake(
-                    f"{len(bad)} of {len(rows)} rows of {source.name} have no {what}, first row {bad[0] + 1}", where
-                )
-            )
-    raise_all(DataError, problems)
+    mistakes = empty_cells([not prompt_text(row["prompt"]).strip() for row in rows], "question", source.name, where)
+    if source.columns.answer is not None:
+        mistakes += empty_cells([not (row["solution"] or "").strip() for row in rows], "answer", source.name, where)
+    raise_all(DataError, mistakes)
+
+
+def empty_cells(empty: Sequence[bool], what: str, source: str, where: str) -> list[Mistake]:
+    """One mistake if some rows of a data set lack a question or an answer, with their number and the first of them."""
+    if not any(empty):
+        return []
+    message = f"{sum(empty)} of {len(empty)} rows of {source} have no {what}, first row {empty.index(True) + 1}"
+    return [Mistake(message, where)]
 
 
 def prompt_text(prompt: Any) -> str:  # noqa: ANN401 (text or messages, as the data set holds them)

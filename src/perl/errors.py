@@ -1,4 +1,4 @@
-"""What can go wrong, and how it is said.
+"""What can go wrong, and how it is reported.
 
 The error model, each kind handled in one place:
 
@@ -8,7 +8,7 @@ The error model, each kind handled in one place:
   :class:`BrokenPromiseError`. Nobody's input caused it, the result must not be used: exit 1.
 * **Completions cannot be scored** (a reward function raises again and again): :class:`RewardError`, exit 1; the run can
   go on once it is mended.
-* **No rollouts can be had** (every vLLM server is gone, or one does not do what it is asked): :class:`RolloutError`,
+* **No rollouts** (every vLLM server is gone, or one does not do what it is asked): :class:`RolloutError`,
   exit 1; the run can go on once they are back.
 * **The user stops the run** with Ctrl-C or SIGTERM: :class:`InterruptedRunError`, exit 130, the run can be resumed.
 * **A result that failed** (a completion without an answer) is data with a status, :class:`perl.types.Verdict`; it is
@@ -106,7 +106,7 @@ class RewardError(PerlError):
 
 
 class RolloutError(PerlError):
-    """No rollouts can be had: no server answers, or one refuses what it is asked."""
+    """No rollouts: no server answers, or one refuses what it is asked."""
 
     exit_code = EXIT_FAILED
 

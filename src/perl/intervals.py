@@ -1,8 +1,6 @@
 """How far a mean of scores may lie from the true one, also where few problems were asked or nearly all came out alike.
 
 mean, standard error, number of problems -> ends of a confidence interval
-
-Knows nothing of what the scores are scores of.
 """
 
 import math

@@ -137,7 +137,7 @@ def test_an_adapter_that_is_not_there(mistake):
 @pytest.mark.parametrize("name", ["runs/nowhere", "user/name@0123abc"])
 def test_a_name_that_only_the_hub_could_know_while_it_is_not_asked(mistake, name):
     line = mistake("--adapter", name, *TASK)
-    assert line.startswith(f"--adapter: {name} cannot be had from the Hub: ")
+    assert line.startswith(f"--adapter: {name} cannot be downloaded from the Hub: ")
     assert "HF_HUB_OFFLINE" in line
 
 
@@ -226,7 +226,7 @@ def test_data_that_is_not_there(mistake):
     [
         ("", "task aime24: aime24.jsonl is empty"),
         ('{"problem": "1+1", "answer": 2}\n{"problem": 2,\n', "task aime24: line 2 of aime24.jsonl is not JSON: "),
-        ("[1]\n", "task aime24: line 1 of aime24.jsonl is no JSON object"),
+        ("[1]\n", "task aime24: line 1 of aime24.jsonl is not a JSON object"),
         (
             '{"text": "1+1", "answer": 2}\n',
             "task aime24: row 1 of aime24.jsonl has no problem or question, it has text",

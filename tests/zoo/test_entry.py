@@ -50,7 +50,7 @@ def test_a_wrong_entry_is_one_line_that_names_the_field(tmp_path, changes, said)
     path = written(tmp_path, **changes)
     with pytest.raises(PerlError) as caught:
         read_entry(path)
-    assert str(caught.value).startswith(f"{path}: is no entry of a zoo: ")
+    assert str(caught.value).startswith(f"{path}: is not an entry of a zoo: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -59,7 +59,7 @@ def test_a_wrong_entry_is_one_line_that_names_the_field(tmp_path, changes, said)
 def test_a_file_that_is_no_entry_is_refused(tmp_path, text):
     path = tmp_path / "good.json"
     path.write_text(text)
-    with pytest.raises(PerlError, match="is no entry of a zoo"):
+    with pytest.raises(PerlError, match="is not an entry of a zoo"):
         read_entry(path)
 
 
@@ -121,7 +121,7 @@ def test_the_environment_names_another_zoo(tmp_path, monkeypatch):
     assert "good" not in open_zoo().entries
     monkeypatch.setenv(VARIABLE, str(tmp_path / "zoo"))
     assert list(open_zoo().entries) == ["good"]
-    with pytest.raises(PerlError, match="is no zoo"):
+    with pytest.raises(PerlError, match="is not a zoo"):
         open_zoo(tmp_path / "absent")
 
 

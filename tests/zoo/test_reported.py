@@ -9,7 +9,6 @@ from perl.zoo.ranking import rank_task
 
 ZOO = open_zoo()
 REPORTED = [entry for entry in ZOO.entries.values() if entry.provenance == "reported"]
-every_reported = pytest.mark.parametrize("entry", REPORTED, ids=[entry.name for entry in REPORTED])
 
 
 def averages(prefix, task):
@@ -77,46 +76,43 @@ def test_a_printed_average_that_is_not_the_mean_of_its_columns_is_said_to_be_non
         assert float(said[1]) == pytest.approx(100 * mean, abs=0.051)
 
 
-@every_reported
-def test_nothing_is_claimed_that_nobody_here_has_seen(entry):
-    assert entry.source
-    assert entry.notes
-    assert entry.adapter.sha256 == {}
-    assert not entry.adapter.shipped
-    assert not entry.recipe
-    assert not entry.protocol
-    assert not entry.licence
-    assert all(score.stderr is None and score.base_stderr is None for score in entry.scores)
-    if entry.adapter.repo:
-        assert "Nobody here has opened the repository" in " ".join(entry.notes)
+def test_nothing_is_claimed_that_nobody_here_has_seen():
+    for entry in REPORTED:
+        assert entry.source, entry.name
+        assert entry.notes, entry.name
+        claims = (entry.adapter.sha256, entry.adapter.shipped, entry.recipe, entry.protocol, entry.licence)
+        assert not any(claims), entry.name
+        assert all(score.stderr is None and score.base_stderr is None for score in entry.scores), entry.name
+        if entry.adapter.repo:
+            assert "Nobody here has opened the repository" in notes(entry.name), entry.name
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("perl-7b-dora", "use_dora false: this is plain LoRA"),
-        ("perl-hub-7b-dora", "Plain LoRA: its adapter_config.json says use_dora false"),
-        ("perl-7b-lora-plus", "unless it was run with local edits this is plain LoRA"),
-        ("perl-hub-7b-lora-plus-20251218", "trains plain LoRA whatever method is asked for"),
-        ("perl-hub-adalora-20251212", "trains plain LoRA whatever method is asked for"),
-        ("perl-hub-rslora-20251223", "trains plain LoRA whatever method is asked for"),
-        ("perl-1.5b-adalora", "fixed rank of 32"),
-        ("perl-1.5b-ia3", "trains the type milora"),
-        ("perl-hub-ia3-20251128", "trains the type milora"),
-        ("perl-1.5b-milora", "the trained model + B0 A0"),
-        ("perl-hub-milora-20251126", "the trained model + B0 A0"),
-        ("perl-1.5b-pissa", "randomised SVD"),
-        ("perl-1.5b-vera", "q_proj and v_proj"),
-        ("perl-1.5b-miss", "q_proj and v_proj"),
-        ("perl-1.5b-lora", "rank 16 and alpha 32"),
-        ("perl-1.5b-lora-fa", "Read off a figure"),
-        ("perl-hub-lora-r32-20251129", "a rate of 5e-6"),
-        ("tina-1.5b-open-rs2", "One sample a problem"),
-        ("tina-1.5b-open-rs2", "The checkpoint was picked by its score"),
-    ],
+DEFECTS = (
+    ("perl-7b-dora", "use_dora false: this is plain LoRA"),
+    ("perl-hub-7b-dora", "Plain LoRA: its adapter_config.json says use_dora false"),
+    ("perl-7b-lora-plus", "unless it was run with local edits this is plain LoRA"),
+    ("perl-hub-7b-lora-plus-20251218", "trains plain LoRA whatever method is asked for"),
+    ("perl-hub-adalora-20251212", "trains plain LoRA whatever method is asked for"),
+    ("perl-hub-rslora-20251223", "trains plain LoRA whatever method is asked for"),
+    ("perl-1.5b-adalora", "fixed rank of 32"),
+    ("perl-1.5b-ia3", "trains the type milora"),
+    ("perl-hub-ia3-20251128", "trains the type milora"),
+    ("perl-1.5b-milora", "the trained model + B0 A0"),
+    ("perl-hub-milora-20251126", "the trained model + B0 A0"),
+    ("perl-1.5b-pissa", "randomised SVD"),
+    ("perl-1.5b-vera", "q_proj and v_proj"),
+    ("perl-1.5b-miss", "q_proj and v_proj"),
+    ("perl-1.5b-lora", "rank 16 and alpha 32"),
+    ("perl-1.5b-lora-fa", "Read off a figure"),
+    ("perl-hub-lora-r32-20251129", "a rate of 5e-6"),
+    ("tina-1.5b-open-rs2", "One sample a problem"),
+    ("tina-1.5b-open-rs2", "The checkpoint was picked by its score"),
 )
-def test_known_defects_are_spelled_out(name, said):
-    assert said in notes(name)
+
+
+def test_known_defects_are_spelled_out():
+    for name, defect in DEFECTS:
+        assert defect in notes(name), name
 
 
 def test_every_published_run_of_one_seed_says_so():

@@ -155,8 +155,8 @@ def test_an_adapter_of_the_hub_is_fetched_at_its_commit_and_verified(hub, files,
     found = find_adapter("zoo:good")
     assert (found.name, found.folder.name) == ("zoo:good", then)
     assert find_subject("zoo:good").name == "zoo:good"
-    assert "is not the file that was asked for" in refusal(find_adapter, "zoo:other")
-    assert "is not the file that was asked for" in refusal(find_adapter, "zoo:moved")
+    assert "is not the requested file" in refusal(find_adapter, "zoo:other")
+    assert "is not the requested file" in refusal(find_adapter, "zoo:moved")
     assert caplog.messages == []
     pulled = pull(zoo, "good", Path("mine"))
     assert {path.name: path.read_bytes() for path in pulled.iterdir()} == files
@@ -177,7 +177,7 @@ def test_an_adapter_that_nobody_has_verified_is_loaded_with_a_warning(hub, files
 def test_an_entry_that_leads_elsewhere_is_refused(hub, files, subfolder):
     hub.create(REPO, files)
     add(entry("evil", repo=REPO, subfolder=subfolder))
-    assert "is no folder of a repository" in refusal(find_adapter, "zoo:evil")
+    assert "is not a folder of a repository" in refusal(find_adapter, "zoo:evil")
 
 
 def test_what_is_pulled_is_all_that_the_entry_lists(shipped, files):
@@ -211,7 +211,7 @@ def test_an_empty_folder_is_filled_and_nothing_is_overwritten(shipped):
 def test_an_entry_that_lists_paths_is_refused(shipped, name, tmp_path):
     listed = {**shipped.entries["lora"].adapter.sha256, name: sha256(b"")}
     zoo = add(entry("lora", shipped=True, sha256=listed))
-    assert refusal(pull, zoo, "lora", Path("mine")) == f"zoo:lora lists {name!r}, which is no name of a file"
+    assert refusal(pull, zoo, "lora", Path("mine")) == f"zoo:lora lists {name!r}, which is not a file name"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["zoo"]
 
 

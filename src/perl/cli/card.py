@@ -65,7 +65,7 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
 
     folder = run_folder(source)
     if folder is None:
-        raise PerlError("is no run, and only a run's card can be written", source, "--check looks at a card")
+        raise PerlError("is not a run, and only a run's card can be written", source, "--check looks at a card")
     if repo is not None and not is_hub_name(repo):
         raise PerlError(f"{repo!r} is not a name on the Hub", "--repo", "user/name")
     run = Run.read(folder)
@@ -76,8 +76,8 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
         gone = write_card(run, repo)
         if gone:
             more = f", and {len(gone) - 1} more lines" if len(gone) > 1 else ""
-            said = f"{run.card}:{gone[0][0]}: edited by hand and gone: {shown(gone[0][1])}{more}"
-            say(f"{said} (your own words stand below ## Notes)", err=True)
+            line = f"{run.card}:{gone[0][0]}: edited by hand and gone: {shown(gone[0][1])}{more}"
+            say(f"{line} (your own words stand below ## Notes)", err=True)
         return str(run.card)
     card = run_card(run, repo)
     try:
@@ -98,4 +98,4 @@ def _refuse_others(file: Path, card: str) -> None:
     there = file.read_text(encoding="utf-8", errors="replace")
     tags = (read_front_matter(there)[0] or {}).get("tags")
     if there != card and not (isinstance(tags, list) and OURS in tags):
-        raise PerlError("is no card that perl wrote, so it is not overwritten", str(file), "choose another name")
+        raise PerlError("was not written by perl, so it is not overwritten", str(file), "choose another name")

@@ -1,4 +1,4 @@
-"""Dispatches to the commands, each in a module of its own that is imported when it is asked for.
+"""Dispatches to the commands, each in a module of its own that is imported when it runs.
 
 arguments -> exit code
 

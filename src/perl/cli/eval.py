@@ -191,9 +191,11 @@ def compare_results(results: tuple[str, ...], *, force: bool, markdown: bool, as
     if len(results) < 2:
         raise PerlError("there is nothing to compare it with", results[0], "name two folders or more")
     counted = [recount_folder(folder) for folder in results]
-    raise_all(PerlError, [line for folder, one in zip(results, counted, strict=True) for line in one.said_of(folder)])
+    raise_all(
+        PerlError, [line for folder, one in zip(results, counted, strict=True) for line in one.mistakes_at(folder)]
+    )
     notes = [
-        f"{folder}: {one.said_to_be_reported}." for folder, one in zip(results, counted, strict=True) if one.reported
+        f"{folder}: {one.reported_sentence}." for folder, one in zip(results, counted, strict=True) if one.reported
     ]
     found = compare([one.results for one in counted], force=force)
     found = replace(found, notes=(*found.notes, *notes))

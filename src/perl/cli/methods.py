@@ -132,7 +132,7 @@ def _page(row: dict[str, Any]) -> list[str]:
         ("source", row["source"]),
         ("settings", settings or "none"),
         ("kwargs", options or "those of its PEFT config"),
-        ("learning rate", f"{row['learning_rate']:g} where none is asked for ({row['rate']:g} times LoRA's)"),
+        ("learning rate", f"{row['learning_rate']:g} by default ({row['rate']:g} times LoRA's)"),
         *([("trains", f"{row['trainable']:,} parameters ({row['share']:.3%})")] if "trainable" in row else []),
         ("reference", row["reference"]),
         ("rollout sync", row["sync"]),

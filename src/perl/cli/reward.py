@@ -35,7 +35,7 @@ _AT_A_TIME = 200
 
 @dataclass(frozen=True)
 class FailingRow:
-    """A row of a data set whose gold answer is no right answer to itself.
+    """A row of a data set whose gold answer the verifier does not judge right.
 
     Attributes:
         row: Counted from 1, in the data set as it was read.
@@ -130,7 +130,7 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
     rewards = resolve_rewards(resolved.rewards, resolved.rollout)
     judging = next((reward.judging for reward in rewards if reward.judging is not None), None) or Judging()
     try:
-        problems, train_rows = _problems_of(resolved.data, judging.solution)
+        problems, train_rows = _read_problems(resolved.data, judging.solution)
     except PerlError as error:
         raise resolved.located(error) from error
     sets, others = [], []
@@ -148,7 +148,7 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
     return EXIT_FAILED if any(checked.failing for checked in sets) else EXIT_DONE
 
 
-def _problems_of(section: "DataSection", gold: str) -> "tuple[ProblemSet, Sequence[int]]":
+def _read_problems(section: "DataSection", gold: str) -> "tuple[ProblemSet, Sequence[int]]":
     """The problems with their gold answers as ``solution``, and which row of the data set each training problem is.
 
     Overlapping ones may have been dropped.
@@ -212,8 +212,8 @@ def _checked(
             letters += len(bad)
             for k, status in enumerate(statuses):
                 if status != "right" or k in bad:
-                    said = "unparsable_gold" if k in bad else status
-                    failing.append(FailingRow(rows[part[k]] + 1, golds[part[k]], said))
+                    found = "unparsable_gold" if k in bad else status
+                    failing.append(FailingRow(rows[part[k]] + 1, golds[part[k]], found))
             line.update(len(part))
     return CheckedSet(role, name, len(golds), len(chosen), right, letters, failing)
 
@@ -222,19 +222,19 @@ def _statuses(golds: Sequence[str], judging: "Judging") -> list[str]:
     """The first status that is not right of each gold answer: boxed, and as it stands if that is a worked solution."""
     from perl.rewards.verifier import check_all
 
-    asked: list[tuple[int, str]] = []
+    pairs: list[tuple[int, str]] = []
     for k, gold in enumerate(golds):
-        asked.append((k, _boxed(gold)))
+        pairs.append((k, _boxed(gold)))
         if "####" in gold or "\\boxed" in gold:
-            asked.append((k, gold))
+            pairs.append((k, gold))
     verdicts = check_all(
-        [golds[k] for k, _ in asked],
-        [completion for _, completion in asked],
+        [golds[k] for k, _ in pairs],
+        [completion for _, completion in pairs],
         timeout_seconds=judging.timeout_seconds,
         workers=judging.workers,
     )
     statuses = ["right"] * len(golds)
-    for (k, _), verdict in zip(asked, verdicts, strict=True):
+    for (k, _), verdict in zip(pairs, verdicts, strict=True):
         if statuses[k] == "right":
             statuses[k] = verdict.status
     return statuses
@@ -311,8 +311,8 @@ def _lines(sets: Sequence[CheckedSet], others: Sequence[RewardOfGold]) -> list[s
         if len(checked.failing) > _LISTED_ROWS:
             lines.append(f"  and {len(checked.failing) - _LISTED_ROWS:,} more")
     for other in others:
-        said = f"mean {other.mean:.3f}" if other.mean is not None else f"skipped, {_one_line(other.skipped, 200)}"
-        lines.append(f"reward {other.name} of the training set's boxed gold answers: {said}")
+        text = f"mean {other.mean:.3f}" if other.mean is not None else f"skipped, {_one_line(other.skipped, 200)}"
+        lines.append(f"reward {other.name} of the training set's boxed gold answers: {text}")
     failing = sum(len(checked.failing) for checked in sets)
     if failing == 1:
         lines.append("1 row gives right completions no reward: drop or rewrite it")

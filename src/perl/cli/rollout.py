@@ -1,4 +1,4 @@
-"""``perl rollout``: how to start the vLLM server that a recipe needs, and whether those that run will do."""
+"""``perl rollout``: how to start the vLLM server that a recipe needs, and whether those that run are compatible."""
 
 import json
 
@@ -26,7 +26,7 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
     from perl.training.stages import prepare, read_recipe
 
     plan = prepare(read_recipe(recipe, overrides))
-    said = server_command(
+    shown = server_command(
         plan.recipe.model,
         plan.longest_text,
         port,
@@ -35,10 +35,10 @@ def print_command(recipe: str, overrides: tuple[str, ...], port: int) -> None:
         rank=plan.served_rank,
         adapters=1 + plan.recipe.rollout.prefetch,  # those of rollouts that are sampled ahead, and the newest
     )
-    say(said)
+    say(shown)
 
 
-@command.command("check", short_help="Ask RECIPE's servers whether they will do.")
+@command.command("check", short_help="Check whether RECIPE's servers are compatible.")
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print the answers as JSON.")

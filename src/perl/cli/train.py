@@ -70,7 +70,7 @@ def _summary(run: "Run") -> list[str]:
     lines = []
     if run.facts.get("eval"):
         counted = recount_folder(run.path / "eval")
-        raise_all(PerlError, counted.said_of(str(run.path / "eval")))
+        raise_all(PerlError, counted.mistakes_at(str(run.path / "eval")))
         lines.append(plain(counted.results))
     steps, seconds = run.facts.get("steps", 0), run.facts.get("seconds", 0.0)
     lines.append(f"{steps} steps, {seconds:.0f} s, reward {_reward(run)}")

@@ -2,8 +2,7 @@
 
 Results of several -> Comparison -> Markdown, terminal, JSON
 
-Scores that were measured under different protocols stand in one table only on demand, and marked. Knows nothing of
-files or models.
+Scores that were measured under different protocols stand in one table only on demand, and marked.
 """
 
 import math

@@ -3,7 +3,7 @@
 problems, engine, protocol -> Sample, each once
 
 What was drawn before is not drawn again. The verifier is the one that training uses, so the two cannot disagree on what
-is right. Knows nothing of models, files or scores.
+is right.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from perl.types import Verdict
 
 
 @dataclass(frozen=True)
-class Asked:
+class RenderedProblem:
     """A problem as the model sees it.
 
     Attributes:
@@ -45,7 +45,7 @@ class TaskRequest:
     """
 
     task: str
-    asked: tuple[Asked, ...]
+    asked: tuple[RenderedProblem, ...]
     max_new_tokens: int
     end_token_ids: tuple[int, ...]
     stop: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 Results, folder -> folder/earlier/NAME with what was there
 
-Knows nothing of samples: their file holds every policy's.
+Samples stay where they are: their file holds every policy's.
 """
 
 import logging

@@ -25,15 +25,15 @@ from perl.evaluation.draw import draw
 from perl.evaluation.earlier import set_aside
 from perl.evaluation.figure import draw_problems
 from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval
-from perl.evaluation.policies import Policies, Ready, Who, in_turn, load_policies
+from perl.evaluation.policies import Policies, ReadyPolicy, Who, in_turn, load_policies
 from perl.evaluation.protocol import short_hash
-from perl.evaluation.questions import Prepared
+from perl.evaluation.questions import PreparedTask
 from perl.evaluation.recounting.recount import with_figures
-from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation, said_of_options
+from perl.evaluation.request import EvalSettings, Evaluation, naming_options, plan_evaluation
 from perl.evaluation.results import SAMPLES, TABLE, OtherScore, Results, TaskResult
 from perl.evaluation.samples import Sample, SampleFile
 from perl.evaluation.score import rights, score_samples
-from perl.evaluation.stored import Stored, stored_samples
+from perl.evaluation.stored import StoredSamples, stored_samples
 from perl.policy.model import base_dtype, base_identity, base_of, public_name
 from perl.policy.name import model_config_digest, policy_name
 from perl.policy.quantised import quantisation_of
@@ -54,7 +54,7 @@ Groups = list[list[Sample]]
 
 
 @dataclass
-class Drawn:
+class DrawnSamples:
     """What came of asking.
 
     Attributes:
@@ -120,12 +120,12 @@ def carry_out(plan: Evaluation, policies: Policies | None = None) -> Results:
         for line in plan.lines() if not plan.within_run else ():
             logger.info("%s", line)
         if policies is None:
-            with said_of_options():
+            with naming_options():
                 policies = load_policies(plan.subject, plan.device)
         samples = SampleFile(plan.folder / SAMPLES)
         broken = samples.unreadable()
         if broken:
-            logger.warning("%s: %d lines are no samples and count as never written", samples.path, broken)
+            logger.warning("%s: %d malformed lines are left out", samples.path, broken)
         drawn = draw_samples(plan, policies)
         results = _results(plan, policies, drawn, time.monotonic() - started)
         set_aside(results, plan.folder)
@@ -161,7 +161,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def draw_samples(plan: Evaluation, policies: Policies) -> Drawn:
+def draw_samples(plan: Evaluation, policies: Policies) -> DrawnSamples:
     """Every sample of every policy on every task; those that are there already are not drawn again.
 
     Raises:
@@ -169,7 +169,7 @@ def draw_samples(plan: Evaluation, policies: Policies) -> Drawn:
         BrokenPromiseError: The engine does not answer like the policy.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
-    drawn, file = Drawn(), SampleFile(plan.folder / SAMPLES)
+    drawn, file = DrawnSamples(), SampleFile(plan.folder / SAMPLES)
     settings = EngineSettings(f"perl-{secrets.token_hex(4)}", plan.folder / "sync", plan.longest, alone=True)
     probe = plan.tasks[0].request.asked[0].prompt_ids
     temperature = plan.protocol.temperature or 1.0  # of greedy sampling engines report log-probabilities at 1
@@ -187,7 +187,7 @@ def draw_samples(plan: Evaluation, policies: Policies) -> Drawn:
 
 
 def _draw_task(
-    plan: Evaluation, policies: Policies, ready: Ready, task: Prepared, key: str, file: SampleFile
+    plan: Evaluation, policies: Policies, ready: ReadyPolicy, task: PreparedTask, key: str, file: SampleFile
 ) -> Groups:
     k, name = plan.protocol.k, task.request.task
     wanted = task.request.places(k)
@@ -215,7 +215,7 @@ def _draw_task(
     return groups
 
 
-def _say_corrected(what: str, stored: Stored) -> None:
+def _say_corrected(what: str, stored: StoredSamples) -> None:
     if stored.dropped:
         logger.warning(
             "%s: not drawn by this evaluation (another seed, a length that cannot be, an "
@@ -230,7 +230,7 @@ def _say_corrected(what: str, stored: Stored) -> None:
         )
 
 
-def _key(plan: Evaluation, policies: Policies, who: Who, task: Prepared) -> str:
+def _key(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -> str:
     """Names a policy and the way it was asked: whatever a completion depends on, and no path."""
     request = task.request
     prompts = json.dumps([(asked.problem, asked.prompt_ids) for asked in request.asked])
@@ -259,7 +259,7 @@ def _dtype(policies: Policies, who: Who) -> str:
     return base_dtype(policies.base if alone or trained is None else trained)
 
 
-def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float) -> Results:
+def _results(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds: float) -> Results:
     own = {who: _by_lighteval(plan, groups) for who, groups in drawn.groups.items()}
     base, revision = public_name(*base_identity(policies.base))
     quantization = quantisation_of(base_of(policies.base))
@@ -291,8 +291,8 @@ def _results(plan: Evaluation, policies: Policies, drawn: Drawn, seconds: float)
 
 def _task_result(
     plan: Evaluation,
-    task: Prepared,
-    drawn: Drawn,
+    task: PreparedTask,
+    drawn: DrawnSamples,
     own: Mapping[Who, Mapping[str, OtherScore]],
 ) -> TaskResult:
     name = task.request.task

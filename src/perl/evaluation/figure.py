@@ -1,8 +1,6 @@
 """Every problem of an evaluation as a point: which ones the adapter solves more often than its base.
 
 Results -> problems.png
-
-Knows nothing of tasks or models.
 """
 
 from collections import Counter

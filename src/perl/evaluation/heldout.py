@@ -1,8 +1,6 @@
 """Problems that a run holds out, as a task: asked as training asks them.
 
-prompts with solutions -> Prepared; model, Prepared -> Score
-
-Knows nothing of recipes.
+prompts with solutions -> PreparedTask; model, PreparedTask -> Score
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +9,9 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from perl.data import prompt_text
-from perl.evaluation.draw import Asked, TaskRequest, draw
+from perl.evaluation.draw import RenderedProblem, TaskRequest, draw
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.questions import Prepared, protocol_hash
+from perl.evaluation.questions import PreparedTask, protocol_hash
 from perl.evaluation.results import HELD_OUT
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import Score, score_samples
@@ -24,7 +22,9 @@ from perl.rollouts.hf_engine import TransformersEngine
 from perl.types import Prompt
 
 
-def heldout_task(name: str, prompts: Sequence[Prompt], protocol: Protocol, end_token_ids: tuple[int, ...]) -> Prepared:
+def heldout_task(
+    name: str, prompts: Sequence[Prompt], protocol: Protocol, end_token_ids: tuple[int, ...]
+) -> PreparedTask:
     """Held-out problems as a task.
 
     Args:
@@ -50,9 +50,9 @@ def heldout_task(name: str, prompts: Sequence[Prompt], protocol: Protocol, end_t
         source="held out by the run",
     )
     data = TaskData(task, questions, name, None, questions_hash(questions))
-    asked = tuple(Asked(q.id, p.token_ids, q.gold) for q, p in zip(questions, prompts, strict=True))
+    asked = tuple(RenderedProblem(q.id, p.token_ids, q.gold) for q, p in zip(questions, prompts, strict=True))
     longest = protocol.max_new_tokens
-    return Prepared(data, TaskRequest(name, asked, longest, end_token_ids), protocol_hash(protocol, data, longest))
+    return PreparedTask(data, TaskRequest(name, asked, longest, end_token_ids), protocol_hash(protocol, data, longest))
 
 
 def evaluate_policy(

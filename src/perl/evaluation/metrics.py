@@ -2,7 +2,7 @@
 
 (problems, k) rights and wrongs -> avg@k, pass@k, maj@k, G-Pass@k; standard error, interval, paired difference
 
-Pure functions. Knows nothing of models, prompts or files.
+Pure functions.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 size -> Figure -> .png
 
-Imports matplotlib when it is asked for one. Knows nothing of what is drawn.
+Imports matplotlib when a picture is drawn.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ def new_figure(width: float, height: float, needed_for: str) -> "Figure":
     Args:
         width: In inches.
         height: In inches.
-        needed_for: What is said to need matplotlib.
+        needed_for: What needs matplotlib, for the error.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,8 +1,6 @@
 """The base and what was trained on it, one after the other, in an engine that is proven to have it.
 
 Subject -> Policies in memory -> (who, engine), each valid until the next is asked for
-
-Knows nothing of tasks.
 """
 
 import contextlib
@@ -82,7 +80,7 @@ def load_policies(subject: Subject, device: torch.device) -> Policies:
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyPolicy:
     """A policy that can be asked.
 
     Attributes:
@@ -103,7 +101,7 @@ def in_turn(
     probe_ids: Sequence[int],
     batch_size: int,
     temperature: float = 1.0,
-) -> Generator[Ready]:
+) -> Generator[ReadyPolicy]:
     """Each policy in turn, the base first; an engine outside of this model is proven to answer like it.
 
     Servers prove that they bind an adapter before the base is asked, which may take hours. After merged weights they
@@ -127,7 +125,7 @@ def in_turn(
         for who in _ORDER:
             if who in wanted:
                 with policies.active(who) as policy:
-                    yield Ready(who, TransformersEngine(policy, policies.tokenizer, batch_size))
+                    yield ReadyPolicy(who, TransformersEngine(policy, policies.tokenizer, batch_size))
         return
     trained = policies.trained if "adapter" in wanted else None
     plan = choose_form(trained, how.sync) if trained is not None else None
@@ -147,12 +145,12 @@ def in_turn(
         if "base" in wanted:
             with policies.active("base") as policy:
                 difference = proof.compare(engine, policy)
-            yield Ready("base", engine, difference)
+            yield ReadyPolicy("base", engine, difference)
         if plan is not None and trained is not None:
             if not proven:
                 proof.bind(engine, trained, plan.form, f"{settings.name}-probe")
             engine.load(make_update(trained, plan.form, f"{settings.name}-adapter"))
-            yield Ready("adapter", engine, proof.compare(engine, trained))
+            yield ReadyPolicy("adapter", engine, proof.compare(engine, trained))
             if served and plan.form == "merged":
                 engine.load(base_update(on_base, f"{settings.name}-restored"))
 

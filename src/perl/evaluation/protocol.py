@@ -1,8 +1,6 @@
 """How completions are drawn for a score, and how many: what two scores must share to be compared.
 
 preset, the user's settings, the base's generation settings -> Protocol
-
-Knows nothing of tasks or models.
 """
 
 import hashlib
@@ -130,11 +128,11 @@ def resolve_protocol(
     """
     if preset not in PRESETS:
         raise PerlError(f"no preset {preset!r}", "--preset", did_you_mean(preset, PRESETS))
-    asked = {name: value for name, value in (given or {}).items() if value is not None}
+    chosen = {name: value for name, value in (given or {}).items() if value is not None}
     base = _from_the_base(of_the_base or {})
-    protocol = replace(Protocol(preset=preset), **{**base, **PRESETS[preset], **asked})
-    _check(protocol, explicit_k="k" in asked)
-    return replace(protocol, k=1) if protocol.temperature == 0 and "k" not in asked else protocol
+    protocol = replace(Protocol(preset=preset), **{**base, **PRESETS[preset], **chosen})
+    _check(protocol, explicit_k="k" in chosen)
+    return replace(protocol, k=1) if protocol.temperature == 0 and "k" not in chosen else protocol
 
 
 def short_hash(facts: Mapping[str, Any]) -> str:

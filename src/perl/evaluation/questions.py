@@ -1,8 +1,6 @@
 """A task's questions as the model sees them, and how long an answer may be.
 
-TaskData, tokenizer, Protocol -> Prepared
-
-Knows nothing of weights or engines.
+TaskData, tokenizer, Protocol -> PreparedTask
 """
 
 import hashlib
@@ -14,13 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from perl.data import render_prompts
 from perl.errors import PerlError
-from perl.evaluation.draw import Asked, TaskRequest
+from perl.evaluation.draw import RenderedProblem, TaskRequest
 from perl.evaluation.protocol import DEFAULT_MAX_NEW_TOKENS, Protocol
 from perl.evaluation.task import TaskData
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTask:
     """A task that is ready to be asked.
 
     Attributes:
@@ -46,7 +44,7 @@ def prepare_task(
     end_token_ids: tuple[int, ...],
     context: int | None,
     template_arguments: Mapping[str, Any] | None = None,
-) -> Prepared:
+) -> PreparedTask:
     """Renders a task's questions with the base's chat template, or as plain text where it has none.
 
     Args:
@@ -77,11 +75,11 @@ def prepare_task(
             )
         wanted = min(wanted, context - max(lengths))
     asked = tuple(
-        Asked(question.id, prompt.token_ids, question.gold)
+        RenderedProblem(question.id, prompt.token_ids, question.gold)
         for question, prompt in zip(data.questions, prompts, strict=True)
     )
     request = TaskRequest(task.name, asked, wanted, end_token_ids, tuple(task.stop))
-    return Prepared(data, request, protocol_hash(protocol, data, wanted))
+    return PreparedTask(data, request, protocol_hash(protocol, data, wanted))
 
 
 def protocol_hash(protocol: Protocol, data: TaskData, max_new_tokens: int) -> str:

@@ -1,8 +1,6 @@
 """What an evaluation will do, with everything refused that cannot be done, before weights are loaded.
 
 adapter, base, tasks, settings -> Evaluation
-
-Knows nothing of weights, samples or scores.
 """
 
 import contextlib
@@ -18,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from perl.errors import MissingExtraError, PerlError, raise_all
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
-from perl.evaluation.questions import Prepared, prepare_task, template_hash
+from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
 from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
@@ -102,12 +100,12 @@ class Evaluation:
         engine: What draws completions; decided.
         template: Hash of the chat template; None: prompts are plain text.
         judging: The limits of comparing answers; None: the usual ones.
-        within_run: It is part of a run, which has said its plan, and scores that are there already.
+        within_run: It is part of a run, which has logged its plan, and scores that are there already.
     """
 
     subject: Subject
     protocol: Protocol
-    tasks: tuple[Prepared, ...]
+    tasks: tuple[PreparedTask, ...]
     folder: Path
     engine: RolloutSection
     template: str | None
@@ -164,7 +162,7 @@ def plan_evaluation(
     Raises:
         PerlError: Whatever is wrong.
     """
-    with said_of_options():
+    with naming_options():
         chosen = find_tasks(list(tasks))
         engine = _engine(settings)
         resolve_protocol(settings.preset, _given(settings, k))  # says what is wrong before anything is looked for
@@ -200,8 +198,8 @@ def plan_evaluation(
 
 
 @contextmanager
-def said_of_options() -> Iterator[None]:
-    """A mistake is said of the option, where other commands would say it of a recipe's key."""
+def naming_options() -> Iterator[None]:
+    """A mistake names the option where other commands would name a recipe's key."""
     try:
         yield
     except PerlError as error:

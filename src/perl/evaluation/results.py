@@ -3,7 +3,7 @@
 scores, protocol, what was evaluated -> Results -> results.json, table.md, problems.png
 
 ``results.json`` has lighteval's layout, and under ``perl`` what that has no place for: the base beside the adapter,
-every problem, and the hashes that say what the numbers are numbers of. Knows nothing of models.
+every problem, and the hashes that say what the numbers are numbers of.
 """
 
 import json
@@ -66,7 +66,7 @@ class TaskResult:
         protocol_hash: Two results with the same may be compared.
         max_new_tokens: Tokens after which completions were cut off here.
         data: Where the problems come from: source, revision, sha256.
-        base: The base's score; None if it was not asked for.
+        base: The base's score; None if it was not scored.
         adapter: The adapter's score; None where a base was evaluated alone.
         difference: Adapter less base, problem by problem.
         lighteval: ``base`` and ``adapter`` -> its own score; empty where lighteval is not installed.
@@ -111,7 +111,7 @@ class Results:
         engine: What drew the completions: backend, version, dtype, device, logp_diff.
         versions: Of packages.
         seconds: Wall time, earlier starts not counted.
-        tasks: In the order asked for.
+        tasks: In the order requested.
         verifier: Which verifier gave the verdicts.
     """
 

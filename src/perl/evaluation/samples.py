@@ -3,7 +3,7 @@
 Sample -> samples.jsonl, a line each
 
 A line names the policy by a hash of its name and of the way it was asked, never by a path: an adapter that was
-trained again, or whose config was changed, is another one. Knows nothing of models or metrics.
+trained again, or whose config was changed, is another one.
 """
 
 import json
@@ -67,7 +67,7 @@ class Sample:
         return 0 < self.tokens <= longest
 
 
-# Exactly, so that True is no number.
+# Exact types: True is not a number.
 _TYPES: Mapping[str, tuple[type, ...]] = {
     name: get_args(kind) or (kind,) for name, kind in get_type_hints(Sample).items() if name != "status"
 } | {"status": (str,)}
@@ -84,7 +84,7 @@ class SampleFile:
         self.path = path
 
     def read(self, policy: str) -> dict[Place, Sample]:
-        """The samples of a policy, by place; a line that is none, as one that a kill cut short, was never written.
+        """The samples of a policy, by place; a malformed line, as one that a kill cut short, is left out.
 
         Args:
             policy: What names the policy and how it was asked.
@@ -117,7 +117,7 @@ class SampleFile:
         )
 
     def unreadable(self) -> int:
-        """How many lines are no samples, the last one not counted where a kill cut it short."""
+        """How many lines are malformed, the last one not counted where a kill cut it short."""
         return sum(line is None for line in self._read(whole=True))
 
     def _ends_a_line(self) -> bool:
@@ -126,7 +126,7 @@ class SampleFile:
             return file.read(1) == b"\n"
 
     def lines(self) -> Iterator[tuple[str, Sample]]:
-        """What names the policy, and the sample, a line each; a line that is none of ours is left out.
+        """What names the policy, and the sample, a line each; a malformed line is left out.
 
         Raises:
             PerlError: The file cannot be read.

@@ -1,8 +1,6 @@
 """What a policy achieved on a task, from its samples.
 
 samples of each problem -> Score
-
-Knows nothing of models, files or of a second policy.
 """
 
 import itertools
@@ -153,7 +151,7 @@ def _estimate(values: Sequence[float]) -> _Estimate:
 
 
 def judge_rows(completions: Sequence[Sequence[str]], golds: Sequence[str]) -> list[list[Verdict]]:
-    """The verdict of each completion; those that could not be judged are said.
+    """The verdict of each completion; those that could not be judged are logged.
 
     Args:
         completions: One row a problem.

@@ -2,7 +2,7 @@
 
 Evaluation -> a command line
 
-Loads no weights. Knows nothing of servers that run.
+Loads no weights.
 """
 
 from urllib.parse import urlsplit

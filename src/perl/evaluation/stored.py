@@ -1,9 +1,9 @@
-"""Stored samples that may be taken for new ones: drawn with the seeds of this evaluation, judged as of now.
+"""StoredSamples samples that may be taken for new ones: drawn with the seeds of this evaluation, judged as of now.
 
 samples of a file, problems, protocol -> samples that are kept, and how many are not
 
 A file may have been edited, and a verdict may be an older verifier's: nothing is taken from it that can be computed
-again. Knows nothing of files, models or engines.
+again.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,7 +16,7 @@ from perl.rewards.verifier import Judging, check_all
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredSamples:
     """What a file holds of a task.
 
     Attributes:
@@ -32,7 +32,7 @@ class Stored:
 
 def stored_samples(
     found: Mapping[Place, Sample], wanted: TaskRequest, protocol: Protocol, judging: Judging | None = None
-) -> Stored:
+) -> StoredSamples:
     """Judges stored samples again, and drops what was not drawn like this.
 
     Args:
@@ -57,7 +57,7 @@ def stored_samples(
         for sample, verdict in zip(kept, verdicts, strict=True)
     ]
     otherwise = sum(old != new for old, new in zip(kept, samples, strict=True))
-    return Stored({sample.place: sample for sample in samples}, otherwise, dropped)
+    return StoredSamples({sample.place: sample for sample in samples}, otherwise, dropped)
 
 
 def _may_be_drawn(sample: Sample, golds: Mapping[str, str], wanted: TaskRequest, protocol: Protocol) -> bool:

@@ -1,8 +1,6 @@
 """What is to be evaluated: an adapter and the base beside it, found before any weights are loaded.
 
 run folder, checkpoint, adapter folder, Hub id, zoo:NAME, or a base alone -> Subject
-
-Knows nothing of tasks or sampling.
 """
 
 import logging
@@ -213,7 +211,7 @@ def _recipe_above(path: Path) -> Recipe | None:
 
 
 def _explained(error: ModelError, adapter: str) -> ModelError:
-    """What is said of an adapter that is none; of a whole model how that is evaluated."""
+    """The error for what is not an adapter; for a whole model it names how that is evaluated."""
     problem = error.mistakes[0]
     path = Path(adapter).expanduser()
     whole = (path / _WHOLE_MODEL).is_file() if path.is_dir() else _is_whole_on_hub(adapter)

@@ -2,7 +2,7 @@
 
 Results -> table.md, or lines for a terminal
 
-Says beside the numbers what they are numbers of, and what speaks against them. Knows nothing of how they came about.
+Says beside the numbers what they are numbers of, and what speaks against them.
 """
 
 import math
@@ -21,7 +21,7 @@ from perl.run.tables import markdown_table, percent, plain_table, signed_percent
 MUCH_TRUNCATED = 0.1
 # A terminal shows wider tables in two parts.
 WIDEST = 100
-# A difference with a larger p value is not said to be one, whatever its interval.
+# A difference with a larger p value is not called one, whatever its interval.
 SMALL_P = 0.05
 _SHORT_SHA = 12
 

@@ -2,7 +2,7 @@
 
 eval/*.py -> Task, Question, TaskData
 
-Knows nothing of models or of verdicts, and imports neither torch nor lighteval, so that a list of tasks costs nothing.
+Imports neither torch nor lighteval, so that a list of tasks costs nothing.
 """
 
 import hashlib
@@ -143,7 +143,7 @@ def all_tasks() -> dict[str, Task]:
 
 
 def find_tasks(names: Sequence[str], where: str = "--tasks") -> list[Task]:
-    """The tasks of these names, in the order asked for.
+    """The tasks of these names, in the order given.
 
     Args:
         names: Each once.

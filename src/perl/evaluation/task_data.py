@@ -1,8 +1,6 @@
 """The questions of a task with their gold answers, from a local folder, the Hub or the sandbox, checked.
 
 Task -> rows -> questions -> TaskData
-
-Knows nothing of models or of how answers are judged.
 """
 
 import hashlib
@@ -14,7 +12,7 @@ from typing import Any
 import datasets
 from huggingface_hub import snapshot_download
 
-from perl.data import load_hub_rows
+from perl.data import empty_cells, load_hub_rows
 from perl.errors import DataError, Mistake, raise_all
 from perl.evaluation.task import Question, Task, TaskData, questions_hash
 from perl.rewards.answers import gold_answer
@@ -30,7 +28,7 @@ def load_task_data(task: Task, data: Path | None = None, limit: int | None = Non
         task: Sandbox tasks need neither folder nor network.
         data: Folder that holds ``task.file``, with the Hub's columns or ``problem`` and ``answer``; None: the Hub.
         limit: Only the first so many questions; None: all.
-        cached: Instead of the Hub only what was downloaded from it at the task's revision; nothing is asked for.
+        cached: Instead of the Hub only what was downloaded from it at the task's revision; without a network.
 
     Raises:
         DataError: The data is absent, gated, unreachable, broken or empty, or a question or an answer is missing.
@@ -95,7 +93,7 @@ def _json_lines(text: str, file: str, where: str) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             raise DataError(f"line {number} of {file} is not JSON: {error}", where) from error
         if not isinstance(row, dict):
-            raise DataError(f"line {number} of {file} is no JSON object", where)
+            raise DataError(f"line {number} of {file} is not a JSON object", where)
         yield row
 
 
@@ -126,12 +124,12 @@ def _questions(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where
     ids = _identifiers(task, rows)
     questions = tuple(question_of(task, row, name) for row, name in zip(rows, ids, strict=True))
     bare = [not question.gold for question in questions]
-    raise_all(DataError, _missing(bare, "answer", source, where))
+    raise_all(DataError, empty_cells(bare, "answer", source, where))
     return questions
 
 
 def _check_columns(task: Task, rows: Sequence[Mapping[str, Any]], source: str, where: str) -> None:
-    """Refuses rows that lack a question or an answer; an absent column is told apart from an empty cell."""
+    """Refuses rows that lack a question or an answer; an absent column and an empty cell are different errors."""
     needed = {"problem": task.problem}
     needed |= {name: (name,) for name in task.choices} if task.choices else {"answer": task.answer}
     problems = []
@@ -143,15 +141,8 @@ def _check_columns(task: Task, rows: Sequence[Mapping[str, Any]], source: str, w
             problems.append(Mistake(message, where, f"the column that holds the {what}"))
         else:
             empty = [not _text(row[_column(candidates, row)]) for row in rows]
-            problems += _missing(empty, what, source, where)
+            problems += empty_cells(empty, what, source, where)
     raise_all(DataError, problems)
-
-
-def _missing(bad: Sequence[bool], what: str, source: str, where: str) -> list[Mistake]:
-    if not any(bad):
-        return []
-    message = f"{sum(bad)} of {len(bad)} rows of {source} have no {what}, first row {bad.index(True) + 1}"
-    return [Mistake(message, where)]
 
 
 def _column(candidates: Sequence[str], row: Mapping[str, Any]) -> str:

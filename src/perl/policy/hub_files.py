@@ -74,7 +74,7 @@ def fetch(repo: str, commit: str | None, file: RepoSibling, largest: int, sha256
     try:
         path = Path(hf_hub_download(repo, file.rfilename, revision=commit))
     except HUB_ERRORS as error:
-        message = f"{file.rfilename} of {repo} cannot be had from the Hub: {first_line(error)}"
+        message = f"{file.rfilename} of {repo} cannot be downloaded from the Hub: {first_line(error)}"
         raise ModelError(message, hint="try again") from error
     promised = file.lfs.sha256 if file.lfs is not None else file.blob_id
     if path.stat().st_size != file.size or (promised and not has_id(path, promised)):
@@ -132,7 +132,7 @@ def has_id(path: Path, promised: str) -> bool:
 
 
 def _refuse_other(repo: str, file: str, found: str, expected: str) -> NoReturn:
-    raise ModelError(f"{repo}: {file} is not the file that was asked for (SHA-256 {found[:12]}, not {expected[:12]})")
+    raise ModelError(f"{repo}: {file} is not the requested file (SHA-256 {found[:12]}, not {expected[:12]})")
 
 
 def _forget(path: Path) -> None:

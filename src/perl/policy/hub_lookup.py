@@ -55,10 +55,8 @@ def look_up(kind: Literal["model", "dataset"], name: str, revision: str | None) 
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status == 401:
-            return Mistake(f"the Hub refuses your token, asked for {name}", hint="`hf auth login`, or unset HF_TOKEN")
-        return Mistake(
-            f"the Hub answers {status} when asked for {name}", hint="with HF_HUB_OFFLINE=1 what is cached is used"
-        )
+            return Mistake(f"the Hub refuses your token for {name}", hint="`hf auth login`, or unset HF_TOKEN")
+        return Mistake(f"the Hub answers {status} for {name}", hint="with HF_HUB_OFFLINE=1 what is cached is used")
     except HUB_ERRORS as error:
         host = os.environ.get("HF_ENDPOINT", "the Hub")
         return Mistake(

@@ -1,4 +1,4 @@
-"""recipe.yaml -> Recipe: the schema, ``extends``, overrides, and every mistake said at once."""
+"""recipe.yaml -> Recipe: the schema, ``extends``, overrides, and every mistake reported at once."""
 
 from perl.recipe.batch_plan import BatchPlan as BatchPlan
 from perl.recipe.recipe import Recipe as Recipe

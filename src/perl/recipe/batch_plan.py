@@ -2,7 +2,7 @@
 
 prompts_per_step, num_generations -> BatchPlan
 
-Pure arithmetic. Knows nothing of recipes, models or memory.
+Pure arithmetic.
 """
 
 import math
@@ -88,7 +88,8 @@ def plan_batch(
         raise RecipeError(f"{shown} cannot be split over {world_size} processes", "train.prompts_per_step")
     per_process = completions // world_size
     rows = rows or _rows_for(per_process, passes, shown)
-    passes = passes or _passes_for(per_process, rows, shown)
+    uneven = f"{shown} cannot be cut into passes of {rows} rows"
+    passes = passes or _parts(per_process, rows, uneven, "per_device_train_batch_size")
     if rows * passes != per_process:
         raise RecipeError(
             f"{shown}, but {rows} rows x {passes} passes x {world_size} processes are {rows * passes * world_size}",
@@ -120,23 +121,15 @@ def _prompts_from_rows(completions: int, generations: int) -> int:
 def _rows_for(per_process: int, passes: int | None, shown: str) -> int:
     if passes is None:
         return max(d for d in _divisors(per_process) if d <= LARGEST_DEFAULT_MICRO_BATCH)
-    problem = Mistake(
-        f"{shown} cannot be cut into {passes} passes",
-        "train.gradient_accumulation_steps",
-        f"it must divide {per_process}: {_listed(_divisors(per_process))}",
-    )
-    raise_all(RecipeError, [problem] if per_process % passes else [])
-    return per_process // passes
+    return _parts(per_process, passes, f"{shown} cannot be cut into {passes} passes", "gradient_accumulation_steps")
 
 
-def _passes_for(per_process: int, rows: int, shown: str) -> int:
-    problem = Mistake(
-        f"{shown} cannot be cut into passes of {rows} rows",
-        "train.per_device_train_batch_size",
-        f"it must divide {per_process}: {_listed(_divisors(per_process))}",
-    )
-    raise_all(RecipeError, [problem] if per_process % rows else [])
-    return per_process // rows
+def _parts(per_process: int, size: int, message: str, field: str) -> int:
+    """How many parts of that size there are; an error of the training argument if they are not whole."""
+    if per_process % size:
+        hint = f"it must divide {per_process}: {_listed(_divisors(per_process))}"
+        raise RecipeError(message, f"train.{field}", hint)
+    return per_process // size
 
 
 def _divisors(number: int, at_least: int = 1) -> list[int]:

@@ -109,8 +109,8 @@ def _missing(where: str, package: Package, value: str = "") -> Iterator[Mistake]
     if package.extra is not None:
         yield missing_extra(package.pip, package.extra, where)
         return
-    asked = f"{value} needs" if value and value != package.pip else "needs"
-    yield Mistake(f"{asked} the package {package.pip}", where, f"pip install {package.pip}")
+    needs = f"{value} needs" if value and value != package.pip else "needs"
+    yield Mistake(f"{needs} the package {package.pip}", where, f"pip install {package.pip}")
 
 
 def _found(module: str) -> bool:

@@ -2,7 +2,7 @@
 
 text <-> values
 
-PyYAML reads YAML 1.1, where ``1e-5`` is text, ``no`` is false and ``010`` is 8. Knows nothing of recipes.
+PyYAML reads YAML 1.1, where ``1e-5`` is text, ``no`` is false and ``010`` is 8.
 """
 
 import re

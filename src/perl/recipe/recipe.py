@@ -3,7 +3,7 @@
 file or mapping, overrides -> Recipe
 
 Nothing heavy is imported: a mistyped key is refused in a fraction of a second. Names that only a later stage knows
-(methods, rewards) are checked by functions that stage hands in. Knows nothing of models, data sets or TRL.
+(methods, rewards) are checked by functions that stage hands in.
 """
 
 import os
@@ -34,7 +34,7 @@ from perl.recipe.sections import (
 )
 from perl.recipe.server_address import without_credentials
 from perl.recipe.train_fields import REFUSED, train_model
-from perl.recipe.validation import problems_of
+from perl.recipe.validation import mistakes_of
 
 DEFAULT_REWARDS: Mapping[str, RewardSetting] = MappingProxyType({"accuracy": RewardSetting()})
 
@@ -46,7 +46,7 @@ class Recipe:
     Attributes:
         name: The file's name without suffix; the run folder's default name.
         rewards: Reward name or ``package.module:function`` -> weight and arguments.
-        train: The fields of ``PeftRLConfig`` that were asked for, by name.
+        train: The fields of ``PeftRLConfig`` that are set, by name.
         batch: How the completions of one step are cut into forward passes.
         written_at: Says where a key was written, for error messages.
     """
@@ -181,22 +181,22 @@ def _move_process_reward(layer: Layer) -> Iterator[Mistake]:
     if not isinstance(train, Mapping) or not moved.keys() & train.keys():
         return
     layer.values["train"] = {name: value for name, value in train.items() if name not in moved}
-    asked = {key: train[name] for name, key in moved.items() if train.get(name)}  # a weight of 0 asks for none
+    requested = {key: train[name] for name, key in moved.items() if train.get(name)}  # a weight of 0 asks for none
     if rewards is None:
         rewards = {name: setting.weight for name, setting in DEFAULT_REWARDS.items()}
-    if not asked or not isinstance(rewards, Mapping):
+    if not requested or not isinstance(rewards, Mapping):
         return
     given = rewards.get("process_reward")
     home = dict(given) if isinstance(given, Mapping) else {} if given is None else {"weight": given}
     for name, key in moved.items():
-        if key in asked and home.get(key, asked[key]) != asked[key]:
+        if key in requested and home.get(key, requested[key]) != requested[key]:
             yield Mistake(
-                f"{asked[key]!r} contradicts rewards.process_reward.{key}: {home[key]!r}",
+                f"{requested[key]!r} contradicts rewards.process_reward.{key}: {home[key]!r}",
                 layer.where(("train", name)),
                 f"write it once, as rewards.process_reward.{key}",
             )
-        if key in asked:
-            home[key] = asked[key]
+        if key in requested:
+            home[key] = requested[key]
             layer.origins[("rewards", "process_reward", key)] = layer.origins.get(("train", name), "recipe")
     layer.values["rewards"] = {**rewards, "process_reward": home}
 
@@ -213,7 +213,7 @@ def _validated(section: str, model: type[BaseModel], layer: Layer, problems: lis
     try:
         return {section: model.model_validate({} if values is None else values)}
     except ValidationError as error:
-        problems += problems_of(error, model, values, (section,), layer)
+        problems += mistakes_of(error, model, values, (section,), layer)
         return {}
 
 
@@ -231,7 +231,7 @@ def _validated_rewards(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
         try:
             rewards[name] = RewardSetting.model_validate(value)
         except ValidationError as error:
-            problems += problems_of(error, RewardSetting, value, ("rewards", name), layer)
+            problems += mistakes_of(error, RewardSetting, value, ("rewards", name), layer)
     if not rewards and all(value is None for value in values.values()):
         problems.append(Mistake("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
     return {"rewards": MappingProxyType(rewards)} if rewards else {}
@@ -249,7 +249,7 @@ def _validated_train(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
     try:
         validated = model.model_validate(values)
     except ValidationError as error:
-        problems += problems_of(error, model, values, ("train",), layer)
+        problems += mistakes_of(error, model, values, ("train",), layer)
         wrong = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
         # What is right goes on to the later stages' checks, so that all mistakes are found at once.
         right = {name: value for name, value in values.items() if name not in wrong} if names else {}

@@ -2,7 +2,7 @@
 
 YAML mapping -> Section
 
-``train`` is not here: it takes any field of ``PeftRLConfig`` (see ``train_fields.py``). Knows nothing of files.
+``train`` is not here: it takes any field of ``PeftRLConfig`` (see ``train_fields.py``).
 """
 
 from typing import Any, Literal, get_args

@@ -91,7 +91,7 @@ def _url(text: str) -> str:
         parts = urlsplit(text)
         parts.port  # noqa: B018 (raises)
     except ValueError:
-        raise ValueError(f"{shown} is no address ({_AS})") from None
+        raise ValueError(f"{shown} is not an address ({_AS})") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"a server is an address like http://localhost:8000, not {shown!r}")
     if parts.query or parts.fragment:

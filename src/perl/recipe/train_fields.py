@@ -4,7 +4,7 @@ sources of transformers, TRL and perl.trainer.config -> TrainField
 
 A recipe's ``train`` section takes any field of ``PeftRLConfig``. Importing that class costs seconds (torch,
 transformers, TRL); a mistyped key must be refused at once and against the versions that are installed. Hence the
-dataclasses are parsed, not imported. Knows nothing of recipes.
+dataclasses are parsed, not imported.
 """
 
 import ast

@@ -25,7 +25,7 @@ _PLAIN = {
 }
 
 
-def problems_of(
+def mistakes_of(
     error: ValidationError,
     model: type[BaseModel],
     values: object,

@@ -3,7 +3,6 @@
 Recipe -> Run: OUT/{recipe.yaml, run.json, metrics.jsonl, samples.jsonl, adapter/, checkpoints/, plots/}
 
 Every file is written whole or not at all, so a kill at any moment leaves a folder that the next start understands.
-Knows nothing of models or training.
 """
 
 import json

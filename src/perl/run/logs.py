@@ -27,7 +27,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def log_rows(text: str) -> list[dict[str, Any]]:
-    """The rows of a log; a line that is none is left out, as one that a kill cut short."""
+    """The rows of a log; a malformed line is left out, as one that a kill cut short."""
     rows = []
     for line in text.splitlines():
         try:

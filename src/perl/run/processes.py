@@ -1,8 +1,6 @@
 """What the processes of one run do together: average gradients, wait for each other, be alone.
 
 model with a gradient on each process -> the same model with the mean gradient on all
-
-Knows nothing of losses, adapters or trainers.
 """
 
 import contextlib
@@ -38,11 +36,11 @@ def told_by_first(value: bool = True) -> bool:
     """
     if not several():
         return value
-    said = torch.tensor([int(value)])
-    torch.distributed.broadcast(said, src=0, group=_patient_group())
-    if int(said) == _FAILED:
+    flag = torch.tensor([int(value)])
+    torch.distributed.broadcast(flag, src=0, group=_patient_group())
+    if int(flag) == _FAILED:
         raise PerlError("the first process of this run has failed, see what it says")
-    return bool(said)
+    return bool(flag)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,4 @@
-"""Says how far a long piece of work is: a live line on a terminal, a line now and then in a log.
-
-Knows nothing of what is being done.
-"""
+"""Shows how far a long piece of work is: a live line on a terminal, a line now and then in a log."""
 
 import logging
 import sys
@@ -19,7 +16,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 class Progress:
-    """How much of a piece of work is done, from whichever thread it is told.
+    """How much of a piece of work is done, updated from any thread.
 
     Attributes:
         done: Units, those that were done before included.

@@ -17,7 +17,7 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:  # noqa: ANN40
 
     Args:
         text: Of a file.
-        finite: Refuse what Python writes for infinities and for what is no number.
+        finite: Refuse infinities and NaN, as Python writes them.
 
     Raises:
         ValueError: It is no such JSON.
@@ -46,7 +46,7 @@ def parse_mapping(text: str | bytes, *, finite: bool = True) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _check(value: Any, depth: int, *, finite: bool) -> None:  # noqa: ANN401 (JSON)

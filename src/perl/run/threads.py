@@ -3,7 +3,7 @@
 model -> number of threads -> PyTorch's setting, for a while
 
 The threads of an operation wait for each other at its end. On a small matrix that wait is most of the time, and where
-other processes want the processors too it lasts until the last thread is given one. Knows nothing of what is computed.
+other processes want the processors too it lasts until the last thread is given one.
 """
 
 import contextlib

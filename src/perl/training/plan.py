@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
 from perl.errors import DataError, MissingExtraError, Mistake, ModelError, raise_all
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.questions import Prepared
+from perl.evaluation.questions import PreparedTask
 from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
@@ -88,7 +88,7 @@ class Plan:
     steps: int
     longest_prompt: int
     protocol: Protocol
-    tasks: tuple[Prepared, ...]
+    tasks: tuple[PreparedTask, ...]
     method: Method
     settings: dict[str, Any]
     trainable_parameters: int

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from perl.evaluation.draw import draw
 from perl.evaluation.evaluate import carry_out, draw_samples
 from perl.evaluation.policies import Policies
-from perl.evaluation.questions import Prepared, template_hash
+from perl.evaluation.questions import PreparedTask, template_hash
 from perl.evaluation.request import EvalSettings, Evaluation
 from perl.evaluation.results import SAMPLES, Results, TaskResult
 from perl.evaluation.samples import Sample
@@ -140,7 +140,7 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
     return TaskScores(score, trainer.note, trainer.save_adapter, settings.every, settings.best, run.path / "best")
 
 
-def _drawn(plan: Plan, engine: Engine, task: Prepared) -> list[list[Sample]]:
+def _drawn(plan: Plan, engine: Engine, task: PreparedTask) -> list[list[Sample]]:
     """A task's completions by the current policy, with a progress line."""
     total = len(task.request.places(plan.protocol.k))
     with progress(total, f"scoring the policy on {task.request.task}") as state:

@@ -1,6 +1,6 @@
 """What a run's base and adapter are scored on: its held-out problems, and the tasks that the recipe names.
 
-recipe, problems -> Protocol, Prepared
+recipe, problems -> Protocol, PreparedTask
 
 Loads no weights.
 """
@@ -13,7 +13,7 @@ from perl.data import ProblemSet, render_prompts
 from perl.errors import RecipeError, did_you_mean
 from perl.evaluation.heldout import heldout_task
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.questions import Prepared, prepare_task
+from perl.evaluation.questions import PreparedTask, prepare_task
 from perl.evaluation.request import end_tokens, generation_settings
 from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
@@ -41,7 +41,7 @@ def run_tasks(
     tokenizer: PreTrainedTokenizerBase,
     config: PreTrainedConfig,
     protocol: Protocol,
-) -> tuple[Prepared, ...]:
+) -> tuple[PreparedTask, ...]:
     """The tasks of a run with their prompts; the held-out problems come first.
 
     Args:

@@ -2,8 +2,7 @@
 
 folder -> entries; name -> entry and the folder of its files
 
-A zoo is a folder with ``entries/NAME.json`` and, of adapters that it ships, ``adapters/NAME/``. Knows nothing of
-models.
+A zoo is a folder with ``entries/NAME.json`` and, of adapters that it ships, ``adapters/NAME/``.
 """
 
 import os
@@ -55,10 +54,10 @@ def open_zoo(folder: str | Path | None = None) -> Zoo:
         folder: Its folder; None: the one that ``PERL_ZOO`` names, else the packaged one.
 
     Raises:
-        PerlError: There is none, or one of its entries is none.
+        PerlError: There is no zoo, or one of its entries is malformed.
     """
     path = Path(folder or os.environ.get(VARIABLE) or zoo_folder()).expanduser()
     if not (path / "entries").is_dir():
-        raise PerlError("is no zoo: it has no folder entries/", str(path), "`perl zoo add --zoo DIR` begins one")
+        raise PerlError("is not a zoo: it has no folder entries/", str(path), "`perl zoo add --zoo DIR` begins one")
     found = [read_entry(file) for file in sorted((path / "entries").glob("*.json"))]
     return Zoo(path, {entry.name: entry for entry in found})

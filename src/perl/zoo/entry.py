@@ -2,7 +2,7 @@
 
 JSON file <-> Entry
 
-Every field that is unknown is null or empty; nothing is guessed. Knows nothing of models or of the Hub.
+Every field that is unknown is null or empty; nothing is guessed.
 """
 
 import json
@@ -158,7 +158,7 @@ def read_entry(path: Path) -> Entry:
     """Reads an entry.
 
     Raises:
-        PerlError: The file is none, or its name is not the entry's.
+        PerlError: The file is malformed, or its name is not the entry's.
     """
     try:
         if path.stat().st_size > _LARGEST_FILE:
@@ -167,9 +167,9 @@ def read_entry(path: Path) -> Entry:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise PerlError(f"is no entry of a zoo: {where}: {first['msg']}".replace(": :", ":"), str(path)) from None
+        raise PerlError(f"is not an entry of a zoo: {where}: {first['msg']}".replace(": :", ":"), str(path)) from None
     except (OSError, ValueError) as error:
-        raise PerlError(f"is no entry of a zoo: {error}", str(path)) from None
+        raise PerlError(f"is not an entry of a zoo: {error}", str(path)) from None
     if entry.name != path.stem:
         raise PerlError(f"holds the entry {entry.name!r}", str(path), f"name the file {entry.name}.json")
     return entry

@@ -1,8 +1,8 @@
-"""Which entries of a zoo are listed, in which order, and what is said of each.
+"""Which entries of a zoo are listed, in which order, and what is shown of each.
 
 entries, filter, order, columns -> rows of cells
 
-Knows nothing of files; adapters found elsewhere are rows too.
+Adapters found elsewhere are rows too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -170,11 +170,11 @@ def score_cells(score: TaskScore) -> dict[str, Cell]:
     }
 
 
-def columns_of(asked: str | None, task: str | None, rows: Sequence[Row]) -> list[str]:
+def columns_of(wanted: str | None, task: str | None, rows: Sequence[Row]) -> list[str]:
     """The columns to show.
 
     Args:
-        asked: Their names with commas between; None: the usual ones, with what is known of the task if one is named.
+        wanted: Their names with commas between; None: the usual ones, with what is known of the task if one is named.
         task: What the list is filtered or sorted by.
         rows: Of the list.
 
@@ -182,13 +182,13 @@ def columns_of(asked: str | None, task: str | None, rows: Sequence[Row]) -> list
         PerlError: There is no such column.
     """
     known = [*FACTS, *dict.fromkeys(name for row in rows for name in row if name not in FACTS)]
-    if asked is None:
+    if wanted is None:
         usual = list(DEFAULT_COLUMNS)
         if task is None:
             return usual
         at = usual.index("scores")
         return [*usual[:at], task, f"{task}.base", f"{task}.gain", *usual[at + 1 :]]
-    columns = [name.strip() for name in asked.split(",") if name.strip()]
+    columns = [name.strip() for name in wanted.split(",") if name.strip()]
     for name in columns:
         if name not in known:
             hint = did_you_mean(name, known) or f"there are: {', '.join(FACTS)}, and the names of tasks"

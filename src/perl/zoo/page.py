@@ -3,8 +3,7 @@
 Zoo -> HTML
 
 A table that can be sorted and filtered, scores of base and adapter with their errors, learning curves. Whatever an
-entry says is escaped, and the page forbids itself all but its own style and script. Knows nothing of files but the
-templates.
+entry says is escaped, and the page forbids itself all but its own style and script.
 """
 
 import base64

@@ -1,9 +1,9 @@
-"""Adapters by their score on a task, as far as the scores may be compared and can be told apart.
+"""Adapters by their score on a task, as far as the scores may be compared and can be distinguished.
 
 entries, task -> Ranking
 
 Scores of one protocol are ranked, those of others only named. Ranks are ranges: an adapter stands behind those that are
-shown to be better, and before those that are shown to be worse. Knows nothing of files.
+shown to be better, and before those that are shown to be worse.
 """
 
 import math
@@ -24,7 +24,7 @@ COLUMNS = ("rank", "name", "method", "base", "score", "base score", "gain", "mea
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedAdapter:
     """An adapter with its place.
 
     Attributes:
@@ -47,7 +47,7 @@ class Ranked:
 
     @property
     def rank(self) -> str:
-        """``3``, or ``2-4`` where it cannot be told apart from others."""
+        """``3``, or ``2-4`` where it cannot be distinguished from others."""
         return str(self.best) if self.best == self.worst else f"{self.best}-{self.worst}"
 
 
@@ -64,7 +64,7 @@ class Ranking:
 
     task: str
     protocol: str
-    ranked: tuple[Ranked, ...]
+    ranked: tuple[RankedAdapter, ...]
     others: dict[str, tuple[str, ...]]
 
     def notes(self) -> list[str]:
@@ -76,9 +76,9 @@ class Ranking:
         unknown = [found.entry.name for found in self.ranked if found.ends is None]
         what = "standard error and number of problems"
         if len(unknown) == len(self.ranked):
-            notes.append(f"Of no score {what} are known: none can be told apart from any other.")
+            notes.append(f"No score has a known {what}: none can be distinguished from any other.")
         elif unknown:
-            notes.append(f"Without {what}, so not to be told apart from any other: {', '.join(unknown)}.")
+            notes.append(f"Without {what}, so not distinguishable from any other: {', '.join(unknown)}.")
         bases = sorted({found.entry.on_base for found in self.ranked})
         if len(bases) > 1:
             notes.append(f"The bases are not the same: {', '.join(bases)}.")
@@ -190,7 +190,7 @@ def fisher_p(one: int, of_one: int, other: int, of_other: int) -> float:
     return as_unlikely / math.fsum(math.exp(chance - top) for chance in chances)
 
 
-def _row(found: Ranked) -> Row:
+def _row(found: RankedAdapter) -> Row:
     score, seeds = found.score, found.seeds
     mean = statistics.mean(seeds) if len(seeds) > 1 else None
     return {
@@ -206,7 +206,7 @@ def _row(found: Ranked) -> Row:
     }
 
 
-def _ranked(group: Sequence[tuple[Entry, TaskScore]]) -> tuple[Ranked, ...]:
+def _ranked(group: Sequence[tuple[Entry, TaskScore]]) -> tuple[RankedAdapter, ...]:
     rows = [(entry, score, ends_of(entry, score)) for entry, score in group]
     rows.sort(key=lambda row: (-row[1].adapter, row[0].name))
     found = []
@@ -215,5 +215,5 @@ def _ranked(group: Sequence[tuple[Entry, TaskScore]]) -> tuple[Ranked, ...]:
         better = sum(other.adapter > score.adapter for other in apart)
         worse = len(apart) - better
         error, seeds = error_of(entry, score), seed_scores(entry, score)
-        found.append(Ranked(entry, score, error, ends, seeds, 1 + better, len(rows) - worse))
+        found.append(RankedAdapter(entry, score, error, ends, seeds, 1 + better, len(rows) - worse))
     return tuple(found)

@@ -2,7 +2,7 @@
 
 Entry -> lines
 
-What is unknown is left out. Knows nothing of files.
+What is unknown is left out.
 """
 
 import textwrap

@@ -2,7 +2,7 @@
 
 Zoo -> MODEL_ZOO.md, zoo.csv
 
-Both hold the same for the same entries, so that a check can write them again and compare. Knows nothing of the Hub.
+Both hold the same for the same entries, so that a check can write them again and compare.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -202,8 +202,8 @@ def _base_line(entries: Sequence[Entry], tasks: Sequence[str]) -> str:
     names = {entry.on_base for entry in entries}
     scores = []
     for task in tasks:
-        asked = [score for entry in entries for score in entry.scores if score.task == task]
-        found = {(score.base, score.base_stderr, score.n) for score in asked if score.base is not None}
+        scored = [score for entry in entries for score in entry.scores if score.task == task]
+        found = {(score.base, score.base_stderr, score.n) for score in scored if score.base is not None}
         if len(found) == 1:
             scores.append(f"{task} {score_text(*found.pop())}")
     parts = [*(names if len(names) == 1 else ()), *([", ".join(scores)] if scores else [])]

@@ -4,7 +4,7 @@ request.json -> rows as a local data set, completions as a model -> lighteval's 
 
 Runs in a process of its own, started by :mod:`perl.evaluation.lighteval.score` in an empty folder: importing the
 pipeline switches autograd off, and the time limits of its metrics need the main thread. Ends when its standard input
-closes. Knows nothing of our verdicts.
+closes.
 """
 
 import contextlib

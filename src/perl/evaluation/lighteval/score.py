@@ -3,7 +3,7 @@
 tasks, texts -> request -> :mod:`perl.evaluation.lighteval.process` -> LightevalScore
 
 A process of its own because importing lighteval's pipeline switches autograd off, its time limits need a main thread
-and it has to be patched. Knows nothing of models, and never asks a network.
+and it has to be patched. It never asks a network.
 """
 
 import importlib.util
@@ -137,7 +137,7 @@ def _run(folder: Path) -> None:
             process.communicate()
         if status != 0:
             stderr.seek(0)
-            said = stderr.read()
-            sys.stderr.write(said)
-            last = (said.strip().splitlines() or ["it said nothing"])[-1]
+            output = stderr.read()
+            sys.stderr.write(output)
+            last = (output.strip().splitlines() or ["it printed nothing"])[-1]
             raise LightevalError(f"lighteval's process ended with {status}: {last}", "lighteval")

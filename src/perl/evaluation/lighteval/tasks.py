@@ -2,8 +2,7 @@
 
 Task -> LightevalTaskConfig; Task, row -> row
 
-Imports lighteval's tasks and metrics but not its pipeline, which would switch autograd off. Knows nothing of
-completions.
+Imports lighteval's tasks and metrics but not its pipeline, which would switch autograd off.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Where two records are not equal, and how that is said of a results file or of samples.
+"""Where two records are not equal, and how that is reported of a results file or of samples.
 
 expected, found -> leaves that differ; TaskResult, message -> Mistake
 """
@@ -33,12 +33,12 @@ def _same(one: object, other: object) -> bool:
     return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)  # type: ignore[arg-type]
 
 
-def problem_of(task: TaskResult, message: str, hint: str = AGAIN) -> Mistake:
+def mistake_of(task: TaskResult, message: str, hint: str = AGAIN) -> Mistake:
     """What is wrong with a task's results."""
     return Mistake(message, f"{RESULTS}: {task.name}", hint)
 
 
-def problem_of_samples(task: TaskResult, who: Who, places: Sequence[tuple[str, int]], message: str) -> Mistake:
+def mistake_of_samples(task: TaskResult, who: Who, places: Sequence[tuple[str, int]], message: str) -> Mistake:
     """What is wrong with some samples of a policy on a task."""
     problem, index = places[0]
     return Mistake(f"{message}; the first is number {index} of problem {problem!r}", f"{SAMPLES}: {task.name}, {who}")

@@ -1,10 +1,9 @@
-"""Results counted again from what lies beside them: their samples, and their problems where they can be had.
+"""Results counted again from what lies beside them: their samples, and their problems where they are here.
 
 folder -> Results, samples, gold answers -> Recount
 
 Problems count only if their hash is the one that the results name. Nothing that a results file names is asked for on a
-network: of benchmarks only what is in the cache at the task's own revision is read. Knows nothing of models, cards
-or repositories.
+network: of benchmarks only what is in the cache at the task's own revision is read.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from huggingface_hub.file_download import repo_folder_name
 from perl.data import heldout_name, load_problem_set, prompt_text
 from perl.errors import PerlError
 from perl.evaluation.recounting.published_samples import LARGEST, read_published
-from perl.evaluation.recounting.recount import Golds, KeptSamples, Recount, layout_problems, recount
+from perl.evaluation.recounting.recount import Golds, KeptSamples, Recount, layout_mistakes, recount
 from perl.evaluation.results import RESULTS, SAMPLES, Results, TaskResult, parse_results, read_results, results_file
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.task import Question, all_tasks, questions_hash
@@ -94,8 +93,8 @@ def _counted(
     held_out = None if recipe is None else heldout_name(recipe.data)
     found = recount(results, samples, golds, held_out)
     whole = len(found.results.tasks) == len(results.tasks)
-    layout = layout_problems(parse_mapping(content), found.results if whole else results)
-    return replace(found, problems=(*found.problems, *layout))
+    layout = layout_mistakes(parse_mapping(content), found.results if whole else results)
+    return replace(found, mistakes=(*found.mistakes, *layout))
 
 
 def _is_published(file: Path) -> bool:

@@ -2,16 +2,16 @@
 
 TaskResult, samples with texts, gold answers -> samples with the verdicts of now, what the file says otherwise
 
-Every text is judged, whatever verdict stands beside it. Most verdicts are told at once or by a moment of algebra, and
+Every text is judged, whatever verdict stands beside it. Most verdicts are known at once or by a moment of algebra, and
 must be the file's. A comparison that takes long may be over its limit on one day and not on another: such a verdict may
-be undecided in the file, and how many are is told. A decided one never stands where the text gives none.
+be undecided in the file, and how many are is reported. A decided one never stands where the text gives none.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perl.errors import Mistake
-from perl.evaluation.recounting.differing import problem_of_samples, shown
+from perl.evaluation.recounting.differing import mistake_of_samples, shown
 from perl.evaluation.results import TaskResult, Who
 from perl.evaluation.samples import Place, Sample
 from perl.rewards.answers import extract_answer, gold_answer
@@ -28,23 +28,23 @@ _SOON_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class JudgedAgain:
+class SecondVerdicts:
     """Samples of a task with the verdicts that their texts get now.
 
     Attributes:
         groups: Who -> the samples of each problem.
         undecided: How many completions the verifier decides neither in the file nor, soon enough, now.
-        problems: What the file says otherwise.
+        mistakes: What the file says otherwise.
     """
 
     groups: Mapping[Who, Sequence[Sequence[Sample]]]
     undecided: int
-    problems: Sequence[Mistake]
+    mistakes: Sequence[Mistake]
 
 
 def judge_again(
     task: TaskResult, groups: Mapping[Who, Sequence[Sequence[Sample]]], golds: Mapping[str, str]
-) -> JudgedAgain:
+) -> SecondVerdicts:
     """Judges every completion.
 
     Args:
@@ -56,7 +56,7 @@ def judge_again(
         RewardError: The worker processes cannot be started.
     """
     again: dict[Who, Sequence[Sequence[Sample]]] = {}
-    problems: list[Mistake] = []
+    mistakes: list[Mistake] = []
     undecided = 0
     for who, rows in groups.items():
         then = [sample for row in rows for sample in row]
@@ -66,11 +66,11 @@ def judge_again(
         ]
         other = [(one, two) for one, two in zip(then, now, strict=True) if one != two]
         if other:
-            problems.append(_said(task, who, other))
+            mistakes.append(_said(task, who, other))
         undecided += sum(sample.status in UNDECIDED for sample in now)
         one_by_one = iter(now)
         again[who] = [[next(one_by_one) for _ in row] for row in rows]
-    return JudgedAgain(again, undecided, problems)
+    return SecondVerdicts(again, undecided, mistakes)
 
 
 def _said(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]]) -> Mistake:
@@ -78,19 +78,19 @@ def _said(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]]) ->
     first = f"{then.status} ({shown(then.extracted)}) in the file, {now.status} ({shown(now.extracted)}) now"
     message = f"{len(other)} verdicts are not those of the texts: {first}"
     hint = "perl eval judges them again"
-    return replace(problem_of_samples(task, who, [(then.problem, then.index)], message), hint=hint)
+    return replace(mistake_of_samples(task, who, [(then.problem, then.index)], message), hint=hint)
 
 
 def _verdicts(samples: Sequence[Sample], golds: Mapping[str, str]) -> list[Verdict]:
     """What the verifier says of texts; where the file leaves open what would take long, what the file says."""
     answers = [extract_answer(sample.text) for sample in samples]
     at_once = [told_at_once(gold_answer(golds[s.problem]), a) for s, a in zip(samples, answers, strict=True)]
-    asked = [s for s, told in zip(samples, at_once, strict=True) if told is None]
+    asked = [s for s, known in zip(samples, at_once, strict=True) if known is None]
     by_place = _asked([s for s in asked if s.status in UNDECIDED], golds, _SOON_SECONDS)
     by_place |= _asked([s for s in asked if s.status not in UNDECIDED], golds, _PATIENCE_SECONDS)
     found = []
-    for sample, answer, told in zip(samples, answers, at_once, strict=True):
-        status = told or by_place[sample.place]
+    for sample, answer, known in zip(samples, answers, at_once, strict=True):
+        status = known or by_place[sample.place]
         both_open = status in UNDECIDED and sample.status in UNDECIDED
         found.append(Verdict(sample.status if both_open else status, answer))
     return found

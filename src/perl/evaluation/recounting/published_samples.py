@@ -84,7 +84,7 @@ def read_published(content: bytes, where: str) -> KeptSamples:
         where: Names it in an error.
 
     Raises:
-        PerlError: A line is none.
+        PerlError: A line is not a sample.
     """
     lines = []
     for number, line in enumerate(content.splitlines(), 1):
@@ -94,7 +94,7 @@ def read_published(content: bytes, where: str) -> KeptSamples:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(map(str, first["loc"]))
             reason = f"{field}: {first['msg']}" if field else first["msg"]
-            raise PerlError(f"is no sample: {reason[:200]}", f"{where}:{number}") from None
+            raise PerlError(f"is not a sample: {reason[:200]}", f"{where}:{number}") from None
         sample = Sample(
             one.task, one.problem, one.index, one.seed, "", one.tokens, one.truncated, one.status, one.extracted
         )

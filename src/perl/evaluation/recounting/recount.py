@@ -4,7 +4,7 @@ samples -> TaskResult with every figure; Results, samples -> Recount
 
 ``perl eval`` counts by :func:`with_figures`, and whoever is to believe a file counts again by the same function. Where
 samples are missing, what follows from each problem's rights and wrongs is counted from those, and the rest is only
-reported. Knows nothing of models, cards or the Hub.
+reported.
 """
 
 import json
@@ -17,9 +17,9 @@ from typing import Any, Literal
 from perl.errors import Mistake
 from perl.evaluation.metrics import paired_difference
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.recounting.differing import AGAIN, marks, path_of, problem_of, problem_of_samples, shown, unequal
+from perl.evaluation.recounting.differing import AGAIN, marks, mistake_of, mistake_of_samples, path_of, shown, unequal
 from perl.evaluation.recounting.judged_again import judge_again
-from perl.evaluation.recounting.stated import stated_problems
+from perl.evaluation.recounting.stated import stated_mistakes
 from perl.evaluation.results import RESULTS, SAMPLES, ProblemResult, Results, TaskResult, Who
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import NOT_FROM_RIGHTS, OF_MAJORITY, Score, TooManyAnswersError, rights, score_samples
@@ -59,20 +59,20 @@ class Recount:
         results: With every figure that could be counted, as it was counted; the others as the file says them.
         basis: Task -> what its figures were counted from.
         reported: Figures that could not be counted, in words.
-        problems: Where the file says something else, or samples are not what they should be; a line each.
+        mistakes: Where the file says something else, or samples are not what they should be; a line each.
     """
 
     results: Results
     basis: Mapping[str, Basis]
     reported: tuple[str, ...]
-    problems: tuple[Mistake, ...]
+    mistakes: tuple[Mistake, ...]
 
-    def said_of(self, where: str) -> list[Mistake]:
-        """The problems, each said of a folder or repository."""
-        return [replace(problem, where=f"{where}: {problem.where}") for problem in self.problems]
+    def mistakes_at(self, where: str) -> list[Mistake]:
+        """The mistakes, each with a folder or repository as its place."""
+        return [replace(mistake, where=f"{where}: {mistake.where}") for mistake in self.mistakes]
 
     @property
-    def said_to_be_reported(self) -> str:
+    def reported_sentence(self) -> str:
         """What could not be counted again, as a sentence; empty where everything was."""
         return f"reported, not counted again: {'; '.join(self.reported)}" if self.reported else ""
 
@@ -126,24 +126,24 @@ def recount(
     found: list[TaskResult] = []
     basis: dict[str, Basis] = {}
     reported: list[str] = []
-    problems: list[Mistake] = []
-    kept = _Kept(samples) if samples is not None else None
+    mistakes: list[Mistake] = []
+    kept = _SampleIndex(samples) if samples is not None else None
     for task in results.tasks:
         try:
             one = _recount_task(task, results.protocol, kept, (golds or {}).get(task.name), held_out)
         except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
-            problems.append(problem_of(task, f"its figures cannot be counted: {str(error)[:100]}"))
+            mistakes.append(mistake_of(task, f"its figures cannot be counted: {str(error)[:100]}"))
             continue
         found.append(one.task)
         basis[task.name] = one.basis
         reported += [what for what in one.reported if what not in reported]
-        problems += one.problems
+        mistakes += one.mistakes
     if kept is not None and kept.exact:
-        problems += kept.unused()
-    return Recount(replace(results, tasks=tuple(found)), basis, tuple(reported), tuple(problems))
+        mistakes += kept.unused()
+    return Recount(replace(results, tasks=tuple(found)), basis, tuple(reported), tuple(mistakes))
 
 
-def layout_problems(written: Mapping[str, Any], counted: Results) -> list[Mistake]:
+def layout_mistakes(written: Mapping[str, Any], counted: Results) -> list[Mistake]:
     """Where the part of a results file that lighteval's readers find is not what was counted.
 
     Args:
@@ -159,15 +159,15 @@ def layout_problems(written: Mapping[str, Any], counted: Results) -> list[Mistak
 
 
 @dataclass(frozen=True)
-class _Counted:
+class _TaskRecount:
     task: TaskResult
     basis: Basis
     reported: Sequence[str]
-    problems: Sequence[Mistake]
+    mistakes: Sequence[Mistake]
 
 
-class _Kept:
-    """Samples by policy and task, and which of them were asked for."""
+class _SampleIndex:
+    """Samples by policy and task, and which of them were looked up."""
 
     def __init__(self, samples: KeptSamples) -> None:
         self.texts, self.exact = samples.texts, samples.exact
@@ -191,23 +191,27 @@ class _Kept:
 
 
 def _recount_task(
-    task: TaskResult, protocol: Protocol, kept: _Kept | None, golds: Mapping[str, str] | None, held_out: str | None
-) -> _Counted:
-    problems, reported = stated_problems(task, protocol, held_out)
+    task: TaskResult,
+    protocol: Protocol,
+    kept: _SampleIndex | None,
+    golds: Mapping[str, str] | None,
+    held_out: str | None,
+) -> _TaskRecount:
+    mistakes, reported = stated_mistakes(task, protocol, held_out)
     if task.lighteval:
         reported.append("lighteval's own scores")
-    problems += _gold_problems(task, golds)
+    mistakes += _gold_mistakes(task, golds)
     groups: dict[Who, Groups] = {}
     if kept is not None:
         groups, wrong = _groups(task, protocol, kept)
-        problems += wrong
+        mistakes += wrong
     basis: Basis = "rights"
     if groups and kept is not None:
         basis = "verdicts"
-        if kept.texts and golds is not None and not _gold_problems(task, golds):
+        if kept.texts and golds is not None and not _gold_mistakes(task, golds):
             judged = judge_again(task, groups, golds)
             groups, basis = dict(judged.groups), "texts"
-            problems += judged.problems
+            mistakes += judged.mistakes
             if judged.undecided:
                 reported.append(f"{judged.undecided} completions on {task.name} that the verifier could not decide")
         counted, left_out = _from_samples(task, groups, kept.until)
@@ -217,22 +221,22 @@ def _recount_task(
         reported += ["maj@k", "lengths", "the shares of completions that were cut off, unanswered or not judged"]
     if basis != "texts":
         reported.append("which completions are right")
-    return _Counted(counted, basis, reported, [*problems, *_differences(task, counted)])
+    return _TaskRecount(counted, basis, reported, [*mistakes, *_differences(task, counted)])
 
 
-def _gold_problems(task: TaskResult, golds: Mapping[str, str] | None) -> list[Mistake]:
+def _gold_mistakes(task: TaskResult, golds: Mapping[str, str] | None) -> list[Mistake]:
     """Whether the problems are those of the data that the results name, all and in order; no golds: there are none."""
     if golds is None:
         return []
     if golds and [problem.id for problem in task.problems] == list(golds):
         return []
     message = f"its data is not the task's, whose first {len(task.problems)} problems have another SHA-256"
-    return [problem_of(task, message)]
+    return [mistake_of(task, message)]
 
 
-def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who, Groups], list[Mistake]]:
+def _groups(task: TaskResult, protocol: Protocol, kept: _SampleIndex) -> tuple[dict[Who, Groups], list[Mistake]]:
     """The samples of each problem, and what is wrong with them; no groups where some are missing."""
-    problems: list[Mistake] = []
+    mistakes: list[Mistake] = []
     groups: dict[Who, Groups] = {}
     for who in WHO:
         if getattr(task, who) is None:
@@ -241,20 +245,20 @@ def _groups(task: TaskResult, protocol: Protocol, kept: _Kept) -> tuple[dict[Who
         wanted = [[(problem.id, index) for index in range(protocol.k)] for problem in task.problems]
         missing = [place for row in wanted for place in row if place not in found]
         if missing:
-            problems.append(problem_of_samples(task, who, missing, f"{len(missing)} samples are missing"))
+            mistakes.append(mistake_of_samples(task, who, missing, f"{len(missing)} samples are missing"))
             continue
         groups[who] = [[found[place][0] for place in row] for row in wanted]
-        problems += _sample_problems(task, who, protocol, found)
+        mistakes += _sample_mistakes(task, who, protocol, found)
         needed = {place for row in wanted for place in row}
         further = [place for place in found if place not in needed] if kept.exact else []
         if further:
             message = f"{len(further)} samples are none that the results stand on"
-            problems.append(problem_of_samples(task, who, further, message))
+            mistakes.append(mistake_of_samples(task, who, further, message))
     complete = all(who in groups for who in WHO if getattr(task, who) is not None)
-    return (groups if complete else {}), problems
+    return (groups if complete else {}), mistakes
 
 
-def _sample_problems(
+def _sample_mistakes(
     task: TaskResult, who: Who, protocol: Protocol, found: Mapping[tuple[str, int], Sequence[Sample]]
 ) -> Iterator[Mistake]:
     """Samples that cannot be what they say, a line for each kind."""
@@ -271,7 +275,7 @@ def _sample_problems(
     for kind, holds in kinds.items():
         places = [place for place, same in found.items() if holds(same)]
         if places:
-            yield problem_of_samples(task, who, places, f"{len(places)} samples {kind}")
+            yield mistake_of_samples(task, who, places, f"{len(places)} samples {kind}")
 
 
 def _from_samples(
@@ -308,30 +312,30 @@ def _from_rights(task: TaskResult, protocol: Protocol) -> TaskResult:
     )
 
 
-def _as_reported(counted: Score | None, said: Score | None, names: Sequence[str]) -> Score | None:
-    return None if counted is None else replace(counted, **{name: getattr(said, name) for name in names})
+def _as_reported(counted: Score | None, written: Score | None, names: Sequence[str]) -> Score | None:
+    return None if counted is None else replace(counted, **{name: getattr(written, name) for name in names})
 
 
 def _pass_at(task: TaskResult) -> list[int]:
     return sorted({k for score in (task.base, task.adapter) if score is not None for k in score.pass_at})
 
 
-def _differences(said: TaskResult, counted: TaskResult) -> list[Mistake]:
+def _differences(written: TaskResult, counted: TaskResult) -> list[Mistake]:
     """Every figure that is not what was counted; of the problems a line a policy."""
     found = []
     for who in WHO:
-        rows = [(one.id, getattr(one, who), getattr(two, who)) for one, two in _side_by_side(said, counted)]
+        rows = [(one.id, getattr(one, who), getattr(two, who)) for one, two in _side_by_side(written, counted)]
         other = [(name, there, right) for name, there, right in rows if there != right]
         if other:
             name, there, right = other[0]
             first = f"of problem {name!r} it says {marks(there)}, counted are {marks(right)}"
-            found.append(problem_of(said, f"the {who}'s rights differ on {len(other)} problems: {first}"))
-    figures = [asdict(replace(task, problems=())) for task in (said, counted)]
+            found.append(mistake_of(written, f"the {who}'s rights differ on {len(other)} problems: {first}"))
+    figures = [asdict(replace(task, problems=())) for task in (written, counted)]
     return found + [
-        problem_of(said, f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}")
+        mistake_of(written, f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}")
         for place, right, there in unequal(figures[1], figures[0])
     ]
 
 
-def _side_by_side(said: TaskResult, counted: TaskResult) -> list[tuple[ProblemResult, ProblemResult]]:
-    return list(zip(said.problems, counted.problems, strict=True))
+def _side_by_side(written: TaskResult, counted: TaskResult) -> list[tuple[ProblemResult, ProblemResult]]:
+    return list(zip(written.problems, counted.problems, strict=True))

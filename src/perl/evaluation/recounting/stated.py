@@ -1,8 +1,8 @@
 """What a results file states of a task beside its figures: title, protocol hash, where the problems come from.
 
-TaskResult, Protocol -> what is wrong with it, and what cannot be told
+TaskResult, Protocol -> what is wrong with it, and what is not known
 
-A benchmark is known by the definition that is here, whatever a file says. Knows nothing of samples.
+A benchmark is known by the definition that is here, whatever a file says.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from perl.errors import Mistake
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.recounting.differing import problem_of, shown
+from perl.evaluation.recounting.differing import mistake_of, shown
 from perl.evaluation.results import HELD_OUT, TaskResult
 from perl.evaluation.task import Task, all_tasks
 from perl.sandbox import is_sandbox
@@ -19,10 +19,10 @@ _SHA_DIGITS = 64
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
-def stated_problems(
+def stated_mistakes(
     task: TaskResult, protocol: Protocol, held_out: str | None = None
 ) -> tuple[list[Mistake], list[str]]:
-    """What is wrong with a task's title, protocol hash and data, and what cannot be told.
+    """What is wrong with a task's title, protocol hash and data, and what is not known.
 
     Args:
         task: As a file has it.
@@ -30,42 +30,42 @@ def stated_problems(
         held_out: What the run's held-out problems are called (:func:`perl.data.heldout_name`); None: nobody knows.
     """
     known, own = all_tasks().get(task.name), task.title == task.name + HELD_OUT
-    problems = []
+    mistakes = []
     if len(set(task.samples.values())) < len(task.samples):
-        problems.append(problem_of(task, "base and adapter name the same samples"))
-    problems += _data_problems(task, None if own else known, own=own)
+        mistakes.append(mistake_of(task, "base and adapter name the same samples"))
+    mistakes += _data_mistakes(task, None if own else known, own=own)
     if known is None and not own:
-        return problems, [f"the title and the protocol of {task.name}, which is no task of perl eval"]
+        return mistakes, [f"the title and the protocol of {task.name}, which is no task of perl eval"]
     if known is not None and not own and task.title != known.title:
-        problems.append(problem_of(task, f"its title is {shown(task.title)}, the task's is {shown(known.title)}"))
+        mistakes.append(mistake_of(task, f"its title is {shown(task.title)}, the task's is {shown(known.title)}"))
     reported = []
     if own and held_out not in (None, task.name):
         message = f"its title is {shown(task.title)}, the run held out {shown(held_out)}"
-        problems.append(problem_of(task, message))
+        mistakes.append(mistake_of(task, message))
     elif own and known is not None and not is_sandbox(task.name) and held_out is None:
         reported.append(f"that the problems of {task.title!r} are those of a run, and not the benchmark's")
-    problems += _hash_problems(task, protocol, None if own else known)
-    return problems, reported
+    mistakes += _hash_mistakes(task, protocol, None if own else known)
+    return mistakes, reported
 
 
-def _data_problems(task: TaskResult, known: Task | None, *, own: bool) -> Iterator[Mistake]:
+def _data_mistakes(task: TaskResult, known: Task | None, *, own: bool) -> Iterator[Mistake]:
     """Whether problems come from where the definition says: the Hub, ``--data`` or the sandbox; or were held out."""
     source, revision, sha256 = (task.data[name] for name in ("source", "revision", "sha256"))
     if not isinstance(sha256, str) or len(sha256) != _SHA_DIGITS:
-        yield problem_of(task, "its data has no SHA-256")
+        yield mistake_of(task, "its data has no SHA-256")
     places = [known.repository, known.file] if known else [task.name] if own else []
     if places and source not in places:
-        yield problem_of(task, f"its data is from {shown(source)}, the task's is from {shown(places[0])}")
+        yield mistake_of(task, f"its data is from {shown(source)}, the task's is from {shown(places[0])}")
         return
     on_the_hub = not places or (known is not None and source == known.repository and not is_sandbox(known.repository))
     if revision is not None and not (on_the_hub and _COMMIT.fullmatch(str(revision))):
-        yield problem_of(task, f"its data has the revision {shown(revision)}, which is none of {shown(source)}")
+        yield mistake_of(task, f"its data has the revision {shown(revision)}, which is none of {shown(source)}")
 
 
-def _hash_problems(task: TaskResult, protocol: Protocol, known: Task | None) -> Iterator[Mistake]:
+def _hash_mistakes(task: TaskResult, protocol: Protocol, known: Task | None) -> Iterator[Mistake]:
     version, prompt = (known.version, known.prompt) if known else (1, "{problem}")
     facts = {"task": task.name, "task_version": version, "prompt": prompt, "data": task.data["sha256"]}
     expected = protocol.hash({**facts, "max_new_tokens": task.max_new_tokens})
     if task.protocol_hash != expected:
         message = f"its protocol_hash is {shown(task.protocol_hash)}, protocol, task and data give {expected!r}"
-        yield problem_of(task, message, "perl eval scores it with the task as it is now")
+        yield mistake_of(task, message, "perl eval scores it with the task as it is now")

@@ -168,7 +168,7 @@ def _scores(files: Files, facts: CardFacts, weights_sha256: str | None, counted:
             counted = recount_published(written, samples, "eval", known=False)
         except PerlError as error:
             return Checked((*mistakes, *error.mistakes), tuple(compared), unchecked=tuple(unchecked))
-    mistakes += [_of_the_package(mistake) for mistake in counted.problems]
+    mistakes += [_of_the_package(mistake) for mistake in counted.mistakes]
     compared.append(_what_was_counted(results, counted))
     reported = (*counted.reported, "engine and versions of the evaluation")
     return Checked(tuple(mistakes), tuple(compared), reported, tuple(unchecked))

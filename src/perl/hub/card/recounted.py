@@ -18,7 +18,7 @@ from perl.run.folder import Run
 def run_mistakes(run: Run) -> list[Mistake]:
     """Why the scores of what a run trained may not be shown; see :func:`candidate_mistakes`."""
     place = _place(run)
-    return [] if place is None else _recount(run, place).said_of(str(place))
+    return [] if place is None else _recount(run, place).mistakes_at(str(place))
 
 
 def candidate_mistakes(candidate: Candidate) -> list[Mistake]:
@@ -30,7 +30,7 @@ def candidate_mistakes(candidate: Candidate) -> list[Mistake]:
     Raises:
         PerlError: There are no samples, or they or the results cannot be read.
     """
-    return [] if candidate.results_folder is None else recount_candidate(candidate).said_of(str(candidate.run.path))
+    return [] if candidate.results_folder is None else recount_candidate(candidate).mistakes_at(str(candidate.run.path))
 
 
 def recount_candidate(candidate: Candidate) -> Recount:

@@ -31,7 +31,7 @@ def checked_scores(found: Recount, adapter_sha256: str, config: str | bytes, whe
     text = config.encode() if isinstance(config, str) else config
     wrong = policy_mistakes(found.results, text, adapter_sha256, where)
     raise_all(PerlError, [replace(mistake, hint=f"perl eval --adapter {where}") for mistake in wrong])
-    raise_all(PerlError, found.said_of(where))
+    raise_all(PerlError, found.mistakes_at(where))
     return [_score(task, where) for task in found.results.tasks]
 
 

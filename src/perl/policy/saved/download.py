@@ -65,9 +65,9 @@ def fetch_adapter(
         ModelError: There is no such adapter, it is not safe to load, or other bytes arrived than were promised.
     """
     if not _REPOSITORY.fullmatch(repo) or ".." in repo:
-        raise ModelError(f"{repo!r} is no name on the Hub", hint="user/name")
+        raise ModelError(f"{repo!r} is not a name on the Hub", hint="user/name")
     if subfolder is not None and not _is_folder(subfolder):
-        raise ModelError(f"{repo}: {subfolder!r} is no folder of a repository", hint="as in checkpoints/step-64")
+        raise ModelError(f"{repo}: {subfolder!r} is not a folder of a repository", hint="as in checkpoints/step-64")
     prefix = f"{subfolder}/" if subfolder else ""
     commit = look_up("model", repo, revision)
     if isinstance(commit, Mistake):
@@ -157,7 +157,7 @@ def _listed_files(entry: Entry) -> list[str]:
     others = sorted(entry.adapter.sha256.keys() - {CONFIG, WEIGHTS}) if entry.adapter.shipped else []
     for file in others:
         if not _is_folder(file) or "/" in file:
-            raise ModelError(f"{PREFIX}{entry.name} lists {file!r}, which is no name of a file")
+            raise ModelError(f"{PREFIX}{entry.name} lists {file!r}, which is not a file name")
     return [CONFIG, WEIGHTS, *others]
 
 
@@ -211,7 +211,7 @@ def _cached(repo: str, revision: str | None, prefix: str, sha256: Mapping[str, s
     except (OSError, ValueError) as error:
         name = f"{repo}@{revision}" if revision else repo
         hint = "unset HF_HUB_OFFLINE to ask the Hub" if constants.HF_HUB_OFFLINE else ""
-        raise ModelError(f"{name} cannot be had from the Hub: {first_line(error)}", hint=hint) from error
+        raise ModelError(f"{name} cannot be downloaded from the Hub: {first_line(error)}", hint=hint) from error
     folder = Path(root, prefix)
     for name in (CONFIG, WEIGHTS):
         path = folder / name

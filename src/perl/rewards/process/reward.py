@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.recipe.layers import Layer
-from perl.recipe.validation import problems_of
+from perl.recipe.validation import mistakes_of
 from perl.rewards.answers import Completions, completion_text
 from perl.rewards.process.model import ProcessModel, ProcessRewardSetting, load_process_model, pattern_of
 
@@ -38,7 +38,7 @@ def check_process_reward(arguments: Mapping[str, Any]) -> list[Mistake]:
     try:
         ProcessRewardSetting.model_validate(dict(arguments))
     except ValidationError as error:
-        mistakes += problems_of(error, ProcessRewardSetting, arguments, (), Layer())
+        mistakes += mistakes_of(error, ProcessRewardSetting, arguments, (), Layer())
     for name, refuse in (("model", _check_folder), ("split", pattern_of), ("device", _check_device)):
         value = arguments.get(name)
         try:
