@@ -17,6 +17,8 @@ from transformers import Trainer
 from transformers.integrations.fsdp import is_fsdp_managed_module
 from trl import GRPOTrainer
 
+from perl.algorithms.importance import SamplingCorrection
+from perl.methods.optim import lora_plus_optimizer
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
@@ -92,6 +94,26 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
     trainer.add_callback(MaskedRows())
     if isinstance(trainer.args, PeftRLConfig) and trainer.args.flat_reward_steps:
         trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions))
+
+
+def sampling_correction(trainer: GRPOTrainer) -> SamplingCorrection | None:
+    """The correction for an engine that samples from other numbers, if there is one."""
+    if not (trainer.use_vllm and trainer.vllm_importance_sampling_correction):
+        return None
+    return SamplingCorrection(
+        trainer.vllm_importance_sampling_mode,
+        trainer.vllm_importance_sampling_clip_min,
+        trainer.vllm_importance_sampling_clip_max,
+    )
+
+
+def lora_plus(trainer: GRPOTrainer) -> torch.optim.Optimizer:
+    """LoRA+'s optimizer, of the class that the arguments or a subclass choose."""
+    kind, arguments = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(
+        trainer.args, trainer.model
+    )
+    arguments = {**arguments, "weight_decay": trainer.args.weight_decay}
+    return lora_plus_optimizer(trainer.policy, kind, arguments, trainer.adaptation.options["loraplus_lr_ratio"])
 
 
 def _source(trainer: GRPOTrainer, position: Position, metrics: Metrics) -> RolloutSource:

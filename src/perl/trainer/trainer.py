@@ -19,7 +19,7 @@ from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.importance import SamplingCorrection
 from perl.errors import ModelError
-from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
+from perl.methods.optim import precondition_lora_fa
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
 from perl.policy.guards import check_optimizer
@@ -31,7 +31,7 @@ from perl.run.devices import check_device
 from perl.run.threads import threads_for
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.adapted_policy import AdaptedPolicy
-from perl.trainer.assembly import add_callbacks, make_parts
+from perl.trainer.assembly import add_callbacks, lora_plus, make_parts, sampling_correction
 from perl.trainer.config import own_setting
 from perl.trainer.group_rewards import latest_group, prepared_rewards
 from perl.trainer.live import mode_of
@@ -166,13 +166,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     @property
     def correction(self) -> SamplingCorrection | None:
         """The correction for an engine that samples from other numbers, if there is one."""
-        if not (self.use_vllm and self.vllm_importance_sampling_correction):
-            return None
-        return SamplingCorrection(
-            self.vllm_importance_sampling_mode,
-            self.vllm_importance_sampling_clip_min,
-            self.vllm_importance_sampling_clip_max,
-        )
+        return sampling_correction(self)
 
     def policy_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The policy's log-probabilities at temperature 1, in float32, without dropout and without gradient.
@@ -383,10 +377,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         if kind != "adamw" and not self.whole_tensors:
             raise ModelError(f"{kind} needs whole gradients and runs with DDP, not in shards", "peft.method")
         if kind == "lora_plus" and not given:
-            chosen = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            ratio = self.adaptation.options["loraplus_lr_ratio"]
-            arguments = {**chosen[1], "weight_decay": self.args.weight_decay}
-            self.optimizer = lora_plus_optimizer(self.policy, chosen[0], arguments, ratio)
+            self.optimizer = lora_plus(self)
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if kind == "lora_fa" and not given:
             precondition_lora_fa(self.policy, optimizer)
