@@ -35,9 +35,9 @@ def trainer(folder, url, data=None, **changes):
 def conversation(trained, monkeypatch, url, prompt_ids, first):
     """TRL's own loop of tool calls, over a server; each completion calls a tool until it has no room."""
     pool = ServerPool([url], None)
-    monkeypatch.setattr(trained, "_engine", pool)
-    monkeypatch.setattr(trained, "_sync", lambda _: None)
-    monkeypatch.setattr(trained, "_inputs", [], raising=False)
+    monkeypatch.setattr(trained.rollout_source, "_engine", pool)
+    monkeypatch.setattr(trained.rollout_source, "sync", lambda *_: None)
+    monkeypatch.setattr(trained.rollout_source, "inputs", [])
     monkeypatch.setattr(trained, "_get_tool_suffix_ids", lambda _: list(SUFFIX))
     call = {"type": "function", "function": {"name": "look", "arguments": {}}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
