@@ -144,7 +144,7 @@ def test_results_are_read_and_counted_again():
     (task,) = results.tasks
     recorded = json.loads((BEFORE / "finished" / "run.json").read_text())["eval"][task.name]
     assert (task.base.accuracy, task.adapter.accuracy) == (recorded["base"], recorded["adapter"])
-    assert recount_folder(BEFORE / "finished").problems == ()
+    assert recount_folder(BEFORE / "finished").mistakes == ()
 
 
 @pytest.mark.parametrize("form", ["lora", "merged"])

@@ -19,6 +19,7 @@ Anything else is a defect of this package: a plain exception with its traceback,
 
 import difflib
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,12 @@ class PerlError(Exception):
         """
         super().__init__(message, where, hint, others)
         self.mistakes = (Mistake(message, where, hint), *others)
+
+    @property
+    def problems(self) -> tuple[Mistake, ...]:
+        """The mistakes, by their name before version 0.2."""
+        warnings.warn("PerlError.problems is now PerlError.mistakes", FutureWarning, stacklevel=2)
+        return self.mistakes
 
     def __str__(self) -> str:
         """Every problem on a line of its own."""
@@ -150,3 +157,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def missing_extra(package: str, extra: str, needed_for: str) -> Mistake:
     """The problem of an optional package that is not installed, with the command that installs it."""
     return Mistake(f"{needed_for} needs the package {package}", hint=f"pip install 'perl-rl[{extra}]'")
+
+
+def __getattr__(name: str) -> object:
+    """``Problem`` is the name of :class:`Mistake` before version 0.2."""
+    if name != "Problem":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("perl.errors.Problem is now perl.errors.Mistake", FutureWarning, stacklevel=2)
+    return Mistake

@@ -57,7 +57,7 @@ def hooks_of(policy: nn.Module) -> Hooks:
     """The hooks of the method that a policy is trained by, found by the type of its adapter's config."""
     if not isinstance(policy, PeftModel):
         return Hooks()
-    kinds = {type(config).__name__ for config in policy.peft_config.values()}
+    kinds = {kind.__name__ for config in policy.peft_config.values() for kind in type(config).__mro__}
     for config_class, module in _modules():
         if config_class in kinds:
             found: Hooks = module.hooks(policy)

@@ -17,12 +17,25 @@ from huggingface_hub.errors import (
     HFValidationError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
+    RevisionResolutionError,
+    XetDownloadError,
 )
 
 from perl.errors import Mistake
 
 TIMEOUT_SECONDS = 15.0
-HUB_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, TypeError, LookupError, RuntimeError)
+HUB_ERRORS = (
+    httpx2.HTTPError,
+    httpx2.InvalidURL,
+    RevisionResolutionError,
+    XetDownloadError,
+    ImportError,  # a proxy that needs a package
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    RuntimeError,
+)
 """What the Hub's library raises: refusals, its client's errors, and what malformed answers or a proxy's page cause."""
 
 

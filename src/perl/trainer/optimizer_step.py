@@ -123,7 +123,6 @@ class OptimizerStep:
         self._asked: list[Any] = []
         self._seconds = 0.0
         self._next_warning = 0
-        self._start_metrics(1)
         self._regulariser_due = False
 
     @property

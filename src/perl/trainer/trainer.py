@@ -199,9 +199,11 @@ class PeftGRPOTrainer(GRPOTrainer):
         """
         self._adapted.save(Path(path), self.processing_class, self.base_fingerprint)
 
-    def write_card(self, folder: Path) -> None:
-        """Writes ``README.md``: what the arguments and the state of the training tell of the adapter."""
-        publishing.write_card(self._trained(), folder)
+    def write_card(
+        self, folder: Path, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
+    ) -> None:
+        """Writes ``README.md``; arguments as of :func:`perl.trainer.publishing.write_card`."""
+        publishing.write_card(self._trained(), folder, name, dataset, tags)
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Puts metrics of this step into its log."""
@@ -441,7 +443,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         if self.accelerator.is_main_process:
             folder = Path(self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            publishing.write_card(self._trained(), folder, model_name, dataset_name, publishing.tags_of(tags))
+            self.write_card(folder, model_name, dataset_name, publishing.tags_of(tags))
 
     def push_to_hub(
         self,

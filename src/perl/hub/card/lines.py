@@ -107,7 +107,7 @@ def _lines(card: str) -> Iterator[_Line]:
         if text.strip() and number not in (1, last):
             sources = [file for start, file in _LINES.items() if number > last and text.startswith(start)]
             sources += [file for start, file in _PARTS.items() if part.startswith(start)]
-            yield _Line(number, text.rstrip(), part if number < last else "", [*sources, _TEMPLATE][0])
+            yield _Line(number, text.rstrip(" \t\r"), part if number < last else "", [*sources, _TEMPLATE][0])
 
 
 def _same_metadata(card: str, expected: str) -> bool:
