@@ -314,7 +314,8 @@ def test_weights_that_are_not_finite_are_counted_and_refused_before_a_base_is_lo
         with_tensors(adapter, A=poisoned)
         line = refusal(base)
         count, among = map(int, re.search(r"holds weights that are no numbers: (\d+) of (\d+) in", line).groups())
-        assert (count, among) == ((~torch.isfinite(poisoned)).sum().item(), poisoned.numel())
+        assert count == poisoned.numel() - torch.isfinite(poisoned).sum()
+        assert among == poisoned.shape[0] * poisoned.shape[1]
         assert line == f"peft.adapter: adapter holds weights that are no numbers: {len(places)} of 512 in {A}"
         with pytest.raises(ModelError, match="are no numbers"):
             continue_adapter(clean_base(), find_adapter("adapter"))
