@@ -68,3 +68,26 @@ def mistake(mistakes):
         return line
 
     return run_train
+
+
+@pytest.fixture
+def refuses(mistake, capsys):
+    """Checks a table of mistakes, each a row: what is wrong, how its one line begins, further words in the line.
+
+    What is wrong is the text of a recipe, or the arguments of ``perl train``. A beginning that ends with a line break
+    is the whole line. Every row is tried; the failing ones are reported together.
+    """
+
+    def check(rows):
+        offenders = []
+        for wrong, start, *words in rows:
+            recipe, arguments = (wrong, ()) if isinstance(wrong, str) else (None, wrong)
+            try:
+                line = mistake(*arguments, recipe=recipe) + "\n"
+            except (AssertionError, ValueError) as error:  # another exit code, or not one line
+                line = f"{error}{capsys.readouterr()}"
+            if not line.startswith(start) or not all(word in line for word in words):
+                offenders.append((wrong, line))
+        assert offenders == []
+
+    return check

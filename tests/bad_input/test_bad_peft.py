@@ -15,20 +15,19 @@ from perl.sandbox import BASE_FOLDER
 LINEAR_LAYERS = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
 
 
-def test_unknown_method(mistake):
-    line = mistake(recipe="peft:\n  method: rslroa\n")
-    assert line == "recipe.yaml:3: peft.method: no method 'rslroa' (did you mean rslora?)"
+def test_methods_types_and_arguments_that_do_not_exist_are_named_with_the_nearest(refuses):
+    refuses([
+        ("peft:\n  method: rslroa\n", "recipe.yaml:3: peft.method: no method 'rslroa' (did you mean rslora?)\n"),
+        ("peft: {kwargs: {use_rslor: true}}\n", "", "peft.kwargs.use_rslor", "did you mean use_rslora?"),
+        ("peft:\n  type: C3B\n", "recipe.yaml:3: peft.type: PEFT has no type 'C3B' (did you mean C3A?)\n"),
+        *((f"train:\n  reference: {name}\n",
+           f"recipe.yaml:3: train.reference: must be base, initial, or rolling:N with N >= 1, not '{name}'\n")
+          for name in ("rolling:0", "rolling", "start")),
+    ])  # fmt: skip
 
 
-def test_unknown_argument_of_the_adapter(mistake):
-    line = mistake(recipe="peft: {kwargs: {use_rslor: true}}\n")
-    assert "peft.kwargs.use_rslor" in line
-    assert "did you mean use_rslora?" in line
-
-
-@pytest.mark.parametrize(
-    "further",
-    [
+def test_arguments_of_the_adapter_that_peft_or_the_method_refuses(refuses):
+    kwargs = (
         "init_lora_weights: nonsense",
         "init_lora_weights: pissa",  # a method of its own
         "init_lora_weights: pissa_niter_4",
@@ -36,26 +35,35 @@ def test_unknown_argument_of_the_adapter(mistake):
         "bias: nonsense",
         "bias: all",  # biases of the base itself
         "layers_to_transform: [0]",  # PEFT wants target_modules as a list with it
-    ],
-)
-def test_arguments_of_the_adapter_that_peft_refuses(mistake, further):
-    assert mistake(recipe=f"peft: {{kwargs: {{{further}}}}}\n").startswith("recipe.yaml:2: peft")
+    )
+    of_methods = (
+        ("ia3", "rank", 4),
+        ("ia3", "alpha", 4),
+        ("vera", "alpha", 4),
+        ("hra", "dropout", 0.1),
+        ("full", "rank", 4),
+    )
+    of_a_type = (
+        ("blok_size: 32", "did you mean block_size?"),
+        ("block_size: 31", "PEFT refuses"),
+        ("block_size: 32, rank: 4", "peft.rank: is not an argument of PEFT"),
+        ("block_size: 32, method: dora", "peft.method: is not read beside peft.type"),
+    )
+    refuses([
+        *((f"peft: {{kwargs: {{{further}}}}}\n", "recipe.yaml:2: peft") for further in kwargs),
+        *((f"peft:\n  method: {method}\n  {name}: {value}\n",
+           f"recipe.yaml:4: peft.{name}: {method} has no {name} (leave it out)\n")
+          for method, name, value in of_methods),
+        *((f"peft: {{type: C3A, {further}}}\n", "recipe.yaml:2: peft.", words) for further, words in of_a_type),
+    ])  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("method", "setting"),
-    [("ia3", "rank: 4"), ("ia3", "alpha: 4"), ("vera", "alpha: 4"), ("hra", "dropout: 0.1"), ("full", "rank: 4")],
-)
-def test_a_setting_that_the_method_does_not_have(mistake, method, setting):
-    name = setting.partition(":")[0]
-    line = mistake(recipe=f"peft:\n  method: {method}\n  {setting}\n")
-    assert line == f"recipe.yaml:4: peft.{name}: {method} has no {name} (leave it out)"
-
-
-@pytest.mark.parametrize("kind", REFUSED_TYPES)
-def test_a_type_of_peft_that_cannot_be_trained(mistake, kind):
-    line = mistake(recipe=f"peft:\n  type: {kind}\n")
-    assert line == f"recipe.yaml:3: peft.type: {kind} cannot be trained: {REFUSED_TYPES[kind]}"
+def test_a_type_of_peft_that_cannot_be_trained_is_refused_with_its_reason(refuses):
+    assert REFUSED_TYPES
+    refuses(
+        (f"peft:\n  type: {kind}\n", f"recipe.yaml:3: peft.type: {kind} cannot be trained: {reason}\n")
+        for kind, reason in REFUSED_TYPES.items()
+    )
 
 
 def test_a_type_of_peft_that_can_be_trained_is_no_mistake(capsys):
@@ -68,112 +76,66 @@ def test_a_type_of_peft_that_can_be_trained_is_no_mistake(capsys):
     assert f"{linear // 32:,} parameters" in printed
 
 
-@pytest.mark.parametrize(
-    ("further", "words"),
-    [
-        ("blok_size: 32", "did you mean block_size?"),
-        ("block_size: 31", "PEFT refuses"),
-        ("block_size: 32, rank: 4", "peft.rank: is not an argument of PEFT"),
-        ("block_size: 32, method: dora", "peft.method: is not read beside peft.type"),
-    ],
+CONFIGS = (
+    ("nonsense", "Expecting value"),
+    ("[1]", "not a mapping"),
+    ("{}", "adapter_config.json names no peft_type"),
+    ('{"peft_type": "LORRA"}', "PEFT has no type 'LORRA'"),
+    ('{"peft_type": "LORA"}', "header"),  # its weights are no safetensors
 )
-def test_arguments_of_a_type_that_it_does_not_take(mistake, further, words):
-    line = mistake(recipe=f"peft: {{type: C3A, {further}}}\n")
-    assert line.startswith("recipe.yaml:2: peft.")
-    assert words in line
 
 
-def test_a_type_that_peft_does_not_have(mistake):
-    assert mistake(recipe="peft:\n  type: C3B\n") == (
-        "recipe.yaml:3: peft.type: PEFT has no type 'C3B' (did you mean C3A?)"
-    )
-
-
-@pytest.mark.parametrize("reference", ["rolling:0", "rolling", "start"])
-def test_a_reference_that_does_not_exist(mistake, reference):
-    line = mistake(recipe=f"train:\n  reference: {reference}\n")
-    assert line == (
-        f"recipe.yaml:3: train.reference: must be base, initial, or rolling:N with N >= 1, not '{reference}'"
-    )
-
-
-@pytest.mark.parametrize("name", ["absent/folder/adapter", "./adapter"])
-def test_an_adapter_to_continue_that_does_not_exist(mistake, name):
-    line = mistake(recipe=f"peft:\n  adapter: {name}\n")
-    assert line.startswith(f"recipe.yaml:3: peft.adapter: {name}: no such folder")
-
-
-def test_an_adapter_to_continue_without_a_name(mistake):
-    line = mistake(recipe="peft:\n  adapter: ''\n")
-    assert line == "recipe.yaml:3: peft.adapter: must have at least 1 character, not ''"
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ("nonsense", "Expecting value"),
-        ("[1]", "not a mapping"),
-        ("{}", "adapter_config.json names no peft_type"),
-        ('{"peft_type": "LORRA"}', "PEFT has no type 'LORRA'"),
-        ('{"peft_type": "LORA"}', "header"),  # its weights are no safetensors
-    ],
-)
-def test_an_adapter_whose_files_cannot_be_read(mistake, config, words):
-    Path("broken").mkdir()
-    Path("broken/adapter_config.json").write_text(config, encoding="utf-8")
-    Path("broken/adapter_model.safetensors").write_bytes(b"nonsense")
-    line = mistake(recipe="peft:\n  adapter: broken\n")
-    assert line.startswith("recipe.yaml:3: peft.adapter: broken cannot be read: ")
-    assert words in line
-
-
-def test_a_folder_that_holds_no_adapter(mistake):
-    line = mistake(recipe="peft:\n  adapter: weightless\n")
-    assert line == "recipe.yaml:3: peft.adapter: weightless holds no adapter: adapter_config.json is absent"
-
-
-def test_a_setting_beside_an_adapter_that_is_continued(mistake):
-    line = mistake(recipe="peft:\n  adapter: anywhere\n  rank: 4\n")
-    what, hint = "comes from the adapter that is continued", "leave it out, or rank: null if it is inherited"
-    assert line == f"recipe.yaml:4: peft.rank: {what} ({hint})"
-
-
-def test_an_adapter_of_another_base(mistake):
+def test_an_adapter_to_continue_that_is_absent_unreadable_or_of_another_base(refuses):
+    rows = []
+    for i, (config, words) in enumerate(CONFIGS):
+        Path(f"broken{i}").mkdir()
+        Path(f"broken{i}/adapter_config.json").write_text(config, encoding="utf-8")
+        Path(f"broken{i}/adapter_model.safetensors").write_bytes(b"nonsense")
+        rows.append((f"broken{i}", f"broken{i} cannot be read: ", words))
     other = Qwen3ForCausalLM(Qwen3Config.from_pretrained(BASE_FOLDER, hidden_size=64))
     get_peft_model(other, LoraConfig(r=4, task_type="CAUSAL_LM")).save_pretrained("narrow")
-    line = mistake(recipe="peft:\n  adapter: narrow\n")
-    assert line.startswith("recipe.yaml:3: peft.adapter: narrow does not fit this base, it was made for another one: ")
-    assert "4 x 64 there, 4 x 128 here" in line
+    rows += [
+        ("narrow", "narrow does not fit this base, it was made for another one: ", "4 x 64 there, 4 x 128 here"),
+        ("absent/folder/adapter", "absent/folder/adapter: no such folder"),
+        ("./adapter", "./adapter: no such folder"),
+        ("''", "must have at least 1 character, not ''\n"),
+        ("weightless", "weightless holds no adapter: adapter_config.json is absent\n"),
+    ]
+    what, hint = "comes from the adapter that is continued", "leave it out, or rank: null if it is inherited"
+    refuses([
+        *((f"peft:\n  adapter: {name}\n", f"recipe.yaml:3: peft.adapter: {start}", *words)
+          for name, start, *words in rows),
+        ("peft:\n  adapter: anywhere\n  rank: 4\n", f"recipe.yaml:4: peft.rank: {what} ({hint})\n"),
+    ])  # fmt: skip
 
 
-def test_target_modules_that_match_nothing(mistake):
-    line = mistake(recipe="peft: {target_modules: [query_key_value]}\n")
-    assert line.startswith("recipe.yaml:2: peft.target_modules: query_key_value match no module of Qwen3ForCausalLM")
-    assert LINEAR_LAYERS in line
+def test_target_modules_that_match_nothing_or_can_carry_no_adapter_are_named_with_those_that_can(refuses):
+    rows = (
+        ("[query_key_value]", "query_key_value match no module of Qwen3ForCausalLM"),
+        ("[q_proj, key_proj]", "key_proj match no module of Qwen3ForCausalLM"),
+        ("'.*attn_proj'", ".*attn_proj match no module of Qwen3ForCausalLM"),
+        ("[input_layernorm]", ""),
+        ("[self_attn]", ""),
+        ("'.*attn.*'", ""),
+    )
+    refuses(
+        (f"peft: {{target_modules: {targets}}}\n", f"recipe.yaml:2: peft.target_modules: {start}", LINEAR_LAYERS)
+        for targets, start in rows
+    )
 
 
-def test_target_modules_of_which_one_matches(mistake):
-    line = mistake(recipe="peft: {target_modules: [q_proj, key_proj]}\n")
-    assert line.startswith("recipe.yaml:2: peft.target_modules: key_proj match no module of Qwen3ForCausalLM")
-    assert LINEAR_LAYERS in line
-
-
-def test_a_target_pattern_that_matches_nothing(mistake):
-    line = mistake(recipe="peft: {target_modules: '.*attn_proj'}\n")
-    assert line.startswith("recipe.yaml:2: peft.target_modules: .*attn_proj match no module of Qwen3ForCausalLM")
-    assert LINEAR_LAYERS in line
-
-
-@pytest.mark.parametrize("targets", ["[input_layernorm]", "[self_attn]", "'.*attn.*'"])
-def test_target_modules_that_cannot_carry_an_adapter(mistake, targets):
-    line = mistake(recipe=f"peft: {{target_modules: {targets}}}\n")
-    assert line.startswith("recipe.yaml:2: peft.target_modules: ")
-    assert LINEAR_LAYERS in line
-
-
-@pytest.mark.parametrize("targets", ["[q_proj, v_proj]", "'.*self_attn.*_proj'", "all-linear"])
-def test_target_modules_that_match_are_no_mistake(targets):
-    assert run(["train", "sound.yaml", "--dry-run", f"peft.target_modules={targets}"], "perl") == 0
+def test_target_modules_that_match_are_counted_in_the_plan(capsys):
+    """LoRA of rank 16: a row of A and a column of B for each rank, of every linear layer that is matched."""
+    sizes = {"q": (128, 128), "k": (128, 64), "v": (128, 64), "o": (128, 128)}
+    attention = {name: sum(pair) for name, pair in sizes.items()}
+    for targets, matched in (
+        ("[q_proj, v_proj]", [attention["q"], attention["v"]]),
+        ("'.*self_attn.*_proj'", list(attention.values())),
+        ("all-linear", [*attention.values(), *[128 + 384] * 3]),
+    ):
+        assert run(["train", "sound.yaml", "--dry-run", f"peft.target_modules={targets}"], "perl") == 0
+        trained = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# trained "))
+        assert int(trained.split()[2].replace(",", "")) == 4 * 16 * sum(matched), targets
 
 
 def test_an_adapter_that_would_not_be_trained():

@@ -1,48 +1,32 @@
 """Mistakes about publishing: one line each, before anything is trained."""
 
-import pytest
-
 from perl.recipe import load_recipe
 
 
-@pytest.mark.parametrize(
-    ("recipe", "line"),
-    [
-        ("hub: {push: end}", "recipe.yaml:2: hub: push needs repo_id, as in repo_id: user/name"),
-        ("hub: {private: true}", "recipe.yaml:2: hub: private needs repo_id, as in repo_id: user/name"),
-        (
-            "hub: {repo_id: a/b, push: best}",
-            "recipe.yaml:2: hub.push: best needs eval.every, the steps between two scores (or push: end)",
-        ),
-        (
-            "hub: {repo_id: a/b, push: end}\npeft: {method: full}",
-            "recipe.yaml:2: hub.push: full trains the model itself, there is no adapter to push (hf upload",
-        ),
-        (
-            "hub: {repo_id: a/b, push: every}",
-            "recipe.yaml:2: hub.push: must be one of end, every_save, best, not 'every' (did you mean every_save?)",
-        ),
-    ],
-)
-def test_a_recipe_that_cannot_be_published_is_refused(mistake, recipe, line):
-    assert mistake(recipe=recipe).startswith(line)
+def test_a_recipe_that_cannot_be_published_is_refused(refuses):
+    needed = "needs repo_id, as in repo_id: user/name"
+    refuses([
+        ("hub: {push: end}", f"recipe.yaml:2: hub: push {needed}"),
+        ("hub: {private: true}", f"recipe.yaml:2: hub: private {needed}"),
+        ("hub: {repo_id: a/b, push: best}",
+         "recipe.yaml:2: hub.push: best needs eval.every, the steps between two scores (or push: end)"),
+        ("hub: {repo_id: a/b, push: end}\npeft: {method: full}",
+         "recipe.yaml:2: hub.push: full trains the model itself, there is no adapter to push (hf upload"),
+        ("hub: {repo_id: a/b, push: every}",
+         "recipe.yaml:2: hub.push: must be one of end, every_save, best, not 'every' (did you mean every_save?)"),
+        ("hub: {repo_id: adapter, push: end}", "recipe.yaml:2: hub.repo_id: "),
+    ])  # fmt: skip
 
 
-def test_a_name_that_is_none_is_refused(mistake):
-    assert mistake(recipe="hub: {repo_id: adapter, push: end}").startswith("recipe.yaml:2: hub.repo_id: ")
-
-
-def test_without_a_login_nothing_is_trained(mistake, hub, tmp_path):
-    (tmp_path / "hf-home" / "token").unlink()
-    line = mistake(recipe="hub: {repo_id: user/a, push: end}\nmodel: {name: weightless}")
+def test_a_token_that_is_absent_or_refused_is_reported_before_anything_is_trained(mistake, hub, tmp_path):
+    recipe = "hub: {repo_id: user/a, push: end}"
+    token = tmp_path / "hf-home" / "token"
+    token.unlink()
+    line = mistake(recipe=f"{recipe}\nmodel: {{name: weightless}}")
     assert line == "recipe.yaml:2: hub.push: push needs a login to the Hub (hf auth login)"
     assert hub.requests == 0
-
-
-def test_a_token_that_the_hub_refuses_is_said_before_anything_is_trained(mistake, tmp_path, hub):
-    (tmp_path / "hf-home" / "token").write_text("hf_" + "another" * 5)
-    line = mistake(recipe="hub: {repo_id: user/a, push: end}")
-    assert line == "recipe.yaml:2: hub.push: the Hub refuses your token (hf auth login)"
+    token.write_text("hf_" + "another" * 5)
+    assert mistake(recipe=recipe) == "recipe.yaml:2: hub.push: the Hub refuses your token (hf auth login)"
     assert [request.path for request in hub.log] == ["/api/whoami-v2"]
 
 

@@ -2,10 +2,12 @@
 
 import copy
 import json
+import math
 import re
 import shutil
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,9 +43,40 @@ def adapter(sound) -> Path:
     return Path("adapter")
 
 
+@pytest.fixture(scope="module")
+def base():
+    """The base without weights; each trial gets a copy."""
+    return load_empty_base(ModelSection())
+
+
+@pytest.fixture
+def spoilt(sound, adapter, base):
+    """Tries a table: each row changes a sound adapter in place, and returned is the one line that refuses it."""
+
+    def lines(changes) -> list[str]:
+        found = []
+        for change in changes:
+            for file in sound.iterdir():
+                shutil.copy2(file, adapter)
+            change(adapter)
+            found.append(refusal(base=base))
+        return found
+
+    return lines
+
+
+def without_words(lines, words) -> list[tuple[str, str]]:
+    """Pairs of a line and the word that it lacks."""
+    return [(line, word) for line, word in zip(lines, words, strict=True) if word not in line]
+
+
 def with_config(adapter: Path, **changes) -> None:
     file = adapter / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def with_text(adapter: Path, text: bytes) -> None:
+    (adapter / "adapter_config.json").write_bytes(text)
 
 
 def with_tensors(adapter: Path, **changes) -> None:
@@ -58,64 +91,63 @@ def with_header(adapter: Path, header: bytes, data: bytes = b"", length: int | N
     (adapter / "adapter_model.safetensors").write_bytes(size.to_bytes(8, "little") + header + data)
 
 
-def refusal(name="adapter") -> str:
+def accept(base=None) -> None:
+    continue_adapter(load_empty_base(ModelSection()) if base is None else copy.deepcopy(base), find_adapter("adapter"))
+
+
+def refusal(base=None) -> str:
     """The one line with which it is refused while there are no weights of a base."""
     with pytest.raises(PerlError) as caught:
-        continue_adapter(load_empty_base(ModelSection()), find_adapter(str(name)))
+        accept(base)
     (line,) = str(caught.value).splitlines()
     assert line.isprintable()
     assert len(line) < 500
     return line
 
 
-@pytest.mark.usefixtures("adapter")
-def test_a_sound_adapter_is_accepted():
-    continue_adapter(load_empty_base(ModelSection()), find_adapter("adapter"))
-
-
-def test_a_giant_config_is_not_read(adapter):
-    with_config(adapter, target_modules=["q_proj"] * 1_000_000)
+def test_sizes_beyond_their_limits_are_refused_unread(spoilt):
+    """A config of megabytes, lists of 50,000 names, nesting without end, a header of 40 MB."""
+    names, ranks = [f"m{i}" for i in range(50_000)], "rank_pattern"
+    lists = ("target_modules", "modules_to_save", "trainable_token_indices", ranks)
+    deep = ("[" * 300_000, '{"a":' * 100_000, '{"peft_type": "LORA", "x":' + "[" * 300_000)
     started = time.monotonic()
-    assert re.search(r"adapter_config.json has 1\d,\d{3},\d{3} bytes, at most 1,000,000 are read", refusal())
+    (line,) = spoilt([partial(with_config, target_modules=["q_proj"] * 1_000_000)])
+    assert re.search(r"adapter_config.json has 1\d,\d{3},\d{3} bytes, at most 1,000,000 are read", line)
     assert time.monotonic() - started < 5
+    lines = spoilt([
+        *(partial(with_config, **{name: dict.fromkeys(names, 1) if name == ranks else names}) for name in lists),
+        *(partial(with_text, text=text.encode()) for text in deep),
+        partial(with_header, header=b"{}", length=40_000_000),
+    ])  # fmt: skip
+    words = [
+        *(f"adapter_config.json: {name} has 50,000 entries, at most 4,000 are read" for name in lists),
+        *["adapter_config.json is nested too deeply"] * len(deep),
+        "the header of adapter_model.safetensors has 40,000,000 bytes, at most 32,000,000 are read",
+    ]
+    assert without_words(lines, words) == []
 
 
-@pytest.mark.parametrize("name", ["target_modules", "modules_to_save", "trainable_token_indices", "rank_pattern"])
-def test_a_config_with_too_many_names_is_refused(adapter, name):
-    names = [f"m{i}" for i in range(50_000)]
-    with_config(adapter, **{name: dict.fromkeys(names, 1) if name == "rank_pattern" else names})
-    assert f"adapter_config.json: {name} has 50,000 entries, at most 4,000 are read" in refusal()
-
-
-@pytest.mark.parametrize("deep", ["[" * 300_000, '{"a":' * 100_000, '{"peft_type": "LORA", "x":' + "[" * 300_000])
-def test_a_config_nested_without_end_is_refused(adapter, deep):
-    (adapter / "adapter_config.json").write_text(deep)
-    assert "adapter_config.json is nested too deeply" in refusal()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"lora", "Expecting value"),
-        (b"[1]", "is not a mapping"),
-        (b"\xff\xfe\x00", "can't decode byte"),
-        (b'{"peft_type": "EVIL"}', "PEFT has no type 'EVIL'"),
-        (b'{"peft_type": ["LORA"]}', "PEFT has no type"),
-        (b'{"peft_type": "LORA", "r": ' + b"9" * 5000 + b"}", "integer string conversion"),
-        (b'{"peft_type": "LORA", "lora_alpha": NaN}', "lora_alpha is nan, which is no number"),
-        (b'{"peft_type": "LORA", "lora_alpha": 1e999}', "lora_alpha is inf, which is no number"),
-        (b'{"peft_type": "LORA", "target_modules": ["\\u001b[2J"]}', "holds control characters"),
-        (b'{"peft_type": "LORA", "\\nerror: none": 1}', "holds control characters"),
-        (b'{"peft_type": "LORA", "base_model_name_or_path": 5}', "base_model_name_or_path is no name"),
-        (b'{"peft_type": "LORA", "base_model_name_or_path": "' + b"x" * 9000 + b'"}', "path is no name"),
-        (b'{"peft_type": "LORA", "revision": {}}', "revision is no name"),
-    ],
+MALFORMED = (
+    (b"lora", "Expecting value"),
+    (b"[1]", "is not a mapping"),
+    (b"\xff\xfe\x00", "can't decode byte"),
+    (b'{"peft_type": "EVIL"}', "PEFT has no type 'EVIL'"),
+    (b'{"peft_type": ["LORA"]}', "PEFT has no type"),
+    (b'{"peft_type": "LORA", "r": ' + b"9" * 5000 + b"}", "integer string conversion"),
+    (b'{"peft_type": "LORA", "lora_alpha": NaN}', "lora_alpha is nan, which is no number"),
+    (b'{"peft_type": "LORA", "lora_alpha": 1e999}', "lora_alpha is inf, which is no number"),
+    (b'{"peft_type": "LORA", "target_modules": ["\\u001b[2J"]}', "holds control characters"),
+    (b'{"peft_type": "LORA", "\\nerror: none": 1}', "holds control characters"),
+    (b'{"peft_type": "LORA", "base_model_name_or_path": 5}', "base_model_name_or_path is no name"),
+    (b'{"peft_type": "LORA", "base_model_name_or_path": "' + b"x" * 9000 + b'"}', "path is no name"),
+    (b'{"peft_type": "LORA", "revision": {}}', "revision is no name"),
 )
-def test_a_config_that_is_none_is_refused(adapter, text, said):
-    (adapter / "adapter_config.json").write_bytes(text)
-    line = refusal()
-    assert line.startswith("peft.adapter: adapter cannot be read: ")
-    assert said in line
+
+
+def test_a_malformed_config_is_refused(spoilt):
+    lines = spoilt(partial(with_text, text=text) for text, _ in MALFORMED)
+    assert [line for line in lines if not line.startswith("peft.adapter: adapter cannot be read: ")] == []
+    assert without_words(lines, [words for _, words in MALFORMED]) == []
 
 
 VALUES = (5, [[1]], {"q_proj": "many"})
@@ -137,38 +169,43 @@ def test_no_value_of_any_key_gives_more_than_one_line(adapter):
     assert [line for line in refusals if len(line.splitlines()) != 1] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"auto_mapping": {"base_model_class": "X", "parent_library": "evil.code"}}, "auto_mapping names 'evil.code'"),
-        ({"auto_mapping": {"parent_library": "transformers_evil"}}, "auto_mapping names 'transformers_evil'"),
-        ({"auto_mapping": {"parent_library": ["os"]}}, "auto_mapping names"),
-        ({"trust_remote_code": True}, "trust_remote_code would run code"),
-        ({"tokenizer_kwargs": {"trust_remote_code": 1}}, "tokenizer_kwargs.trust_remote_code would run code"),
-        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map would run code"),
-        ({"loftq_config": {"_target_": "os.system"}}, "loftq_config._target_ would run code"),
-        ({"megatron_core": "evil"}, "megatron_core would import a module"),
-        ({"megatron_config": {"a": 1}}, "megatron_core would import a module"),
-        ({"layer_replication": [[0, 4], [0, 4]]}, "layer_replication makes another base"),
-    ],
+CODE = (
+    ({"auto_mapping": {"base_model_class": "X", "parent_library": "evil.code"}}, "auto_mapping names 'evil.code'"),
+    ({"auto_mapping": {"parent_library": "transformers_evil"}}, "auto_mapping names 'transformers_evil'"),
+    ({"auto_mapping": {"parent_library": ["os"]}}, "auto_mapping names"),
+    ({"trust_remote_code": True}, "trust_remote_code would run code"),
+    ({"tokenizer_kwargs": {"trust_remote_code": 1}}, "tokenizer_kwargs.trust_remote_code would run code"),
+    ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map would run code"),
+    ({"loftq_config": {"_target_": "os.system"}}, "loftq_config._target_ would run code"),
+    ({"megatron_core": "evil"}, "megatron_core would import a module"),
+    ({"megatron_config": {"a": 1}}, "megatron_core would import a module"),
+    ({"layer_replication": [[0, 4], [0, 4]]}, "layer_replication makes another base"),
 )
-def test_a_config_that_names_code_or_another_model_is_refused(adapter, changes, said):
-    with_config(adapter, **changes)
-    assert said in refusal()
+HARMLESS = (
+    {},
+    {"auto_mapping": {"base_model_class": "X", "parent_library": "transformers.models.qwen3.modeling_qwen3"}},
+    {"trust_remote_code": False},
+    {"megatron_core": "megatron.core"},
+    {"a_setting_of_a_later_peft": None},
+)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"auto_mapping": {"base_model_class": "X", "parent_library": "transformers.models.qwen3.modeling_qwen3"}},
-        {"trust_remote_code": False},
-        {"megatron_core": "megatron.core"},
-        {"a_setting_of_a_later_peft": None},
-    ],
-)
-def test_what_published_configs_hold_is_no_harm(adapter, changes):
-    with_config(adapter, **changes)
-    continue_adapter(load_empty_base(ModelSection()), find_adapter("adapter"))
+def test_a_config_that_names_code_or_another_model_is_refused(spoilt):
+    lines = spoilt(partial(with_config, **changes) for changes, _ in CODE)
+    assert without_words(lines, [words for _, words in CODE]) == []
+
+
+def test_what_sound_and_published_adapters_hold_is_accepted(adapter, base):
+    config, weights = (adapter / name for name in ("adapter_config.json", "adapter_model.safetensors"))
+    text, tensors = config.read_text(), weights.read_bytes()
+    for changes in HARMLESS:
+        with_config(adapter, **changes)
+        accept(base)
+        config.write_text(text)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        with_tensors(adapter, A=torch.zeros(4, 128, dtype=dtype))
+        accept(base)
+        weights.write_bytes(tensors)
 
 
 def test_a_setting_that_this_peft_does_not_know_is_said(adapter, caplog):
@@ -177,41 +214,38 @@ def test_a_setting_that_this_peft_does_not_know_is_said(adapter, caplog):
     assert caplog.messages == ["adapter_config.json: this version of PEFT does not know twice_as_good and ignores it"]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"r": HUGE}, {"r": -1}, {"rank_pattern": {"q_proj": HUGE}}, {"peft_type": "VBLORA", "num_vectors": HUGE}],
-)
-def test_an_absurd_rank_is_refused_before_anything_is_built(adapter, changes):
-    with_config(adapter, **changes)
-    with pytest.raises(ModelError, match=r"asks for \S+ (1,000,000,000|-1), the largest side of a tensor is 384"):
-        find_adapter("adapter")
+def test_an_absurd_rank_is_refused_before_anything_is_built(sound):
+    absurd = ({"r": HUGE}, {"r": -1}, {"rank_pattern": {"q_proj": HUGE}}, {"peft_type": "VBLORA", "num_vectors": HUGE})
+    for i, changes in enumerate(absurd):
+        shutil.copytree(sound, f"adapter{i}")
+        with_config(Path(f"adapter{i}"), **changes)
+        with pytest.raises(ModelError, match=r"asks for \S+ (1,000,000,000|-1), the largest side of a tensor is 384"):
+            find_adapter(f"adapter{i}")
 
 
-@pytest.mark.parametrize(
-    "key", ["target_modules", "exclude_modules", "rank_pattern", "modules_to_save", "layers_pattern"]
-)
-def test_a_pattern_that_backtracks_without_end_is_stopped(adapter, monkeypatch, key):
+def test_a_pattern_that_backtracks_without_end_is_stopped_and_named(spoilt, monkeypatch):
     monkeypatch.setattr("perl.policy.saved.patterns.SECONDS", 1.0)
-    one = {"rank_pattern": {EVIL_PATTERN: 4}, "modules_to_save": [EVIL_PATTERN], "layers_pattern": [EVIL_PATTERN]}
-    further = {"layers_to_transform": [0]} if key == "layers_pattern" else {}
-    with_config(adapter, **{key: one.get(key, EVIL_PATTERN)}, **further)
-    started = time.monotonic()
-    assert refusal().startswith(f"peft.adapter: the pattern {EVIL_PATTERN!r} in its config does not end within 1 s")
-    assert time.monotonic() - started < 10 < SECONDS + 1
+    settings = (
+        {"target_modules": EVIL_PATTERN},
+        {"exclude_modules": EVIL_PATTERN},
+        {"rank_pattern": {EVIL_PATTERN: 4}},
+        {"modules_to_save": [EVIL_PATTERN]},
+        {"layers_pattern": [EVIL_PATTERN], "layers_to_transform": [0]},
+    )
+    for changes in settings:
+        started = time.monotonic()
+        (line,) = spoilt([partial(with_config, **changes)])
+        assert line.startswith(f"peft.adapter: the pattern {EVIL_PATTERN!r} in its config does not end within 1 s")
+        assert time.monotonic() - started < 10 < SECONDS + 1
+    (line,) = spoilt([partial(with_config, target_modules=".*(q|k)_proj", exclude_modules=EVIL_PATTERN)])
+    assert repr(EVIL_PATTERN) in line
 
 
-def test_the_pattern_that_does_not_end_is_the_one_that_is_named(adapter, monkeypatch):
-    monkeypatch.setattr("perl.policy.saved.patterns.SECONDS", 1.0)
-    with_config(adapter, target_modules=".*(q|k)_proj", exclude_modules=EVIL_PATTERN)
-    assert repr(EVIL_PATTERN) in refusal()
-
-
-@pytest.mark.parametrize("pattern", ["(", "*", "[z-a]", "(?P<x>a)(?P<x>b)", "a{99999999999}"])
-def test_a_pattern_that_is_none_is_refused(adapter, pattern):
-    with_config(adapter, target_modules=pattern)
-    line = refusal()
-    assert line.startswith("peft.adapter: ")
-    assert "in its config is no pattern: " in line
+def test_a_malformed_pattern_is_refused(spoilt):
+    patterns = ("(", "*", "[z-a]", "(?P<x>a)(?P<x>b)", "a{99999999999}")
+    lines = spoilt(partial(with_config, target_modules=pattern) for pattern in patterns)
+    assert [line for line in lines if not line.startswith("peft.adapter: ")] == []
+    assert without_words(lines, ["in its config is no pattern: "] * len(patterns)) == []
 
 
 def test_a_pattern_as_people_write_them_is_accepted():
@@ -220,106 +254,85 @@ def test_a_pattern_as_people_write_them_is_accepted():
         r=2, target_modules=r".*\.(?:self_attn|mlp)\.(?:q_proj|v_proj|down_proj)", rank_pattern={"q.*": 3}
     )
     write_adapter(attach_adapter(model, config), Path("adapter"), "sandbox:base", None, None)
-    continue_adapter(load_empty_base(ModelSection()), find_adapter("adapter"))
+    accept()
 
 
-@pytest.mark.parametrize(
-    ("header", "data", "length"),
-    [
-        (b"{}", b"", 2**63),
-        (b"{}", b"", 40_000_000),
-        (b"nonsense", b"", None),
-        (b"[" * 100_000, b"", None),
-        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}',
-         b"\0" * 12, None),
-        (b'{"a":{"dtype":"F32","shape":[4611686018427387904,8],"data_offsets":[0,8]}}', b"\0" * 8, None),
-        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8000000000]}}', b"\0" * 8, None),
-        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}', b"\0" * 8, None),
-        (b'{"a":{"dtype":"EVIL","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8, None),
-        (b'{"a\\u001b[2J":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8, None),
-    ],
+HEADERS = (
+    (b"{}", b"", 2**63),
+    (b"{}", b"", 40_000_000),
+    (b"nonsense", b"", None),
+    (b"[" * 100_000, b"", None),
+    (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}',
+     b"\0" * 12, None),
+    (b'{"a":{"dtype":"F32","shape":[4611686018427387904,8],"data_offsets":[0,8]}}', b"\0" * 8, None),
+    (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8000000000]}}', b"\0" * 8, None),
+    (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}', b"\0" * 8, None),
+    (b'{"a":{"dtype":"EVIL","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8, None),
+    (b'{"a\\u001b[2J":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8, None),
 )  # fmt: skip
-def test_a_broken_header_is_refused(adapter, header, data, length):
-    with_header(adapter, header, data, length)
-    assert refusal().startswith("peft.adapter: adapter cannot be read: ")
 
 
-def test_a_giant_header_is_not_read(adapter):
-    with_header(adapter, b"{}", length=40_000_000)
-    assert "the header of adapter_model.safetensors has 40,000,000 bytes, at most 32,000,000 are read" in refusal()
+def test_a_malformed_header_is_refused(spoilt):
+    lines = spoilt(partial(with_header, header=header, data=data, length=size) for header, data, size in HEADERS)
+    assert [line for line in lines if not line.startswith("peft.adapter: adapter cannot be read: ")] == []
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.bool, torch.int64])
-def test_tensors_of_a_type_that_is_no_weights_are_refused(adapter, dtype):
-    with_tensors(adapter, A=torch.zeros(4, 128).to(dtype))
-    line = refusal()
-    assert f"{A} holds numbers of type" in line
-    assert line.endswith("an adapter's are F64, F32, F16, BF16")
+def test_tensors_of_a_type_that_weights_do_not_have_are_refused(spoilt):
+    dtypes = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.bool, torch.int64)
+    lines = spoilt(partial(with_tensors, A=torch.zeros(4, 128).to(dtype)) for dtype in dtypes)
+    assert without_words(lines, [f"{A} holds numbers of type"] * len(dtypes)) == []
+    assert [line for line in lines if not line.endswith("an adapter's are F64, F32, F16, BF16")] == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_tensors_of_the_usual_types_are_accepted(adapter, dtype):
-    with_tensors(adapter, A=torch.zeros(4, 128, dtype=dtype))
-    continue_adapter(load_empty_base(ModelSection()), find_adapter("adapter"))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+def test_tensors_and_a_config_that_do_not_belong_together_are_refused(spoilt):
+    of_tensors = (
         ({"A": torch.zeros(4, 64)}, f"{A} is 4 x 64 there, 4 x 128 here"),
         ({"A": None}, f"{A} is only here"),
         ({"extra": torch.zeros(2)}, "extra is only there"),
         ({"base_model.model.lm_head.weight": torch.zeros(2)}, "base_model.model.lm_head.weight is only there"),
-    ],
-)
-def test_tensors_that_do_not_belong_to_the_config_are_refused(adapter, change, said):
-    with_tensors(adapter, **change)
-    assert said in refusal()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
+    )
+    lines = spoilt(partial(with_tensors, **change) for change, _ in of_tensors)
+    assert without_words(lines, [words for _, words in of_tensors]) == []
+    of_config = (
         {"r": 64},
         {"use_dora": True},
         {"modules_to_save": ["norm"]},
         {"modules_to_save": ["layers"]},
         {"trainable_token_indices": list(range(20))},
         {"target_modules": ["q_proj"]},
-    ],
-)
-def test_a_config_that_asks_for_other_tensors_than_the_file_has_is_refused(adapter, change):
-    with_config(adapter, **change)
-    assert re.search("does not fit this base|PEFT refuses", refusal())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_no_numbers_are_refused_before_a_base_is_loaded(adapter, value):
-    poisoned = load_file(adapter / "adapter_model.safetensors")[A]
-    poisoned[1, 5] = value
-    with_tensors(adapter, A=poisoned)
-    assert refusal() == f"peft.adapter: adapter holds weights that are no numbers: 1 of 512 in {A}"
-    with pytest.raises(ModelError, match="are no numbers"):
-        continue_adapter(clean_base(), find_adapter("adapter"))
-
-
-@pytest.mark.parametrize("position", [-1, 128, 2**31 - 1])
-def test_positions_outside_of_a_matrix_are_refused(position):
-    write_adapter(
-        attach_adapter(clean_base(), adaptation(PeftSection(method="shira"))),
-        Path("adapter"),
-        "sandbox:base",
-        None,
-        None,
     )
+    lines = spoilt(partial(with_config, **change) for change in of_config)
+    assert [line for line in lines if not re.search("does not fit this base|PEFT refuses", line)] == []
+
+
+def test_weights_that_are_not_finite_are_counted_and_refused_before_a_base_is_loaded(adapter, base):
+    sound = load_file(adapter / "adapter_model.safetensors")[A]
+    for value, places in ((math.nan, [(1, 5)]), (math.inf, [(0, 0), (3, 127)]), (-math.inf, [(2, 2), (2, 3), (1, 0)])):
+        poisoned = sound.clone()
+        for place in places:
+            poisoned[place] = value
+        with_tensors(adapter, A=poisoned)
+        line = refusal(base)
+        count, among = map(int, re.search(r"holds weights that are no numbers: (\d+) of (\d+) in", line).groups())
+        assert count == poisoned.numel() - torch.isfinite(poisoned).sum()
+        assert among == poisoned.shape[0] * poisoned.shape[1]
+        assert line == f"peft.adapter: adapter holds weights that are no numbers: {len(places)} of 512 in {A}"
+        with pytest.raises(ModelError, match="are no numbers"):
+            continue_adapter(clean_base(), find_adapter("adapter"))
+
+
+def test_positions_outside_of_a_matrix_are_refused():
+    policy = attach_adapter(clean_base(), adaptation(PeftSection(method="shira")))
+    write_adapter(policy, Path("adapter"), "sandbox:base", None, None)
     continue_adapter(clean_base(), find_adapter("adapter"))
     name = "base_model.model.model.layers.0.self_attn.q_proj.shira_indices"
     file = Path("adapter/adapter_model.safetensors")
     tensors = load_file(file)
-    tensors[name][1, 0] = position
-    save_file(tensors, file)
-    with pytest.raises(ModelError, match=r"positions outside of W \(128 x 128\) in \S+q_proj.shira_indices"):
-        continue_adapter(clean_base(), find_adapter("adapter"))
+    for position in (-1, 128, 2**31 - 1):
+        tensors[name][1, 0] = position
+        save_file(tensors, file)
+        with pytest.raises(ModelError, match=r"positions outside of W \(128 x 128\) in \S+q_proj.shira_indices"):
+            continue_adapter(clean_base(), find_adapter("adapter"))
 
 
 def spoil(adapter: Path, how: str) -> None:

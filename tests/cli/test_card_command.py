@@ -73,7 +73,7 @@ def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
     assert all(line.startswith("error: README.md") for line in lines)
 
 
-def test_the_card_may_go_into_another_file(perl, run):
+def test_the_card_may_go_into_another_file_and_a_mistake_is_one_line(perl, run):
     done = perl("card", "a-run", "-o", "card.md")
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "card.md\n")
     assert not run.card.exists()
@@ -82,22 +82,16 @@ def test_the_card_may_go_into_another_file(perl, run):
         2,
         "error: no/such/card.md: cannot be written: No such file or directory\n",
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+    mistakes = (
         (["absent"], "absent: is not a run, and only a run's card can be written (--check looks at a card)"),
         (["absent", "--check"], "absent: no such folder, and not a name on the Hub (a run, a folder, or user/name)"),
         (["a-run", "--check", "-o", "x"], "--output: --check writes nothing (leave it out)"),
         (["a-run", "--repo", "mine"], "--repo: 'mine' is not a name on the Hub (user/name)"),
         (["a/b", "--check"], "a/b: HF_HUB_OFFLINE is set, so the Hub is not asked (unset it)"),
-    ],
-)
-@pytest.mark.usefixtures("run")
-def test_a_mistake_is_one_line(perl, arguments, message):
-    done = perl("card", *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+    )
+    for arguments, message in mistakes:
+        done = perl("card", *arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
 def test_a_card_on_the_hub_is_looked_at_without_its_weights(perl, run, hub):

@@ -10,82 +10,57 @@ import sys
 
 import pytest
 import yaml
+from transformers import AutoModelForCausalLM
 
 import perl
 from perl.cli.main import COMMANDS
 from perl.methods.registry import METHODS, REFUSED_TYPES
 from perl.recipe import load_recipe
 from perl.recipe.assets import packaged_recipes
+from perl.sandbox import BASE_FOLDER
 
 
-def test_the_version_is_the_packages(perl_command):
-    result = perl_command("--version")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == f"perl-rl, version {perl.__version__}\n"
+@pytest.fixture
+def printed(perl_command):
+    """What a command prints that succeeds and complains of nothing."""
+
+    def run(*arguments, **options):
+        result = perl_command(*arguments, **options)
+        assert (result.returncode, result.stderr) == (0, "")
+        return result.stdout
+
+    return run
 
 
-def test_help_names_every_command_with_a_sentence(perl_command):
-    result = perl_command("--help")
-    assert (result.returncode, result.stderr) == (0, "")
-    listed = result.stdout.partition("Commands:")[2].splitlines()
+def test_version_and_help_name_the_package_every_command_and_its_options(printed):
+    assert printed("--version") == f"perl-rl, version {perl.__version__}\n"
+    text = printed("--help")
+    listed = text.partition("Commands:")[2].splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in listed if line.startswith("  ") and line[2:3].strip()}
     assert set(COMMANDS) <= set(rows)
     assert all(len(rows[name]) > 2 for name in COMMANDS)
-
-
-def test_no_arguments_print_the_help(perl_command):
-    result = perl_command(input="")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == perl_command("--help").stdout
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(perl_command, name):
-    result = perl_command(name, "--help")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith(f"Usage: python -m perl {name}")
-
-
-def test_the_help_of_train_names_its_options_and_overrides(perl_command):
-    text = perl_command("train", "--help").stdout
+    assert printed(input="") == text
+    helps = {name: printed(name, "--help") for name in COMMANDS}
+    assert [name for name, help_ in helps.items() if not help_.startswith(f"Usage: python -m perl {name}")] == []
     for part in ("RECIPE", "[SECTION.KEY=VALUE]", "--output", "--dry-run", "--quiet"):
-        assert part in text
+        assert part in helps["train"]
 
 
-def test_recipes_lists_every_packaged_recipe_with_its_summary(perl_command):
-    result = perl_command("recipes", env={**os.environ, "COLUMNS": "200"})
-    assert (result.returncode, result.stderr) == (0, "")
-    rows = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
-    assert list(rows) == list(packaged_recipes())
-
-
-def test_recipes_as_json(perl_command):
-    result = perl_command("recipes", "--json")
-    assert (result.returncode, result.stderr) == (0, "")
-    rows = json.loads(result.stdout)
+def test_recipes_lists_every_packaged_recipe_and_prints_one(printed, tmp_path):
+    plain = printed("recipes", env={**os.environ, "COLUMNS": "200"})
+    assert list(dict(line.split(maxsplit=1) for line in plain.splitlines())) == list(packaged_recipes())
+    rows = json.loads(printed("recipes", "--json"))
     assert [row["name"] for row in rows] == list(packaged_recipes())
     for row in rows:
         assert packaged_recipes()[row["name"]].read_text().splitlines()[0] == f"# {row['summary']}"
-
-
-def test_recipes_quickstart_prints_the_file_to_start_from(perl_command, tmp_path):
-    result = perl_command("recipes", "quickstart")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == packaged_recipes()["quickstart"].read_text(encoding="utf-8")
-    (tmp_path / "mine.yaml").write_text(result.stdout)
+    quickstart = printed("recipes", "quickstart")
+    assert quickstart == packaged_recipes()["quickstart"].read_text(encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(quickstart)
     assert load_recipe(tmp_path / "mine.yaml").as_dict() == load_recipe("quickstart").as_dict()
 
 
-def test_an_unknown_recipe_is_the_users_mistake(perl_command):
-    result = perl_command("recipes", "quikstart")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "error: no recipe named 'quikstart' (did you mean quickstart?)\n"
-
-
-def test_methods_lists_every_method_with_defaults_and_how_it_is_referenced_synced_and_served(perl_command):
-    result = perl_command("methods")
-    assert (result.returncode, result.stderr) == (0, "")
-    heading, *lines = result.stdout.partition("\n\n")[0].splitlines()
+def test_methods_lists_every_method_with_defaults_and_how_it_is_referenced_synced_and_served(printed):
+    heading, *lines = printed("methods").partition("\n\n")[0].splitlines()
     titles = list(re.finditer(r"\S+(?: \S+)*", heading))
     names, starts = [title[0] for title in titles], [title.start() for title in titles]
     cells = [[line[a:b].strip() for a, b in itertools.pairwise([*starts, None])] for line in lines]
@@ -103,49 +78,38 @@ def test_methods_lists_every_method_with_defaults_and_how_it_is_referenced_synce
     assert (rows["full"]["reference"], rows["vera"]["reference"]) == ("copy of the base", "adapter off")
 
 
-def test_methods_as_json(perl_command):
-    result = perl_command("methods", "--json")
-    assert (result.returncode, result.stderr) == (0, "")
-    rows = {row["name"]: row for row in json.loads(result.stdout)}
+def test_methods_as_json_and_the_page_of_a_method_hold_settings_options_and_source(printed):
+    rows = {row["name"]: row for row in json.loads(printed("methods", "--json"))}
     assert list(rows) == list(METHODS)
     for name, method in METHODS.items():
         assert rows[name]["settings"] == json.loads(json.dumps(dict(method.settings)))
         assert rows[name]["options"] == {**method.defaults, **method.options}
         assert rows[name]["learning_rate"] == pytest.approx(1e-5 * method.rate)
         assert (rows[name]["summary"], rows[name]["source"]) == (method.summary, method.source)
+    for name in ("lora", "slicefine", "vera", "full"):
+        method, text = METHODS[name], printed("methods", name)
+        assert text.splitlines()[0] == f"{name}: {method.summary}"
+        for part in (method.source, *method.settings, *method.options, *method.defaults, f"{1e-5 * method.rate:g}"):
+            assert part in text, name
+        assert json.loads(printed("methods", name, "--json"))[0]["name"] == name
 
 
-@pytest.mark.parametrize("name", ["lora", "slicefine", "vera", "full"])
-def test_a_method_has_a_page_with_its_settings_options_and_source(perl_command, name):
-    result = perl_command("methods", name)
-    assert (result.returncode, result.stderr) == (0, "")
-    method, text = METHODS[name], result.stdout
-    assert text.splitlines()[0] == f"{name}: {method.summary}"
-    for part in (method.source, *method.settings, *method.options, *method.defaults, f"{1e-5 * method.rate:g}"):
-        assert part in text
-    assert json.loads(perl_command("methods", name, "--json").stdout)[0]["name"] == name
-
-
-def test_the_methods_of_a_model_are_listed_with_what_they_train_of_it(perl_command):
-    result = perl_command("methods", "--model", "sandbox:base", "--json")
-    assert (result.returncode, result.stderr) == (0, "")
-    rows = {row["name"]: row for row in json.loads(result.stdout)}
+def test_the_methods_of_a_model_are_listed_with_what_they_train_of_it(printed):
+    rows = {row["name"]: row for row in json.loads(printed("methods", "--model", "sandbox:base", "--json"))}
     assert list(rows) == list(METHODS)
     width = 4 * (128 + 128 + 2 * (128 + 64) + 128 + 128 + 3 * (128 + 384))  # inputs and outputs of all linear layers
+    total = AutoModelForCausalLM.from_pretrained(BASE_FOLDER).num_parameters()
     assert rows["lora"]["trainable"] == 16 * width
     assert rows["shira"]["trainable"] == 32 * width
-    assert (rows["full"]["trainable"], rows["full"]["share"]) == (804_224, 1.0)
-    assert rows["lora"]["share"] == 16 * width / 804_224
-    assert all(row["trainable"] > 0 for row in rows.values())
-    table = perl_command("methods", "--model", "sandbox:base")
-    assert (table.returncode, table.stderr) == (0, "")
-    assert f"{16 * width:,} ({16 * width / 804_224:.2%})" in table.stdout
+    assert (rows["full"]["trainable"], rows["full"]["share"]) == (total, 1.0) == (804_224, 1.0)
+    for name, row in rows.items():
+        assert row["trainable"] > 0, name
+        assert row["share"] == row["trainable"] / total, name
+    assert f"{16 * width:,} ({16 * width / total:.2%})" in printed("methods", "--model", "sandbox:base")
 
 
-def test_other_types_of_peft_are_listed_with_why_some_are_refused(perl_command):
-    result = perl_command("methods", "--all", "--json")
-    assert (result.returncode, result.stderr) == (0, "")
-    rows = {row["name"]: row for row in json.loads(result.stdout)}
+def test_other_types_of_peft_are_listed_with_why_some_are_refused(printed):
+    rows = {row["name"]: row for row in json.loads(printed("methods", "--all", "--json"))}
     types = {name.removeprefix("type: "): row for name, row in rows.items() if name not in METHODS}
     assert {"C3A", *REFUSED_TYPES} <= set(types)
     assert not {"LORA", "VERA", "ADALORA"} & set(types)
@@ -155,35 +119,35 @@ def test_other_types_of_peft_are_listed_with_why_some_are_refused(perl_command):
         assert row["tested"] == "no"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--recipe",), "No such option"),
-        (("trian",), "No such command 'trian'"),
-        (("train",), "Missing argument 'RECIPE'"),
-        (("train", "quickstart", "--fast"), "No such option '--fast'"),
-        (("recipes", "--yaml"), "No such option '--yaml'"),
-        (("methods", "lora", "extra"), "unexpected extra argument"),
-        (("methods", "lorra"), "did you mean lora?"),
-        (("train", "quickstrat"), "did you mean quickstart?"),
-        (("train", "absent.yaml"), "no such file"),
-        (("train", "quickstart", "peft.rnak=4"), "did you mean rank?"),
-        (("train", "quickstart", "peft.method=lorra"), "did you mean lora?"),
-        (("train", "quickstart", "peft.method=ia3", "peft.rank=4"), "peft.rank: ia3 has no rank (leave it out)"),
-        (("train", "quickstart", "peft.type=PREFIX_TUNING"), "peft.type: PREFIX_TUNING cannot be trained: its virtual"),
-        (("train", "quickstart", "train.reference=rolling:0"), "train.reference: must be base, initial, or rolling:N"),
-        (("train", "quickstart", "max_steps"), "is not an override"),
-    ],
+MISTAKES = (
+    (("--recipe",), "No such option"),
+    (("trian",), "No such command 'trian'"),
+    (("train",), "Missing argument 'RECIPE'"),
+    (("train", "quickstart", "--fast"), "No such option '--fast'"),
+    (("recipes", "--yaml"), "No such option '--yaml'"),
+    (("methods", "lora", "extra"), "unexpected extra argument"),
+    (("methods", "lorra"), "did you mean lora?"),
+    (("train", "quickstrat"), "did you mean quickstart?"),
+    (("train", "absent.yaml"), "no such file"),
+    (("train", "quickstart", "peft.rnak=4"), "did you mean rank?"),
+    (("train", "quickstart", "peft.method=lorra"), "did you mean lora?"),
+    (("train", "quickstart", "peft.method=ia3", "peft.rank=4"), "peft.rank: ia3 has no rank (leave it out)"),
+    (("train", "quickstart", "peft.type=PREFIX_TUNING"), "peft.type: PREFIX_TUNING cannot be trained: its virtual"),
+    (("train", "quickstart", "train.reference=rolling:0"), "train.reference: must be base, initial, or rolling:N"),
+    (("train", "quickstart", "max_steps"), "is not an override"),
+    (("recipes", "quikstart"), "error: no recipe named 'quikstart' (did you mean quickstart?)\n"),
 )
-def test_a_mistake_is_said_on_stderr_with_exit_code_2(perl_command, tmp_path, arguments, said):
-    result = perl_command(*arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_every_mistake_of_a_recipe_is_said_at_once(perl_command):
+def test_a_mistake_is_reported_on_stderr_with_exit_code_2(perl_command, tmp_path):
+    offenders = []
+    for arguments, words in MISTAKES:
+        result = perl_command(*arguments)
+        right = (result.returncode, result.stdout) == (2, "") and words in result.stderr
+        if not right or "Traceback" in result.stderr or any(tmp_path.iterdir()):
+            offenders.append((arguments, result))
+    assert offenders == []
+    assert perl_command("recipes", "quikstart").stderr == MISTAKES[-1][1]  # and no more
     result = perl_command("train", "quickstart", "peft.rnak=4", "train.learning_rate=-1", "eval.k=0")
     assert result.returncode == 2
     lines = result.stderr.splitlines()
@@ -205,39 +169,35 @@ def test_a_dry_run_prints_a_recipe_that_loads_again_and_the_plan_and_starts_noth
     assert list(plan) == ["model", "adapter", "trained", "data", "tokens", "rewards", "batch", "steps", "output"]
     assert plan["model"].startswith("sandbox:base, ")
     assert plan["adapter"].startswith("lora (rank 4, ")
-    assert plan["steps"] == "3 (192 completions in all)"
+    completions = asked.train["max_steps"] * asked.batch.prompts_per_step * asked.batch.num_generations
+    assert plan["steps"] == f"3 ({completions} completions in all)" == "3 (192 completions in all)"
+    assert asked.batch.completions_per_step * 3 == completions
 
 
-@pytest.mark.parametrize("arguments", [("recipes",), ("recipes", "quickstart"), ("methods",), ("--help",)])
-def test_a_reader_that_left_is_no_failure_and_no_traceback(arguments):
+def test_a_reader_that_left_is_no_failure_and_no_traceback():
     """As in ``perl recipes | head -0``: the pipe has no reader when the first line is written."""
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    try:
-        result = subprocess.run(
-            [sys.executable, "-m", "perl", *arguments], stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
-        )
-    finally:
-        os.close(write_end)
-    assert result.stderr == ""
-    assert result.returncode in (0, -signal.SIGPIPE)  # 1 would say that the command failed
-
-
-def test_a_reader_that_takes_one_line_gets_it():
+    for arguments in (("recipes",), ("recipes", "quickstart"), ("methods",), ("--help",)):
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        command = [sys.executable, "-m", "perl", *arguments]
+        try:
+            result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+        finally:
+            os.close(write_end)
+        assert result.stderr == "", arguments
+        assert result.returncode in (0, -signal.SIGPIPE), arguments  # 1 would say that the command failed
     process = subprocess.Popen(
         [sys.executable, "-m", "perl", "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout.readline() != ""
+    assert process.stdout.readline() != ""  # one that takes one line gets it
     process.stdout.close()
     process.wait()
     assert process.stderr.read() == ""
     process.stderr.close()
 
 
-def test_every_setting_of_a_recipe_is_listed_with_a_sentence(perl_command):
-    result = perl_command("recipes", "--settings", "--json")
-    assert (result.returncode, result.stderr) == (0, "")
-    sentences = {row["name"]: row["summary"] for row in json.loads(result.stdout)}
+def test_every_setting_of_a_recipe_is_listed_with_a_sentence(printed):
+    sentences = {row["name"]: row["summary"] for row in json.loads(printed("recipes", "--settings", "--json"))}
     sections = load_recipe("quickstart").as_dict()
     expected = {
         f"{name}.{key}" for name in ("model", "peft", "rollout", "eval", "hub", "engine") for key in sections[name]
@@ -254,6 +214,4 @@ def test_every_setting_of_a_recipe_is_listed_with_a_sentence(perl_command):
     assert all(sentences[name] for name in expected)
     assert not any(name.startswith("train.peft_") for name in sentences)
     assert "train.use_cpu" not in sentences
-    plain = perl_command("recipes", "--settings")
-    assert (plain.returncode, plain.stderr) == (0, "")
-    assert [line.split()[0] for line in plain.stdout.splitlines()] == list(sentences)
+    assert [line.split()[0] for line in printed("recipes", "--settings").splitlines()] == list(sentences)

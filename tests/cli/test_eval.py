@@ -1,5 +1,6 @@
 """`perl eval` as a process: what it prints where, and what a kill, Ctrl-C or a second process do to it."""
 
+import collections
 import json
 import re
 import shutil
@@ -117,7 +118,7 @@ def test_a_second_process_in_the_folder_is_refused_in_a_line(tmp_path, saved):
     assert (second.returncode, second.stdout, second.stderr.splitlines()) == (2, "", [line])
 
 
-def test_the_table_goes_to_stdout_and_what_happens_to_stderr(saved, uninterrupted):
+def test_the_table_or_json_goes_to_stdout_and_what_happens_to_stderr(saved, uninterrupted):
     done = evaluated(saved, uninterrupted)
     assert "Sandbox addition" in done.stdout
     assert f"results  {uninterrupted / 'results.json'}" in done.stdout
@@ -127,13 +128,17 @@ def test_the_table_goes_to_stdout_and_what_happens_to_stderr(saved, uninterrupte
         r"adapter on sandbox:addition: avg@3 \d+\.\d( ± \d+\.\d| \[\d+\.\d, \d+\.\d\]), in 0:\d\d", said[-1]
     )
     assert not [line for line in said if "Warning" in line or "Loading" in line]
-
-
-def test_json_is_the_results_file(saved, uninterrupted):
-    done = evaluated(saved, uninterrupted, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["perl"]["tasks"] == tasks_of(uninterrupted)
-    assert json.loads(done.stdout) == json.loads((uninterrupted / "results.json").read_text())
+    (shown,) = re.findall(r": avg@3 (\d+\.\d)", said[-1])
+    shares = collections.defaultdict(float)
+    for row in map(json.loads, whole_lines(uninterrupted)):
+        shares[row["policy"]] += (row["status"] == "right") / TOTAL
+    scored = tasks_of(uninterrupted)[TASK]
+    assert sorted(shares.values()) == pytest.approx(sorted(scored[who]["accuracy"] for who in ("base", "adapter")))
+    assert float(shown) == pytest.approx(100 * scored["adapter"]["accuracy"], abs=0.05 + 1e-9)
+    printed = evaluated(saved, uninterrupted, "--json")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert json.loads(printed.stdout)["perl"]["tasks"] == tasks_of(uninterrupted)
+    assert json.loads(printed.stdout) == json.loads((uninterrupted / "results.json").read_text())
 
 
 def test_the_tasks_are_listed_without_importing_a_library(perl_command):

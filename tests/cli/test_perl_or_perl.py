@@ -50,22 +50,23 @@ def write_program(file: Path, text: str) -> Path:
 
 
 @needs_language
-def test_a_one_liner_runs():
-    result = run_perl("-e", "print 42")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "42", "")
-
-
-@needs_language
-def test_a_program_on_stdin_runs():
-    result = run_perl(stdin="print 7")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "7", "")
-
-
-@needs_language
-def test_a_script_gets_its_arguments(tmp_path):
+def test_a_program_runs_with_its_arguments_stdin_and_exit_status(tmp_path):
     (tmp_path / "script.pl").write_text('print "$0: @ARGV";')
-    result = run_perl("script.pl", "one", "--help", "train")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "script.pl: one --help train", "")
+    for arguments, stdin, stdout in (
+        (("-e", "print 42"), "", "42"),
+        ((), "print 7", "7"),
+        (("script.pl", "one", "--help", "train"), "", "script.pl: one --help train"),
+        (("-ne", "print uc"), "one\ntwo\n", "ONE\nTWO\n"),
+    ):
+        result = run_perl(*arguments, stdin=stdin)
+        assert (result.returncode, result.stdout, result.stderr) == (0, stdout, ""), arguments
+    unchanged = ["a b", "line\nbreak", "", "$HOME", "*", "ä", "--version"]
+    assert run_perl("-e", 'print join("\\0", @ARGV)', "--", *unchanged).stdout.split("\0") == unchanged
+    for status in (0, 3, 255):
+        assert run_perl("-e", f"exit {status}").returncode == status
+    version = run_perl("-v")
+    assert version.returncode == 0
+    assert "This is perl" in version.stdout
 
 
 @needs_language
@@ -76,33 +77,7 @@ def test_a_script_whose_first_line_finds_perl_on_the_path_runs(tmp_path):
 
 
 @needs_language
-def test_its_version_option_is_the_languages():
-    result = run_perl("-v")
-    assert result.returncode == 0
-    assert "This is perl" in result.stdout
-
-
-@needs_language
-@pytest.mark.parametrize("status", [0, 3, 255])
-def test_the_exit_status_is_passed_on(status):
-    assert run_perl("-e", f"exit {status}").returncode == status
-
-
-@needs_language
-def test_stdin_reaches_the_program():
-    result = run_perl("-ne", "print uc", stdin="one\ntwo\n")
-    assert (result.returncode, result.stdout) == (0, "ONE\nTWO\n")
-
-
-@needs_language
-def test_arguments_arrive_unchanged():
-    arguments = ["a b", "line\nbreak", "", "$HOME", "*", "ä", "--version"]
-    result = run_perl("-e", 'print join("\\0", @ARGV)', "--", *arguments)
-    assert result.stdout.split("\0") == arguments
-
-
-@needs_language
-def test_the_process_becomes_perl_instead_of_starting_one():
+def test_the_process_becomes_perl_instead_of_starting_one_and_dies_of_its_signals():
     process = subprocess.Popen(
         [OURS / "perl", "-e", "print $$"],
         env={**os.environ, "PATH": f"{OURS}:{language_perl().parent}"},
@@ -111,12 +86,8 @@ def test_the_process_becomes_perl_instead_of_starting_one():
     )
     printed, _ = process.communicate(timeout=ENDS_WITHIN)
     assert int(printed) == process.pid
-
-
-@needs_language
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_death_by_a_signal_is_seen_by_the_caller(number):
-    assert run_perl("-e", f"kill {int(number)}, $$; sleep 60").returncode == -number
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):  # a death by a signal is the caller's to see
+        assert run_perl("-e", f"kill {int(number)}, $$; sleep 60").returncode == -number
 
 
 @needs_language
@@ -140,54 +111,48 @@ def test_an_endless_program_dies_when_its_reader_leaves():
 
 
 @needs_language
-@pytest.mark.parametrize("name", ["train", "recipes", "methods"])
-def test_a_command_stays_ours_where_a_file_bears_its_name(tmp_path, name):
-    for file in (name, f"{name}.yaml"):
-        (tmp_path / file).write_text('print "the language\'s";')
-    result = run_perl(name, "--help")
-    assert result.returncode == 0
-    assert f"Usage: perl {name}" in result.stdout
+def test_commands_and_options_of_ours_stay_ours_where_files_bear_their_names(tmp_path):
+    for name in ("train", "recipes", "methods"):
+        for file in (name, f"{name}.yaml"):
+            (tmp_path / file).write_text('print "the language\'s";')
+        result = run_perl(name, "--help")
+        assert result.returncode == 0, name
+        assert f"Usage: perl {name}" in result.stdout
+    for option, shown in (("--help", "Usage: perl"), ("--version", "perl-rl, version")):
+        result = run_perl(option)
+        assert result.returncode == 0, option
+        assert result.stdout.startswith(shown)
 
 
-@needs_language
-@pytest.mark.parametrize(("option", "shown"), [("--help", "Usage: perl"), ("--version", "perl-rl, version")])
-def test_our_options_are_ours(option, shown):
-    result = run_perl(option)
-    assert result.returncode == 0
-    assert result.stdout.startswith(shown)
+SHIM = (
+    '#!/bin/sh\nif [ "${DEPTH:-0}" -gt 5 ]; then echo loop >&2; exit 99; fi\n'
+    'export DEPTH=$((${DEPTH:-0} + 1))\nexec perl "$@"\n'
+)
 
 
-def test_without_a_language_perl_the_options_are_a_mistake():
-    result = run_perl("-e", "print 42", path=[OURS])
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "Usage: perl" in result.stderr
-    assert "No such option" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_our_own_program_twice_on_the_path_does_not_loop(tmp_path):
+def test_without_a_language_perl_the_options_are_a_mistake_also_behind_ourselves_or_a_shim(tmp_path):
     again = shutil.copy2(OURS / "perl", write_program(tmp_path / "again" / "perl", ""))
-    result = run_perl("-e", "print 42", path=[OURS, Path(again).parent, OURS])
-    assert result.returncode == 2
-    assert "Usage: perl" in result.stderr
+    shim = write_program(tmp_path / "shims" / "perl", SHIM)
+    for path in ([OURS], [OURS, Path(again).parent, OURS], [OURS, shim.parent]):
+        result = run_perl("-e", "print 42", path=path)
+        assert (result.returncode, result.stdout) == (2, ""), path
+        assert "Usage: perl" in result.stderr
+        assert "No such option" in result.stderr
+        assert "Traceback" not in result.stderr
 
 
 @needs_language
-def test_the_language_is_found_behind_our_own_program_twice(tmp_path):
-    again = shutil.copy2(OURS / "perl", write_program(tmp_path / "again" / "perl", ""))
-    result = run_perl("-e", "print 42", path=[OURS, Path(again).parent, OURS, language_perl().parent])
-    assert (result.returncode, result.stdout) == (0, "42")
-
-
-@needs_language
-def test_folders_and_files_that_cannot_run_are_passed_over(tmp_path):
+def test_the_language_is_found_behind_ourselves_shims_and_what_cannot_run(tmp_path):
+    again = Path(shutil.copy2(OURS / "perl", write_program(tmp_path / "again" / "perl", ""))).parent
     (tmp_path / "folder" / "perl").mkdir(parents=True)
     write_program(tmp_path / "file" / "perl", "#!/bin/sh\necho wrong\n").chmod(0o644)
     (tmp_path / "dangling").mkdir()
     (tmp_path / "dangling" / "perl").symlink_to("nowhere")
     passed_over = [tmp_path / name for name in ("folder", "file", "dangling", "absent")]
-    result = run_perl("-e", "print 42", path=[OURS, *passed_over, language_perl().parent])
-    assert (result.returncode, result.stdout, result.stderr) == (0, "42", "")
+    shims = [write_program(tmp_path / name / "perl", SHIM).parent for name in ("first", "second")]
+    for between in ([again, OURS], passed_over, shims):
+        result = run_perl("-e", "print 42", path=[OURS, *between, language_perl().parent])
+        assert (result.returncode, result.stdout, result.stderr) == (0, "42", ""), between
 
 
 def test_a_program_that_may_run_but_not_be_read_is_no_crash():
@@ -222,28 +187,6 @@ def test_a_shim_that_comes_back_to_us_does_not_loop(tmp_path):
 
 
 @needs_language
-def test_two_shims_in_a_row_do_not_loop(tmp_path):
-    text = (
-        '#!/bin/sh\nif [ "${DEPTH:-0}" -gt 5 ]; then echo loop >&2; exit 99; fi\n'
-        'export DEPTH=$((${DEPTH:-0} + 1))\nexec perl "$@"\n'
-    )
-    shims = [write_program(tmp_path / name / "perl", text).parent for name in ("first", "second")]
-    result = run_perl("-e", "print 42", path=[OURS, *shims, language_perl().parent])
-    assert (result.returncode, result.stdout, result.stderr) == (0, "42", "")
-
-
-def test_a_shim_without_a_language_perl_ends(tmp_path):
-    shim = write_program(
-        tmp_path / "shims" / "perl",
-        '#!/bin/sh\nif [ "${DEPTH:-0}" -gt 5 ]; then echo loop >&2; exit 99; fi\n'
-        'export DEPTH=$((${DEPTH:-0} + 1))\nexec perl "$@"\n',
-    )
-    result = run_perl("-e", "print 42", path=[OURS, shim.parent])
-    assert result.returncode == 2
-    assert "Usage: perl" in result.stderr
-
-
-@needs_language
 def test_a_perl_started_by_a_shimmed_perl_goes_through_the_shim_again(tmp_path):
     shim = write_program(tmp_path / "shims" / "perl", f'#!/bin/sh\necho shim >&2\nexec {language_perl()} "$@"\n')
     inner = 'system("perl", "-e", "print 5")'
@@ -252,35 +195,25 @@ def test_a_perl_started_by_a_shimmed_perl_goes_through_the_shim_again(tmp_path):
 
 
 @needs_language
-def test_perl_rl_is_always_ours():
-    mistaken = run_perl("-e", "print 42", program=OURS / "perl-rl")
-    assert (mistaken.returncode, mistaken.stdout) == (2, "")
-    assert "Usage: perl-rl" in mistaken.stderr
-    piped = run_perl(program=OURS / "perl-rl", stdin="print 7")
-    assert piped.stdout.startswith("Usage: perl-rl")
+def test_perl_rl_and_python_m_perl_are_always_ours():
+    for program, name, further in (
+        (OURS / "perl-rl", "perl-rl", ()),
+        (sys.executable, "python -m perl", ("-m", "perl")),
+    ):
+        mistaken = run_perl(*further, "-e", "print 42", program=program)
+        assert (mistaken.returncode, mistaken.stdout) == (2, ""), name
+        assert f"Usage: {name}" in mistaken.stderr
+        assert run_perl(*further, program=program, stdin="print 7").stdout.startswith(f"Usage: {name}")
 
 
 @needs_language
-def test_python_m_perl_is_always_ours():
-    mistaken = run_perl("-m", "perl", "-e", "print 42", program=sys.executable)
-    assert (mistaken.returncode, mistaken.stdout) == (2, "")
-    assert "Usage: python -m perl" in mistaken.stderr
-    piped = run_perl("-m", "perl", program=sys.executable, stdin="print 7")
-    assert piped.stdout.startswith("Usage: python -m perl")
-
-
-@needs_language
-def test_a_mistyped_command_is_named_before_perl_complains():
+def test_a_mistyped_command_is_named_before_perl_complains(tmp_path):
     result = run_perl("trian", "x")
     assert result.returncode == 2
     ours, language = result.stderr.splitlines()
     assert ours == "perl-rl: no command 'trian' (did you mean train?)"
     assert language.startswith('Can\'t open perl script "trian"')
-
-
-@needs_language
-def test_a_script_with_a_name_like_a_command_draws_no_remark(tmp_path):
-    (tmp_path / "trian").write_text("print 1")
+    (tmp_path / "trian").write_text("print 1")  # a script of that name draws no remark
     result = run_perl("trian")
     assert (result.returncode, result.stdout, result.stderr) == (0, "1", "")
 
@@ -306,25 +239,16 @@ def modules_after(code: str, suspects: tuple[str, ...]) -> list[str]:
     return result.stdout.splitlines()[-1].split()[1:]
 
 
-def test_the_decision_imports_nothing_heavy():
-    suspects = ("click", "torch", "transformers", "pydantic", "yaml", "trl", "peft", "numpy", "subprocess")
-    assert modules_after("import perl.cli.main; perl.cli.main.is_ours(['-e'])", suspects) == []
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_what_needs_no_model_imports_none_of_the_libraries():
+    light = ("click", "torch", "transformers", "pydantic", "yaml", "trl", "peft", "numpy", "subprocess")
+    assert modules_after("import perl.cli.main; perl.cli.main.is_ours(['-e'])", light) == []
+    suspects = ("torch", "transformers", "trl", "peft", "datasets", "numpy")
+    codes = (
         "import perl",
         "import perl.cli.commands; perl.cli.commands.run(['--help'], 'perl')",
         "import perl.cli.commands; perl.cli.commands.run(['recipes'], 'perl')",
         "import perl.cli.commands; perl.cli.commands.run(['methods'], 'perl')",
         "import perl.cli.commands; assert perl.cli.commands.run(['train', 'no such recipe'], 'perl') == 2",
-    ],
-)
-def test_what_needs_no_model_imports_none_of_the_libraries(code):
-    suspects = ("torch", "transformers", "trl", "peft", "datasets", "numpy")
-    assert modules_after(code, suspects) == []
-
-
-def test_the_look_at_imported_modules_sees_them():
-    assert modules_after("import yaml", ("yaml", "torch")) == ["yaml"]
+    )
+    assert {code: found for code in codes if (found := modules_after(code, suspects))} == {}
+    assert modules_after("import yaml", ("yaml", "torch")) == ["yaml"]  # it sees what is imported

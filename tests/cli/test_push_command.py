@@ -1,5 +1,7 @@
 """``perl push`` as it is typed: what it shows, what it sends, how it ends."""
 
+import re
+
 import pytest
 
 from perl.cli.commands import run as run_command
@@ -30,7 +32,7 @@ def test_it_says_where_the_adapter_is_and_how_it_was_checked(hub, capsys):
     assert ", which was there already: " in capsys.readouterr().out
 
 
-def test_a_dry_run_shows_files_and_card_and_asks_nobody(hub, capsys):
+def test_a_dry_run_shows_files_and_card_and_asks_nobody(hub, capsys, tmp_path):
     run = publishable()
     assert perl("run", "--repo", REPO, "--dry-run") == EXIT_DONE
     printed = capsys.readouterr().out
@@ -38,16 +40,15 @@ def test_a_dry_run_shows_files_and_card_and_asks_nobody(hub, capsys):
     names = [line.split()[0] for line in table.splitlines() if line]
     assert names[: len(FILES)] == FILES
     sizes = [int(line.split()[1].replace(",", "")) for line in table.splitlines()[: len(FILES)]]
-    assert f"{sum(sizes):,} bytes, for {REPO}" in table
+    (total,) = re.findall(rf"([\d,]+) bytes, for {REPO}", table)
+    assert int(total.replace(",", "")) == sum(sizes)
+    stored = {path.name: path.stat().st_size for path in run.adapter.glob("*.safetensors")}
+    assert stored == {name: size for name, size in zip(names, sizes, strict=False) if name in stored}
     assert "nothing was sent; the adapter was not loaded and compared" in table
     assert "library_name: peft" in card
     assert hub.requests == 0
     assert not (run.path / "push.json").exists()
-
-
-def test_a_dry_run_needs_no_login(hub, capsys, tmp_path):
-    (tmp_path / "hf-home" / "token").unlink()
-    publishable()
+    (tmp_path / "hf-home" / "token").unlink()  # nor is a login needed
     assert perl("run", "--repo", REPO, "--dry-run") == EXIT_DONE
     assert hub.requests == 0
     assert "library_name" in capsys.readouterr().out

@@ -70,52 +70,37 @@ def tried(*arguments, **options):
     return dict(line.split(maxsplit=1) for line in result.output.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("gold", "completion", "status", "extracted", "understood"),
-    [
-        ("1/2", r"so it is \boxed{0.5}", "right", "0.5", "1/2"),
-        ("12", "The answer is 13.", "wrong", "13", "12"),
-        ("12", "I do not know", "no answer", "none", "12"),
-        ("\\frac{1}{", r"\boxed{3}", "unparsable gold", "3", "\\frac{1}{"),
-        ("9 - 2\n#### 7", "#### 7", "right", "7", "7"),
-        (r"we get \boxed{\frac{1}{2}}", r"\boxed{\frac12}", "right", r"\frac12", r"\frac{1}{2}"),
-        ("-5", r"\boxed{-5}", "right", "-5", "-5"),
-        ("-5", "-5", "no answer", "none", "-5"),
-        ("a\nb", "", "no answer", "none", "a b"),
-    ],
+VERDICTS = (
+    ("1/2", r"so it is \boxed{0.5}", "right", "0.5", "1/2"),
+    ("12", "The answer is 13.", "wrong", "13", "12"),
+    ("12", "I do not know", "no answer", "none", "12"),
+    ("\\frac{1}{", r"\boxed{3}", "unparsable gold", "3", "\\frac{1}{"),
+    ("9 - 2\n#### 7", "#### 7", "right", "7", "7"),
+    (r"we get \boxed{\frac{1}{2}}", r"\boxed{\frac12}", "right", r"\frac12", r"\frac{1}{2}"),
+    ("-5", r"\boxed{-5}", "right", "-5", "-5"),
+    ("-5", "-5", "no answer", "none", "-5"),
+    ("a\nb", "", "no answer", "none", "a b"),
 )
-def test_try_prints_status_answer_and_gold_answer(gold, completion, status, extracted, understood):
-    rows = tried(gold, completion)
-    assert float(rows.pop("seconds")) >= 0.0
-    assert rows == {"status": status, "extracted": extracted, "gold": understood}
 
 
-def test_try_reads_a_completion_from_stdin(perl_command):
+def test_try_prints_status_answer_and_gold_answer():
+    for gold, completion, status, extracted, understood in VERDICTS:
+        rows = tried(gold, completion)
+        assert float(rows.pop("seconds")) >= 0.0
+        assert rows == {"status": status, "extracted": extracted, "gold": understood}
+    assert tried("7", "-", input=b"\xff\xfe \\boxed{7\xff}")["status"] == "wrong"  # bytes that are no text
+    assert tried("7", "\\boxed{\x1b[31m8\x07}")["extracted"] == "[31m8"  # nothing that a terminal would act on
+
+
+def test_try_reads_a_completion_from_stdin_and_prints_json(perl_command):
     result = perl_command("reward", "try", "7", "-", input="first 9,\nthen \\boxed{7}\n")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines()[:3] == ["status     right", "extracted  7", "gold       7"]
-
-
-def test_try_takes_bytes_that_are_no_text():
-    assert tried("7", "-", input=b"\xff\xfe \\boxed{7\xff}")["status"] == "wrong"
-
-
-def test_try_shows_nothing_that_a_terminal_would_act_on():
-    assert tried("7", "\\boxed{\x1b[31m8\x07}")["extracted"] == "[31m8"
-
-
-def test_try_as_json_prints_the_answer_as_it_stands(perl_command):
     result = perl_command("reward", "try", "--json", "-12", "so\n\\boxed{ 11\n+ 1 }")
     assert (result.returncode, result.stderr) == (0, "")
     row = json.loads(result.stdout)
     assert row.pop("seconds") >= 0.0
     assert row == {"status": "wrong", "extracted": "11\n+ 1", "gold": "-12"}
-
-
-@pytest.mark.parametrize("arguments", [(), ("7",), ("7", "8", "9"), ("7", "8", "--yaml")])
-def test_only_a_wrong_use_of_try_is_a_mistake(arguments):
-    result = CliRunner().invoke(command, ["try", *arguments])
-    assert result.exit_code == 2
 
 
 def test_both_commands_are_listed_with_a_sentence(perl_command):
@@ -153,10 +138,7 @@ def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row(perl_command):
         "  row 4: unparsable gold: \\frac{1}{",
         "1 row gives right completions no reward: drop or rewrite it",
     ]
-
-
-def test_a_worked_solution_is_scored_as_it_stands_as_well(perl_command):
-    """What stands after #### is the gold answer, but a completion with that text says something else in its box."""
+    # What stands after #### is the gold answer, but a completion with that text has another one in its box.
     result = perl_command("reward", "check", write_recipe(["#### 7", "the first \\boxed{8} is no #### 7"]), "--json")
     assert result.returncode == 1
     ((train,), rewards) = json.loads(result.stdout).values()
@@ -183,7 +165,7 @@ def test_n_rows_are_taken_evenly_from_each_set(perl_command):
     result = perl_command("reward", "check", recipe, "data.eval=eval.jsonl", "--n", "4", "--json")
     assert (result.returncode, result.stderr) == (1, "")
     train, held = json.loads(result.stdout)["sets"]
-    assert [row["row"] for row in train["failing"]] == [1, 3, 6, 8]
+    assert [row["row"] for row in train["failing"]] == [i * 10 // 4 + 1 for i in range(4)] == [1, 3, 6, 8]
     assert (train["role"], train["problems"], train["checked"]) == ("train", 10, 4)
     assert (held["role"], held["name"], held["problems"], held["checked"], held["right"]) == ("eval", "eval", 2, 2, 2)
     plain = perl_command("reward", "check", recipe, "--n", "4").stdout
@@ -212,7 +194,8 @@ def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(per
     found = {row["name"]: (row["mean"], row["skipped"]) for row in json.loads(result.stdout)["rewards"]}
     assert list(found) == [name for name in rewards if name != "accuracy"]
     assert found["format"] == (1.0, "")
-    assert found["own:length"] == ((len("\\boxed{12}") + len("\\boxed{123}")) / 2, "")
+    lengths = [len(f"\\boxed{{{gold}}}") for gold in (12, 123)]
+    assert found["own:length"] == (pytest.approx(sum(lengths) / len(lengths)), "")
     assert found["own:level"] == (0.5, "")
     assert found["own:slow"] == (2.0, "")
     reasons = {name: skipped for name, (mean, skipped) in found.items() if mean is None}
@@ -229,42 +212,38 @@ def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(per
     lines = perl_command("reward", "check", "recipe.yaml").stdout.splitlines()
     assert "reward format of the training set's boxed gold answers: mean 1.000" in lines
     assert any(line.startswith("reward process_reward of the training set's boxed") for line in lines)
-
-
-def test_rewards_get_chat_messages_where_the_prompts_are_some(perl_command):
-    Path("own.py").write_text(REWARDS, encoding="utf-8")
+    # Messages where the prompts are some.
     recipe = write_recipe(["12"], rewards={"own:chat": 1})
     result = perl_command("reward", "check", recipe, "data.system_prompt=Think.", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["rewards"] == [{"name": "own:chat", "mean": 1.0, "skipped": ""}]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("absent.yaml",), "no such file"),
-        (("quikstart",), "did you mean quickstart?"),
-        (("quickstart", "peft.rnak=4"), "did you mean rank?"),
-        (("quickstart", "rewards.acuracy=1"), "did you mean accuracy?"),
-        (("quickstart", "data.train=absent.jsonl"), "data.train: no such file: absent.jsonl"),
-        (("quickstart", "data.train=rows.jsonl", "data.train.columns.answer=gold"), "has no column 'gold'"),
-        (("quickstart", "data.train=rows.jsonl", "data.train.columns.answer=null"), "no gold answers to check"),
-        (("quickstart", "data.train=empty.jsonl"), "is empty"),
-        (("quickstart", "data.chat=false", "data.system_prompt=Think."), "data.system_prompt: a system prompt needs"),
-    ],
+MISTAKES = (
+    (("absent.yaml",), "no such file"),
+    (("quikstart",), "did you mean quickstart?"),
+    (("quickstart", "peft.rnak=4"), "did you mean rank?"),
+    (("quickstart", "rewards.acuracy=1"), "did you mean accuracy?"),
+    (("quickstart", "data.train=absent.jsonl"), "data.train: no such file: absent.jsonl"),
+    (("quickstart", "data.train=rows.jsonl", "data.train.columns.answer=gold"), "has no column 'gold'"),
+    (("quickstart", "data.train=rows.jsonl", "data.train.columns.answer=null"), "no gold answers to check"),
+    (("quickstart", "data.train=empty.jsonl"), "is empty"),
+    (("quickstart", "data.chat=false", "data.system_prompt=Think."), "data.system_prompt: a system prompt needs"),
 )
-def test_a_mistake_in_the_recipe_or_its_data_is_one_line(perl_command, arguments, said):
+
+
+def test_a_mistake_in_the_recipe_or_its_data_is_one_line(perl_command):
     write_rows("rows.jsonl", ["1"])
     Path("empty.jsonl").touch()
-    result = perl_command("reward", "check", *arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert said in line
-
-
-def test_no_rows_at_all_are_refused():
-    assert CliRunner().invoke(command, ["check", "quickstart", "--n", "0"]).exit_code == 2
+    for arguments, words in MISTAKES:
+        result = perl_command("reward", "check", *arguments)
+        assert (result.returncode, result.stdout) == (2, ""), arguments
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert words in line, arguments
+    wrong_use = (("try",), ("try", "7"), ("try", "7", "8", "9"), ("try", "7", "8", "--yaml"))
+    for arguments in (*wrong_use, ("check", "quickstart", "--n", "0")):
+        assert CliRunner().invoke(command, arguments).exit_code == 2, arguments
 
 
 def test_the_column_that_training_takes_for_gold_answers_is_checked(perl_command):

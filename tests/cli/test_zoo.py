@@ -58,57 +58,48 @@ def test_list_filters_sorts_and_chooses_columns(perl, zoo):
     filters = ("--method", "lora", "--base", "SANDBOX", "--provenance", "trained-here")
     out = perl("list", *filters, "--columns", "name,sums.gain", "--zoo", zoo)[1]
     assert out.splitlines() == ["name    sums.gain", "a-lora      +10.0", "c-hot       +50.0"]
-
-
-def test_a_list_that_is_sorted_by_a_task_shows_it(perl, zoo):
     header = perl("list", "--sort", "sums", "--zoo", zoo)[1].splitlines()[0].split()
-    assert header[4:7] == ["sums", "sums.base", "sums.gain"]
+    assert header[4:7] == ["sums", "sums.base", "sums.gain"]  # the task that it is sorted by
 
 
-@pytest.mark.parametrize("style", ["csv", "json", "markdown"])
-def test_list_in_other_forms(perl, zoo, style):
-    out = perl("list", f"--{style}", "--columns", "name,sums", "--sort", "sums", "--zoo", zoo)[1]
-    if style == "json":
-        assert json.loads(out)[0] == {"name": "c-hot", "sums": 0.9}
-    elif style == "csv":
-        assert list(csv.reader(io.StringIO(out)))[1] == ["c-hot", "0.9"]
-    else:
-        assert out.splitlines()[2] == "| c-hot | 90.0 ± 1.0 |"
-
-
-def test_json_without_columns_says_all(perl, zoo):
+def test_list_in_other_forms(perl, zoo):
+    chosen = ("--columns", "name,sums", "--sort", "sums", "--zoo", zoo)
+    found = {style: perl("list", f"--{style}", *chosen)[1] for style in ("csv", "json", "markdown")}
+    assert json.loads(found["json"])[0] == {"name": "c-hot", "sums": 0.9}
+    assert list(csv.reader(io.StringIO(found["csv"])))[1] == ["c-hot", "0.9"]
+    assert found["markdown"].splitlines()[2] == "| c-hot | 90.0 ± 1.0 |"
     rows = {row["name"]: row for row in json.loads(perl("list", "--json", "--zoo", zoo)[1])}
     assert rows["a-lora"]["seeds"] == 3
     assert rows["d-paper"]["products"] == 0.2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("list", "--columns", "nmae"), "error: --columns: no column 'nmae' (did you mean name?)"),
-        (("list", "--sort", "smus"), "error: --sort: nothing is called 'smus' (did you mean sums?)"),
-        (("list", "--method", "verra"), "(did you mean vera?)"),
-        (("show", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
-        (("pull", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
-        (("verify", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
-        (("rank", "smus"), "error: no entry of the zoo has a score on 'smus' (did you mean sums?)"),
-        (("html", "-o", "file/zoo.html"), "error: file/zoo.html: cannot be written"),
-        (("add", "nowhere"), "is neither a run folder nor a name on the Hub"),
-    ],
+MISTAKES = (
+    (("list", "--columns", "nmae"), "error: --columns: no column 'nmae' (did you mean name?)"),
+    (("list", "--sort", "smus"), "error: --sort: nothing is called 'smus' (did you mean sums?)"),
+    (("list", "--method", "verra"), "(did you mean vera?)"),
+    (("show", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
+    (("pull", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
+    (("verify", "b-vero"), "error: the zoo has no 'b-vero' (did you mean b-vera?)"),
+    (("rank", "smus"), "error: no entry of the zoo has a score on 'smus' (did you mean sums?)"),
+    (("html", "-o", "file/zoo.html"), "error: file/zoo.html: cannot be written"),
+    (("add", "nowhere"), "is neither a run folder nor a name on the Hub"),
 )
-def test_a_mistake_is_one_line_and_exit_code_2(perl, zoo, tmp_path, arguments, said):
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(perl, zoo, tmp_path):
     (tmp_path / "file").write_text("")
-    code, out, err = perl(*arguments, "--zoo", zoo)
-    assert (code, out) == (2, "")
-    assert said in err
-    assert len(err.splitlines()) == 1
-
-
-def test_a_folder_that_is_no_zoo_is_refused_by_every_command_that_reads_one(perl, tmp_path):
+    for arguments, words in MISTAKES:
+        code, out, err = perl(*arguments, "--zoo", zoo)
+        assert (code, out) == (2, ""), arguments
+        assert words in err
+        assert len(err.splitlines()) == 1
     for arguments in (["list"], ["show", "x"], ["rank", "x"], ["pull", "x"], ["verify", "x"], ["html"], ["render"]):
         code, _, err = perl(*arguments, "--zoo", tmp_path / "none")
-        assert (code, len(err.splitlines())) == (2, 1)
+        assert (code, len(err.splitlines())) == (2, 1), arguments
         assert "is not a zoo" in err
+    code, out, err = perl("list", "--hub", "--zoo", zoo)  # there is no Hub
+    assert (code, out) == (2, "")
+    assert err.startswith("error: HF_HUB_OFFLINE: ")
 
 
 def test_show_says_scores_seeds_and_notes(perl, zoo):
@@ -231,12 +222,6 @@ def test_a_card_on_the_hub_cannot_speak_for_other_columns(perl, hub, zoo):
     assert odd["name"] == "user/odd"
     assert odd["scores"] == "name avg@4 50.0 (+1)"
     assert TASK not in odd
-
-
-def test_without_a_hub_the_list_says_so(perl, zoo):
-    code, out, err = perl("list", "--hub", "--zoo", zoo)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: HF_HUB_OFFLINE: ")
 
 
 def test_reading_the_zoo_loads_nothing_heavy(zoo):

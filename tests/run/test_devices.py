@@ -41,12 +41,8 @@ def trls(folder):
 
 
 @pytest.mark.usefixtures("mac")
-def test_transformers_would_compute_on_apples_gpu(tmp_path):
+def test_a_run_on_a_mac_computes_on_its_cpu_and_says_so_once_where_transformers_would_not(tmp_path, caplog):
     assert trls(tmp_path).device == MPS
-
-
-@pytest.mark.usefixtures("mac")
-def test_a_run_on_a_mac_computes_on_its_cpu_and_says_so_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "perl"):
         runs = [PeftRLConfig(str(tmp_path), report_to=[]) for _ in range(2)]
     assert {(args.device.type, args.bf16, args.gradient_checkpointing) for args in runs} == {("cpu", False, False)}
@@ -74,11 +70,8 @@ def test_a_trainer_that_was_given_apples_gpu_is_refused(tmp_path):
         PeftGRPOTrainer("sandbox:base", lambda completions, **_: [0.0] * len(completions), args)
 
 
-def test_a_recipe_that_asks_for_apples_gpu_is_refused_with_what_there_is():
+def test_a_recipe_that_asks_for_apples_gpu_is_refused_and_other_devices_are_let_through():
     with pytest.raises(PerlError, match=r"engine\.device.*auto"):
         load_recipe("quickstart", ["engine.device=mps"])
-
-
-@pytest.mark.parametrize("name", ["cpu", "cuda", "xpu"])
-def test_other_devices_are_let_through(name):
-    check_device(torch.device(name))
+    for name in ("cpu", "cuda", "xpu"):
+        check_device(torch.device(name))

@@ -1,6 +1,7 @@
 """A log hears every so often how much is done, also while nothing new is; a terminal and a quiet process do not."""
 
 import logging
+import re
 import threading
 
 import pytest
@@ -47,12 +48,26 @@ def test_a_log_has_lines_with_what_is_done_and_how_long_it_takes_yet(lines):
         assert "ETA 0:0" in after_the_next()
 
 
-def test_the_time_left_is_judged_by_what_was_done_here(monkeypatch):
-    clock = iter([100.0, 160.0])
+@pytest.mark.parametrize(
+    ("total", "there", "done", "seconds"),
+    [(1000, 400, 200, 60.0), (2000, 500, 750, 90.0), (90, 0, 1, 3.5), (500_000, 1000, 17, 4321.0), (64, 63, 1, 2.0)],
+)
+def test_the_time_left_is_judged_by_what_was_done_here(monkeypatch, total, there, done, seconds):
+    """What is left takes as long as what was done since the start; what was there before took no time."""
+    clock = iter([100.0, 100.0 + seconds])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
-    state = Progress(1000, "scoring", 400, "completions")
-    state.update(200)
-    assert state.line() == "scoring: 600/1,000 completions in 1:00, ETA 2:00"
+    state = Progress(total, "scoring", there, "completions")
+    state.update(done)
+    line = state.line()
+    taken, left = map(seconds_of, re.search(r" in ([\d:]+), ETA ([\d:]+)$", line).groups())
+    assert line.startswith(f"scoring: {there + done:,}/{total:,} completions in ")
+    assert abs(taken - seconds) <= 0.5
+    assert abs(left - (total - there - done) * seconds / done) <= 0.5
+
+
+def seconds_of(clock):
+    """Of a time as on a clock: hours, if any, minutes and seconds."""
+    return sum(60**place * int(part) for place, part in enumerate(reversed(clock.split(":"))))
 
 
 def test_no_line_comes_after_the_end_or_where_the_log_is_quiet(lines):

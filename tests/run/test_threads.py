@@ -50,12 +50,9 @@ def of_width(width, vocabulary=64):
     return Qwen2ForCausalLM(config)
 
 
-@pytest.mark.parametrize(("width", "fitting"), [(64, 1), (256, 1), (360, 1), (364, 2), (444, 3), (512, 4), (724, 4)])
-def test_threads_grow_with_the_largest_matrix_of_a_layer(width, fitting):
-    assert fitting_threads(of_width(width)) == fitting == min(max(1, width * 4 * width // 2**18), ALL)
-
-
-def test_embeddings_and_head_make_no_model_large():
+def test_threads_grow_with_the_largest_matrix_of_a_layer_and_not_with_embeddings():
+    for width, fitting in ((64, 1), (256, 1), (360, 1), (364, 2), (444, 3), (512, 4), (724, 4)):
+        assert fitting_threads(of_width(width)) == fitting == min(max(1, width * 4 * width // 2**18), ALL), width
     assert fitting_threads(of_width(32, vocabulary=40_000)) == 1
     wrapped = nn.Sequential(of_width(32, vocabulary=40_000))  # as processes of a distributed run wrap theirs
     assert fitting_threads(wrapped) == 1
@@ -88,6 +85,9 @@ def test_afterwards_the_process_has_what_it_had():
     with threads_kept():
         use_threads(2)
         assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == ALL
+    with pytest.raises(DataError):
+        perl.train({"engine": {"device": "cpu", "threads": 2}, "data": {"train": "nowhere.jsonl"}})
     assert torch.get_num_threads() == ALL
 
 
@@ -133,12 +133,6 @@ def test_a_script_trains_with_few_threads_and_its_rewards_have_all(tmp_path, cap
     (line,) = [message for message in caplog.messages if "CPU threads" in message]
     assert "1 of 4" in line
     assert "OMP_NUM_THREADS" in line
-
-
-def test_a_recipes_threads_end_with_its_run():
-    with pytest.raises(DataError):
-        perl.train({"engine": {"device": "cpu", "threads": 2}, "data": {"train": "nowhere.jsonl"}})
-    assert torch.get_num_threads() == ALL
 
 
 def planned(adapter, **settings):

@@ -37,15 +37,20 @@ def strings_in(value):
     return [value] if isinstance(value, str) else []
 
 
-def test_the_weights_are_a_small_download():
-    assert (BASE_FOLDER / "model.safetensors").stat().st_size <= LARGEST_WEIGHTS
-
-
-def test_plain_transformers_loads_a_qwen3_of_the_documented_size(base):
+def test_plain_transformers_loads_a_qwen3_of_the_documented_size_from_a_small_file(base):
     assert type(base) is Qwen3ForCausalLM
-    assert sum(parameter.numel() for parameter in base.parameters()) == PARAMETERS
     assert AutoConfig.from_pretrained(BASE_FOLDER).architectures == ["Qwen3ForCausalLM"]
     assert base.lm_head.weight.data_ptr() == base.model.embed_tokens.weight.data_ptr()
+    hidden, heads, keys, size, inner, layers, words = (
+        getattr(base.config, name)
+        for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+                     "num_hidden_layers", "vocab_size")
+    )  # fmt: skip
+    attention = hidden * size * (2 * heads + 2 * keys) + 2 * size  # queries, outputs, keys, values; norms of a head
+    expected = layers * (attention + 3 * hidden * inner + 2 * hidden) + words * hidden + hidden
+    assert sum(parameter.numel() for parameter in base.parameters()) == expected == PARAMETERS
+    file = (BASE_FOLDER / "model.safetensors").stat().st_size
+    assert 2 * expected <= file <= LARGEST_WEIGHTS
 
 
 def test_every_weight_is_read_from_the_file_and_finite(base):
@@ -86,7 +91,7 @@ def test_every_printable_character_is_one_token_and_comes_back(tokenizer):
     assert tokenizer("ä")["input_ids"] == [tokenizer.unk_token_id]
 
 
-def test_the_chat_template_marks_each_role_with_one_token(tokenizer):
+def test_the_chat_template_marks_each_role_with_one_token_and_generation_ends_and_pads_with_two(base, tokenizer):
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "1+2="}]
     asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert asked == "<|system|>s<|user|>1+2=<|assistant|>"
@@ -94,9 +99,6 @@ def test_the_chat_template_marks_each_role_with_one_token(tokenizer):
     answered = [*messages, {"role": "assistant", "content": "3"}]
     told = tokenizer.apply_chat_template(answered, tokenize=False)
     assert told == "<|system|>s<|user|>1+2=<|assistant|>3<eos>"
-
-
-def test_generation_ends_and_pads_with_the_tokenizers_tokens(base, tokenizer):
     assert base.generation_config.eos_token_id == tokenizer.eos_token_id == 1
     assert base.generation_config.pad_token_id == tokenizer.pad_token_id == 0
     assert tokenizer.padding_side == "left"

@@ -190,22 +190,17 @@ def test_a_process_reward_is_one_more_reward_with_its_weight(tmp_path):
     assert log["reward"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_without_a_weight_only_the_outcome_counts(tmp_path):
-    trainer = PeftGRPOTrainer("sandbox:base", accuracy_reward, arguments(tmp_path / "out"), train_dataset=problems(8))
-    assert trainer.reward_func_names == ["accuracy_reward"]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_half_a_process_reward_is_refused(tmp_path):
+    halves = (
         {"process_reward_weight": 0.5},
         {"process_reward_kwargs": {"model": "sandbox:base"}},
         {"flat_reward_steps": -1},
-    ],
-)
-def test_half_a_process_reward_is_refused(tmp_path, changes):
-    with pytest.raises(RecipeError, match=next(iter(changes))):
-        arguments(tmp_path, **changes)
+    )
+    for changes in halves:
+        with pytest.raises(RecipeError, match=next(iter(changes))):
+            arguments(tmp_path, **changes)
+    trainer = PeftGRPOTrainer("sandbox:base", accuracy_reward, arguments(tmp_path / "out"), train_dataset=problems(8))
+    assert trainer.reward_func_names == ["accuracy_reward"]  # without a weight only the outcome counts
 
 
 def test_a_verdict_that_takes_too_long_is_counted_in_the_logs(tmp_path):

@@ -100,30 +100,25 @@ def assert_finished_like(run: Path, uninterrupted: Path) -> None:
     assert (run / "samples.jsonl").read_text() == (uninterrupted / "samples.jsonl").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_step_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path, uninterrupted, number):
+@pytest.mark.parametrize(
+    ("tripwire", "kept"),
+    [("3 2", 3), ("3 15", 3), ("4 2 2", 2)],
+    ids=["SIGINT", "SIGTERM", "twice SIGINT"],
+)
+def test_a_signal_ends_the_step_or_the_second_at_once_and_the_same_command_goes_on(
+    tmp_path, uninterrupted, tripwire, kept
+):
+    """The first signal ends the step and writes a checkpoint; after a second one the last checkpoint counts."""
+    assert (signal.SIGINT, signal.SIGTERM) == (2, 15)
     write_recipe(tmp_path)
-    (tmp_path / "tripwire").write_text(f"3 {number.value}")
+    (tmp_path / "tripwire").write_text(tripwire)
     code, stderr = train(tmp_path)
     run = tmp_path / OUTPUT
     assert code == 130, stderr
     assert "Traceback" not in stderr
-    assert "stopped after step 3 of 6" in stderr
+    assert kept == 2 or "stopped after step 3 of 6" in stderr
     assert facts_of(run)["status"] == "interrupted"
-    assert latest_checkpoint(run / "checkpoints").name == "checkpoint-3"
-    assert train(tmp_path)[0] == 0
-    assert_finished_like(run, uninterrupted)
-
-
-def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpoint(tmp_path, uninterrupted):
-    write_recipe(tmp_path)
-    (tmp_path / "tripwire").write_text("4 2 2")
-    code, stderr = train(tmp_path)
-    run = tmp_path / OUTPUT
-    assert code == 130, stderr
-    assert "Traceback" not in stderr
-    assert facts_of(run)["status"] == "interrupted"
-    assert latest_checkpoint(run / "checkpoints").name == "checkpoint-2"
+    assert latest_checkpoint(run / "checkpoints").name == f"checkpoint-{kept}"
     assert train(tmp_path)[0] == 0
     assert_finished_like(run, uninterrupted)
 
@@ -167,10 +162,19 @@ def killed_as(appearing: Path, folder: Path) -> bool:
     return process.returncode == -9
 
 
-def test_a_run_that_is_done_is_left_as_it_is(uninterrupted):
+def test_a_run_that_is_done_is_left_as_it_is_also_by_another_recipe(uninterrupted):
     before = {p: p.stat().st_mtime_ns for p in sorted(uninterrupted.rglob("*")) if p.is_file() and p.name != ".lock"}
     assert train(uninterrupted.parent.parent)[0] == 0
     assert len(before) > 20
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+    folder = uninterrupted.parent.parent
+    command = [sys.executable, "-m", "perl", "train", "recipe.yaml", "train.learning_rate=2e-3", "peft.rank=4"]
+    refused = warm.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "holds a run of another recipe" in refused.stderr
+    assert "peft.rank is None there, 4 here" in refused.stderr
+    assert "train.learning_rate is 0.001 there, 0.002 here" in refused.stderr
+    assert "--output" in refused.stderr
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
@@ -225,17 +229,6 @@ def test_a_checkpoint_that_lost_a_file_does_not_count(tmp_path):
     (straight.path / "run.json").write_text(json.dumps({**straight.facts, "status": "interrupted"}))
     perl.train("recipe.yaml", overrides, straight.path)
     assert weights_of(straight.path) == weights
-
-
-def test_another_recipe_is_refused_in_a_folder_that_holds_work(uninterrupted):
-    folder = uninterrupted.parent.parent
-    command = [sys.executable, "-m", "perl", "train", "recipe.yaml", "train.learning_rate=2e-3", "peft.rank=4"]
-    refused = warm.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "holds a run of another recipe" in refused.stderr
-    assert "peft.rank is None there, 4 here" in refused.stderr
-    assert "train.learning_rate is 0.001 there, 0.002 here" in refused.stderr
-    assert "--output" in refused.stderr
 
 
 def test_the_resolved_recipe_in_the_run_folder_trains_the_same_adapter(uninterrupted, tmp_path):

@@ -1,6 +1,8 @@
 """A person at a terminal sees one live line, a log gets whole lines, and --quiet means quiet."""
 
+import collections
 import fcntl
+import json
 import os
 import pty
 import re
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import termios
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -33,22 +36,25 @@ def as_a_person_would_see_it():
     return {**kept, "TQDM_MININTERVAL": "0"}
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0:00"),
-        (0.4, "0:00"),
-        (9, "0:09"),
-        (59.6, "1:00"),
-        (61, "1:01"),
-        (3599, "59:59"),
-        (3599.7, "1:00:00"),
-        (3661, "1:01:01"),
-        (90061, "25:01:01"),
-    ],
+CLOCK = (
+    (0, "0:00"),
+    (0.4, "0:00"),
+    (9, "0:09"),
+    (59.6, "1:00"),
+    (61, "1:01"),
+    (3599, "59:59"),
+    (3599.7, "1:00:00"),
+    (3661, "1:01:01"),
+    (90061, "25:01:01"),
 )
-def test_durations_read_like_a_clock(seconds, text):
-    assert duration(seconds) == text
+
+
+def test_durations_read_like_a_clock():
+    assert [(seconds, duration(seconds)) for seconds, _ in CLOCK] == list(CLOCK)
+    for seconds in (0, 0.4, 7, 59.6, 60, 600.2, 3599.7, 3661, 90061, 359_999):
+        *hours, minutes, rest = map(int, duration(seconds).split(":"))
+        assert abs(3600 * sum(hours) + 60 * minutes + rest - seconds) <= 0.5
+        assert minutes < 60 > rest or not hours
 
 
 def run_at_a_terminal(folder, *arguments):
@@ -107,12 +113,8 @@ def test_a_terminal_shows_a_live_line_with_step_reward_length_rate_and_time_left
     assert any(re.search(first, line) for line in lines)
     last = r"^2/2 \|.*\| training  reward \d\.\d{3}  length \d+\.\d  [\d,]+ tokens/s.* ETA 00:00"
     assert re.search(last, lines[-1])
-
-
-def test_a_live_line_has_no_stray_punctuation(seen_at_a_terminal):
-    lines = drawn(seen_at_a_terminal, "training")
     assert len(lines) >= 3
-    assert [line for line in lines if re.search(r"[|\s],", line)] == []
+    assert [line for line in lines if re.search(r"[|\s],", line)] == []  # no stray punctuation
 
 
 def test_scoring_has_a_live_line_for_base_and_adapter(seen_at_a_terminal):
@@ -137,12 +139,9 @@ def test_quiet_prints_nothing_at_a_terminal(tmp_path):
     assert (tmp_path / "runs" / "quickstart" / "adapter" / "README.md").is_file()
 
 
-def test_quiet_prints_nothing_to_a_log(perl_command):
+def test_quiet_prints_nothing_to_a_log_but_what_is_wrong(perl_command):
     result = perl_command(*SMALL, "eval.limit=4", "eval.k=1", "--quiet", env=as_a_person_would_see_it())
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-
-
-def test_quiet_still_says_what_is_wrong(perl_command):
     result = perl_command("train", "quickstart", "peft.rnak=4", "--quiet")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ")
@@ -161,6 +160,16 @@ def test_a_log_gets_whole_lines_and_only_ours(perl_command):
     assert re.fullmatch(rf"step 1/2  {step}  ETA \d+:\d\d", lines[1])
     assert re.fullmatch(rf"step 2/2  {step}  [\d,]+ tokens/s  ETA 0:00", lines[2])
     assert re.fullmatch(f"adapter {score}", lines[3])
+    run = Path("runs/quickstart")  # the numbers of the lines are those of the files
+    logged = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
+    rewards = [float(re.search(r"reward (-?\d\.\d{3})", line)[1]) for line in lines[1:3]]
+    assert rewards == [pytest.approx(row["reward"], abs=5e-4 + 1e-9) for row in logged[:2]]
+    drawn_samples = [json.loads(line) for line in (run / "eval" / "samples.jsonl").read_text().splitlines()]
+    right = collections.Counter(row["policy"] for row in drawn_samples if row["status"] == "right")
+    among = collections.Counter(row["policy"] for row in drawn_samples)
+    shown = [float(re.search(r"avg@1 (\d+\.\d)", line)[1]) for line in (lines[0], lines[3])]
+    assert set(among.values()) == {4}
+    assert sorted(shown) == pytest.approx(sorted(100 * right[policy] / count for policy, count in among.items()))
 
 
 def test_the_results_are_on_stdout(perl_command):

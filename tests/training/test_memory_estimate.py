@@ -70,13 +70,13 @@ def policy_of(name: str, dtype: torch.dtype = torch.float32):
     return policy
 
 
-@every_shape
-def test_parameters_of_base_and_adapter_are_those_of_the_model(name):
-    policy, decoder = policy_of(name), decoder_of(config_of(name))
-    trained = trainable_parameters(policy)
-    assert decoder.lora_parameters(SHAPES[name][7]) == trained
-    assert decoder.parameters == total_parameters(policy) - trained
-    assert weight_bytes(decoder, Types(weights=2)) == 2 * decoder.parameters
+def test_parameters_of_base_and_adapter_are_those_of_the_model():
+    for name in SHAPES:
+        policy, decoder = policy_of(name), decoder_of(config_of(name))
+        trained = trainable_parameters(policy)
+        assert decoder.lora_parameters(SHAPES[name][7]) == trained, name
+        assert decoder.parameters == total_parameters(policy) - trained, name
+        assert weight_bytes(decoder, Types(weights=2)) == 2 * decoder.parameters, name
 
 
 @every_shape
@@ -152,14 +152,14 @@ def test_a_run_on_an_80_gb_gpu_is_added_up_by_hand():
     assert found.least == pytest.approx((0.6 + 2.88 + 0.275 + max(0.25 + 4096 * 28 * layer / GIB, 7.0)) * GIB, rel=0.01)
 
 
-def test_what_transformers_write_at_once_may_be_more_than_what_is_trained_on():
+def test_a_cache_or_an_engine_beside_the_trainer_takes_its_share_of_a_gpu():
     few, many = (estimate_memory(QWEN2_1B5, Types(), 16, "24 GB", Work(4096, completions=count)) for count in (8, 512))
+    for found, count in ((few, 8), (many, 512)):
+        assert found.cache == count * 4096 * cached_bytes(QWEN2_1B5, Types())
+        assert found.fits == (found.least <= GPUS["24 GB"])
     assert few.fits
     assert many.cache > GPUS["24 GB"]
     assert not many.fits
-
-
-def test_an_engine_beside_the_trainer_leaves_fewer_tokens_and_needs_no_cache_of_ours():
     alone, beside = (
         estimate_memory(QWEN2_1B5, Types(), 16, "24 GB", Work(2048, engine_share=share)) for share in (0.0, 0.4)
     )
@@ -214,9 +214,7 @@ def test_nothing_is_said_of_a_run_on_the_cpu_of_an_unknown_model_or_of_another_m
     assert found(["engine.device=auto"], adapter=LoraConfig(target_modules="all-linear", use_dora=True)) == []
     assert found(["engine.device=auto"], adapter=LoraConfig(target_modules=["q_proj"])) == []
     assert found(["engine.device=auto"], adapter=None) == []
-
-
-def test_the_plan_of_a_run_on_a_gpu_says_what_it_needs():
+    # The plan of a run on a GPU has a line.
     lines = list(prepare(read_recipe("quickstart", ["engine.device=auto", "engine.threads=null"])).lines())
     (line,) = [line for line in lines if line.startswith("memory")]
     assert "GiB at least (estimated: weights" in line

@@ -12,45 +12,36 @@ from perl.training.memory_estimate import GIB, GPUS, MemoryEstimate, recipe_esti
 from perl.training.stages import prepare, read_recipe
 
 RECIPES = packaged_recipes()
-every_recipe = pytest.mark.parametrize("name", RECIPES)
+OF_THE_SANDBOX = [name for name in RECIPES if is_sandbox(read_recipe(name).model.name)]  # no network is needed
 
 
-def test_every_recipe_is_looked_at():
+def test_every_recipe_begins_with_a_sentence_and_can_be_read_written_and_read_again(tmp_path):
     assert "quickstart" in RECIPES
+    assert OF_THE_SANDBOX
     assert len(RECIPES) == len([path for path in recipes_folder().rglob("*") if path.is_file()])
+    for name, path in RECIPES.items():
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        assert first.startswith("# "), name
+        assert len(first.split()) >= 5, name
+        assert first.endswith("."), name
+        recipe = read_recipe(name)
+        assert recipe.name == path.stem
+        (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+        assert read_recipe(tmp_path / "again.yaml").as_dict() == recipe.as_dict(), name
 
 
-@every_recipe
-def test_a_recipe_begins_with_a_sentence_that_says_what_it_is(name):
-    first = RECIPES[name].read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith("# ")
-    assert len(first.split()) >= 5
-    assert first.endswith(".")
-
-
-@every_recipe
-def test_a_recipe_can_be_read_and_written_and_read_again(name, tmp_path):
-    recipe = read_recipe(name)
-    assert recipe.name == RECIPES[name].stem
-    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
-    assert read_recipe(tmp_path / "again.yaml").as_dict() == recipe.as_dict()
-
-
-@every_recipe
+@pytest.mark.parametrize("name", OF_THE_SANDBOX)
 def test_a_recipe_of_the_sandbox_can_be_planned(name):
     recipe = read_recipe(name)
-    if not is_sandbox(recipe.model.name):
-        pytest.skip("its model is on the Hub")
     plan = prepare(recipe)
     assert plan.steps > 0
     assert 0 < plan.trainable_parameters < plan.total_parameters
+    batch = recipe.batch
+    processed = batch.per_device_train_batch_size * batch.gradient_accumulation_steps * batch.world_size
+    assert batch.completions_per_step == batch.prompts_per_step * batch.num_generations == processed
     assert len(plan.problems.train) >= recipe.batch.completions_per_step // recipe.batch.num_generations
     assert plan.problems.heldout is not None
     assert plan.longest_prompt + recipe.rollout.max_completion_length <= 1024
-
-
-def test_some_recipe_can_be_planned_without_a_network():
-    assert [name for name in RECIPES if is_sandbox(read_recipe(name).model.name)]
 
 
 # Sizes of models that are on the Hub; the GPU that a recipe is made for, and the longest prompt that it reckons with.
@@ -84,13 +75,13 @@ def estimate_of(name: str) -> MemoryEstimate:
     return next(estimate for estimate in estimates if estimate.gpu == gpu)
 
 
-@pytest.mark.parametrize("name", ON_A_GPU)
-def test_a_recipe_for_a_gpu_fits_it_by_the_estimate_and_keeps_its_activations(name):
-    estimate = estimate_of(name)
-    assert estimate.fits
-    assert estimate.least < 0.9 * GPUS[estimate.gpu]
-    assert estimate.plan.tokens >= estimate.in_a_pass
-    assert not estimate.plan.recompute
+def test_a_recipe_for_a_gpu_fits_it_by_the_estimate_and_keeps_its_activations():
+    for name in ON_A_GPU:
+        estimate = estimate_of(name)
+        assert estimate.fits, name
+        assert estimate.least < 0.9 * GPUS[estimate.gpu], name
+        assert estimate.plan.tokens >= estimate.in_a_pass, name
+        assert not estimate.plan.recompute, name
 
 
 @pytest.mark.parametrize(("name", "grouped"), [*((name, True) for name in ON_A_GPU), ("a100-7b-vllm", False)])

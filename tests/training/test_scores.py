@@ -1,5 +1,6 @@
 """A run scores its base and its adapter on what it holds out and on benchmark tasks, also between steps."""
 
+import collections
 import json
 
 import pytest
@@ -50,6 +51,15 @@ def test_a_run_ends_with_base_and_adapter_on_every_task(run):
         assert facts["stderr"] == task.adapter.stderr
     assert results.subject["adapter_sha256"] == run.facts["fingerprint"]["adapter"]
     assert results.subject["base_sha256"] == run.facts["fingerprint"]["base"]
+    rows = [json.loads(line) for line in (run.path / "eval" / "samples.jsonl").read_text().splitlines()]
+    for task in results.tasks:  # counted again from what was drawn
+        shares = collections.defaultdict(float)
+        for row in rows:
+            if row["task"] == task.name:
+                shares[row["policy"]] += (row["status"] == "right") / (task.score.n * task.score.k)
+        assert sorted(shares.values()) == pytest.approx(sorted([task.base.accuracy, task.adapter.accuracy]))
+    assert run.status == "done"
+    assert torch.is_grad_enabled()
 
 
 def test_the_scores_are_those_that_perl_eval_gives_for_the_adapter(run, tmp_path):
@@ -102,31 +112,20 @@ def test_no_evaluation_leaves_no_folder(tmp_path):
     assert "eval" not in run.facts
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "words"),
-    [
+def test_what_cannot_be_scored_is_refused_before_weights_are_loaded(tmp_path):
+    for evaluation, words in (
         ({"tasks": ["sandbox:chian"]}, ["eval.tasks", "sandbox:chian", "did you mean sandbox:chain?"]),
         ({"tasks": ["sandbox:addition"]}, ["eval.tasks", "scored already"]),
         ({"best": "sandbox:chain/avg@4", "every": 2}, ["eval.best", "avg@4", "did you mean sandbox:chain/avg@2?"]),
         ({"tasks": ["aime24"], "data": "nowhere"}, ["nowhere", "aime24"]),
-    ],
-)
-def test_what_cannot_be_scored_is_refused_before_weights_are_loaded(tmp_path, evaluation, words):
-    with pytest.raises(PerlError) as caught:
-        prepare(read_recipe(recipe(**evaluation), (), tmp_path / "run"))
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("evaluation", [{"tasks": [], "every": 2}, {"best": "sandbox:chain/avg@2"}])
-def test_settings_that_belong_to_tasks_are_refused_without_them(evaluation):
-    with pytest.raises(PerlError, match=r"every and best are about tasks|best needs every"):
-        load_recipe(recipe(**evaluation))
-
-
-def test_autograd_is_on_after_a_run_that_scored(run):
-    assert run.status == "done"
-    assert torch.is_grad_enabled()
+    ):
+        with pytest.raises(PerlError) as caught:
+            prepare(read_recipe(recipe(**evaluation), (), tmp_path / "run"))
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+        assert "\n" not in str(caught.value)
+    for evaluation in ({"tasks": [], "every": 2}, {"best": "sandbox:chain/avg@2"}):
+        with pytest.raises(PerlError, match=r"every and best are about tasks|best needs every"):
+            load_recipe(recipe(**evaluation))
 
 
 def test_a_best_adapter_that_is_published_is_scored_as_the_final_one_is(tmp_path, hub):
