@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import statistics
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
@@ -149,31 +150,35 @@ def test_a_full_card_shows_every_fact():
     assert_finished(card)
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_an_unknown_fact_is_left_out(name):
-    card = render_card(without(FULL, name))
-    assert [text for text in SHOWN[name] if text in card] == []
-    assert_finished(card)
-
-
-def test_any_two_facts_may_be_unknown():
+def test_an_unknown_fact_is_left_out_and_takes_no_other_with_it():
+    for name in SHOWN:
+        card = render_card(without(FULL, name))
+        assert [text for text in SHOWN[name] if text in card] == [], name
+        assert_finished(card)
+        others = {other for other in SHOWN if other != name} - TAKES.get(name, set())
+        assert [other for other in others if not all(text in card for text in SHOWN[other])] == [], name
     pairs = list(itertools.combinations(SHOWN, 2))
     assert len(pairs) == 435
     for pair in pairs:
         assert_finished(render_card(without(FULL, *pair)))
-
-
-def test_a_card_of_which_nothing_but_the_base_is_known_has_no_empty_parts():
     card = render_card(CardFacts(base="owner/base-7b"))
     assert_finished(card)
     assert re.findall(r"^## (.*)", card, re.MULTILINE) == ["Use it", "Citation"]
 
 
-def test_a_dropped_fact_takes_no_other_with_it():
-    for name in SHOWN:
-        card = render_card(without(FULL, name))
-        others = {other for other in SHOWN if other != name} - TAKES.get(name, set())
-        assert [other for other in others if not all(text in card for text in SHOWN[other])] == [], name
+def test_the_numbers_of_a_card_are_those_of_the_bits_and_the_facts():
+    """Accuracy and its standard error over the problems, counted from the marks; shares, rounded seconds and sums."""
+    card = render_card(FULL)
+    row = next(line for line in card.splitlines() if line.startswith("| Sums |"))
+    shown = re.findall(r"([\d.]+) ± ([\d.]+)", row)[:2]
+    for marks, (mean, error) in zip((BASE, LORA), shown, strict=True):
+        shares = [problem.count("1") / len(problem) for problem in marks]
+        assert float(mean) == pytest.approx(100 * statistics.mean(shares), abs=0.051)
+        assert float(error) == pytest.approx(100 * statistics.stdev(shares) / len(shares) ** 0.5, abs=0.051)
+    share = float(re.search(r"\(([\d.]+) % of all\)", card)[1])
+    assert share == pytest.approx(100 * FULL.trainable_parameters / FULL.total_parameters, abs=0.0051)
+    seconds = int(re.search(r"wall time, evaluation included \| ([\d,]+) s", card)[1].replace(",", ""))
+    assert abs(seconds - FULL.seconds) <= 0.5
 
 
 def test_the_front_matter_says_what_it_is_and_of_what():
@@ -196,22 +201,31 @@ def test_the_front_matter_says_what_it_is_and_of_what():
         ],
     }
     assert [model["name"] for model in index] == ["my-adapter"]
-
-
-def test_a_licence_of_its_own_kind_has_a_name_and_a_link():
     found = front_matter_of(render_card(replace(FULL, licence=Licence("other", "theirs", "https://example.org/l"))))
     assert [found[key] for key in ("license", "license_name", "license_link")] == [
         "other", "theirs", "https://example.org/l",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("base", [BASE_NAME, "tiny"])
-def test_a_base_that_is_not_on_the_hub_is_no_base_model(base):
-    found = front_matter_of(render_card(replace(FULL, base=base)))
-    assert "base_model" not in found
-    assert "base_model_relation" not in found
-    assert not any(tag.startswith("base_model") for tag in found["tags"])
-    assert ("sandbox" in found["tags"]) == (base == BASE_NAME)
+def test_what_is_not_on_the_hub_is_no_base_model_and_no_data_set(tmp_path, monkeypatch):
+    for base in (BASE_NAME, "tiny"):
+        found = front_matter_of(render_card(replace(FULL, base=base)))
+        assert "base_model" not in found
+        assert "base_model_relation" not in found
+        assert not any(tag.startswith("base_model") for tag in found["tags"])
+        assert ("sandbox" in found["tags"]) == (base == BASE_NAME)
+    for dataset in ("train.jsonl", "data/train.parquet", "sandbox:chain"):
+        card = render_card(replace(FULL, dataset=dataset))
+        assert "datasets" not in front_matter_of(card), dataset
+        assert f"on `{dataset}`" in card
+    (tmp_path / "models" / "tiny").mkdir(parents=True)  # a folder that looks like a name on the Hub
+    monkeypatch.chdir(tmp_path)
+    assert label("models/tiny") == "tiny"
+    card = render_card(replace(FULL, base=label("models/tiny"), revision=None))
+    assert "base_model" not in front_matter_of(card)
+    # What is published was labelled where it was written; where it is read another folder may have that name.
+    monkeypatch.chdir(tmp_path / "models")
+    assert label("models/tiny") == "models/tiny"
 
 
 def test_only_papers_of_what_was_done_are_cited():
@@ -225,55 +239,34 @@ def test_only_papers_of_what_was_done_are_cited():
     ]
 
 
-def test_a_folder_that_looks_like_a_hub_name_is_no_base_model(tmp_path, monkeypatch):
-    (tmp_path / "models" / "tiny").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert label("models/tiny") == "tiny"
-    card = render_card(replace(FULL, base=label("models/tiny"), revision=None))
-    assert "base_model" not in front_matter_of(card)
-    # What is published was labelled where it was written; where it is read another folder may have that name.
-    monkeypatch.chdir(tmp_path / "models")
-    assert label("models/tiny") == "models/tiny"
-
-
-@pytest.mark.parametrize("dataset", ["train.jsonl", "data/train.parquet", "sandbox:chain"])
-def test_what_is_no_data_set_of_the_hub_is_named_in_the_text_alone(dataset):
-    card = render_card(replace(FULL, dataset=dataset))
-    assert "datasets" not in front_matter_of(card)
-    assert f"on `{dataset}`" in card
-
-
-def test_a_setting_with_a_bar_or_a_line_break_keeps_the_table_whole():
+def test_special_characters_come_through_and_keep_the_table_whole():
     card = render_card(replace(FULL, settings={"target_modules": r".*\.(q_proj|v_proj)", "rank": "8\n| x"}))
     assert_finished(card)
     assert "q_proj" in card
     assert "v_proj" in card
-
-
-def test_characters_of_html_and_yaml_come_through():
     card = render_card(replace(FULL, name='a: "b" & <c>', method="x: y"))
     assert '# a: "b" & <c>' in card
     assert "x: y" in front_matter_of(card)["tags"]
-
-
-def test_a_hash_that_could_be_a_number_stays_text():
-    task = task_result("sums", BASE, LORA, protocol_hash="1234567890e12345")
+    task = task_result("sums", BASE, LORA, protocol_hash="1234567890e12345")  # which could be a number
     card = render_card(replace(FULL, results=public_results(results(task), "me")))
     assert card.count("protocol: '1234567890e12345'") == 3
 
 
-@pytest.mark.parametrize(
-    ("changed", "line"),
-    [
+def test_the_snippet_loads_the_base_at_its_revision_and_no_name_leaves_it():
+    for changed, line in (
         ({}, 'from_pretrained("owner/base-7b", revision="0123abcd", dtype="bfloat16")'),
         ({"revision": None}, 'from_pretrained("owner/base-7b", dtype="bfloat16")'),
         ({"base": "tiny", "revision": None, "results": None}, 'from_pretrained("tiny", dtype="auto")'),
-    ],
-)
-def test_the_snippet_loads_the_base_at_its_revision_as_it_was_scored(changed, line):
-    block = python_block(render_card(replace(FULL, quantization=None, **changed)))
-    assert f"base = AutoModelForCausalLM.{line}\n" in block
+    ):
+        block = python_block(render_card(replace(FULL, quantization=None, **changed)))
+        assert f"base = AutoModelForCausalLM.{line}\n" in block
+        compile(block, "card", "exec")
+    name = "x\"); import os; os.abort() #'; rm -rf ~"
+    card = render_card(replace(FULL, base=name, repo_id=None, name=name, revision='"'))
+    block = python_block(card)
     compile(block, "card", "exec")
+    assert json.dumps(name) in block
+    assert f"vllm serve '{name.replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}'" in card
 
 
 def test_the_snippets_ask_as_training_asked():
@@ -289,13 +282,10 @@ def test_the_snippets_ask_as_training_asked():
         "max_tokens": 99,
         "chat_template_kwargs": {"thinking": False},
     }
-
-
-def test_plain_text_is_asked_as_plain_text():
-    card = render_card(replace(FULL, asking=Asking(False, prompt_template="{{{prompt}}} {column}:")))
-    assert 'prompt = "{What is 12 * 13?} {column}:"\n' in card
-    assert "apply_chat_template" not in card
-    assert "curl http://localhost:8000/v1/completions" in card
+    plain = render_card(replace(FULL, asking=Asking(False, prompt_template="{{{prompt}}} {column}:")))
+    assert 'prompt = "{What is 12 * 13?} {column}:"\n' in plain
+    assert "apply_chat_template" not in plain
+    assert "curl http://localhost:8000/v1/completions" in plain
 
 
 @pytest.mark.parametrize(
@@ -327,15 +317,6 @@ def test_vllm_is_given_what_it_takes(serving, lines):
     assert f"```bash\n{shown}\n```" in render_card(replace(FULL, serving=serving, quantization=None))
     quantised = shown.replace("0123abcd", "0123abcd --quantization bitsandbytes")
     assert f"```bash\n{quantised}\n```" in render_card(replace(FULL, serving=serving))
-
-
-def test_a_name_with_quotes_cannot_leave_its_snippet():
-    name = "x\"); import os; os.abort() #'; rm -rf ~"
-    card = render_card(replace(FULL, base=name, repo_id=None, name=name, revision='"'))
-    block = python_block(card)
-    compile(block, "card", "exec")
-    assert json.dumps(name) in block
-    assert f"vllm serve '{name.replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}'" in card
 
 
 def test_a_model_that_was_trained_itself_is_no_adapter():

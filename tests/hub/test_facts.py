@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from huggingface_hub import parse_eval_result_entries
+from huggingface_hub import constants, parse_eval_result_entries
 
 from perl.errors import RecipeError
 from perl.evaluation.task import Task, all_tasks
@@ -44,6 +44,10 @@ def card_facts(candidate: Candidate, repo_id: str | None = None) -> CardFacts:
 
 def test_everything_comes_from_the_run_folder(run):
     facts = card_facts(find_candidate(run), "me/my-adapter")
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert facts.reward_first == pytest.approx(rows[0]["reward"])
+    assert facts.reward_last == pytest.approx(rows[-1]["reward"])
+    assert facts.tokens == max(row["num_tokens"] for row in rows)
     assert (facts.base, facts.revision, facts.repo_id, facts.name) == ("sandbox:base", None, *["me/my-adapter"] * 2)
     assert (facts.method, facts.algorithm, facts.seed, facts.steps) == ("lora", "dapo", 3, 50)
     assert (facts.dataset, facts.dataset_version) == ("sandbox:addition", "the first 99 rows")
@@ -60,6 +64,11 @@ def test_everything_comes_from_the_run_folder(run):
     drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert facts.asking.sampling == {**drawn, "max_new_tokens": 16}
     assert facts.asking.example == "579+556="
+    # Of an earlier step nothing that happened later.
+    early = replace(find_candidate(run), which=20, step=20, results=None, results_folder=None)
+    facts = card_facts(early)
+    assert (facts.steps, facts.reward_last, facts.tokens) == (20, 0.2, 20_000)
+    assert (facts.seconds, facts.reload_difference, facts.results, facts.pictures) == (None, None, None, ())
 
 
 def test_the_recipe_names_the_repository_and_the_folder_the_run(run):
@@ -73,20 +82,20 @@ def test_the_recipe_names_the_repository_and_the_folder_the_run(run):
         (run.path / "recipe.yaml").write_text(text)
 
 
-def test_of_an_earlier_step_nothing_is_said_that_happened_later(run):
-    final = find_candidate(run)
-    early = replace(final, which=20, step=20, results=None, results_folder=None)
-    facts = card_facts(early)
-    assert (facts.steps, facts.reward_last, facts.tokens) == (20, 0.2, 20_000)
-    assert (facts.seconds, facts.reload_difference, facts.results, facts.pictures) == (None, None, None, ())
-
-
-def test_scores_of_another_adapter_are_not_shown(tmp_path):
-    copied = make_run(tmp_path / "other")
-    scores("f" * 64).write(copied.path / "eval")
-    facts = card_facts(find_candidate(copied))
+def test_scores_of_another_adapter_cut_lines_and_a_recipe_that_cannot_be_read(tmp_path):
+    changed = make_run(tmp_path / "changed")
+    with changed.metrics.open("a") as log:
+        log.write('{"step": 51, "rew')
+    changed.samples.write_text('{"step": 1, "prom')  # a line that a kill cut short does no harm
+    facts = card_facts(find_candidate(changed))
+    assert (facts.reward_last, facts.asking.chat) == (0.5, None)
+    scores("f" * 64).write(changed.path / "eval")
+    facts = card_facts(find_candidate(changed))
     assert facts.results is None
     assert facts.pictures == ("plots/curves.png",)
+    (changed.path / "recipe.yaml").write_text("modle: 3\n")
+    with pytest.raises(RecipeError, match="the run's recipe cannot be read"):
+        card_facts(find_candidate(changed))
 
 
 def test_a_run_of_which_little_is_known_gives_few_facts(tmp_path):
@@ -123,50 +132,35 @@ def test_data_is_named_with_its_version(run, train, version, shown):
     assert facts.asking.example == "What is 12 * 13?"
 
 
-def test_a_recipe_that_cannot_be_read_is_one_line(tmp_path):
-    broken = make_run(tmp_path / "broken")
-    (broken.path / "recipe.yaml").write_text("modle: 3\n")
-    with pytest.raises(RecipeError, match="the run's recipe cannot be read"):
-        card_facts(find_candidate(broken))
+def test_how_an_adapter_is_served_is_what_the_table_of_methods_says():
+    for name, method in METHODS.items():
+        if method.config:
+            serving = serving_of(adaptation(PeftSection(method=name)).config, method)
+            assert serving.form == {"lora": "adapter", "low_rank": "lora"}.get(method.delta, "merged"), name
+            assert (serving.rank is None) == (serving.form == "merged"), name
 
 
-def test_a_line_that_a_kill_cut_short_does_no_harm(tmp_path):
-    cut = make_run(tmp_path / "cut")
-    with cut.metrics.open("a") as log:
-        log.write('{"step": 51, "rew')
-    cut.samples.write_text('{"step": 1, "prom')
-    facts = card_facts(find_candidate(cut))
-    assert (facts.reward_last, facts.asking.chat) == (0.5, None)
-
-
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.config])
-def test_how_an_adapter_is_served_is_what_the_table_of_methods_says(name):
-    method = METHODS[name]
-    serving = serving_of(adaptation(PeftSection(method=name)).config, method)
-    assert serving.form == {"lora": "adapter", "low_rank": "lora"}.get(method.delta, "merged")
-    assert (serving.rank is None) == (serving.form == "merged")
-
-
-def test_the_licence_is_that_of_the_base(hub):
+def test_the_licence_is_that_of_the_base(hub, monkeypatch):
     hub.create("owner/base", {"README.md": b"---\nlicense: mit\n---\n"})
     hub.create("owner/other", {"README.md": BASE_CARD.encode()})
     hub.create("owner/silent", {"README.md": b"# a model\n"})
-    assert base_licence("owner/base", None) == Licence("mit")
-    assert base_licence("owner/other", None) == Licence("other", "theirs", "https://example.org/licence")
-    assert base_licence("owner/silent", None) is None
-    assert base_licence("owner/absent", None) is None
-    assert base_licence("sandbox:base", None) == Licence("apache-2.0")
-    assert base_licence("tiny", None) is None
-
-
-def test_a_hub_that_does_not_answer_leaves_the_licence_open(hub):
-    hub.create("owner/base", {"README.md": b"---\nlicense: mit\n---\n"})
+    for base, expected in (
+        ("owner/base", Licence("mit")),
+        ("owner/other", Licence("other", "theirs", "https://example.org/licence")),
+        ("owner/silent", None),
+        ("owner/absent", None),
+        ("sandbox:base", Licence("apache-2.0")),
+        ("tiny", None),
+    ):
+        assert base_licence(base, None) == expected, base
+    hub.create("owner/later", {"README.md": b"---\nlicense: mit\n---\n"})
     hub.faults.fail(1, status=500, times=9)
-    assert base_licence("owner/base", None) is None
-
-
-def test_offline_nobody_is_asked_for_the_licence():
-    assert base_licence("owner/base", None) is None
+    assert base_licence("owner/later", None) is None  # a Hub that does not answer leaves it open
+    hub.faults.clear()
+    requests = hub.requests
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert base_licence("owner/later", None) is None
+    assert hub.requests == requests  # offline nobody is asked
 
 
 def benchmark(name, repository, problems, **changes):
@@ -204,23 +198,18 @@ def test_the_files_of_every_benchmark_are_read_by_the_hubs_own_reader(monkeypatc
         assert (entry.dataset_id, entry.task_id, entry.value) == (repository, known.task_id, 83.33)
 
 
-@pytest.mark.parametrize(
-    ("name", "repository", "changes"),
-    [
+def test_what_a_results_file_calls_a_benchmark_is_none_unless_its_task_is():
+    other_revision = {"source": "openai/gsm8k", "revision": "b" * 40, "sha256": "a" * 64}
+    for name, repository, changes in (
         ("aime24", "MathArena/aime_2026", {}),
         ("any", "MathArena/aime_2026", {}),
         ("gsm8k", "openai/gsm8k", {"title": "gsm8k (held out)"}),
         ("gsm8k", "gsm8k_test.jsonl", {}),
-        ("gsm8k", "openai/gsm8k", {"data": {"source": "openai/gsm8k", "revision": "b" * 40, "sha256": "a" * 64}}),
-    ],
-)
-def test_what_a_results_file_calls_a_benchmark_is_none_unless_its_task_is(name, repository, changes):
-    count = BENCHMARKS["MathArena/aime_2026" if "MathArena" in repository else "openai/gsm8k"].problems
-    found = results(benchmark(name, repository, count, **changes))
-    assert eval_result_files(found) == {}
-    if name == "aime24":
-        assert {entry.dataset_type for entry in model_index(found)} == {"aime24.jsonl"}
-
-
-def test_another_subset_of_a_benchmark_is_not_it():
-    assert eval_result_files(results(benchmark("mine", "Idavidrein/gpqa", 198))) == {}
+        ("gsm8k", "openai/gsm8k", {"data": other_revision}),
+    ):
+        count = BENCHMARKS["MathArena/aime_2026" if "MathArena" in repository else "openai/gsm8k"].problems
+        found = results(benchmark(name, repository, count, **changes))
+        assert eval_result_files(found) == {}, (name, repository, changes)
+        if name == "aime24":
+            assert {entry.dataset_type for entry in model_index(found)} == {"aime24.jsonl"}
+    assert eval_result_files(results(benchmark("mine", "Idavidrein/gpqa", 198))) == {}  # another subset

@@ -51,39 +51,30 @@ def link(path, target):
     path.symlink_to(target)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("plots/x.png", "eval/problems.png", "metrics.jsonl", "recipe.yaml", "eval/results.json"),
-        *("adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
-    ],
+LINKED_FILES = (
+    *("plots/x.png", "eval/problems.png", "metrics.jsonl", "recipe.yaml", "eval/results.json"),
+    *("adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
 )
-def test_a_link_to_a_file_is_not_published(hub, diary, name):
-    run = publishable()
-    target = run.path / name
-    if target.exists():
-        (diary / "same").write_bytes(target.read_bytes())
-    link(target, diary / ("same" if (diary / "same").exists() else "picture.png"))
+
+
+def test_a_link_to_a_file_or_folder_is_not_published(hub, diary, tmp_path):
     before = hub.requests
-    with pytest.raises(PerlError, match=f"{name}: is a link, and links are not published"):
-        push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
-    assert hub.requests == before
-
-
-@pytest.mark.parametrize("name", ["plots", "eval", "adapter"])
-def test_nothing_behind_a_linked_folder_is_published(hub, diary, name):
-    run = publishable()
-    for file in (run.path / name).iterdir():
-        (diary / file.name).write_bytes(file.read_bytes())
-    link(run.path / name, diary)
-    before = hub.requests
-    with pytest.raises(PerlError, match=f"{name}: is a link"):
-        push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
-    assert hub.requests == before
-
-
-def test_a_run_that_is_reached_by_a_link_is_published(tmp_path):
-    run = publishable()
+    for number, name in enumerate((*LINKED_FILES, "plots", "eval", "adapter")):
+        run = publishable(f"run-{number}")
+        target, place = run.path / name, diary / f"{number}"
+        place.mkdir()
+        if name in LINKED_FILES:
+            (place / "same").write_bytes(target.read_bytes() if target.exists() else png())
+            link(target, place / "same")
+        else:
+            for file in target.iterdir():
+                (place / file.name).write_bytes(file.read_bytes())
+            link(target, place)
+        said = f"{name}: is a link" + (", and links are not published" if name in LINKED_FILES else "")
+        with pytest.raises(PerlError, match=said):
+            push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
+        assert hub.requests == before, name
+    run = publishable()  # a run that is itself reached by a link is published
     (tmp_path / "elsewhere").symlink_to(run.path.resolve())
     there = type(run).read(tmp_path / "elsewhere")
     assert package_candidate(find_candidate(there), REPO).files.keys() == pack(find_candidate(run), REPO).files.keys()
@@ -110,50 +101,36 @@ def test_what_is_no_regular_file_is_not_published_and_nobody_waits_for_it(kind):
         package_candidate(find_candidate(run), REPO)
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "a/../../x", "/etc/passwd", ".", "..", "a//b", "a/./b", "", "a\\..\\b", "a\0b"]
-)
-def test_no_name_leads_out_of_a_folder(tmp_path, name):
-    assert not is_simple_name(name)
+def test_no_name_leads_out_of_a_folder(tmp_path):
     (tmp_path / "x").write_bytes(DIARY)
     (tmp_path / "run").mkdir()
-    with pytest.raises(PerlError):
-        take(tmp_path / "run", name)
-    with pytest.raises(PerlError, match="is not the name of a file in it"):
-        Package({name: b"x"}).write(tmp_path / "run")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["run", "x"]
-    assert refused(name, b"{}")
-
-
-def test_a_task_never_names_a_file_outside():
-    run = publishable()
-    found = find_candidate(run).results
-    for name in ("../../TRAVERSED", "a/b", "..", "x\n"):
-        (task,) = found.tasks
-        data = {"source": "MathArena/aime_2026", "revision": None, "sha256": "a" * 64}
+    for name in ("../x", "a/../../x", "/etc/passwd", ".", "..", "a//b", "a/./b", "", "a\\..\\b", "a\0b"):
+        assert not is_simple_name(name), name
+        with pytest.raises(PerlError):
+            take(tmp_path / "run", name)
+        with pytest.raises(PerlError, match="is not the name of a file in it"):
+            Package({name: b"x"}).write(tmp_path / "run")
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["run", "x"], name
+        assert refused(name, b"{}"), name
+    found = find_candidate(publishable("another")).results
+    (task,) = found.tasks
+    data = {"source": "MathArena/aime_2026", "revision": None, "sha256": "a" * 64}
+    for name in ("../../TRAVERSED", "a/b", "..", "x\n"):  # nor does a task
         wrong = replace(task, name=name, data=data, adapter=replace(task.adapter, n=30))
         with pytest.raises(PerlError, match="is not a valid name of a task"):
             eval_result_files(replace(found, tasks=(wrong,)))
 
 
-def test_only_our_names_pass_and_they_are_ours():
-    names = (
-        "LICENSE",
-        "adapter/x.json",
-        "plots/a b.png",
-        "plots/x.PNG",
-        "plots/.x.png",
-        "plots/\u202egnp.png",
-        "x.html",
-    )
-    for name in names:
+def test_only_our_names_and_sizes_pass(tmp_path):
+    for name in (
+        *("LICENSE", "adapter/x.json", "plots/a b.png", "plots/x.PNG", "plots/.x.png"),
+        *("plots/\u202egnp.png", "x.html"),
+    ):
         assert refused(name, b"")[0].endswith("is not a file that perl publishes (leave it out)"), name
         assert not is_ours(name)
     assert is_ours("plots/curves.png")
     assert largest("adapter_model.safetensors") > 10**10
-
-
-def test_a_file_is_no_larger_than_such_a_file_may_be(tmp_path):
+    assert largest(PUBLISHED) == LARGEST  # as many samples may leave as are made and read
     assert refused("perl_recipe.yaml", b"#" * 200_001) == [
         "perl_recipe.yaml: has 200,001 bytes, at most 200,000 are published"
     ]
@@ -165,42 +142,52 @@ def test_a_file_is_no_larger_than_such_a_file_may_be(tmp_path):
 HEADER = json.dumps({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("plots/x.png", DIARY, "is not a valid PNG"),
-        ("plots/x.png", b"\x89PNG\r\n\x1a\n", "pixels"),
-        ("plots/x.png", b"\x89PNG\r\n\x1a\n" + DIARY, "a chunk is not whole"),
-        ("plots/x.png", png() + DIARY, "something follows its end"),
-        ("plots/x.png", png()[:-20], "a chunk is not whole"),
-        ("plots/x.png", png((b"eXIf", DIARY)), "holds 'eXIf'"),
-        ("plots/x.png", png((b"prVt", DIARY)), "holds 'prVt'"),
-        ("plots/x.png", png(pixels=b"\0\0" + DIARY), "pixels"),
-        ("plots/x.png", png(pixels=b"\0"), "pixels"),
-        (WEIGHTS, DIARY, "is not a valid safetensors file"),
-        (WEIGHTS, weights(b"12") + DIARY, "bytes that are of no tensor"),
-        (WEIGHTS, len(HEADER).to_bytes(8, "little") + HEADER + b"1", "bytes that are of no tensor"),
-        (WEIGHTS, weights(b"12")[:4], "no whole header"),
-        (CONFIG, b"{", "is not valid JSON"),
-        (CONFIG, b"\xff{}", "is not UTF-8"),
-        (CONFIG, b"[" * 100_000, "is not valid JSON"),
-        (
-            "metrics.jsonl",
-            b'{"a": 1}\n' + DIARY,
-            "is not valid JSON: Expecting value: line 1 column 1 (char 0) in line 2",
-        ),
-        ("perl_recipe.yaml", b"a: [", "is not valid YAML"),
-        ("perl_recipe.yaml", b"a: &x [1]\nb: *x\n", "is not valid YAML"),
-        ("README.md", b"a\xff", "is not UTF-8"),
-        ("README.md", "a\nb\u202egnp".encode(), "holds the control character U+202E in line 2"),
-        ("README.md", b"a\x1b[2J", "holds the control character U+001B in line 1"),
-    ],
-)
-def test_a_file_is_what_its_ending_says(name, content, said):
-    assert any(said in line for line in refused(name, content)), refused(name, content)
+TOKEN = b"hf" + b"_" + b"aB3" * 11
+NOT_ITS_KIND = [
+    ("plots/x.png", DIARY, "is not a valid PNG"),
+    ("plots/x.png", b"\x89PNG\r\n\x1a\n", "pixels"),
+    ("plots/x.png", b"\x89PNG\r\n\x1a\n" + DIARY, "a chunk is not whole"),
+    ("plots/x.png", png() + DIARY, "something follows its end"),
+    ("plots/x.png", png()[:-20], "a chunk is not whole"),
+    ("plots/x.png", png((b"eXIf", DIARY)), "holds 'eXIf'"),
+    ("plots/x.png", png((b"prVt", DIARY)), "holds 'prVt'"),
+    ("plots/x.png", png(pixels=b"\0\0" + DIARY), "pixels"),
+    ("plots/x.png", png(pixels=b"\0"), "pixels"),
+    ("plots/x.png", png((b"zTXt", b"Comment\0\0" + zlib.compress(b"a" * 10_000_000))), "long remark"),
+    (WEIGHTS, DIARY, "is not a valid safetensors file"),
+    (WEIGHTS, weights(b"12") + DIARY, "bytes that are of no tensor"),
+    (WEIGHTS, len(HEADER).to_bytes(8, "little") + HEADER + b"1", "bytes that are of no tensor"),
+    (WEIGHTS, weights(b"12")[:4], "no whole header"),
+    (CONFIG, b"{", "is not valid JSON"),
+    (CONFIG, b"\xff{}", "is not UTF-8"),
+    (CONFIG, b"[" * 100_000, "is not valid JSON"),
+    (
+        "metrics.jsonl",
+        b'{"a": 1}\n' + DIARY,
+        "is not valid JSON: Expecting value: line 1 column 1 (char 0) in line 2",
+    ),
+    ("perl_recipe.yaml", b"a: [", "is not valid YAML"),
+    ("perl_recipe.yaml", b"a: &x [1]\nb: *x\n", "is not valid YAML"),
+    ("README.md", b"a\xff", "is not UTF-8"),
+    ("README.md", "a\nb\u202egnp".encode(), "holds the control character U+202E in line 2"),
+    ("README.md", b"a\x1b[2J", "holds the control character U+001B in line 1"),
+    # Remarks of pictures are read.
+    ("plots/x.png", png((b"tEXt", b"Comment\0" + TOKEN)), ""),
+    ("plots/x.png", png((b"zTXt", b"Comment\0\0" + zlib.compress(TOKEN))), ""),
+    ("plots/x.png", png((b"iTXt", b"Comment\0\0\0de\0Bemerkung\0" + TOKEN)), ""),
+    ("plots/x.png", png((b"iTXt", b"Comment\0\1\0de\0Bemerkung\0" + zlib.compress(TOKEN))), ""),
+    ("plots/x.png", png((b"tEXt", b"File\0/home/alice/x")), ""),
+]
 
 
-def test_honest_files_pass():
+def test_a_file_is_what_its_ending_says():
+    for name, content, said in NOT_ITS_KIND:
+        lines = refused(name, content)
+        assert any(said in line for line in lines), (name, content[:80], said, lines)
+    huge = bytearray(png())  # a picture that would fill the memory is refused unopened
+    huge[16:24] = struct.pack(">II", 100_000, 100_000)
+    huge[29:33] = struct.pack(">I", zlib.crc32(bytes(huge[12:29])))
+    assert any("that perl would draw" in line for line in refused("plots/x.png", bytes(huge)))
     honest = {
         "plots/x.png": png((b"tEXt", b"Software\0Matplotlib"), (b"pHYs", b"\0" * 9)),
         WEIGHTS: weights(b"1234", format="pt"),
@@ -208,32 +195,6 @@ def test_honest_files_pass():
         "README.md": "# Über\n\n\tπ ≤ θ\n".encode(),
     }
     assert gate_problems(honest, Machine()) == []
-
-
-TOKEN = b"hf" + b"_" + b"aB3" * 11
-
-
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        (b"tEXt", b"Comment\0" + TOKEN),
-        (b"zTXt", b"Comment\0\0" + zlib.compress(TOKEN)),
-        (b"iTXt", b"Comment\0\0\0de\0Bemerkung\0" + TOKEN),
-        (b"iTXt", b"Comment\0\1\0de\0Bemerkung\0" + zlib.compress(TOKEN)),
-        (b"tEXt", b"File\0/home/alice/x"),
-    ],
-)
-def test_remarks_of_pictures_are_read(chunk):
-    assert refused("plots/x.png", png(chunk))
-
-
-def test_a_picture_that_would_fill_the_memory_is_refused_unopened():
-    remark = png((b"zTXt", b"Comment\0\0" + zlib.compress(b"a" * 10_000_000)))
-    assert any("long remark" in line for line in refused("plots/x.png", remark))
-    huge = bytearray(png())
-    huge[16:24] = struct.pack(">II", 100_000, 100_000)
-    huge[29:33] = struct.pack(">I", zlib.crc32(bytes(huge[12:29])))
-    assert any("that perl would draw" in line for line in refused("plots/x.png", bytes(huge)))
 
 
 def test_pixels_are_unpacked_up_to_the_pictures_size_however_they_are_cut():
@@ -274,42 +235,35 @@ def test_what_was_looked_at_is_what_is_sent(hub, monkeypatch):
     assert files_of(hub) == before
 
 
-def test_weights_that_are_exchanged_meanwhile_are_not_sent():
-    run = publishable()
-    candidate = find_candidate(run)
-    (run.adapter / WEIGHTS).write_bytes(weights(b"other"))
-    with pytest.raises(PerlError, match="was exchanged while it was read"):
-        package_candidate(candidate, REPO)
-
-
-@pytest.mark.parametrize("what", ["link", "stranger", "token", "exchanged", "linked folder"])
-def test_what_waits_in_the_outbox_is_looked_at_again(hub, diary, what):
-    run = publishable()
-    add_checkpoint(run, 10)
-    pack_checkpoint(run, 10, REPO)
-    folder = run.path / "outbox" / REPO.replace("/", "--") / "step-10"
-    if what == "link":
-        link(folder / "metrics.jsonl", diary / "diary.txt")
-    elif what == "stranger":
-        (folder / "diary.txt").write_bytes(DIARY)
-    elif what == "token":
-        (folder / "metrics.jsonl").write_text(json.dumps({"x": TOKEN.decode()}))
-    elif what == "exchanged":
-        (folder / WEIGHTS).write_bytes(DIARY)
-    else:
-        (diary / "diary.txt").unlink()
-        for file in folder.iterdir():
-            file.rename(diary / file.name)
-        folder.rmdir()
-        folder.symlink_to(diary)
+def test_what_waits_in_the_outbox_is_looked_at_again(hub, diary, tmp_path):
     before = hub.requests
-    with pytest.raises(PerlError):
-        send_checkpoints(run, wanted_push(run, REPO))
-    assert hub.requests == before
+    for what in ("link", "stranger", "token", "exchanged", "linked folder"):
+        run = publishable(tmp_path / what)
+        add_checkpoint(run, 10)
+        pack_checkpoint(run, 10, REPO)
+        folder = run.path / "outbox" / REPO.replace("/", "--") / "step-10"
+        if what == "link":
+            link(folder / "metrics.jsonl", diary / "diary.txt")
+        elif what == "stranger":
+            (folder / "diary.txt").write_bytes(DIARY)
+        elif what == "token":
+            (folder / "metrics.jsonl").write_text(json.dumps({"x": TOKEN.decode()}))
+        elif what == "exchanged":
+            (folder / WEIGHTS).write_bytes(DIARY)
+        else:
+            place = tmp_path / "elsewhere"
+            place.mkdir()
+            for file in folder.iterdir():
+                file.rename(place / file.name)
+            folder.rmdir()
+            folder.symlink_to(place)
+        with pytest.raises(PerlError):
+            send_checkpoints(run, wanted_push(run, REPO))
+        assert hub.requests == before, what
 
 
-def test_the_sender_looks_itself(hub):
-    """Whoever packs, nothing goes round the gate."""
+def test_the_sender_looks_itself(hub, tmp_path, diary):
+    """Whoever packs, nothing goes round the gate; of a script too only our files are sent."""
     hub.create(REPO, {})
     good = {WEIGHTS: weights(b"x"), CONFIG: b"{}"}
     for name, content in (("diary.txt", DIARY), ("plots/x.png", DIARY), ("README.md", TOKEN)):
@@ -317,9 +271,6 @@ def test_the_sender_looks_itself(hub):
         with pytest.raises(PerlError, match=name.replace("/", ".")):
             push_package(Package(good | {name: content}), REPO, sleep=pytest.fail)
         assert hub.requests == before
-
-
-def test_of_a_script_too_only_our_files_are_sent(tmp_path, diary):
     folder = tmp_path / "adapter"
     folder.mkdir()
     (folder / "training_args.bin").write_bytes(b"\x80\x04")
@@ -331,23 +282,19 @@ def test_of_a_script_too_only_our_files_are_sent(tmp_path, diary):
         read_package(folder)
 
 
-def test_the_best_adapter_and_checkpoints_pass():
+def test_the_best_adapter_and_checkpoints_pass_and_what_does_not_is_reported(monkeypatch, caplog):
     run = publishable()
     add_best(run)
     add_checkpoint(run, 10)
     pack_checkpoint(run, 10, REPO)
     assert WEIGHTS in pack(find_candidate(run, "best"), REPO).files
     assert WEIGHTS in queued_checkpoint(run, REPO, 10).files
-
-
-def test_samples_that_are_too_large_to_be_sent_are_told(monkeypatch, caplog):
-    run = publishable()
     monkeypatch.setattr("perl.evaluation.recounting.published_samples.LARGEST", 10)
-    package = pack(find_candidate(run), REPO)
-    assert "eval/samples.jsonl" not in package.files
+    caplog.clear()
+    assert "eval/samples.jsonl" not in pack(find_candidate(run), REPO).files
     (line,) = [record.getMessage() for record in caplog.records if "samples" in record.getMessage()]
     assert "the samples of its scores are not sent" in line
-
-
-def test_as_many_samples_may_leave_as_are_made_and_read():
-    assert largest(PUBLISHED) == LARGEST
+    candidate = find_candidate(run)
+    (run.adapter / WEIGHTS).write_bytes(weights(b"other"))
+    with pytest.raises(PerlError, match="was exchanged while it was read"):
+        package_candidate(candidate, REPO)

@@ -58,22 +58,18 @@ def test_whatever_was_logged_as_asked_can_be_published(train, rows, steps, tmp_p
     assert [str(problem) for problem in package_mistakes(package, run.path)] == []
 
 
-@pytest.mark.parametrize(
-    ("train", "rows", "said"),
-    [
-        ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(24, 121, 12)), "metrics.jsonl: begins at step 24"),
-        ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 97, 12)), "metrics.jsonl ends at step 96"),
-        ({"max_steps": 120, "logging_steps": 5}, [], "metrics.jsonl: is absent, though there is a recipe"),
-    ],
-)
-def test_a_log_that_lacks_what_was_asked_for_is_found(train, rows, said, tmp_path):
-    run = _logged(tmp_path, train, rows, 120)
-    package = package_candidate(find_candidate(run), "user/adapter")
-    assert any(said in str(problem) for problem in package_mistakes(package, run.path))
-
-
-def test_an_emptied_log_is_found(tmp_path):
-    run = _logged(tmp_path, {"max_steps": 50}, _rows(range(1, 51)))
+def test_a_log_that_lacks_what_was_asked_for_is_found(tmp_path):
+    for number, (train, rows, said) in enumerate(
+        (
+            ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(24, 121, 12)), "metrics.jsonl: begins at step 24"),
+            ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 97, 12)), "metrics.jsonl ends at step 96"),
+            ({"max_steps": 120, "logging_steps": 5}, [], "metrics.jsonl: is absent, though there is a recipe"),
+        )
+    ):
+        run = _logged(tmp_path / f"{number}", train, rows, 120)
+        package = package_candidate(find_candidate(run), "user/adapter")
+        assert any(said in str(problem) for problem in package_mistakes(package, run.path)), said
+    run = _logged(tmp_path / "emptied", {"max_steps": 50}, _rows(range(1, 51)))
     package = package_candidate(find_candidate(run), "user/adapter")
     emptied = Package({**package.files, "metrics.jsonl": b"\n"})
     said = [str(problem) for problem in package_mistakes(emptied, run.path)]
@@ -96,19 +92,18 @@ def _continued(tmp_path, name, says):
     return package_candidate(find_candidate(run), "user/adapter"), run
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [("zoo:lora", "zoo:lora"), ("user/first@v2", "user/first@v2"), ("/srv/runs/first", "first"), ("a run/first", None)],
-)
-def test_a_run_that_goes_on_from_an_adapter_says_from_which(name, shown, tmp_path):
-    package, run = _continued(tmp_path, name, name)
-    assert [str(problem) for problem in package_mistakes(package, run.path)] == []
-    assert json.loads(package.files[RUN_FACTS])["settings"].get("continues") == shown
-    assert b"/srv/runs" not in b"".join(package.files.values())
-
-
-def test_another_adapter_than_the_recipes_is_found(tmp_path):
-    package, run = _continued(tmp_path, "zoo:lora", "zoo:dora")
+def test_a_run_that_goes_on_from_an_adapter_says_from_which(tmp_path):
+    for number, (name, shown) in enumerate(
+        (
+            *(("zoo:lora", "zoo:lora"), ("user/first@v2", "user/first@v2")),
+            *(("/srv/runs/first", "first"), ("a run/first", None)),
+        )
+    ):
+        package, run = _continued(tmp_path / f"{number}", name, name)
+        assert [str(problem) for problem in package_mistakes(package, run.path)] == [], name
+        assert json.loads(package.files[RUN_FACTS])["settings"].get("continues") == shown
+        assert b"/srv/runs" not in b"".join(package.files.values())
+    package, run = _continued(tmp_path / "other", "zoo:lora", "zoo:dora")
     assert any("settings.continues" in str(problem) for problem in package_mistakes(package, run.path))
 
 

@@ -22,9 +22,12 @@ def said_of_expected(content: bytes, monkeypatch: pytest.MonkeyPatch) -> list[st
     return said(name, content)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_what_is_no_entry_is_one_short_line(monkeypatch):
+    for content in (BOMB.encode(), b"- value: 0x" + b"f" * 50_000, b"\xff", b"- !!int 3"):  # a file of others
+        (line,) = said(".eval_results/mine.yaml", content)
+        assert line.startswith(".eval_results/mine.yaml: ")
+        assert len(line) < 250
+    for content in (
         BOMB.encode(),
         b"- &a [*a]\n",
         b"- !!python/name:os.system\n",
@@ -37,13 +40,10 @@ def said_of_expected(content: bytes, monkeypatch: pytest.MonkeyPatch) -> list[st
         b"\xff",
         b"x" * 100_001,
         b"",
-    ],
-    ids=["bomb", "itself", "tag", "deep", "digits", "hex", "list", "deeper", "two", "bytes", "large", "empty"],
-)
-def test_what_is_no_entry_is_one_short_line(content, monkeypatch):
-    (line,) = said_of_expected(content, monkeypatch)
-    assert line.startswith(".eval_results/gsm8k.yaml: ")
-    assert len(line) < 250
+    ):
+        (line,) = said_of_expected(content, monkeypatch)
+        assert line.startswith(".eval_results/gsm8k.yaml: "), content[:40]
+        assert len(line) < 250, content[:40]
 
 
 def test_each_value_that_differs_is_a_line(monkeypatch):
@@ -55,13 +55,6 @@ def test_each_value_that_differs_is_a_line(monkeypatch):
         ".eval_results/gsm8k.yaml: says notes None, eval/results.json says x (perl push writes it)",
         ".eval_results/gsm8k.yaml: says more 1, eval/results.json says None (perl push writes it)",
     ]
-
-
-@pytest.mark.parametrize("content", [BOMB.encode(), b"- value: 0x" + b"f" * 50_000, b"\xff", b"- !!int 3"])
-def test_a_file_of_others_that_cannot_be_read_is_one_line(content):
-    (line,) = said(".eval_results/mine.yaml", content)
-    assert line.startswith(".eval_results/mine.yaml: ")
-    assert len(line) < 250
 
 
 def test_what_claims_to_be_ours_is_read_as_data():

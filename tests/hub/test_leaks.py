@@ -5,8 +5,6 @@ import json
 import pickle
 import zipfile
 
-import pytest
-
 from perl.hub.gate.leaks import Machine, find_leaks, this_machine
 
 NOBODY = Machine()
@@ -21,29 +19,30 @@ def leaks(text, machine=NOBODY, name="README.md"):
     return [str(problem) for problem in find_leaks({name: content}, machine)]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/home/alice/runs",
-        "/tmp/run-1/adapter",  # noqa: S108 (no file)
-        "/" + "root/.cache/x",
-        "/Users/alice/x",
-        "/mnt/data/models",
-        "file:///srv/x",
-        "C:\\Users\\alice\\x",
-        "D:\\data\\x",
-    ],
+PATHS = (
+    "/home/alice/runs",
+    "/tmp/run-1/adapter",  # noqa: S108 (no file)
+    "/" + "root/.cache/x",
+    "/Users/alice/x",
+    "/mnt/data/models",
+    "file:///srv/x",
+    "C:\\Users\\alice\\x",
+    "D:\\data\\x",
 )
-@pytest.mark.parametrize("around", ["{}", 'base: "{}"', "see {} for more", "data={}", "[a]({})", "a.py:{}"])
-def test_a_path_is_found_wherever_it_stands(path, around):
-    (line,) = leaks(f"fine\n{around.format(path)}\nfine")
-    assert line.startswith("README.md:2: names a path of this machine: ")
-    assert leaks(json.dumps({"base": path}), name="x.json")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_path_is_found_wherever_it_stands():
+    for path in PATHS:
+        for around in ("{}", 'base: "{}"', "see {} for more", "data={}", "[a]({})", "a.py:{}"):
+            (line,) = leaks(f"fine\n{around.format(path)}\nfine")
+            assert line.startswith("README.md:2: names a path of this machine: "), (path, around)
+        assert leaks(json.dumps({"base": path}), name="x.json"), path
+    found = find_leaks({"a": b"/tmp/x/y\n/home/alice/c and hf_" + b"aB3" * 11, "b/tmp": b"/" + b"root/z"}, NOBODY)
+    assert [problem.where for problem in found] == ["a:1", "a:2", "a:2", "b/tmp:1"]  # every file and line at once
+
+
+def test_this_machine_is_not_named_and_what_is_public_is_not_found():
+    public = (
         "https://example.org/home/alice/x",
         "user/name and a/tmp/b",
         "http://localhost:8000/v1/completions",
@@ -53,51 +52,43 @@ def test_a_path_is_found_wherever_it_stands(path, around):
         "alice and gpu-1, alice/adapter",
         "https://huggingface.co/alice/adapter",
         "adapter sha256 " + HEX,
-    ],
-)
-def test_what_is_public_is_not_found(text):
-    assert leaks(text, SOMEBODY) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+    )
+    assert {text: found for text in public if (found := leaks(text, SOMEBODY))} == {}
+    for text, said in (
         ("runs/alice/x", "names a user of this machine: alice"),
         ("mail alice@gpu", "names a user of this machine: alice"),
         ("on gpu-17.", "names this machine: gpu-17"),
         ("http://gpu-17:8000", "names this machine: gpu-17"),
         ("at /srv2/runs/mine/x", "names a path of this machine: /srv2/runs/mine"),
-    ],
+    ):
+        assert leaks(text, SOMEBODY) == [f"README.md:1: {said}"]
+
+
+TOKENS = (
+    "hf_" + "aB3" * 11,
+    "sk-proj-" + "aB3_" * 10,
+    "ghp_" + "aB3" * 12,
+    "github_pat_" + "aB3" * 12,
+    "AKIA" + "ABCD" * 4,
+    f"api_key: {HEX}",
+    f'"api_key": "{HEX}"',
+    f"WANDB_API_KEY={HEX}",
+    "-----BEGIN OPENSSH PRIVATE KEY-----",
+    "secret-of-mine",
 )
-def test_this_machine_is_not_named(text, said):
-    assert leaks(text, SOMEBODY) == [f"README.md:1: {said}"]
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        "hf_" + "aB3" * 11,
-        "sk-proj-" + "aB3_" * 10,
-        "ghp_" + "aB3" * 12,
-        "github_pat_" + "aB3" * 12,
-        "AKIA" + "ABCD" * 4,
-        f"api_key: {HEX}",
-        f'"api_key": "{HEX}"',
-        f"WANDB_API_KEY={HEX}",
-        "-----BEGIN OPENSSH PRIVATE KEY-----",
-        "secret-of-mine",
-    ],
-)
-def test_a_token_is_found_and_not_repeated(token):
-    (line,) = leaks(f"x\n{token}", SOMEBODY)
-    assert line.startswith("README.md:2: ")
-    assert "token" in line
-    assert token[4:] not in line
-    assert HEX not in line
-    assert leaks(f"https://example.org/?t={token}", SOMEBODY)
+def test_a_token_is_found_and_not_repeated():
+    for number, token in enumerate(TOKENS):
+        (line,) = leaks(f"x\n{token}", SOMEBODY)
+        assert line.startswith("README.md:2: "), number
+        assert "token" in line, number
+        assert token[4:] not in line, number
+        assert HEX not in line, number
+        assert leaks(f"https://example.org/?t={token}", SOMEBODY), number
 
 
-def test_pickles_are_found_by_content_and_by_name():
+def test_pickles_are_found_and_of_weights_the_header_is_read_and_not_the_numbers():
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("archive/data.pkl", b"x")
@@ -106,20 +97,12 @@ def test_pickles_are_found_by_content_and_by_name():
     assert "is a pickle" in leaks(archive.getvalue(), name="innocent.json")[0]
     assert "is a pickle" in leaks(b"plain", name="training_args.bin")[0]
     assert leaks(b"plain", name="table.md") == []
-
-
-def test_of_weights_the_header_is_read_and_not_the_numbers():
     header = json.dumps({"__metadata__": {"made": "/home/alice/x"}}).encode()
     weights = len(header).to_bytes(8, "little") + header + b"/tmp/abc/def"
     (line,) = leaks(weights, name="adapter_model.safetensors")
     assert "/home/alice/x" in line
     clean = b'{"a":1}'
     assert leaks(len(clean).to_bytes(8, "little") + clean + b"/tmp/abc/d", name="adapter_model.safetensors") == []
-
-
-def test_every_file_and_line_is_said_at_once():
-    found = find_leaks({"a": b"/tmp/x/y\n/home/alice/c and hf_" + b"aB3" * 11, "b/tmp": b"/" + b"root/z"}, NOBODY)
-    assert [problem.where for problem in found] == ["a:1", "a:2", "a:2", "b/tmp:1"]
 
 
 def test_this_machine_knows_its_folders_and_not_everybodys_names(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """An author's own words stay on a card, below its last heading, and are named as what nobody checked."""
 
-import pytest
-
 from perl.hub.card.check import check_card
 from perl.hub.card.notes import notes_mistakes, split_notes
 from perl.hub.found_card import find_card
@@ -73,24 +71,18 @@ def test_what_looks_like_a_part_of_the_card_is_refused():
         _, notes, first = split_notes(f"# x\n\n## Notes\n\n{words}\n")
         assert first == 3, words
         assert notes_mistakes(notes, first), words
-
-
-def test_a_heading_in_code_or_front_matter_is_none():
-    for card in ("---\n## Notes\n---\n# x\n", "# x\n```\n## Notes\n```\n"):
+    for card in ("---\n## Notes\n---\n# x\n", "# x\n```\n## Notes\n```\n"):  # a heading in code or front matter is none
         assert split_notes(card) == (card, "", 0)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_plain_prose_and_lists_are_kept():
+    for words in (
         "None of this was tuned. Nothing to do: TODO is a word, nan is bread.",
         "Mine, with love.\nIt got ninety-seven of a hundred.",
         "- one thing\n- *another*, `code`\n* a third\n1. first\n2) second",
         "**Thanks** to all. [Here](https://example.org) is more.",
         "“Quoted” (and bracketed), größer als 3, 数学 is fine.\n  So is a margin.",
-    ],
-)
-def test_plain_prose_and_lists_are_kept(words):
-    card = f"{FILES['README.md'].decode()}\n## Notes\n\n{words}\n"
-    checked = check_card({**FILES, "README.md": card.encode()})
-    assert checked.mistakes == ()
+    ):
+        card = f"{FILES['README.md'].decode()}\n## Notes\n\n{words}\n"
+        checked = check_card({**FILES, "README.md": card.encode()})
+        assert checked.mistakes == (), words

@@ -49,6 +49,10 @@ def test_a_push_to_another_name_leaves_the_settings_of_the_queued_one_behind():
     assert (other.repo_id, other.private, other.steps, other.tries) == ("user/other", False, (), 0)
     assert wanted_push(run).private
     assert wanted_push(run, REPO).steps == (10,)
+    for text in ("", "[]", '{"status": "done"}', '{"steps": [], "hostile": 1}'):
+        (run.path / "push.json").write_text(text)
+        with pytest.raises(RunFolderError, match=r"push.json: cannot be read: .*\(delete it and push again\)$"):
+            read_push(run)
 
 
 def test_a_checkpoint_waits_in_the_outbox_though_the_run_has_deleted_it(hub):
@@ -59,6 +63,9 @@ def test_a_checkpoint_waits_in_the_outbox_though_the_run_has_deleted_it(hub):
     for path in sorted(folder.iterdir()):
         path.unlink()
     folder.rmdir()
+    push_run(run, wanted_push(run, "user/other"))  # what waits for one repository is not sent to another
+    assert queued_steps(run, REPO) == [10]
+    assert hub.repo("user/other").tags == {} or "step-10" not in hub.repo("user/other").tags
     push_run(run, wanted_push(run, REPO))
     assert files_of(hub, "step-10")["adapter_model.safetensors"] == weights
     assert read_push(run).steps == (10,)
@@ -80,22 +87,6 @@ def test_a_waiting_checkpoint_that_is_a_link_is_refused(tmp_path):
     assert (elsewhere / "README.md").read_bytes() == b"b"
 
 
-def test_what_waits_for_one_repository_is_not_sent_to_another(hub):
-    run = publishable()
-    queue_checkpoint(run, REPO, 10, Package({"a": b"b"}))
-    push_run(run, wanted_push(run, "user/other"))
-    assert queued_steps(run, REPO) == [10]
-    assert hub.repo("user/other").tags == {} or "step-10" not in hub.repo("user/other").tags
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"status": "done"}', '{"steps": [], "hostile": 1}'])
-def test_a_file_that_cannot_be_read_is_one_line(text):
-    run = publishable()
-    (run.path / "push.json").write_text(text)
-    with pytest.raises(RunFolderError, match=r"push.json: cannot be read: .*\(delete it and push again\)$"):
-        read_push(run)
-
-
 def test_at_the_end_of_a_training_an_outage_is_a_warning_with_the_command(hub, caplog):
     run = publishable()
     hub.faults.cut(1, times=FOR_EVER)
@@ -109,22 +100,20 @@ def test_at_the_end_of_a_training_an_outage_is_a_warning_with_the_command(hub, c
     assert "README.md" in files_of(hub)
 
 
-def test_what_is_done_is_not_done_again(hub):
-    run = publishable()
-    publish(HubSection(repo_id=REPO, push="end"), run)
-    requests = hub.requests
-    publish(HubSection(repo_id=REPO, push="end"), run)
-    assert hub.requests == requests
-    publish(HubSection(repo_id=REPO), publishable("never"))
-    assert hub.requests == requests
-
-
-def test_best_publishes_the_best(hub):
+def test_best_publishes_the_best_and_what_is_done_is_not_done_again(hub):
     run = publishable()
     folder = add_best(run)
     publish(HubSection(repo_id=REPO, push="best", private=True), run)
     assert files_of(hub)["adapter_model.safetensors"] == (folder / "adapter_model.safetensors").read_bytes()
     assert hub.repo(REPO).visibility.private
+    run = publishable("another")
+    end = HubSection(repo_id="user/another", push="end")
+    publish(end, run)
+    requests = hub.requests
+    publish(end, run)
+    assert hub.requests == requests
+    publish(HubSection(repo_id=REPO), publishable("never"))
+    assert hub.requests == requests
 
 
 def test_killed_at_the_commit_the_same_command_goes_on(hub, hub_env, tmp_path):

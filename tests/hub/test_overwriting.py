@@ -106,51 +106,45 @@ def _script_push(card):
     push_script(package, REPO, message="m", private=False, revision=None, blocking=True)
 
 
-def test_a_script_replaces_as_transformers_does_and_says_so(hub, caplog):
-    hub.create(REPO, OTHER | {CARD: b"---\nlicense: mit\n---\nWords of somebody.\n"})
+def test_a_script_replaces_as_transformers_does_and_says_so_unless_it_is_its_own_card(hub, caplog):
+    first, second, third = (f"---\nlicense: mit\n---\n{text}.\n".encode() for text in ("First", "Second", "Third"))
+    words = b"---\nlicense: mit\n---\nWords of somebody.\n"
     with caplog.at_level(logging.WARNING, "perl"):
-        _script_push(b"---\nlicense: mit\n---\nFirst.\n")
+        _script_push(first)
+        _script_push(second)
+        assert "replaced" not in caplog.text
+        hub.commit(REPO, OTHER | {CARD: words})
+        _script_push(third)
     before = hub.repo(REPO).commits[-2].oid
     for what in ("adapter", CARD):
         assert f"{REPO}: replaced the {what} that was there; commit {before} holds it" in caplog.text
-    assert hub.repo(REPO).files(before)[CARD] == b"---\nlicense: mit\n---\nWords of somebody.\n"
+    assert hub.repo(REPO).files(before)[CARD] == words
 
 
-def test_a_script_says_nothing_of_its_own_cards(hub, caplog):
-    with caplog.at_level(logging.WARNING, "perl"):
-        _script_push(b"---\nlicense: mit\n---\nFirst.\n")
-        _script_push(b"---\nlicense: mit\n---\nSecond.\n")
-        assert "replaced" not in caplog.text
-        hub.commit(REPO, {CARD: b"---\nlicense: mit\n---\nEdited.\n"})
-        _script_push(b"---\nlicense: mit\n---\nThird.\n")
-    assert f"replaced the {CARD} that was there" in caplog.text
-
-
-def test_the_command_replaces_when_it_is_told_to(hub):
+def test_the_command_replaces_when_it_is_told_to_and_says_which_checkpoints_went_along(hub):
     hub.create(REPO, OTHER)
     run = publishable()
-    asked = CliRunner().invoke(command, [str(run.path), "--repo", REPO, "--replace"])
-    assert asked.exit_code == 0, asked.output
-    assert "replaced the adapter that was there; commit " in asked.output
+    for steps, option in (((), "--replace"), ((10, 20), "--checkpoints")):
+        for step in steps:
+            add_checkpoint(run, step)
+        asked = CliRunner().invoke(
+            command, list(dict.fromkeys([str(run.path), "--repo", REPO, option, "--checkpoints"]))
+        )
+        assert asked.exit_code == 0, asked.output
+        assert ("replaced the adapter that was there; commit " in asked.output) == (option == "--replace")
+        (line,) = [line for line in asked.output.splitlines() if line.startswith("steps")]
+        assert line == (
+            "steps    step-10, step-20, each a revision" if steps else "steps    none: the run holds no checkpoint"
+        )
+        assert set(hub.repo(REPO).tags) == {f"step-{step}" for step in steps}
 
 
-@pytest.mark.parametrize("steps", [(), (10, 20)])
-def test_the_command_says_which_checkpoints_went_along(hub, steps):
+def test_what_is_remembered_of_a_push_is_checked_when_it_is_read():
     run = publishable()
-    for step in steps:
-        add_checkpoint(run, step)
-    asked = CliRunner().invoke(command, [str(run.path), "--repo", REPO, "--checkpoints"])
-    assert asked.exit_code == 0, asked.output
-    (line,) = [line for line in asked.output.splitlines() if line.startswith("steps")]
-    assert line == (
-        "steps    step-10, step-20, each a revision" if steps else "steps    none: the run holds no checkpoint"
-    )
-    assert set(hub.repo(REPO).tags) == {f"step-{step}" for step in steps}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
+    write_push(run, wanted_push(run, REPO))
+    file = run.path / "push.json"
+    held = json.loads(file.read_text())
+    for change in (
         {"repo_id": "../../x"},
         {"repo_id": 5},
         {"steps": ["ten"]},
@@ -161,14 +155,10 @@ def test_the_command_says_which_checkpoints_went_along(hub, steps):
         {"sent": {"user/a": ["a"]}},
         {"trying": "a"},
         {"replace": "yes"},
-    ],
-)
-def test_what_is_remembered_of_a_push_is_checked_when_it_is_read(change):
-    run = publishable()
-    write_push(run, wanted_push(run, REPO))
-    file = run.path / "push.json"
-    held = json.loads(file.read_text())
-    file.write_text(json.dumps({**held, "pushes": [{**held["pushes"][0], **change}]}))
-    with pytest.raises(RunFolderError, match=r"push.json: cannot be read: .*\(delete it and push again\)$") as caught:
-        read_push(run)
-    assert "\n" not in str(caught.value)
+    ):
+        file.write_text(json.dumps({**held, "pushes": [{**held["pushes"][0], **change}]}))
+        with pytest.raises(
+            RunFolderError, match=r"push.json: cannot be read: .*\(delete it and push again\)$"
+        ) as caught:
+            read_push(run)
+        assert "\n" not in str(caught.value), change

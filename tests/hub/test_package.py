@@ -34,48 +34,32 @@ def test_it_holds_these_files_and_no_others():
     for stranger in ("adapter/training_args.bin", "eval/table.md", "plots/notes.txt", "adapter/.DS_Store"):
         (run.path / stranger).write_bytes(b"\x80\x04")
     assert list(package_candidate(find_candidate(run), "user/a").files) == FILES
-
-
-def test_results_of_another_adapter_are_not_in_it():
-    run = publishable()
-    add_best(run)
+    add_best(run)  # results of another adapter are not in it
     files = package_candidate(find_candidate(run, "best"), "user/a").files
     assert not [name for name in files if name.startswith("eval/")]
     assert "plots/curves.png" in files
-
-
-def test_a_checkpoint_ends_where_it_was_saved():
-    run = publishable()
-    add_checkpoint(run, 10)
+    add_checkpoint(run, 10)  # which ends where it was saved
     package = package_candidate(find_candidate(run, 10), "user/a")
     assert rows(package.files["metrics.jsonl"])[-1]["step"] == 10
     assert "plots/curves.png" not in package.files
 
 
-def test_a_long_log_is_thinned_and_keeps_its_ends():
-    log = [{"step": step} for step in range(1, 5001)]
-    steps = [row["step"] for row in rows(thinned(log))]
-    assert len(steps) == MOST_ROWS == 1000
-    assert (steps[0], steps[-1]) == (1, 5000)
-    assert steps == sorted(set(steps))
-    assert max(b - a for a, b in pairwise(steps)) <= 6
+def test_a_long_log_is_thinned_evenly_and_keeps_its_ends():
+    for length in (1001, 1500, 5000):
+        log = [{"step": step} for step in range(1, length + 1)]
+        steps = [row["step"] for row in rows(thinned(log))]
+        assert len(steps) == MOST_ROWS == 1000
+        assert (steps[0], steps[-1]) == (1, length)
+        spacing = (length - 1) / (MOST_ROWS - 1)
+        expected = [1 + number * spacing for number in range(MOST_ROWS)]
+        assert max(abs(step - place) for step, place in zip(steps, expected, strict=True)) <= 1
+        assert steps == sorted(set(steps))
+        assert max(b - a for a, b in pairwise(steps)) <= spacing + 1
     assert thinned(log[:1000]).splitlines() == [json.dumps(row).encode() for row in log[:1000]]
+    assert log_rows('{"step": 1}\n[]\n{"step": 2, "rew') == [{"step": 1}]  # a line that a kill cut short is left out
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out():
-    assert log_rows('{"step": 1}\n[]\n{"step": 2, "rew') == [{"step": 1}]
-
-
-@pytest.mark.parametrize("base", ["/home/alice/models/base", "../models/base", "C:\\Users\\alice\\base"])
-def test_a_base_that_is_a_path_is_called_by_its_last_part(base):
-    run = publishable()
-    config = run.adapter / "adapter_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": base}))
-    package = package_candidate(find_candidate(run), "user/a")
-    assert json.loads(package.files["adapter_config.json"])["base_model_name_or_path"] == "base"
-
-
-def test_results_that_name_a_path_are_published_without_it():
+def test_places_are_published_by_their_last_part():
     run = publishable()
     file = run.path / "eval" / "results.json"
     facts = json.loads(file.read_text())
@@ -85,9 +69,18 @@ def test_results_that_name_a_path_are_published_without_it():
     assert there["perl"]["subject"]["name"] == "mine"
     assert there["perl"]["tasks"] == facts["perl"]["tasks"]
     assert there["results"] == facts["results"]
+    config = run.adapter / "adapter_config.json"
+    for base in ("/home/alice/models/base", "../models/base", "C:\\Users\\alice\\base"):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": base}))
+        package = package_candidate(find_candidate(run), "user/a")
+        assert json.loads(package.files["adapter_config.json"])["base_model_name_or_path"] == "base", base
+    for key in ("base_model_name_or_path", "revision"):
+        for value in (5, ["a"], {"a": "b"}):
+            with pytest.raises(PerlError, match=f"^adapter_config.json: {key} is not text$"):
+                _public_config(json.dumps({"base_model_name_or_path": "a/b", key: value}).encode())
 
 
-def test_a_sound_package_has_no_problems_and_a_leak_is_one():
+def test_a_sound_package_has_no_problems_and_a_leak_is_one(tmp_path, monkeypatch):
     run = publishable()
     package = package_candidate(find_candidate(run), "user/a")
     assert package_mistakes(package, run.path) == []
@@ -95,22 +88,16 @@ def test_a_sound_package_has_no_problems_and_a_leak_is_one():
         changed = Package({**package.files, name: leak})
         # The card, which comes from these files, is found to say something else too.
         assert f"{name}:1" in {problem.where for problem in package_mistakes(changed, run.path)}
-
-
-def test_a_card_that_disagrees_with_its_results_is_a_problem():
-    run = publishable()
-    package = package_candidate(find_candidate(run), "user/a")
-    accuracy = json.loads(package.files["eval/results.json"])["perl"]["tasks"]
-    assert accuracy
+    assert json.loads(package.files["eval/results.json"])["perl"]["tasks"]
     wrong = package.files["README.md"].replace(b"value: ", b"value: 9")
     assert package_mistakes(Package({**package.files, "README.md": wrong}), run.path)
-
-
-def test_it_is_the_same_when_it_was_written(tmp_path):
-    package = package_candidate(find_candidate(publishable()), "user/a")
-    package.write(tmp_path / "staged")
+    package.write(tmp_path / "staged")  # it is the same when it was written
     assert read_package(tmp_path / "staged").files == package.files
     assert package.size == sum(path.stat().st_size for path in (tmp_path / "staged").rglob("*") if path.is_file())
+    (tmp_path / "elsewhere").mkdir()
+    absolute = run.path.resolve()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # it is packed from the folder alone
+    assert package_candidate(find_candidate(Run.read(absolute)), "user/a").files == package.files
 
 
 def test_what_is_ours_is_told_from_what_is_not():
@@ -119,42 +106,24 @@ def test_what_is_ours_is_told_from_what_is_not():
     assert [name for name in (*ours, *others) if is_ours(name)] == ours
 
 
-def test_it_is_packed_from_the_folder_alone(tmp_path, monkeypatch):
-    run = publishable()
-    package = package_candidate(find_candidate(Run.read(run.path)), "user/a")
-    before = package.files
-    (tmp_path / "elsewhere").mkdir()
-    absolute = run.path.resolve()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert package_candidate(find_candidate(Run.read(absolute)), "user/a").files == before
-
-
-@pytest.mark.parametrize("change", [{"lora_alpha": 99}, {"use_rslora": True}, {"rank_pattern": {"q_proj": 1}}])
-def test_results_are_not_shown_beside_an_edited_config(change, caplog):
+def test_results_are_not_shown_beside_an_edited_config_or_on_another_base(caplog):
     run = publishable()
     config = run.adapter / "adapter_config.json"
+    text = config.read_text()
     assert find_candidate(run).results is not None
-    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
-    assert find_candidate(run).results is None
-    assert "adapter_config.json" in caplog.text
-    files = package_candidate(find_candidate(run), "user/a").files
-    assert not [name for name in files if name.startswith("eval/")]
-
-
-def test_results_on_another_base_are_not_shown():
-    run = publishable()
+    for change in ({"lora_alpha": 99}, {"use_rslora": True}, {"rank_pattern": {"q_proj": 1}}):
+        config.write_text(json.dumps({**json.loads(text), **change}))
+        caplog.clear()
+        assert find_candidate(run).results is None, change
+        assert "adapter_config.json" in caplog.text
+        files = package_candidate(find_candidate(run), "user/a").files
+        assert not [name for name in files if name.startswith("eval/")], change
+    config.write_text(text)
     found = read_results(run.path)
     subject = {**found.subject, "base_sha256": "e" * 64}
     named = [subject[name] for name in ("base_sha256", "adapter_sha256", "adapter_config_sha256")]
     replace(found, subject={**subject, "policy": policy_name(*named)}).write(run.path / "eval")
     assert find_candidate(run).results is None
-
-
-@pytest.mark.parametrize("value", [5, ["a"], {"a": "b"}])
-@pytest.mark.parametrize("key", ["base_model_name_or_path", "revision"])
-def test_a_config_whose_base_is_no_text_is_one_line(key, value):
-    with pytest.raises(PerlError, match=f"^adapter_config.json: {key} is not text$"):
-        _public_config(json.dumps({"base_model_name_or_path": "a/b", key: value}).encode())
 
 
 def test_a_card_or_a_sample_that_is_not_utf8_is_one_line_or_unknown():

@@ -26,7 +26,7 @@ SCORE = b"- dataset: {id: openai/gsm8k, task_id: gsm8k}\n  value: 41.2\n"
 OTHER = {"adapter_model.safetensors": weights(b"other"), "adapter_config.json": b"{}"}
 
 
-def test_the_repository_holds_exactly_the_run_and_others_load_it(hub):
+def test_the_repository_holds_exactly_the_run_and_others_load_it(hub, capsys, tmp_path, caplog):
     run = publishable()
     done, difference = push_run(run, wanted_push(run, REPO))
     there = files_of(hub)
@@ -35,32 +35,23 @@ def test_the_repository_holds_exactly_the_run_and_others_load_it(hub):
     assert there["eval/results.json"] == (run.path / "eval/results.json").read_bytes()
     assert difference < 1e-4
     assert done.changed
-    assert find_adapter(REPO).base_fingerprint == run.facts["fingerprint"]["base"]
-    assert PeftConfig.from_pretrained(REPO).base_model_name_or_path == "sandbox:base"
     push = read_push(run)
     assert (push.status, push.repo_id, push.commit, push.tries) == ("done", REPO, done.commit, 1)
     assert push.sha256 == run.facts["fingerprint"]["adapter"]
-
-
-def test_pushed_again_nothing_is_committed(hub):
-    run = publishable()
-    first, _ = push_run(run, wanted_push(run, REPO))
-    commits = len(hub.repo(REPO).commits)
-    again = perl.push(run.path)
-    assert (again.commit, again.changed) == (first.commit, False)
-    assert len(hub.repo(REPO).commits) == commits
-
-
-def test_the_token_is_in_no_file_and_in_no_line(hub, capsys, tmp_path, caplog):
-    run = publishable()
-    push_run(run, wanted_push(run, REPO))
+    # The token is in no file and in no line.
     said = "".join(capsys.readouterr()) + caplog.text
     assert TOKEN not in said
     login = tmp_path / "hf-home"
     written = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(login)]
     assert len(written) > len(FILES)
     assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
-    assert all(TOKEN.encode() not in data for data in files_of(hub).values())
+    assert all(TOKEN.encode() not in data for data in there.values())
+    assert find_adapter(REPO).base_fingerprint == run.facts["fingerprint"]["base"]
+    assert PeftConfig.from_pretrained(REPO).base_model_name_or_path == "sandbox:base"
+    commits = len(hub.repo(REPO).commits)
+    again = perl.push(run.path)  # again: nothing is committed
+    assert (again.commit, again.changed) == (done.commit, False)
+    assert len(hub.repo(REPO).commits) == commits
 
 
 def test_the_best_adapter_goes_without_the_scores_of_the_final_one(hub):
@@ -109,18 +100,38 @@ def test_files_of_others_stay_and_older_ones_of_ours_go(hub):
     assert pushed.foreign == ("LICENSE", "x/y.txt")
 
 
-@pytest.mark.parametrize(
-    ("held", "said"),
-    [
-        ({"config.json": b"{}", "model-00001-of-2.safetensors": b""}, "holds a whole model: model-00001-of-2"),
-        ({"adapter_model.bin": b"x"}, "holds pickles, which run code when they are loaded: adapter_model.bin"),
-    ],
-)
-def test_a_repository_that_is_not_for_an_adapter_is_refused(hub, held, said):
-    hub.create(REPO, held)
-    with pytest.raises(PerlError, match=said):
-        push_package(Package(OTHER), REPO)
-    assert files_of(hub).keys() == held.keys()
+def test_what_the_hub_or_the_repository_refuses_is_one_line_and_not_tried_again(hub):
+    hub.create(REPO, {})
+    for status, said in (
+        (401, "the Hub refuses your token (hf auth login)"),
+        (403, "your token may not write there (choose another name, or a token with write: hf auth login)"),
+        (404, "the Hub has no such repository, or it is not yours (hf auth login)"),
+    ):
+        hub.faults.fail(1, status, times=100, path="/commit/")
+        before = hub.requests
+        with pytest.raises(PerlError) as caught:
+            push_package(Package(OTHER), REPO, sleep=pytest.fail)
+        assert str(caught.value) == f"{REPO}: {said}"
+        assert len([r for r in hub.log[before:] if "/commit/" in r.path]) == 1
+        hub.faults.clear()
+    with pytest.raises(PerlError, match=r"somebody/adapter: .*hf auth login"):
+        push_package(Package(OTHER), "somebody/adapter", sleep=pytest.fail)
+    for name, held, said in (  # not for an adapter
+        (
+            "user/whole",
+            {"config.json": b"{}", "model-00001-of-2.safetensors": b""},
+            "holds a whole model: model-00001-of-2",
+        ),
+        (
+            "user/pickled",
+            {"adapter_model.bin": b"x"},
+            "holds pickles, which run code when they are loaded: adapter_model.bin",
+        ),
+    ):
+        hub.create(name, held)
+        with pytest.raises(PerlError, match=said):
+            push_package(Package(OTHER), name)
+        assert hub.repo(name).files().keys() - {".gitattributes"} == held.keys()
 
 
 def test_private_is_private_or_refused(hub):
@@ -132,36 +143,12 @@ def test_private_is_private_or_refused(hub):
     assert "adapter_config.json" not in hub.repo("user/public").files()
 
 
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (401, "the Hub refuses your token (hf auth login)"),
-        (403, "your token may not write there (choose another name, or a token with write: hf auth login)"),
-        (404, "the Hub has no such repository, or it is not yours (hf auth login)"),
-    ],
-)
-def test_what_the_hub_refuses_is_one_line_and_not_tried_again(hub, status, said):
-    hub.create(REPO, {})
-    hub.faults.fail(1, status, times=100, path="/commit/")
-    before = hub.requests
-    with pytest.raises(PerlError) as caught:
-        push_package(Package(OTHER), REPO, sleep=pytest.fail)
-    assert str(caught.value) == f"{REPO}: {said}"
-    assert len([r for r in hub.log[before:] if "/commit/" in r.path]) == 1
-
-
 @pytest.mark.usefixtures("hub")
 def test_without_a_login_it_is_one_line(tmp_path):
     (tmp_path / "hf-home" / "token").unlink()
     run = publishable()
     with pytest.raises(PerlError, match=r"hf auth login\)$"):
         push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
-
-
-@pytest.mark.usefixtures("hub")
-def test_somebody_elses_name_is_refused():
-    with pytest.raises(PerlError, match=r"somebody/adapter: .*hf auth login"):
-        push_package(Package(OTHER), "somebody/adapter", sleep=pytest.fail)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "README.md"])
@@ -184,35 +171,29 @@ def test_a_failed_check_sends_nothing(hub, name):
     assert said in push.error
 
 
-@pytest.mark.parametrize("show", [lambda run: perl.push(run, REPO), lambda run: find_card(str(run.path)), write_card])
-def test_other_weights_than_the_run_trained_are_refused_and_not_taken_for_another_adapter(hub, show):
+def test_other_weights_than_the_run_trained_are_refused_and_not_taken_for_another_adapter(hub):
     run = publishable()
     write_card(run)
     file = run.adapter / WEIGHTS
     content = bytearray(file.read_bytes())
     content[-1] ^= 1  # of one number the last bit but a few
     file.write_bytes(content)
-    with pytest.raises(PerlError, match=r"the run trained [0-9a-f]{12}: it was changed since"):
-        show(Run.read(run.path))
+    for show in (lambda run: perl.push(run, REPO), lambda run: find_card(str(run.path)), write_card):
+        with pytest.raises(PerlError, match=r"the run trained [0-9a-f]{12}: it was changed since"):
+            show(Run.read(run.path))
     assert ("model", REPO) not in hub.store.repositories
 
 
-@pytest.mark.parametrize("name", ["run.json", "push.json"])
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(name):
-    run = publishable()
-    (run.path / name).unlink(missing_ok=True)
-    os.mkfifo(run.path / name)
-    with pytest.raises(PerlError, match="it is no regular file"):
-        perl.push(run.path, REPO)
-
-
-def test_a_run_that_says_nothing_needs_a_name():
+def test_a_run_without_a_name_a_network_or_its_files_is_refused_at_once(monkeypatch):
     run = publishable()
     with pytest.raises(RunFolderError, match=r"does not say where to push it \(--repo user/name\)"):
         wanted_push(run)
-
-
-def test_offline_is_said_at_once(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(PerlError, match="is unreachable"):
         push_package(Package(OTHER), REPO, sleep=pytest.fail)
+    for name in ("push.json", "run.json"):  # a pipe in place of a file is not waited for
+        (run.path / name).unlink(missing_ok=True)
+        os.mkfifo(run.path / name)
+        with pytest.raises(PerlError, match="it is no regular file"):
+            perl.push(run.path, REPO)
+        (run.path / name).unlink()

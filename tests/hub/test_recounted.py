@@ -7,6 +7,7 @@ import pytest
 from perl.cli.commands import run as run_command
 from perl.errors import EXIT_USER_MISTAKE, PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED
+from perl.evaluation.results import read_results
 from perl.hub.card.candidate import find_candidate
 from perl.hub.push.publish import pack
 from perl.run.folder import Run
@@ -52,29 +53,26 @@ def test_what_the_samples_do_not_say_is_not_packed(run, name):
     assert all(line.startswith(f"{run.path}: ") for line in str(caught.value).splitlines())
 
 
-def test_scores_without_samples_are_not_packed(run):
+def test_scores_that_are_forged_or_without_samples_are_neither_packed_nor_on_a_card(run, capsys):
+    FORGERIES["difference"].edit(run.path / "eval")
+    assert run_command(["card", str(run.path)], "perl") == EXIT_USER_MISTAKE
+    assert "difference.mean is 0.526 in the file, counted is" in capsys.readouterr().err
     (run.path / "eval" / "samples.jsonl").unlink()
     with pytest.raises(PerlError, match=r"cannot be counted again, there is no samples.jsonl \(perl eval --adapter"):
         packed(run)
 
 
-def test_the_samples_are_published_without_their_texts(run):
+def test_the_samples_are_published_without_their_texts_and_give_the_scores(run):
     content = packed(run).files[PUBLISHED]
-    kept = [json.loads(line) for line in (run.path / "eval" / "samples.jsonl").read_text().splitlines()]
-    assert [json.loads(line) for line in content.decode().splitlines()] == [
-        {name: value for name, value in line.items() if name != "text"} for line in kept
-    ]
-
-
-def test_samples_of_earlier_adapters_are_not_published(run):
     file = run.path / "eval" / "samples.jsonl"
     lines = file.read_text().splitlines()
-    others = [json.dumps({**json.loads(line), "policy": "c" * 16}) for line in lines]
+    there = [json.loads(line) for line in content.decode().splitlines()]
+    assert there == [{name: value for name, value in json.loads(line).items() if name != "text"} for line in lines]
+    (task,) = read_results(run.path / "eval").tasks
+    for who, score in (("base", task.base), ("adapter", task.adapter)):
+        rights = [line["status"] == "right" for line in there if line["policy"] == task.samples[who]]
+        assert score.accuracy == pytest.approx(sum(rights) / len(rights))
+        assert len(rights) == score.n * score.k
+    others = [json.dumps({**json.loads(line), "policy": "c" * 16}) for line in lines]  # of earlier adapters
     file.write_text("\n".join([*lines, *others]) + "\n")
     assert len(packed(run).files[PUBLISHED].splitlines()) == len(lines)
-
-
-def test_no_card_is_written_of_forged_scores(run, capsys):
-    FORGERIES["difference"].edit(run.path / "eval")
-    assert run_command(["card", str(run.path)], "perl") == EXIT_USER_MISTAKE
-    assert "difference.mean is 0.526 in the file, counted is" in capsys.readouterr().err

@@ -40,18 +40,24 @@ def rewrite(weights, change):
     save_file(tensors, weights, metadata)
 
 
-def test_the_trained_adapter_comes_back():
-    candidate = find_candidate(publishable())
-    assert check_round_trip(candidate, stage(candidate), CPU) <= RELOAD_TOLERANCE
-
-
-def test_another_policy_than_the_probes_is_found():
+def test_the_trained_adapter_comes_back_and_any_other_is_found():
     run = publishable()
-    rewrite(run.adapter / WEIGHTS, lambda tensors: [t.mul_(1.01) for t in tensors.values()])
-    run.record(fingerprint={**run.facts["fingerprint"], "adapter": sha256_of(run.adapter / WEIGHTS)})
     candidate = find_candidate(run)
+    staged = stage(candidate)
+    assert check_round_trip(candidate, staged, CPU) <= RELOAD_TOLERANCE
+    rewrite(staged / WEIGHTS, lambda tensors: next(iter(tensors.values())).add_(1e-6))
+    with pytest.raises(BrokenPromiseError, match="other tensors than the run's"):
+        check_round_trip(candidate, staged, CPU)
+    fingerprint = run.facts["fingerprint"]
+    run.record(fingerprint={**fingerprint, "base": "0" * 64})
+    candidate = find_candidate(Run.read(run.path))
+    with pytest.raises(PerlError, match="the base sandbox:base is not the one it was trained on"):
+        check_round_trip(candidate, stage(candidate, "another base"), CPU)
+    rewrite(run.adapter / WEIGHTS, lambda tensors: [t.mul_(1.01) for t in tensors.values()])
+    run.record(fingerprint={**fingerprint, "adapter": sha256_of(run.adapter / WEIGHTS)})
+    candidate = find_candidate(Run.read(run.path))
     with pytest.raises(BrokenPromiseError, match=r"differ from the trained policy's by .* \(at most 1e-04\)"):
-        check_round_trip(candidate, stage(candidate), CPU)
+        check_round_trip(candidate, stage(candidate, "another policy"), CPU)
 
 
 def test_on_a_half_precision_base_an_adapter_that_is_one_percent_off_is_found_too():
@@ -69,14 +75,6 @@ def test_on_a_half_precision_base_an_adapter_that_is_one_percent_off_is_found_to
     candidate = find_candidate(run)
     with pytest.raises(BrokenPromiseError, match="differ from the trained policy's"):
         check_round_trip(candidate, stage(candidate, "again"), CPU)
-
-
-def test_staged_tensors_that_are_not_the_runs_are_found():
-    candidate = find_candidate(publishable())
-    staged = stage(candidate)
-    rewrite(staged / WEIGHTS, lambda tensors: next(iter(tensors.values())).add_(1e-6))
-    with pytest.raises(BrokenPromiseError, match="other tensors than the run's"):
-        check_round_trip(candidate, staged, CPU)
 
 
 def test_tensors_that_peft_would_ignore_are_found():
@@ -103,19 +101,8 @@ def test_without_a_probe_the_adapter_must_change_its_base_and_be_numbers():
         candidate = find_candidate(run, "best")
         with pytest.raises(BrokenPromiseError, match=said):
             check_round_trip(candidate, stage(candidate, said), CPU)
-
-
-def test_another_base_is_said():
-    run = publishable()
-    run.record(fingerprint={**run.facts["fingerprint"], "base": "0" * 64})
-    candidate = find_candidate(Run.read(run.path))
-    with pytest.raises(PerlError, match="the base sandbox:base is not the one it was trained on"):
-        check_round_trip(candidate, stage(candidate), CPU)
-
-
-def test_files_alone_tell_numbers_from_none():
-    folder = add_checkpoint(publishable(), 10)
-    check_files(folder)
-    rewrite(folder / WEIGHTS, lambda tensors: next(iter(tensors.values())).fill_(float("nan")))
+    saved = add_checkpoint(run, 10)  # files alone tell numbers from none
+    check_files(saved)
+    rewrite(saved / WEIGHTS, lambda tensors: next(iter(tensors.values())).fill_(float("nan")))
     with pytest.raises(BrokenPromiseError, match="holds non-finite numbers"):
-        check_files(folder)
+        check_files(saved)

@@ -1,6 +1,9 @@
 """What a card says of a difference follows its interval and its p value, whichever is more careful."""
 
+import re
 from dataclasses import replace
+
+import pytest
 
 from perl.evaluation.metrics import Difference
 from perl.hub.card.scores_text import headline, reservations
@@ -9,25 +12,25 @@ from tests.evaluations import results, task_result
 BETTER = task_result("sums", ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5)
 
 
-def test_a_difference_that_is_shown_is_neither_doubted_nor_reserved():
+def test_a_difference_is_shown_unless_its_p_value_denies_it():
     assert "does not tell them apart" not in headline(results(BETTER))
     assert reservations(results(BETTER)) == []
-
-
-def test_a_difference_that_its_p_value_denies_is_not_said_to_be_one():
     denied = results(replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125)))
     assert headline(denied).endswith("a difference of +12.5 [+0.6, +24.4], which does not tell them apart.")
     assert reservations(denied) == [
         "On Sums it cannot be told from its base: the p value of the difference is above 0.05."
     ]
-
-
-def test_a_loss_that_its_p_value_denies_is_not_called_worse():
-    denied = results(replace(BETTER, difference=Difference(-0.125, 0.056, -0.244, -0.006, 0.125)))
-    assert not any("worse" in line for line in reservations(denied))
+    loss = results(replace(BETTER, difference=Difference(-0.125, 0.056, -0.244, -0.006, 0.125)))
+    assert not any("worse" in line for line in reservations(loss))
 
 
 def test_all_right_is_said_with_its_interval():
+    """The exact interval of n of n, whose lower end is 0.025^(1/n), and of none the mirrored one."""
+    for count in (10, 30, 100):
+        text = headline(results(task_result("sums", ["0"] * count, ["1"] * count)))
+        low, high = re.search(r"100\.0 \[([\d.]+), 100\.0\] %, the base 0\.0 \[0\.0, ([\d.]+)\] %", text).groups()
+        assert float(low) == pytest.approx(100 * 0.025 ** (1 / count), abs=0.051)
+        assert float(high) == pytest.approx(100 * (1 - 0.025 ** (1 / count)), abs=0.051)
+        assert "± 0.0" not in text
     found = results(task_result("sums", ["0"] * 30, ["1"] * 30))
     assert "it scores 100.0 [88.4, 100.0] %, the base 0.0 [0.0, 11.6] %" in headline(found)
-    assert "± 0.0" not in headline(found)

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import math
 import random
 import shutil
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -73,33 +75,47 @@ def test_an_entry_says_what_the_run_says(run, tmp_path):
     assert len(entry.curve) == 2
 
 
-def test_an_entry_holds_no_path_and_is_read_back(run, tmp_path):
+def test_an_entry_holds_no_path_names_its_policy_and_is_read_back(run, tmp_path, caplog):
     entry = add(run, tmp_path / "zoo")
     file = tmp_path / "zoo" / "entries" / "tiny-0.json"
     assert read_entry(file) == entry
     assert str(tmp_path) not in file.read_text()
     assert entry.recipe["train"]["max_steps"] == 2
     assert open_zoo(tmp_path / "zoo").entry("tiny-0") == entry
-
-
-def test_a_shipped_adapter_lies_in_the_zoo(run, tmp_path, caplog):
+    assert not entry.adapter.shipped
+    assert "neither pushed nor shipped" in caplog.text
+    subject = json.loads(results_file(run).read_text())["perl"]["subject"]
+    config = (run / "adapter" / "adapter_config.json").read_text()
+    digest = entry.adapter.sha256["adapter_model.safetensors"]
+    assert entry.policy == adapter_policy_name(config, digest, entry.base_sha256) == subject["policy"]
     with caplog.at_level(logging.INFO, logger="perl"):
-        entry = add(run, tmp_path / "zoo", "small", ship=True)
+        small = add(run, tmp_path / "zoo", "small", ship=True)
     folder = tmp_path / "zoo" / "adapters" / "small"
-    assert {file.name: sha256_of(file) for file in folder.iterdir()} == entry.adapter.sha256
-    assert entry.adapter.shipped
-    assert f"{entry.adapter.size:,} bytes" in caplog.text
+    assert {file.name: sha256_of(file) for file in folder.iterdir()} == small.adapter.sha256
+    assert small.adapter.shipped
+    assert small.adapter.size == sum(file.stat().st_size for file in folder.iterdir())
+    assert f"{small.adapter.size:,} bytes" in caplog.text
+
+
+def test_the_scores_of_an_entry_are_those_of_the_samples(run, tmp_path):
+    """Counted from the verdicts: accuracy, and its standard error over the means of the problems."""
+    (score,) = add(run, tmp_path / "zoo").scores
+    keys, rights = read_results(run).task(TASK).samples, {}
+    for line in map(json.loads, (run / "eval" / "samples.jsonl").read_text().splitlines()):
+        rights.setdefault((line["policy"], line["problem"]), []).append(line["status"] == "right")
+    for who, found, error in (
+        ("adapter", score.adapter, score.stderr),
+        ("base", score.base, score.base_stderr),
+    ):
+        means = [sum(row) / len(row) for (policy, _), row in rights.items() if policy == keys[who]]
+        assert (len(means), score.n) == (8, 8)
+        assert found == pytest.approx(sum(means) / 8)
+        assert error == pytest.approx(statistics.stdev(means) / 8**0.5)
+    assert score.gain == pytest.approx(score.adapter - score.base)
 
 
 def _shipped(zoo, name="small"):
     return zoo / "adapters" / name / "adapter_model.safetensors"
-
-
-def test_an_entry_that_no_longer_ships_leaves_no_adapter_of_the_older_one(run, tmp_path):
-    add(run, tmp_path / "zoo", "small", ship=True)
-    add(run, tmp_path / "zoo", "small", force=True)
-    assert not _shipped(tmp_path / "zoo").parent.exists()
-    assert not open_zoo(tmp_path / "zoo").entry("small").adapter.shipped
 
 
 @pytest.mark.parametrize("at", ["replace_folder", "write_text"])
@@ -131,12 +147,6 @@ def _of_another(source):
     return replace(found, files=found.files | {"adapter_model.safetensors": weights(b"of another run")})
 
 
-def test_an_adapter_that_nobody_can_load_is_said(run, tmp_path, caplog):
-    entry = add(run, tmp_path / "zoo")
-    assert not entry.adapter.shipped
-    assert "neither pushed nor shipped" in caplog.text
-
-
 def test_a_pushed_run_names_its_repository(run, tmp_path):
     digest = sha256_of(run / "adapter" / "adapter_model.safetensors")
     push = {"status": "done", "repo_id": "user/tiny", "steps": [], "commit": "c" * 40, "sha256": digest}
@@ -148,111 +158,81 @@ def test_a_pushed_run_names_its_repository(run, tmp_path):
         assert add(run, tmp_path / "zoo", force=True).adapter.repo is None
 
 
-def test_an_entry_is_replaced_only_with_force(run, tmp_path):
-    add(run, tmp_path / "zoo", notes=["first"])
+def test_an_entry_is_replaced_only_with_force_and_has_a_fit_name(run, tmp_path):
+    zoo = tmp_path / "zoo"
+    add(run, zoo, notes=["first"], ship=True)
     with pytest.raises(PerlError, match=r"there is an entry 'tiny-0' already .*--force"):
-        add(run, tmp_path / "zoo", notes=["second"])
-    assert open_zoo(tmp_path / "zoo").entry("tiny-0").notes == ["first"]
-    assert add(run, tmp_path / "zoo", notes=["second"], force=True).notes == ["second"]
-
-
-def test_a_name_that_is_given_is_taken_as_it_is_or_refused(run, tmp_path):
-    assert add(run, tmp_path / "zoo", name="tiny.2-b").name == "tiny.2-b"
+        add(run, zoo, notes=["second"])
+    assert open_zoo(zoo).entry("tiny-0").notes == ["first"]
+    assert add(run, zoo, notes=["second"], force=True).notes == ["second"]
+    assert not _shipped(zoo, "tiny-0").parent.exists()  # it no longer ships: of the older one no adapter is left
+    assert not open_zoo(zoo).entry("tiny-0").adapter.shipped
+    assert add(run, zoo, name="tiny.2-b").name == "tiny.2-b"
     with pytest.raises(PerlError, match=r"^--name: '../My LoRA' is not a valid name of an entry \(as in my-lora\)$"):
-        add(run, tmp_path / "zoo", name="../My LoRA")
-
-
-def test_a_name_of_a_folder_is_made_fit(run, tmp_path):
+        add(run, zoo, name="../My LoRA")
     shutil.copytree(run, tmp_path / "My Run!")
-    assert add(tmp_path / "My Run!", tmp_path / "zoo").name == "my-run"
+    assert add(tmp_path / "My Run!", zoo).name == "my-run"
 
 
-def test_a_run_without_results_is_refused(run, tmp_path):
-    shutil.rmtree(run / "eval")
-    with pytest.raises(PerlError, match=r"was not evaluated .*perl eval --adapter"):
-        add(run, tmp_path / "zoo")
-    assert not (tmp_path / "zoo").exists()
+def of_other_weights(facts):
+    subject = facts["perl"]["subject"]
+    subject["adapter_sha256"] = "0" * 64
+    subject["policy"] = policy_name(subject["base_sha256"], "0" * 64, subject["adapter_config_sha256"])
 
 
-def test_results_of_another_adapter_are_refused(run, tmp_path):
-    def of_other_weights(facts):
-        subject = facts["perl"]["subject"]
-        subject["adapter_sha256"] = "0" * 64
-        subject["policy"] = policy_name(subject["base_sha256"], "0" * 64, subject["adapter_config_sha256"])
+DO_NOT_FOLLOW = [
+    (lambda f: task_facts(f)["adapter"].update(accuracy=0.99), "adapter.accuracy is 0.99 in the file, counted"),
+    (lambda f: task_facts(f)["base"].update(accuracy=0.01), r"base.accuracy is 0.01 in the file"),
+    (lambda f: task_facts(f)["adapter"].update(stderr=0.0001), "adapter.stderr is 0.0001 in the file"),
+    (lambda f: task_facts(f)["adapter"].update(stderr=None), "adapter.stderr is None in the file"),
+    (lambda f: task_facts(f)["difference"].update(mean=0.526), "difference.mean is 0.526 in the file"),
+    (lambda f: task_facts(f)["adapter"].update(mean_tokens=1.5), "adapter.mean_tokens is 1.5 in the file"),
+    (lambda f: task_facts(f).update(protocol_hash="0" * 16), "its protocol_hash is '0000000000000000', protocol"),
+    (lambda f: f["perl"]["protocol"].update(temperature=0.5), "its protocol_hash is"),
+    (lambda f: task_facts(f).update(max_new_tokens=65), "its protocol_hash is"),
+    (lambda f: task_facts(f)["data"].update(sha256="x"), "its data has no SHA-256"),
+]
+NOT_RESULTS = [
+    (lambda f: task_facts(f)["problems"].popitem(), "not of 8 problems with 2 completions"),
+    (lambda f: task_facts(f)["problems"]["0"].pop("adapter"), "not of 8 problems with 2 completions"),
+    (lambda f: task_facts(f)["problems"]["0"].update(double("0", f)), "not of 8 problems with 2 completions"),
+    (lambda f: f["perl"]["protocol"].update(temperature="1"), "protocol: temperature: "),
+    (lambda f: f["perl"]["protocol"].update(k=True), "protocol: k: "),
+    (lambda f: task_facts(f)["data"].update(sha256=None), r"data\.sha256: "),
+    (lambda f: task_facts(f).update(adapter=None), "no score of the adapter"),
+    (lambda f: task_facts(f)["adapter"].update(accuracy="high"), "adapter on sandbox:addition: accuracy: "),
+    (lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")), "NaN is not a number"),
+    (lambda f: f["perl"].update(tasks={}), "tasks: "),
+]
+OF_OTHERS = [
+    (of_other_weights, "those of another adapter"),
+    (
+        lambda facts: facts["perl"]["subject"].update(adapter_sha256="0" * 64),
+        "its policy is not the one that its digests name",
+    ),
+]
 
-    change(results_file(run), of_other_weights)
-    with pytest.raises(PerlError, match="those of another adapter"):
-        add(run, tmp_path / "zoo")
 
-
-def test_results_that_name_another_policy_than_their_digests_are_refused(run, tmp_path):
-    change(results_file(run), lambda facts: facts["perl"]["subject"].update(adapter_sha256="0" * 64))
-    with pytest.raises(PerlError, match="its policy is not the one that its digests name"):
-        add(run, tmp_path / "zoo")
-
-
-def test_results_of_the_adapter_before_its_config_was_edited_are_refused(run, tmp_path):
+def test_results_that_do_not_follow_or_are_of_another_adapter_are_refused(run, tmp_path):
+    """A number that does not follow: in lines that name the file. Results that are none: in one line."""
+    file = results_file(run)
+    good = file.read_text()
+    for rows in (DO_NOT_FOLLOW, NOT_RESULTS, OF_OTHERS):
+        for edit, said in rows:
+            file.write_text(good)
+            change(file, edit)
+            with pytest.raises(PerlError, match=said) as caught:
+                add(run, tmp_path / "zoo")
+            lines = str(caught.value).splitlines()
+            assert rows is not NOT_RESULTS or len(lines) == 1, said
+            assert rows is not DO_NOT_FOLLOW or all(line.startswith(f"{run}: results.json: ") for line in lines), said
+    file.write_text(good)
     change(run / "adapter" / "adapter_config.json", lambda config: config.update(lora_alpha=160))
     with pytest.raises(PerlError, match="or of this one with another config"):
         add(run, tmp_path / "zoo")
-
-
-def test_an_entry_names_the_policy(run, tmp_path):
-    subject = json.loads(results_file(run).read_text())["perl"]["subject"]
-    config = (run / "adapter" / "adapter_config.json").read_text()
-    entry = add(run, tmp_path / "zoo")
-    assert entry.policy == adapter_policy_name(
-        config, entry.adapter.sha256["adapter_model.safetensors"], entry.base_sha256
-    )
-    assert entry.policy == subject["policy"]
-
-
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (
-            lambda f: task_facts(f)["adapter"].update(accuracy=0.99),
-            "adapter.accuracy is 0.99 in the file, counted",
-        ),
-        (lambda f: task_facts(f)["base"].update(accuracy=0.01), r"base.accuracy is 0.01 in the file"),
-        (lambda f: task_facts(f)["adapter"].update(stderr=0.0001), "adapter.stderr is 0.0001 in the file"),
-        (lambda f: task_facts(f)["adapter"].update(stderr=None), "adapter.stderr is None in the file"),
-        (lambda f: task_facts(f)["difference"].update(mean=0.526), "difference.mean is 0.526 in the file"),
-        (lambda f: task_facts(f)["adapter"].update(mean_tokens=1.5), "adapter.mean_tokens is 1.5 in the file"),
-        (lambda f: task_facts(f).update(protocol_hash="0" * 16), "its protocol_hash is '0000000000000000', protocol"),
-        (lambda f: f["perl"]["protocol"].update(temperature=0.5), "its protocol_hash is"),
-        (lambda f: task_facts(f).update(max_new_tokens=65), "its protocol_hash is"),
-        (lambda f: task_facts(f)["data"].update(sha256="x"), "its data has no SHA-256"),
-    ],
-)
-def test_a_number_that_does_not_follow_is_refused(run, tmp_path, edit, said):
-    change(results_file(run), edit)
-    with pytest.raises(PerlError, match=said) as caught:
+    shutil.rmtree(run / "eval")
+    with pytest.raises(PerlError, match=r"was not evaluated .*perl eval --adapter"):
         add(run, tmp_path / "zoo")
-    assert all(line.startswith(f"{run}: results.json: ") for line in str(caught.value).splitlines())
-    assert not (tmp_path / "zoo").exists()
-
-
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (lambda f: task_facts(f)["problems"].popitem(), "not of 8 problems with 2 completions"),
-        (lambda f: task_facts(f)["problems"]["0"].pop("adapter"), "not of 8 problems with 2 completions"),
-        (lambda f: task_facts(f)["problems"]["0"].update(double("0", f)), "not of 8 problems with 2 completions"),
-        (lambda f: f["perl"]["protocol"].update(temperature="1"), "protocol: temperature: "),
-        (lambda f: f["perl"]["protocol"].update(k=True), "protocol: k: "),
-        (lambda f: task_facts(f)["data"].update(sha256=None), r"data\.sha256: "),
-        (lambda f: task_facts(f).update(adapter=None), "no score of the adapter"),
-        (lambda f: task_facts(f)["adapter"].update(accuracy="high"), "adapter on sandbox:addition: accuracy: "),
-        (lambda f: task_facts(f)["adapter"].update(accuracy=float("nan")), "NaN is not a number"),
-        (lambda f: f["perl"].update(tasks={}), "tasks: "),
-    ],
-)
-def test_results_that_are_none_are_refused_in_a_line(run, tmp_path, edit, said):
-    change(results_file(run), edit)
-    with pytest.raises(PerlError, match=said) as caught:
-        add(run, tmp_path / "zoo")
-    assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "zoo").exists()
 
 
@@ -267,52 +247,47 @@ def test_results_that_are_not_those_of_the_runs_samples_are_refused(run, tmp_pat
     assert not (tmp_path / "zoo").exists()
 
 
-def test_other_seeds_stand_beside_the_first(run, tmp_path):
-    entry = add(run, tmp_path / "zoo", seeds=[trained(1)])
-    (seed,), other = entry.seeds, read_results(trained(1))
+def test_other_seeds_stand_beside_the_first_if_recipe_and_tasks_are_the_same(run, tmp_path):
+    zoo = tmp_path / "zoo"
+    (seed,), other = add(run, zoo, seeds=[trained(1)]).seeds, read_results(trained(1))
     assert (seed.seed, seed.scores) == (1, {TASK: other.task(TASK).adapter.accuracy})
     assert seed.adapter_sha256 == other.subject["adapter_sha256"]
-
-
-def test_a_seed_of_another_recipe_is_refused(run, tmp_path):
-    other = copied(trained(1), tmp_path / "other")
-    recipe = other / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("learning_rate: 0.001", "learning_rate: 0.002"))
-    with pytest.raises(
-        PerlError, match=r"other: is not another seed of .*tiny-0: its recipe differs in train.learning_rate"
+    for number, (file, edit, said) in enumerate(
+        (
+            (
+                "recipe.yaml",
+                lambda text: text.replace("learning_rate: 0.001", "learning_rate: 0.002"),
+                r"0: is not another seed of .*tiny-0: its recipe differs in train.learning_rate",
+            ),
+            ("eval/results.json", renamed_task, None),
+            ("run.json", without_seed, r"2: does not say in its run.json which seed it had"),
+        )
     ):
-        add(run, tmp_path / "zoo", seeds=[other])
-
-
-def test_a_seed_that_was_scored_otherwise_is_refused(run, tmp_path):
-    other = copied(trained(1), tmp_path / "other")
-    change(results_file(other), lambda facts: facts["perl"]["tasks"].update({"x": facts["perl"]["tasks"].pop(TASK)}))
-    with pytest.raises(PerlError):
-        add(run, tmp_path / "zoo", seeds=[other])
+        changed = copied(trained(1), tmp_path / f"{number}")
+        (changed / file).write_text(edit((changed / file).read_text()))
+        with pytest.raises(PerlError, match=said):
+            add(run, zoo, seeds=[changed], force=True)
     with pytest.raises(PerlError, match="seed 0 is named twice"):
-        add(run, tmp_path / "zoo", seeds=[copied(trained(), tmp_path / "twin")])
+        add(run, zoo, seeds=[copied(trained(), tmp_path / "twin")], force=True)
 
 
-def test_a_run_that_says_less_of_itself_is_an_entry_or_one_line(run, tmp_path):
-    facts = json.loads((run / "run.json").read_text())
-    facts["hardware"] = {"device": "A Processor"}
-    (run / "run.json").write_text(json.dumps(facts))
-    assert add(run, tmp_path / "zoo").hardware == "1 x A Processor"
-    other = copied(trained(1), tmp_path / "other")
-    facts = json.loads((other / "run.json").read_text())
-    del facts["seed"]
-    (other / "run.json").write_text(json.dumps(facts))
-    with pytest.raises(PerlError, match=r"other: does not say in its run.json which seed it had"):
-        add(run, tmp_path / "zoo", seeds=[other], force=True)
+def renamed_task(text):
+    facts = json.loads(text)
+    facts["perl"]["tasks"].update({"x": facts["perl"]["tasks"].pop(TASK)})
+    return json.dumps(facts)
 
 
-def test_a_run_is_no_strangers(run, tmp_path):
+def without_seed(text):
+    return json.dumps({name: value for name, value in json.loads(text).items() if name != "seed"})
+
+
+def test_what_is_no_source_or_another_provenance_is_refused(run, tmp_path):
+    change(run / "run.json", lambda facts: facts.update(hardware={"device": "A Processor"}))
     with pytest.raises(PerlError, match=r"is a run of this machine, not reported \(trained-here\)"):
         add(run, tmp_path / "zoo", provenance="reported")
-
-
-def test_what_is_no_source_is_refused(tmp_path):
-    for source in ("nowhere", str(tmp_path), "./a/b", "a/b/c"):
+    assert add(run, tmp_path / "zoo").hardware == "1 x A Processor"  # a run that says less of itself
+    (tmp_path / "empty").mkdir()
+    for source in ("nowhere", str(tmp_path / "empty"), "./a/b", "a/b/c"):
         with pytest.raises(PerlError, match="neither a run folder nor a name on the Hub"):
             add(source, tmp_path / "zoo")
 
@@ -325,9 +300,17 @@ def test_a_curve_keeps_its_ends():
     assert thinned(points[:64], 64) == points[:64]
 
 
+@pytest.fixture(scope="module")
+def shipping(tmp_path_factory):
+    """A zoo that ships the run's adapter; nobody may write to it."""
+    folder = tmp_path_factory.mktemp("shipping") / "zoo"
+    add(trained(), folder, ship=True)
+    return folder
+
+
 @pytest.fixture
-def zoo(run, tmp_path):
-    add(run, tmp_path / "zoo", ship=True)
+def zoo(shipping, tmp_path):
+    shutil.copytree(shipping, tmp_path / "zoo")
     return open_zoo(tmp_path / "zoo")
 
 
@@ -352,31 +335,24 @@ def test_a_score_that_is_not_the_adapters_differs(zoo):
     assert any("the base is another one: 000000000000 then" in note for note in found.notes)
 
 
-def test_an_adapter_that_was_changed_is_refused(zoo):
+def test_what_cannot_be_measured_as_it_was_is_refused_with_the_reason(zoo):
+    entry = zoo.entry("tiny-0")
+    with pytest.raises(PerlError, match=r"has no score on 'sandbox:additon' \(did you mean sandbox:addition\?\)"):
+        verify(zoo, "tiny-0", tasks=["sandbox:additon"])
+    other = entry.scores[0].model_copy(update={"protocol_hash": "0" * 16})
+    own = entry.scores[0].model_copy(update={"task": "my held out problems"})
+    for changes, said in (
+        ({"protocol": entry.protocol | {"top_k": 5}}, "cannot be evaluated as it was: top_k 5 then, 0 now"),
+        ({"scores": [other]}, "sandbox:addition cannot be evaluated as it was: the task, its data"),
+        ({"scores": [own]}, "'my held out problems', which is not a task of perl eval"),
+    ):
+        zoo.entries["tiny-0"] = entry.model_copy(update=changes)
+        with pytest.raises(PerlError, match=said):
+            verify(zoo, "tiny-0")
+    zoo.entries["tiny-0"] = entry
     file = zoo.folder / "adapters" / "tiny-0" / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(PerlError, match="is not the file that its entry lists"):
-        verify(zoo, "tiny-0")
-
-
-def test_what_cannot_be_asked_as_it_was_is_refused_with_the_setting(zoo):
-    entry = zoo.entry("tiny-0")
-    zoo.entries["tiny-0"] = entry.model_copy(update={"protocol": entry.protocol | {"top_k": 5}})
-    with pytest.raises(PerlError, match="cannot be evaluated as it was: top_k 5 then, 0 now"):
-        verify(zoo, "tiny-0")
-    other = entry.scores[0].model_copy(update={"protocol_hash": "0" * 16})
-    zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [other]})
-    with pytest.raises(PerlError, match="sandbox:addition cannot be evaluated as it was: the task, its data"):
-        verify(zoo, "tiny-0")
-
-
-def test_tasks_that_are_not_there_are_refused(zoo):
-    with pytest.raises(PerlError, match=r"has no score on 'sandbox:additon' \(did you mean sandbox:addition\?\)"):
-        verify(zoo, "tiny-0", tasks=["sandbox:additon"])
-    entry = zoo.entry("tiny-0")
-    own = entry.scores[0].model_copy(update={"task": "my held out problems"})
-    zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [own]})
-    with pytest.raises(PerlError, match="'my held out problems', which is not a task of perl eval"):
         verify(zoo, "tiny-0")
 
 
@@ -463,22 +439,19 @@ class TestVerdicts:
 
     def test_other_problems_have_both_errors(self, run, tmp_path):
         stderr = read_results(run).task(TASK).adapter.stderr
-        found = self.found(run, tmp_path, n=500, protocol_hash="0" * 16, stderr=0.3)
-        assert found.stderr == pytest.approx((stderr**2 + 0.3**2) ** 0.5)
-        unknown = self.found(run, tmp_path, n=500, protocol_hash="0" * 16, stderr=None)
-        assert unknown.stderr == pytest.approx(stderr * 2**0.5)
-
-    def test_the_same_number_of_another_base_is_not_identical(self, run, tmp_path):
-        assert self.found(run, tmp_path).verdict == "identical"
-        other = self.found(run, tmp_path, base=0.123)
-        assert other.verdict == "differs"
-        assert "base" in other.differs
-        assert "adapter" not in other.differs
-
-    def test_without_any_error_it_is_unclear(self, run, tmp_path):
+        for theirs in (0.3, 0.01, None):
+            found = self.found(run, tmp_path, n=500, protocol_hash="0" * 16, stderr=theirs)
+            assert found.stderr == pytest.approx(math.hypot(stderr, stderr if theirs is None else theirs))
+        # Without any error it is unclear.
         entry, results = add(run, tmp_path / "zoo", force=True), read_results(run)
         one = replace(results.tasks[0], adapter=replace(results.tasks[0].adapter, stderr=None))
         score = entry.scores[0].model_copy(update={"adapter": 0.0, "n": 500, "protocol_hash": "0" * 16})
         found = verification.compare(entry, [score], replace(results, tasks=(one,)))
         assert found.scores[0].verdict == "unclear"
         assert found.agrees
+        # The same number of another base is not identical.
+        assert self.found(run, tmp_path).verdict == "identical"
+        other = self.found(run, tmp_path, base=0.123)
+        assert other.verdict == "differs"
+        assert "base" in other.differs
+        assert "adapter" not in other.differs

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from huggingface_hub import constants
 
 from perl.errors import PerlError
 from perl.evaluation.recounting.published_samples import PUBLISHED, read_published
@@ -46,32 +47,28 @@ def changed(content, edit):
     return json.dumps(facts).encode()
 
 
-def test_a_strangers_numbers_are_reported(pushed, tmp_path):
+def test_a_strangers_numbers_are_reported(pushed, files, tmp_path):
     commit = head(pushed)
     entry, of_run = add(REPO, tmp_path / "zoo"), add(trained(), tmp_path / "own")
+    assert not [request for request in pushed.log if request.method == "GET" and WEIGHTS in request.path]
     assert (entry.name, entry.provenance) == ("tiny", "reported")
     assert entry.source == f"{pushed.url}/user/tiny/tree/{commit}"
     assert (entry.adapter.repo, entry.adapter.revision) == (REPO, commit)
     assert entry.adapter.sha256 == of_run.adapter.sha256
-    assert entry.adapter.size == of_run.adapter.size
+    assert entry.adapter.size == of_run.adapter.size == sum(len(files[name]) for name in (CONFIG, WEIGHTS))
     assert [score.protocol_hash for score in entry.scores] == [None]
     assert [s.model_copy(update={"protocol_hash": None}) for s in of_run.scores] == entry.scores
     assert "nobody evaluated it here" in entry.notes[0]
     same = ("base", "base_sha256", "method", "seed", "steps", "tokens", "curve", "licence", "recipe", "protocol")
     assert [getattr(entry, name) for name in same] == [getattr(of_run, name) for name in same]
-
-
-def test_the_weights_are_not_fetched_to_be_listed(pushed, tmp_path):
-    add(REPO, tmp_path / "zoo")
-    assert not [request for request in pushed.log if request.method == "GET" and WEIGHTS in request.path]
-
-
-def test_a_revision_is_taken(pushed, tmp_path):
-    commit = head(pushed)
+    with pytest.raises(PerlError, match=r"user/tiny: was not trained here"):
+        add(REPO, tmp_path / "zoo", provenance="trained-here", force=True)
+    add(REPO, tmp_path / "zoo", ship=True, force=True)
+    assert (tmp_path / "zoo" / "adapters" / "tiny" / WEIGHTS).read_bytes() == files[WEIGHTS]
     pushed.commit(REPO, {RESULTS: b"{}"})
     with pytest.raises(PerlError, match="holds no results"):
-        add(REPO, tmp_path / "zoo")
-    assert add(f"{REPO}@{commit}", tmp_path / "zoo").adapter.revision == commit
+        add(REPO, tmp_path / "zoo", force=True)
+    assert add(f"{REPO}@{commit}", tmp_path / "zoo", force=True).adapter.revision == commit
 
 
 def claiming_none(files, folder):
@@ -110,31 +107,6 @@ def test_figures_that_are_not_those_of_the_published_samples_are_refused(pushed,
     assert not (tmp_path / "zoo").exists()
 
 
-@pytest.mark.usefixtures("pushed")
-def test_a_stranger_cannot_be_trained_here(tmp_path):
-    with pytest.raises(PerlError, match=r"user/tiny: was not trained here"):
-        add(REPO, tmp_path / "zoo", provenance="trained-here")
-
-
-@pytest.mark.usefixtures("pushed")
-def test_shipping_copies_the_weights(files, tmp_path):
-    add(REPO, tmp_path / "zoo", ship=True)
-    assert (tmp_path / "zoo" / "adapters" / "tiny" / WEIGHTS).read_bytes() == files[WEIGHTS]
-
-
-def test_results_of_other_weights_are_refused(pushed, files, tmp_path):
-    pushed.commit(REPO, {WEIGHTS: files[WEIGHTS] + b"x"})
-    with pytest.raises(PerlError, match=r"user/tiny: is of another adapter: sha256 [0-9a-f]{12}, the weights"):
-        add(REPO, tmp_path / "zoo")
-
-
-def test_results_of_the_same_weights_with_another_config_are_refused(pushed, files, tmp_path):
-    config = json.loads(files[CONFIG]) | {"lora_alpha": 160}
-    pushed.commit(REPO, {CONFIG: json.dumps(config).encode()})
-    with pytest.raises(PerlError, match=r"user/tiny: is of another adapter_config.json: sha256 "):
-        add(REPO, tmp_path / "zoo")
-
-
 DEEP = b"[" * 100_000
 HOSTILE = {
     "no results": ({RESULTS: None}, r"has no eval/results.json \(perl push sends them\)"),
@@ -159,56 +131,56 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(("change", "said"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_files_give_one_line(pushed, tmp_path, change, said):
-    pushed.commit(
-        REPO, {k: v for k, v in change.items() if v is not None}, delete=[k for k, v in change.items() if v is None]
-    )
-    with pytest.raises(PerlError, match=said) as caught:
-        add(REPO, tmp_path / "zoo")
-    assert len(str(caught.value)) < 500
-    assert "user/tiny" in str(caught.value)
-    assert not (tmp_path / "zoo").exists()
+def many_versions(facts):
+    facts["perl"]["versions"] = {f"package-{i}": "1" for i in range(50_000)}
 
 
-def test_a_path_or_a_token_of_the_author_is_refused(pushed, files, tmp_path):
-    secret = "hf_" + "x" * 30
-    pushed.commit(REPO, {RECIPE: files[RECIPE].replace(b"prompt: prompt", f"prompt: {secret}".encode())})
-    with pytest.raises(PerlError, match="what looks like a token") as caught:
-        add(REPO, tmp_path / "zoo")
-    assert secret not in str(caught.value)
-
-
-def test_an_entry_that_could_not_be_read_again_is_refused(pushed, files, tmp_path):
-    def many_versions(facts):
-        facts["perl"]["versions"] = {f"package-{i}": "1" for i in range(50_000)}
-
-    pushed.commit(REPO, {RESULTS: changed(files[RESULTS], many_versions)})
-    with pytest.raises(PerlError, match=r"tiny.json: is not an entry of a zoo: it has [\d,]+ bytes"):
-        add(REPO, tmp_path / "zoo")
-    assert not (tmp_path / "zoo").exists()
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_name_that_the_hub_has_not(tmp_path):
+def test_hostile_files_and_those_of_another_adapter_give_one_line(pushed, files, tmp_path):
+    config, secret = json.loads(files[CONFIG]) | {"lora_alpha": 160}, "hf_" + "x" * 30
+    of_these_files = {
+        "other weights": (
+            {WEIGHTS: files[WEIGHTS] + b"x"},
+            r"user/tiny: is of another adapter: sha256 [0-9a-f]{12}, the weights",
+        ),
+        "the same weights with another config": (
+            {CONFIG: json.dumps(config).encode()},
+            r"user/tiny: is of another adapter_config.json: sha256 ",
+        ),
+        "a token of the author": (
+            {RECIPE: files[RECIPE].replace(b"prompt: prompt", f"prompt: {secret}".encode())},
+            "what looks like a token",
+        ),
+        "an entry that could not be read again": (
+            {RESULTS: changed(files[RESULTS], many_versions)},
+            r"tiny.json: is not an entry of a zoo: it has [\d,]+ bytes",
+        ),
+    }
+    for name, (change, said) in {**HOSTILE, **of_these_files}.items():
+        absent = [file for file, content in change.items() if content is None]
+        pushed.commit(REPO, {k: v for k, v in {**files, **change}.items() if v is not None}, delete=absent)
+        with pytest.raises(PerlError, match=said) as caught:
+            add(REPO, tmp_path / "zoo")
+        assert secret not in str(caught.value)
+        if name in HOSTILE:
+            assert len(str(caught.value)) < 500, name
+            assert "user/tiny" in str(caught.value), name
+        assert not (tmp_path / "zoo").exists(), name
+    pushed.commit(REPO, files)
     with pytest.raises(PerlError, match="user/none: no model 'user/none'"):
         add("user/none", tmp_path / "zoo")
-
-
-def test_an_outage_is_one_line(pushed, tmp_path):
     pushed.faults.fail(2, 500, times=100)
     with pytest.raises(PerlError, match="the Hub answers 500"):
         add(REPO, tmp_path / "zoo")
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_connection_that_breaks_is_one_line_however_it_is_read(n, pushed, tmp_path):
-    for read in (lambda: add(REPO, tmp_path / "zoo"), lambda: find_card(REPO)):
-        pushed.faults.cut(n, times=100)
-        with pytest.raises(PerlError) as caught:
-            read()
-        assert len(caught.value.mistakes) == 1
-        pushed.faults.rules.clear()
+def test_a_connection_that_breaks_is_one_line_however_it_is_read(pushed, tmp_path):
+    for n in (1, 2, 3):
+        for read in (lambda: add(REPO, tmp_path / "zoo"), lambda: find_card(REPO)):
+            pushed.faults.cut(n, times=100)
+            with pytest.raises(PerlError) as caught:
+                read()
+            assert len(caught.value.mistakes) == 1, n
+            pushed.faults.rules.clear()
 
 
 def test_both_who_read_a_repository_take_files_of_the_sizes_that_are_published():
@@ -232,54 +204,54 @@ tags: [perl-rl, lora, "base_model:adapter:user/base"]
     def create(self, hub, name, more=""):
         return hub.create(name, {"README.md": self.CARD.format(more=more).encode()})
 
-    def test_what_perl_pushed_is_found_with_its_scores(self, pushed, files):
+    def test_what_perl_pushed_is_found_with_its_scores_and_by_filters(self, pushed, files):
         (found,) = hub_adapters()
         truth = json.loads(files[RESULTS])["perl"]["tasks"][TASK]["adapter"]["accuracy"]
         assert (found.id, found.sha, found.base, found.method) == (REPO, head(pushed), "sandbox:base", "lora")
         assert any(value in (truth, pytest.approx(100 * truth, abs=0.051)) for value in found.scores.values())
         assert found.notes == ()
         assert found.modified is not None
-
-    def test_filters(self, pushed):
         self.create(pushed, "user/other")
         pushed.create("user/foreign", {"README.md": b"---\ntags: [lora]\n---\n"})
-        assert {found.id for found in hub_adapters()} == {REPO, "user/other"}
-        assert [found.id for found in hub_adapters(base="user/base")] == ["user/other"]
-        assert [found.id for found in hub_adapters(base="sandbox:base")] == [REPO]
-        assert {found.id for found in hub_adapters(method="lora")} == {REPO, "user/other"}
-        assert hub_adapters(method="dora") == []
+        for asked, expected in (
+            ({}, {REPO, "user/other"}),
+            ({"base": "user/base"}, {"user/other"}),
+            ({"base": "sandbox:base"}, {REPO}),
+            ({"method": "lora"}, {REPO, "user/other"}),
+            ({"method": "dora"}, set()),
+        ):
+            assert sorted(found.id for found in hub_adapters(**asked)) == sorted(expected), asked
         assert len(hub_adapters(limit=1)) == 1
 
-    @pytest.mark.parametrize(
-        "index",
-        [
-            "5",
-            "[5]",
-            "[{name: x, results: {}}]",
-            "[{name: x, results: [{task: text, dataset: 5, metrics: []}]}]",
-            "[{name: x, results: [{task: {type: a}, dataset: {name: [1], type: b}, metrics: [{type: c, value: 1}]}]}]",
-            "[{name: x, results: [{task: {type: a}, dataset: {type: b}, metrics: {type: c}}]}]",
-            "[{name: x, results: [{task: {type: a}, dataset: {type: b}, metrics: [{type: c, value: high}]}]}]",
-            "[{name: x, results: [{task: {type: a}, dataset: {type: b}, metrics: [{type: c, value: true}]}]}]",
-        ],
+    INDEXES = (
+        "5",
+        "[5]",
+        "[{name: x, results: {}}]",
+        "[{name: x, results: [{task: text, dataset: 5, metrics: []}]}]",
+        "[{name: x, results: [{task: {type: a}, dataset: {name: [1], type: b}, metrics: [{type: c, value: 1}]}]}]",
+        "[{name: x, results: [{task: {type: a}, dataset: {type: b}, metrics: {type: c}}]}]",
+        "[{name: x, results: [{task: {type: a}, dataset: {type: b}, metrics: [{type: c, value: high}]}]}]",
+        "[{name: x, results: [{task: {type: a}, dataset: {type: b}, metrics: [{type: c, value: true}]}]}]",
     )
-    def test_a_card_of_any_shape_hides_no_other(self, pushed, index):
-        self.create(pushed, "user/hostile", f"model-index: {index}")
-        found = {adapter.id: adapter for adapter in hub_adapters()}
-        assert set(found) == {REPO, "user/hostile"}
-        assert found["user/hostile"].scores == {}
-        assert len(found["user/hostile"].notes) == 1
-        assert found[REPO].scores
 
-    def test_texts_are_short_and_printable(self, hub):
+    def test_a_card_of_any_shape_hides_no_other_and_texts_are_short_and_printable(self, pushed):
+        hostile = {f"user/hostile-{number}": index for number, index in enumerate(self.INDEXES)}
+        for name, index in hostile.items():
+            self.create(pushed, name, f"model-index: {index}")
         long = "A\\e[31m" + "x" * 1000
         index = f'[{{name: x, results: [{{dataset: {{name: "{long}"}}, metrics: [{{name: m, value: 1}}]}}]}}]'
-        self.create(hub, "user/loud", f"model-index: {index}")
-        (name,) = hub_adapters()[0].scores
+        self.create(pushed, "user/loud", f"model-index: {index}")
+        found = {adapter.id: adapter for adapter in hub_adapters()}
+        assert set(found) == {REPO, "user/loud", *hostile}
+        for name, index in hostile.items():
+            assert found[name].scores == {}, index
+            assert len(found[name].notes) == 1, index
+        assert found[REPO].scores
+        (name,) = found["user/loud"].scores
         assert name.isprintable()
         assert len(name) < 250
 
-    def test_an_outage_is_one_line(self, pushed):
+    def test_an_outage_is_one_line(self, pushed, monkeypatch):
         pushed.faults.fail(1, 403, times=100)
         with pytest.raises(PerlError) as refused:
             hub_adapters()
@@ -292,7 +264,6 @@ tags: [perl-rl, lora, "base_model:adapter:user/base"]
         assert "403" in str(refused.value)
         assert f"{pushed.url} cannot be asked for adapters" in str(cut.value)
         assert [len(str(error.value).splitlines()) for error in (refused, cut)] == [1, 1]
-
-    def test_offline_says_so(self):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         with pytest.raises(PerlError, match="HF_HUB_OFFLINE: the Hub is not asked"):
             hub_adapters()

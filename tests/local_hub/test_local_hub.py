@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ def asked(hub, method=None):
 # What is written.
 
 
-def test_one_commit_uploads_text_and_lfs_files(hub):
+def test_one_commit_uploads_text_and_lfs_files_once(hub):
     address = HfApi().create_repo("user/one")
     made = push("user/one", ADAPTER, parent_commit=hub.repo("user/one").head.oid)
     there = hub.repo("user/one")
@@ -69,43 +70,49 @@ def test_one_commit_uploads_text_and_lfs_files(hub):
         "adapter_config.json": False,
         "adapter_model.safetensors": True,
     }
-
-
-def test_what_is_there_already_is_not_uploaded_again(hub):
-    hub.create("user/one", ADAPTER)
-    first = hub.repo("user/one").head.oid
-    assert push("user/one", ADAPTER).oid == first
-    assert not asked(hub, "PUT")
+    uploads = len(asked(hub, "PUT"))
+    assert push("user/one", ADAPTER).oid == made.oid  # what is there already is not uploaded again
+    assert len(asked(hub, "PUT")) == uploads
     assert len(hub.repo("user/one").commits) == 2
-
-
-def test_files_are_deleted_and_others_kept(hub):
-    hub.create("user/one", ADAPTER | {"folder/a": b"a", "folder/b": b"b"})
+    push("user/one", {"folder/a": b"a", "folder/b": b"b"})
     deletions = [CommitOperationDelete("adapter_config.json"), CommitOperationDelete("folder/", is_folder=True)]
     HfApi().create_commit("user/one", deletions, commit_message="less")
     assert set(hub.repo("user/one").files()) == {".gitattributes", "README.md", "adapter_model.safetensors"}
 
 
-def test_a_repository_is_made_once_and_private_when_asked(hub):
+def test_a_repository_is_made_once_and_read_and_written_by_those_who_may(hub):
     api = HfApi()
     api.create_repo("user/secret", private=True)
     assert hub.repo("user/secret").visibility.private
     with pytest.raises(HfHubHTTPError, match="already created"):
         api.create_repo("user/secret")
     assert str(api.create_repo("user/secret", exist_ok=True)) == f"{hub.url}/user/secret"
+    push("user/secret", ADAPTER)
+    assert api.model_info("user/secret").private
+    assert [model.id for model in api.list_models(author="user")] == ["user/secret"]
+    for read in (
+        lambda: HfApi(token=False).model_info("user/secret"),
+        lambda: huggingface_hub.hf_hub_download("user/secret", "README.md", token=False),
+    ):
+        with pytest.raises(RepositoryNotFoundError):
+            read()
+    assert list(HfApi(token=False).list_models(author="user")) == []
     api.delete_repo("user/secret")
     with pytest.raises(KeyError):
         hub.repo("user/secret")
-
-
-def test_nobody_writes_under_another_name(hub):
     hub.create("other/one", {})
     with pytest.raises(HfHubHTTPError) as refused:
-        HfApi().create_repo("other/two")
+        api.create_repo("other/two")
     assert refused.value.response.status_code == 403
     with pytest.raises(HfHubHTTPError, match="rights"):
         push("other/one", ADAPTER)
     assert set(hub.repo("other/one").files()) == {".gitattributes"}
+    hub.create("user/one", ADAPTER)
+    hub.gate("user/one")
+    assert api.model_info("user/one").gated == "manual"
+    with pytest.raises(GatedRepoError) as refused:
+        huggingface_hub.hf_hub_download("user/one", "README.md")
+    assert refused.value.response.status_code == 403
 
 
 def test_a_commit_on_a_parent_that_is_not_the_newest_is_refused(hub):
@@ -166,56 +173,43 @@ def test_files_of_any_revision_are_downloaded(hub):
     assert hub.repo("user/one").downloads > 0
 
 
-def test_part_of_a_file_is_served(hub):
+def test_sizes_hashes_parts_and_listings_are_those_of_the_bytes(hub):
     hub.create("user/one", ADAPTER)
+    digest = hashlib.sha256(WEIGHTS).hexdigest()
     url = huggingface_hub.hf_hub_url("user/one", "adapter_model.safetensors")
-    session = huggingface_hub.get_session()
-    part = session.get(url, headers={"Range": "bytes=100-199"})
-    assert (part.status_code, part.content) == (206, WEIGHTS[100:200])
-    assert part.headers["Content-Range"] == f"bytes 100-199/{len(WEIGHTS)}"
-    assert session.get(url, headers={"Range": "bytes=-10"}).content == WEIGHTS[-10:]
+    session, api = huggingface_hub.get_session(), HfApi()
+    for asked_for, expected in (("100-199", WEIGHTS[100:200]), ("-10", WEIGHTS[-10:]), ("7-7", WEIGHTS[7:8])):
+        part = session.get(url, headers={"Range": f"bytes={asked_for}"})
+        start, end, size = map(int, re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", part.headers["Content-Range"]).groups())
+        assert (part.status_code, part.content, size) == (206, expected, len(WEIGHTS))
+        assert WEIGHTS[start : end + 1] == expected
+        assert end - start + 1 == sum(1 for _ in expected)
     assert session.get(url, headers={"Range": f"bytes={len(WEIGHTS)}-"}).status_code == 416
     head = huggingface_hub.get_hf_file_metadata(url)
-    assert (head.size, head.etag) == (len(WEIGHTS), hashlib.sha256(WEIGHTS).hexdigest())
+    assert (head.size, head.etag) == (len(WEIGHTS), digest)
     assert head.commit_hash == hub.repo("user/one").head.oid
-
-
-def test_sizes_and_hashes_are_told_without_a_download(hub):
-    hub.create("user/one", ADAPTER)
-    info = HfApi().model_info("user/one", files_metadata=True)
-    files = {sibling.rfilename: sibling for sibling in info.siblings}
+    files = {sibling.rfilename: sibling for sibling in api.model_info("user/one", files_metadata=True).siblings}
     assert files["README.md"].size == len(CARD)
     assert files["README.md"].lfs is None
-    assert files["adapter_model.safetensors"].lfs.sha256 == hashlib.sha256(WEIGHTS).hexdigest()
-    paths = HfApi().get_paths_info("user/one", ["adapter_model.safetensors", "absent"])
-    assert [(path.path, path.lfs.sha256) for path in paths] == [
-        ("adapter_model.safetensors", hashlib.sha256(WEIGHTS).hexdigest())
-    ]
-    assert {"adapter_model.safetensors", "README.md"} < {entry.path for entry in HfApi().list_repo_tree("user/one")}
-
-
-def test_the_listing_of_a_folder_has_what_is_in_it(hub):
-    hub.create("user/one", {"a/b/c.txt": b"1", "a/d.txt": b"2", "e.txt": b"3"})
-    api = HfApi()
-    assert {entry.path for entry in api.list_repo_tree("user/one", "a")} == {"a/b", "a/d.txt"}
-    assert {entry.path for entry in api.list_repo_tree("user/one", "a", recursive=True)} == {
+    assert files["adapter_model.safetensors"].lfs.sha256 == digest
+    paths = api.get_paths_info("user/one", ["adapter_model.safetensors", "absent"])
+    assert [(path.path, path.lfs.sha256) for path in paths] == [("adapter_model.safetensors", digest)]
+    assert {"adapter_model.safetensors", "README.md"} < {entry.path for entry in api.list_repo_tree("user/one")}
+    hub.create("user/tree", {"a/b/c.txt": b"1", "a/d.txt": b"2", "e.txt": b"3"})
+    assert {entry.path for entry in api.list_repo_tree("user/tree", "a")} == {"a/b", "a/d.txt"}
+    assert {entry.path for entry in api.list_repo_tree("user/tree", "a", recursive=True)} == {
         *("a/b", "a/b/c.txt", "a/d.txt")
     }
-    with pytest.raises(EntryNotFoundError):
-        list(api.list_repo_tree("user/one", "x"))
-
-
-def test_what_is_not_there_is_told_apart(hub):
-    hub.create("user/one", ADAPTER)
-    with pytest.raises(RepositoryNotFoundError):
-        HfApi().model_info("user/none")
-    with pytest.raises(RepositoryNotFoundError):
-        HfApi().dataset_info("user/one")  # it is a model
-    with pytest.raises(RevisionNotFoundError):
-        HfApi().model_info("user/one", revision="v9")
-    with pytest.raises(EntryNotFoundError):
-        huggingface_hub.hf_hub_download("user/one", "absent.txt")
-    assert not HfApi().file_exists("user/one", "absent.txt")
+    for error, read in (  # what is not there is told apart
+        (EntryNotFoundError, lambda: list(api.list_repo_tree("user/tree", "x"))),
+        (RepositoryNotFoundError, lambda: api.model_info("user/none")),
+        (RepositoryNotFoundError, lambda: api.dataset_info("user/one")),  # it is a model
+        (RevisionNotFoundError, lambda: api.model_info("user/one", revision="v9")),
+        (EntryNotFoundError, lambda: huggingface_hub.hf_hub_download("user/one", "absent.txt")),
+    ):
+        with pytest.raises(error):
+            read()
+    assert not api.file_exists("user/one", "absent.txt")
 
 
 def test_models_are_found_by_tags_owner_and_name(hub):
@@ -227,14 +221,29 @@ def test_models_are_found_by_tags_owner_and_name(hub):
     def found(**query):
         return {model.id for model in HfApi().list_models(**query)}
 
-    assert found(filter="perl") == {"user/one", "user/two", "other/one"}
-    assert found(filter=["perl", "base_model:adapter:Qwen/Qwen3-4B"]) == {"user/one"}
-    assert found(filter="base_model:Qwen/Qwen3-4B") == {"user/one", "user/two"}
-    assert found(filter="lora", author="user") == {"user/one"}
-    assert found(search="TWO") == {"user/two"}
+    for query, expected in (
+        ({"filter": "perl"}, {"user/one", "user/two", "other/one"}),
+        ({"filter": ["perl", "base_model:adapter:Qwen/Qwen3-4B"]}, {"user/one"}),
+        ({"filter": "base_model:Qwen/Qwen3-4B"}, {"user/one", "user/two"}),
+        ({"filter": "lora", "author": "user"}, {"user/one"}),
+        ({"search": "TWO"}, {"user/two"}),
+        ({"filter": "unknown"}, set()),
+    ):
+        assert found(**query) == expected, query
     assert found(filter="perl", limit=2) <= found(filter="perl")
     assert len(found(filter="perl", limit=2)) == 2
-    assert found(filter="unknown") == set()
+    results = b"- dataset: {id: openai/gsm8k, task_id: gsm8k}\n  value: 41.2\n  date: '2026-01-01'\n"
+    hub.commit("user/one", {".eval_results/gsm8k.yaml": results})
+    wanted = ["cardData", "baseModels", "evalResults", "sha"]  # only what is expanded is shown
+    (model,) = HfApi().list_models(search="user/one", expand=wanted)
+    assert model.card_data.base_model == "Qwen/Qwen3-4B"
+    assert model.base_models["relation"] == "adapter"
+    assert [entry.value for entry in model.eval_results] == [41.2]
+    assert model.sha == hub.repo("user/one").head.oid
+    assert model.tags is None
+    (model,) = HfApi().list_models(search="user/one")
+    assert model.card_data is None
+    assert "license:apache-2.0" in model.tags
 
 
 def test_a_long_list_comes_in_pages(hub):
@@ -247,54 +256,32 @@ def test_a_long_list_comes_in_pages(hub):
     assert hub.requests == 4
 
 
-def test_a_list_shows_only_what_is_expanded(hub):
-    results = b"- dataset: {id: openai/gsm8k, task_id: gsm8k}\n  value: 41.2\n  date: '2026-01-01'\n"
-    hub.create("user/one", ADAPTER | {".eval_results/gsm8k.yaml": results})
-    (model,) = HfApi().list_models(filter="perl", expand=["cardData", "baseModels", "evalResults", "sha"])
-    assert model.card_data.base_model == "Qwen/Qwen3-4B"
-    assert model.base_models["relation"] == "adapter"
-    assert [entry.value for entry in model.eval_results] == [41.2]
-    assert model.sha == hub.repo("user/one").head.oid
-    assert model.tags is None
-    (model,) = HfApi().list_models(filter="perl")
-    assert model.card_data is None
-    assert "license:apache-2.0" in model.tags
-
-
 # Cards.
 
 
-@pytest.mark.parametrize(
-    ("front_matter", "said"),
-    [
-        ("base_model: [unclosed", "YAML"),
-        ("base_model: /models/of/mine/base", '"base_model" with value "/models/of/mine/base" is not valid'),
-        ("base_model: ''", '"base_model" is not allowed to be empty'),
-        ("base_model: [Qwen/Qwen3-4B, ./base]", r'"base_model\[1\]" with value "./base" is not valid'),
-        ("license: my-own", '"license" must be one of'),
-        ("datasets: ['my data']", r'"datasets\[0\]" with value "my data" is not valid'),
-        ("tags: perl", '"tags" must be an array'),
-        ("language: English", '"language" with value "English" is not valid'),
-        ("model-index: [{name: x, results: [{task: {type: t}, dataset: {type: d, name: n}}]}]", "metrics"),
-        ("model-index: [{results: []}]", "name"),
-    ],
-)
-def test_a_card_that_the_hub_cannot_read_is_refused_before_anything_is_uploaded(hub, front_matter, said):
-    HfApi().create_repo("user/one")
-    with pytest.raises(ValueError, match=said):
-        push("user/one", ADAPTER | {"README.md": f"---\n{front_matter}\n---\ntext".encode()})
-    assert len(hub.repo("user/one").commits) == 1
-    assert not asked(hub, "PUT")
+INVALID_CARDS = [
+    ("base_model: [unclosed", "YAML"),
+    ("base_model: /models/of/mine/base", '"base_model" with value "/models/of/mine/base" is not valid'),
+    ("base_model: ''", '"base_model" is not allowed to be empty'),
+    ("base_model: [Qwen/Qwen3-4B, ./base]", r'"base_model\[1\]" with value "./base" is not valid'),
+    ("license: my-own", '"license" must be one of'),
+    ("datasets: ['my data']", r'"datasets\[0\]" with value "my data" is not valid'),
+    ("tags: perl", '"tags" must be an array'),
+    ("language: English", '"language" with value "English" is not valid'),
+    ("model-index: [{name: x, results: [{task: {type: t}, dataset: {type: d, name: n}}]}]", "metrics"),
+    ("model-index: [{results: []}]", "name"),
+]
 
 
-def test_a_card_without_a_licence_is_accepted(hub):
+def test_a_card_that_the_hub_cannot_read_is_refused_before_anything_is_uploaded(hub):
     HfApi().create_repo("user/one")
-    push("user/one", {"README.md": b"---\nbase_model: Qwen/Qwen3-4B\n---\ntext"})
+    for front_matter, said in INVALID_CARDS:
+        with pytest.raises(ValueError, match=said):
+            push("user/one", ADAPTER | {"README.md": f"---\n{front_matter}\n---\ntext".encode()})
+        assert len(hub.repo("user/one").commits) == 1, front_matter
+        assert not asked(hub, "PUT"), front_matter
+    push("user/one", {"README.md": b"---\nbase_model: Qwen/Qwen3-4B\n---\ntext"})  # a licence need not be there
     assert hub.repo("user/one").card.endswith("text")
-
-
-def test_a_card_without_front_matter_is_warned_about(hub):
-    HfApi().create_repo("user/one")
     with pytest.warns(UserWarning, match="empty or missing yaml metadata"):
         push("user/one", {"README.md": b"text"})
     assert hub.repo("user/one").card == "text"
@@ -303,13 +290,10 @@ def test_a_card_without_front_matter_is_warned_about(hub):
 # Who may.
 
 
-def test_the_stored_token_says_who_it_is(hub):
+def test_the_stored_token_says_who_it_is_and_without_it_nothing_is_written(hub):
     assert huggingface_hub.get_token() == TOKEN
     assert HfApi().whoami()["name"] == "user"
     assert hub.log[-1].token == TOKEN
-
-
-def test_without_a_token_or_with_a_wrong_one_nothing_is_written(hub):
     hub.create("user/one", ADAPTER)
     for token in (False, "hf_wrong"):
         with pytest.raises(HfHubHTTPError) as refused:
@@ -322,26 +306,6 @@ def test_without_a_token_or_with_a_wrong_one_nothing_is_written(hub):
         HfApi().whoami()
     assert HfApi().model_info("user/one").id == "user/one"  # public
     assert hub.repo("user/one").tags == {}
-
-
-def test_a_private_repository_is_there_for_its_owner_only(hub):
-    hub.create("user/secret", ADAPTER, private=True)
-    assert HfApi().model_info("user/secret").private
-    assert [model.id for model in HfApi().list_models(author="user")] == ["user/secret"]
-    with pytest.raises(RepositoryNotFoundError):
-        HfApi(token=False).model_info("user/secret")
-    with pytest.raises(RepositoryNotFoundError):
-        huggingface_hub.hf_hub_download("user/secret", "README.md", token=False)
-    assert list(HfApi(token=False).list_models(author="user")) == []
-
-
-def test_a_gated_repository_is_seen_but_not_downloaded(hub):
-    hub.create("user/one", ADAPTER)
-    hub.gate("user/one")
-    assert HfApi().model_info("user/one").gated == "manual"
-    with pytest.raises(GatedRepoError) as refused:
-        huggingface_hub.hf_hub_download("user/one", "README.md")
-    assert refused.value.response.status_code == 403
 
 
 # The libraries above the client.

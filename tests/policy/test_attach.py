@@ -163,38 +163,39 @@ def test_a_lora_may_go_on_as_another_kind_of_lora(method):
     assert any("lora_B" in name for name in trained(policy))
 
 
-@pytest.mark.parametrize("init", ["pissa_niter_4", "pissa_niter_16"])
-def test_an_adapter_whose_start_was_random_is_refused(init):
-    saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, init_lora_weights=init, **LINEAR))))
-    assert refusal(continue_adapter, base(), saved).startswith(
-        f"peft.adapter: adapter started from a random decomposition ({init}) that cannot be made again"
-    )
-
-
-def test_an_adapter_that_trained_biases_of_the_base_is_refused():
+def test_adapters_that_cannot_be_continued_or_started_are_refused():
+    for init in ("pissa_niter_4", "pissa_niter_16"):
+        saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, init_lora_weights=init, **LINEAR))))
+        assert refusal(continue_adapter, base(), saved).startswith(
+            f"peft.adapter: adapter started from a random decomposition ({init}) that cannot be made again"
+        )
     saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, bias="all", **LINEAR))))
     assert refusal(continue_adapter, base(), saved).startswith("peft.kwargs.bias: trains biases of the base itself")
+    for init in ("eva", "corda", "loftq", "lora_ga"):  # a start that needs data
+        config = LoraConfig(**LINEAR)
+        config.init_lora_weights = init
+        with pytest.raises(RecipeError, match=r"^peft_config\.init_lora_weights: "):
+            attach_adapter(base(), config)
+    policy = policy_of("lora")
+    policy.requires_grad_(False)
+    assert "no trainable parameters" in refusal(check_trainable, policy)
 
 
-@pytest.mark.parametrize("method", ["lora", "pissa", "vera", "ia3", "adalora"])
-def test_an_adapter_for_a_base_of_another_shape_is_refused(method):
-    policy = move(policy_of(method))
-    write_adapter(policy, Path("adapter"), "sandbox:base", None)
-    said = refusal(continue_adapter, narrow(), find_adapter("adapter"))
-    assert re.match(r"peft\.adapter: adapter does not fit this base, it was made for sandbox:base: \S+ is \d+", said)
-
-
-def test_a_finished_adalora_for_a_base_of_another_shape_is_refused():
-    policy = move(policy_of("adalora"))
+def test_an_adapter_for_a_base_of_another_shape_is_refused():
+    fits_not = r"peft\.adapter: adapter does not fit this base, it was made for sandbox:base: "
+    for method in ("lora", "pissa", "vera", "ia3", "adalora"):
+        write_adapter(move(policy_of(method)), Path("adapter"), "sandbox:base", None)
+        said = refusal(continue_adapter, narrow(), find_adapter("adapter"))
+        assert re.match(fits_not + r"\S+ is \d+", said), method
+    policy = move(policy_of("adalora"))  # a finished one
     names = [name for name, _ in policy.named_parameters() if "lora_E" in name]
     pattern = {name.removeprefix("base_model.model."): [True, True, False, True, False, False] for name in names}
     policy.peft_config["default"].rank_pattern = pattern
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
-    said = refusal(continue_adapter, narrow(), find_adapter("adapter"))
-    assert said.startswith("peft.adapter: adapter does not fit this base, it was made for sandbox:base: ")
+    assert re.match(fits_not, refusal(continue_adapter, narrow(), find_adapter("adapter")))
 
 
-def test_an_adapter_for_a_base_with_other_layers_is_refused():
+def test_an_adapter_of_a_base_with_other_layers_or_weights_is_refused():
     saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, **LINEAR))))
     model = base()
     model.model.layers = model.model.layers[:2]
@@ -203,9 +204,6 @@ def test_an_adapter_for_a_base_with_other_layers_is_refused():
     saved = find_adapter(str(saved_by_peft(LoraConfig(r=3, layers_to_transform=[0, 1], **LINEAR))))
     saved.config.layers_to_transform = None
     assert re.search(r"layers\.[23]\.\S+ is only here \(and 11 more\)", refusal(continue_adapter, base(), saved))
-
-
-def test_an_adapter_of_a_base_with_other_weights_is_refused():
     saved = find_adapter(str(saved_by_us(policy_of("lora"))))
     model = base()
     with torch.no_grad():
@@ -237,7 +235,7 @@ def saved_on(model, dtype_is_said=True) -> SavedAdapter:
 
 @pytest.mark.parametrize("dtype_is_said", [True, False])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_an_adapter_is_continued_on_the_same_base_in_float32(dtype, dtype_is_said):
+def test_an_adapter_is_continued_on_the_same_base_in_a_type_that_holds_its_numbers(dtype, dtype_is_said):
     saved = saved_on(loaded_in(dtype), dtype_is_said)
     assert saved.base_dtype == (dtype if dtype_is_said else None)
     assert trained(continue_adapter(loaded_in("float32"), saved))
@@ -245,119 +243,80 @@ def test_an_adapter_is_continued_on_the_same_base_in_float32(dtype, dtype_is_sai
     with torch.no_grad():
         other.model.layers[3].mlp.up_proj.weight[5, 5] += 0.1
     assert "was trained on other weights of sandbox:base" in refusal(continue_adapter, other, saved)
-
-
-def test_an_adapter_trained_in_float64_is_continued_in_float32():
-    saved = saved_on(loaded_in("float32").double())
-    assert saved.base_dtype == "float64"
-    assert trained(continue_adapter(loaded_in("float32"), saved))
-
-
-@pytest.mark.parametrize("dtype_is_said", [True, False])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_an_adapter_trained_in_float32_is_continued_on_a_base_that_is_published_in_half_precision(dtype, dtype_is_said):
+    # Trained in float32 on a base that is published in half precision.
     saved = saved_on(loaded_in("float32", dtype), dtype_is_said)
     assert trained(continue_adapter(loaded_in(dtype, dtype), saved))
+    if dtype_is_said:
+        saved = saved_on(loaded_in("float32").double())
+        assert saved.base_dtype == "float64"
+        assert trained(continue_adapter(loaded_in("float32"), saved))
 
 
-@pytest.mark.parametrize(
-    ("then", "now"), [("float32", "bfloat16"), ("float32", "float16"), ("float16", "bfloat16"), ("bfloat16", "float16")]
-)
-def test_a_base_that_was_rounded_when_it_was_loaded_is_refused_with_the_type_to_load(then, now):
-    saved = saved_on(loaded_in(then))
-    fingerprint = base_fingerprint(loaded_in(now))[:12]
-    assert refusal(continue_adapter, loaded_in(now), saved) == (
-        f"peft.adapter: adapter was trained on other weights of sandbox:base ({saved.base_fingerprint[:12]} in {then} "
-        f"then, {fingerprint} in {now} here) (it was trained on the base in {then}: set model.dtype: {then}; or load "
-        "the base's revision that it names)"
-    )
-    unsaid = dataclasses.replace(saved, base_dtype=None)
-    assert "may have been trained on the base in float32: set model.dtype: float32" in refusal(
-        continue_adapter, loaded_in(now), unsaid
-    )
-
-
-@pytest.mark.parametrize("method", ["lora", "pissa", "lora_fa"])
-def test_a_new_adapter_leaves_the_config_it_was_given_alone(method):
-    how = adaptation(PeftSection(method=method, rank=4))
-    before = how.config.to_dict()
-    attach_adapter(base(), how)
-    assert how.config.to_dict() == before
-
-
-@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora"])
-def test_a_config_of_pefts_starts_on_the_weights_without_writing_them(init):
-    model = base()
-    before = base_fingerprint(model)
-    policy = attach_adapter(model, LoraConfig(r=3, lora_alpha=3, init_lora_weights=init, **LINEAR)).eval()
-    expected = policy_of(init.partition("_")[0], rank=3, target_modules=LINEAR["target_modules"])
-    assert base_fingerprint(policy) == before
-    assert torch.equal(logits(policy), logits(base()))
-    ours, theirs = adapter_tensors(policy), adapter_tensors(expected)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    check_untouched_base(policy)
-
-
-@pytest.mark.parametrize("method", ["pissa", "milora", "rlpo", "slicefine"])
-def test_without_weights_nothing_is_decomposed(method):
-    section = PeftSection(method=method, rank=4)
-    policy = attach_adapter(load_empty_base(ModelSection()), adaptation(section))
-    assert trained(policy) == trained(attach_adapter(base(), adaptation(section)))
-    assert {p.device.type for p in policy.parameters()} == {"meta"}
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "said"),
-    [
-        (
-            {"modules_to_save": ["nonsense"]},
-            "peft.kwargs.modules_to_save: nonsense match no module of Qwen3ForCausalLM",
-        ),
-        ({"modules_to_save": ["norm", "nonsense"]}, "peft.kwargs.modules_to_save: nonsense match no module"),
-    ],
-    ids=str,
-)
-def test_whole_modules_that_do_not_exist_are_refused_with_those_that_do(kwargs, said):
-    line = refusal(attach_adapter, base(), adaptation(PeftSection(kwargs=kwargs)))
-    assert line.startswith(said)
-    assert "embed_tokens" in line
-    assert "norm" in line
-
-
-@pytest.mark.parametrize("method", ["lora", "pissa", "vera", "oft"])
-def test_targets_that_do_not_exist_are_refused_with_those_that_do(method):
-    for targets, missing in ((["q_proj", "c_attn"], "c_attn"), (r".*\.c_attn", r".*\.c_attn")):
-        how = adaptation(PeftSection(method=method, target_modules=targets))
-        assert refusal(attach_adapter, base(), how) == (
-            f"peft.target_modules: {missing} match no module of Qwen3ForCausalLM (the linear layers are down_proj, "
-            "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; or all-linear)"
+def test_a_base_that_was_rounded_when_it_was_loaded_is_refused_with_the_type_to_load():
+    for then, now in (
+        *(("float32", "bfloat16"), ("float32", "float16")),
+        *(("float16", "bfloat16"), ("bfloat16", "float16")),
+    ):
+        saved = saved_on(loaded_in(then))
+        fingerprint = base_fingerprint(loaded_in(now))[:12]
+        assert refusal(continue_adapter, loaded_in(now), saved) == (
+            f"peft.adapter: adapter was trained on other weights of sandbox:base ({saved.base_fingerprint[:12]} in "
+            f"{then} then, {fingerprint} in {now} here) (it was trained on the base in {then}: set model.dtype: {then};"
+            " or load the base's revision that it names)"
+        )
+        unsaid = dataclasses.replace(saved, base_dtype=None)
+        assert "may have been trained on the base in float32: set model.dtype: float32" in refusal(
+            continue_adapter, loaded_in(now), unsaid
         )
 
 
-@pytest.mark.parametrize("init", ["eva", "corda", "loftq", "lora_ga"])
-def test_a_start_that_needs_data_is_refused(init):
-    config = LoraConfig(**LINEAR)
-    config.init_lora_weights = init
-    with pytest.raises(RecipeError, match=r"^peft_config\.init_lora_weights: "):
-        attach_adapter(base(), config)
+def test_a_config_of_pefts_starts_on_the_weights_without_writing_them():
+    for init in ("pissa", "pissa_niter_4", "olora"):
+        model = base()
+        before = base_fingerprint(model)
+        policy = attach_adapter(model, LoraConfig(r=3, lora_alpha=3, init_lora_weights=init, **LINEAR)).eval()
+        expected = policy_of(init.partition("_")[0], rank=3, target_modules=LINEAR["target_modules"])
+        assert base_fingerprint(policy) == before
+        assert torch.equal(logits(policy), logits(base()))
+        ours, theirs = adapter_tensors(policy), adapter_tensors(expected)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+        check_untouched_base(policy)
+        policy = get_peft_model(base(), LoraConfig(r=3, init_lora_weights=init, **LINEAR))
+        assert f"the initialisation '{init}' of this PeftModel has changed" in refusal(check_untouched_base, policy)
+    for method in ("lora", "dora", "vera"):
+        check_untouched_base(policy_of(method))
+    for method in ("lora", "pissa", "lora_fa"):  # the config that was given is left alone
+        how = adaptation(PeftSection(method=method, rank=4))
+        given = how.config.to_dict()
+        attach_adapter(base(), how)
+        assert how.config.to_dict() == given
 
 
-def test_an_adapter_with_nothing_to_train_is_refused():
-    policy = policy_of("lora")
-    policy.requires_grad_(False)
-    assert "no trainable parameters" in refusal(check_trainable, policy)
+def test_without_weights_nothing_is_decomposed():
+    for method in ("pissa", "milora", "rlpo", "slicefine"):
+        section = PeftSection(method=method, rank=4)
+        policy = attach_adapter(load_empty_base(ModelSection()), adaptation(section))
+        assert trained(policy) == trained(attach_adapter(base(), adaptation(section))), method
+        assert {p.device.type for p in policy.parameters()} == {"meta"}, method
 
 
-@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora"])
-def test_a_policy_whose_base_peft_has_written_is_refused(init):
-    policy = get_peft_model(base(), LoraConfig(r=3, init_lora_weights=init, **LINEAR))
-    assert f"the initialisation '{init}' of this PeftModel has changed" in refusal(check_untouched_base, policy)
-
-
-@pytest.mark.parametrize("method", ["lora", "dora", "vera"])
-def test_a_policy_on_an_untouched_base_is_not_refused(method):
-    check_untouched_base(policy_of(method))
+def test_modules_that_do_not_exist_are_refused_with_those_that_do():
+    for modules, said in (
+        (["nonsense"], "peft.kwargs.modules_to_save: nonsense match no module of Qwen3ForCausalLM"),
+        (["norm", "nonsense"], "peft.kwargs.modules_to_save: nonsense match no module"),
+    ):
+        line = refusal(attach_adapter, base(), adaptation(PeftSection(kwargs={"modules_to_save": modules})))
+        assert line.startswith(said)
+        assert "embed_tokens" in line
+        assert "norm" in line
+    for method in ("lora", "pissa", "vera", "oft"):
+        for targets, missing in ((["q_proj", "c_attn"], "c_attn"), (r".*\.c_attn", r".*\.c_attn")):
+            how = adaptation(PeftSection(method=method, target_modules=targets))
+            assert refusal(attach_adapter, base(), how) == (
+                f"peft.target_modules: {missing} match no module of Qwen3ForCausalLM (the linear layers are down_proj, "
+                "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; or all-linear)"
+            )
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
@@ -370,18 +329,15 @@ def test_base_only_is_the_base_and_leaves_no_trace(method):
     assert trained(policy) == names
 
 
-@pytest.mark.parametrize("method", ["lora_fa", "adalora", "slicefine", "lora"])
-def test_frozen_parts_stay_frozen_after_an_error_too(method):
-    policy = policy_of(method)
-    names = trained(policy)
-    with pytest.raises(ZeroDivisionError), base_only(policy):
-        raise ZeroDivisionError
-    assert trained(policy) == names
-    frozen = METHODS[method].frozen
-    assert not any(part in name for part in frozen for name in names)
-
-
-def test_only_the_parts_of_the_active_adapter_are_frozen():
+def test_frozen_parts_of_the_active_adapter_stay_frozen_after_an_error_too():
+    for method in ("lora_fa", "adalora", "slicefine", "lora"):
+        policy = policy_of(method)
+        names = trained(policy)
+        with pytest.raises(ZeroDivisionError), base_only(policy):
+            raise ZeroDivisionError
+        assert trained(policy) == names
+        frozen = METHODS[method].frozen
+        assert not any(part in name for part in frozen for name in names), method
     policy = policy_of("lora_fa")
     policy.add_adapter("other", policy.peft_config["default"])
     policy.set_adapter("other")
@@ -405,7 +361,7 @@ def test_the_tensors_of_an_adapter_make_another_one_the_same_bit_for_bit(method)
     assert not base_names & {name.removeprefix("base_model.model.") for name in adapter_tensors(one)}
 
 
-def test_tensors_are_those_in_memory():
+def test_tensors_are_those_in_memory_and_those_of_another_adapter_are_refused():
     policy = policy_of("pissa")
     tensors = adapter_tensors(policy)
     assert {name.partition("_proj.")[2] for name in tensors} == {
@@ -413,21 +369,18 @@ def test_tensors_are_those_in_memory():
     }  # fmt: skip
     next(iter(tensors.values())).zero_()
     assert not torch.equal(logits(policy), logits(base()))
-
-
-@pytest.mark.parametrize("change", ["absent", "further", "shape"])
-def test_tensors_of_another_adapter_are_refused(change):
     policy = move(policy_of("lora"))
-    tensors = {name: tensor.clone() for name, tensor in adapter_tensors(policy).items()}
-    name = next(iter(tensors))
     before = logits(policy)
-    if change == "further":
-        tensors["another"] = torch.zeros(1)
-    elif change == "absent":
-        del tensors[name]
-    else:
-        tensors[name] = tensors[name][:-1]
-    with pytest.raises(BrokenPromiseError, match=r"^the checkpoint holds another adapter: ") as caught:
-        load_adapter_tensors(policy, tensors)
-    assert ("another" if change == "further" else name) in str(caught.value).partition(": ")[2]
-    assert torch.equal(logits(policy), before)
+    for change in ("absent", "further", "shape"):
+        tensors = {name: tensor.clone() for name, tensor in adapter_tensors(policy).items()}
+        name = next(iter(tensors))
+        if change == "further":
+            tensors["another"] = torch.zeros(1)
+        elif change == "absent":
+            del tensors[name]
+        else:
+            tensors[name] = tensors[name][:-1]
+        with pytest.raises(BrokenPromiseError, match=r"^the checkpoint holds another adapter: ") as caught:
+            load_adapter_tensors(policy, tensors)
+        assert ("another" if change == "further" else name) in str(caught.value).partition(": ")[2]
+        assert torch.equal(logits(policy), before)

@@ -63,54 +63,52 @@ def test_two_files_of_one_commit_are_fetched_and_nothing_else(hub, published, fi
     asked = len(downloads(hub))
     assert fetch_adapter(REPO) == folder
     assert len(downloads(hub)) == asked  # it is in the cache
-
-
-def test_a_revision_gives_the_files_of_then(hub, published, files):
+    subject = find_subject(REPO)
+    assert (subject.name, subject.base.name) == (REPO, "sandbox:base")
+    assert subject.adapter_sha256 == sha256(files[WEIGHTS])
     newer = hub.commit(REPO, {CONFIG: files[CONFIG] + b"\n"})
     assert (fetch_adapter(REPO, published) / CONFIG).read_bytes() == files[CONFIG]
     assert fetch_adapter(REPO).name == newer
     assert find_adapter(f"{REPO}@{published}").folder.name == published
+    steps = "user/steps"
+    commit = hub.create(steps, {f"steps/step-64/{name}": content for name, content in files.items()})
+    assert fetch_adapter(steps, subfolder="steps/step-64").parts[-3:] == (commit, "steps", "step-64")
+    assert refusal(steps) == f"{steps} holds no adapter: adapter_config.json is absent"
+    assert refusal(REPO, "v9") == f"{REPO} has no revision 'v9' on the Hub"
+    assert refusal("user/nothing").startswith("no model 'user/nothing'")
+    hub.create("user/model", {"config.json": b"{}", "model.safetensors": b""})
+    for function, name, said in (
+        (find_adapter, "user/nothing", r"^peft.adapter: no model 'user/nothing'"),
+        (
+            find_subject,
+            "user/model",
+            r"^--adapter: user/model is a whole model, not an adapter \(--base user/model\)$",
+        ),
+    ):
+        with pytest.raises(ModelError, match=said):
+            function(name)
 
 
-def test_a_subfolder_is_an_adapter_of_its_own(hub, files):
-    commit = hub.create(REPO, {f"steps/step-64/{name}": content for name, content in files.items()})
-    folder = fetch_adapter(REPO, subfolder="steps/step-64")
-    assert folder.parts[-3:] == (commit, "steps", "step-64")
-    assert refusal(REPO) == f"{REPO} holds no adapter: adapter_config.json is absent"
-
-
-@pytest.mark.parametrize("folder", ["..", "../x", "a/../b", "/etc", "a\\b", "a//b", "./a", "a b", "a/*", ""])
-def test_a_folder_that_leads_elsewhere_is_refused_without_asking(hub, folder):
-    assert "is not a folder of a repository" in refusal(REPO, subfolder=folder)
+def test_what_is_no_name_or_folder_on_the_hub_is_refused_without_asking(hub):
+    for folder in ("..", "../x", "a/../b", "/etc", "a\\b", "a//b", "./a", "a b", "a/*", ""):
+        assert "is not a folder of a repository" in refusal(REPO, subfolder=folder), folder
+    names = ("../x", "user/..", "user/a..b", "/etc/passwd", "user", "user\\lora", "a/b/c", "http://a/b", "user/a b")
+    for repo in names:
+        assert refusal(repo).endswith(" is not a name on the Hub (user/name)"), repo
     assert hub.requests == 0
 
 
-@pytest.mark.parametrize(
-    "repo", ["../x", "user/..", "user/a..b", "/etc/passwd", "user", "user\\lora", "a/b/c", "http://a/b", "user/a b"]
-)
-def test_what_is_no_name_on_the_hub_is_refused_without_asking(hub, repo):
-    assert refusal(repo).endswith(" is not a name on the Hub (user/name)")
-    assert hub.requests == 0
-
-
-def test_only_pickles_are_refused_with_the_reason_and_the_way_out(hub, files):
-    hub.create(REPO, {CONFIG: files[CONFIG], "adapter_model.bin": b"cos\nsystem\n"})
-    line = refusal(REPO)
+def test_files_that_are_absent_pickled_or_too_large_are_not_downloaded(hub, files):
+    for absent in (CONFIG, WEIGHTS):
+        repo = f"user/{absent}"
+        hub.create(repo, {name: content for name, content in files.items() if name != absent})
+        assert refusal(repo) == f"{repo} holds no adapter: {absent} is absent"
+    hub.create("user/pickle", {CONFIG: files[CONFIG], "adapter_model.bin": b"cos\nsystem\n"})
+    line = refusal("user/pickle")
     assert line.startswith(
-        f"{REPO} holds no adapter_model.safetensors, only a pickle, adapter_model.bin (opening a pickle"
+        "user/pickle holds no adapter_model.safetensors, only a pickle, adapter_model.bin (opening a pickle"
     )
     assert "weights_only=True" in line
-    assert downloads(hub) == []
-
-
-@pytest.mark.parametrize("absent", [CONFIG, WEIGHTS])
-def test_a_repository_without_one_of_the_files_is_refused(hub, files, absent):
-    hub.create(REPO, {name: content for name, content in files.items() if name != absent})
-    assert refusal(REPO) == f"{REPO} holds no adapter: {absent} is absent"
-    assert downloads(hub) == []
-
-
-def test_files_that_are_too_large_are_not_downloaded(hub, files):
     hub.create(REPO, {**files, CONFIG: b" " * 1_000_001})
     assert refusal(REPO) == f"{REPO}: {CONFIG} has 1,000,001 bytes, at most 1,000,000 are downloaded"
     hub.commit(REPO, files)
@@ -150,25 +148,18 @@ def test_what_is_cached_serves_without_a_network_unless_it_is_damaged(hub, publi
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
-def test_what_is_damaged_in_the_cache_is_thrown_away_and_fetched_again(published, files, name):
-    folder = fetch_adapter(REPO)
-    (folder / name).resolve().write_bytes(b"x" + files[name][1:])
-    assert refusal(REPO) == (f"{REPO}: other bytes of {name} arrived than the Hub declares (thrown away; try again)")
-    assert (fetch_adapter(REPO, published) / name).read_bytes() == files[name]
-
-
-@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
 def test_other_bytes_than_the_hub_declares_are_refused_and_not_kept(hub, published, files, name):
+    said = f"{REPO}: other bytes of {name} arrived than the Hub declares (thrown away; try again)"
     hub.faults.corrupt(name)
-    assert refusal(REPO) == f"{REPO}: other bytes of {name} arrived than the Hub declares (thrown away; try again)"
+    assert refusal(REPO) == said
     assert cached(name) == []
     assert not any(path.read_bytes() not in files.values() for path in cached("blobs/*"))
     hub.faults.clear()
     assert (fetch_adapter(REPO, published) / name).read_bytes() == files[name]
-
-
-@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
-def test_a_file_that_is_cut_short_is_refused_and_not_kept(hub, published, files, name):
+    (fetch_adapter(REPO) / name).resolve().write_bytes(b"x" + files[name][1:])  # damaged in the cache
+    assert refusal(REPO) == said
+    assert (fetch_adapter(REPO, published) / name).read_bytes() == files[name]
+    shutil.rmtree(constants.HF_HUB_CACHE)
     hub.faults.short(name)
     line = refusal(REPO)
     assert name in line
@@ -189,39 +180,16 @@ def test_each_request_that_fails_gives_one_line_and_leaves_nothing_half(hub, pub
         assert {path.name: path.read_bytes() for path in fetch_adapter(REPO, published).iterdir()} == files
 
 
-@pytest.mark.usefixtures("published")
-def test_a_revision_or_a_repository_that_is_not_there_is_said():
-    assert refusal(REPO, "v9") == f"{REPO} has no revision 'v9' on the Hub"
-    assert refusal("user/nothing").startswith("no model 'user/nothing'")
-    with pytest.raises(ModelError, match=r"^peft.adapter: no model 'user/nothing'"):
-        find_adapter("user/nothing")
-
-
-@pytest.mark.parametrize(
-    "base", ["/data/someone/base", "./base", "../base", "~/base", "https://a.b/c", "a/b/c", "C:\\base"]
-)
-def test_a_downloaded_adapter_names_no_base_by_a_path(hub, files, base):
-    config = files[CONFIG].replace(b'"sandbox:base"', b'"' + base.replace("\\", "\\\\").encode() + b'"')
-    hub.create(REPO, {**files, CONFIG: config})
-    found = find_adapter(REPO, "sandbox:base")
-    assert (found.config.base_model_name_or_path, found.foreign_base) == (None, base)
-    with pytest.raises(ModelError) as caught:
-        find_subject(REPO)
-    assert str(caught.value) == (
-        f"--base: {REPO} names its base by a place on another machine, {base} (name the one it belongs to)"
-    )
-    assert find_subject(REPO, "sandbox:base").base.name == "sandbox:base"
-
-
-@pytest.mark.usefixtures("published")
-def test_an_adapter_on_the_hub_is_evaluated_under_its_name(files):
-    subject = find_subject(REPO)
-    assert (subject.name, subject.base.name) == (REPO, "sandbox:base")
-    assert subject.adapter_sha256 == sha256(files[WEIGHTS])
-
-
-def test_a_whole_model_on_the_hub_is_told_from_an_adapter(hub):
-    hub.create("user/model", {"config.json": b"{}", "model.safetensors": b""})
-    with pytest.raises(ModelError) as caught:
-        find_subject("user/model")
-    assert str(caught.value) == "--adapter: user/model is a whole model, not an adapter (--base user/model)"
+def test_a_downloaded_adapter_names_no_base_by_a_path(hub, files):
+    hub.create(REPO, files)
+    for base in ("/data/someone/base", "./base", "../base", "~/base", "https://a.b/c", "a/b/c", "C:\\base"):
+        config = files[CONFIG].replace(b'"sandbox:base"', b'"' + base.replace("\\", "\\\\").encode() + b'"')
+        hub.commit(REPO, {CONFIG: config})
+        found = find_adapter(REPO, "sandbox:base")
+        assert (found.config.base_model_name_or_path, found.foreign_base) == (None, base)
+        with pytest.raises(ModelError) as caught:
+            find_subject(REPO)
+        assert str(caught.value) == (
+            f"--base: {REPO} names its base by a place on another machine, {base} (name the one it belongs to)"
+        )
+        assert find_subject(REPO, "sandbox:base").base.name == "sandbox:base"

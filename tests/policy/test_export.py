@@ -134,28 +134,22 @@ def test_the_error_in_the_refusal_is_the_one_that_factors_could_reach():
     assert float(error) / 100 == pytest.approx((S[int(rank) :].norm() / S.norm()).item(), rel=0.05)
 
 
-@pytest.mark.parametrize("method", ["dora", "ln_tuning"])
-def test_a_refusal_leaves_nothing_behind_and_an_older_export_where_it_is(method):
-    source = saved(policy_of(method))
-    Path("adapter-lora").mkdir()
-    Path("adapter-lora/older").touch()
-    with pytest.raises(ModelError):
-        export(source, "lora")
-    assert sorted(path.name for path in Path().iterdir()) == ["adapter", "adapter-lora"]
-    assert [path.name for path in Path("adapter-lora").iterdir()] == ["older"]
-
-
-@pytest.mark.parametrize("form", ["lora", "merged"])
-def test_an_older_export_is_replaced_and_the_source_is_only_read(form):
-    source = saved(policy_of("lora"))
-    before = {path.name: path.read_bytes() for path in Path(source).iterdir()}
+def test_an_older_export_is_replaced_and_a_refusal_leaves_it_and_the_source_is_only_read():
     Path("there").mkdir()
     Path("there/older").touch()
-    done = export(source + "/", form, "there")
-    assert done.path == Path("there")
-    assert sorted(path.name for path in Path().iterdir()) == ["adapter", "there"]
-    assert not Path("there/older").exists()
-    assert {path.name: path.read_bytes() for path in Path(source).iterdir()} == before
+    for method in ("dora", "ln_tuning"):
+        with pytest.raises(ModelError):
+            export(saved(policy_of(method)), "lora", "there")
+        assert sorted(path.name for path in Path().iterdir()) == ["adapter", "there"]
+        assert [path.name for path in Path("there").iterdir()] == ["older"]
+    source = saved(policy_of("lora"))
+    before = {path.name: path.read_bytes() for path in Path(source).iterdir()}
+    for form in ("lora", "merged"):
+        Path("there/older").touch()
+        assert export(source + "/", form, "there").path == Path("there")
+        assert sorted(path.name for path in Path().iterdir()) == ["adapter", "there"]
+        assert not Path("there/older").exists()
+        assert {path.name: path.read_bytes() for path in Path(source).iterdir()} == before
 
 
 def test_the_lora_belongs_to_the_published_base_and_names_no_path():
@@ -170,25 +164,22 @@ def test_the_lora_belongs_to_the_published_base_and_names_no_path():
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
 
 
-def test_layers_of_different_ranks_stay_of_different_ranks():
-    policy = policy_of("lora", kwargs={"rank_pattern": {"down_proj": 7, "layers.1.self_attn.q_proj": 2}})
-    assert export(saved(policy), "lora").largest_rank == 7
-    same(PeftModel.from_pretrained(base(), "adapter-lora"), policy)
-    tensors = load_file("adapter-lora/adapter_model.safetensors")
-    assert {len(t) for name, t in tensors.items() if "lora_A" in name} == {2, 4, 7}
-
-
-def test_modules_that_were_trained_whole_go_with_the_lora():
-    policy = policy_of("vera", kwargs={"modules_to_save": ["norm"]})
-    export(saved(policy), "lora")
-    same(PeftModel.from_pretrained(base(), "adapter-lora"), policy)
-
-
-@pytest.mark.parametrize("form", ["lora", "merged"])
-def test_embeddings_of_single_tokens_go_along(form):
-    policy = policy_of("lora", kwargs={"trainable_token_indices": [6, 9]})
-    export(saved(policy), form)
-    same(loaded("adapter-merged") if form == "merged" else PeftModel.from_pretrained(base(), "adapter-lora"), policy)
+def test_ranks_patterns_whole_modules_and_single_tokens_go_along():
+    for method, kwargs in (
+        ("lora", {"rank_pattern": {"down_proj": 7, "layers.1.self_attn.q_proj": 2}}),
+        ("vera", {"modules_to_save": ["norm"]}),
+        ("lora", {"trainable_token_indices": [6, 9]}),
+    ):
+        policy = policy_of(method, kwargs=kwargs)
+        done = export(saved(policy), "lora")
+        same(PeftModel.from_pretrained(base(), "adapter-lora"), policy)
+        if "rank_pattern" in kwargs:
+            tensors = load_file("adapter-lora/adapter_model.safetensors")
+            assert {len(t) for name, t in tensors.items() if "lora_A" in name} == {2, 4, 7}
+            assert done.largest_rank == 7
+        if "trainable_token_indices" in kwargs:
+            export("adapter", "merged")
+            same(loaded("adapter-merged"), policy)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -220,18 +211,14 @@ def test_a_merged_model_is_whole():
     }
 
 
-@pytest.mark.parametrize("form", ["lora", "merged"])
-def test_an_adapter_of_a_base_in_half_precision_is_exported(form):
+def test_the_lora_of_an_adapter_names_the_base_that_it_was_trained_or_compared_on():
     policy = policy_of("lora", load_base(ModelSection(dtype="bfloat16"), torch.device("cpu")))
-    done = export(saved(policy), form)
-    assert done.difference <= 1e-4
-    if form == "lora":  # it still belongs to the base that it was trained on
-        found = find_adapter("adapter-lora")
-        assert (found.base_fingerprint, found.base_dtype) == (base_fingerprint(policy), "bfloat16")
-
-
-def test_the_lora_of_an_adapter_of_another_program_names_the_base_it_was_compared_on():
-    write_adapter(policy_of("lora"), Path("adapter"), "sandbox:base", None)
+    source = saved(policy)
+    for form in ("lora", "merged"):
+        assert export(source, form).difference <= 1e-4
+    found = find_adapter("adapter-lora")
+    assert (found.base_fingerprint, found.base_dtype) == (base_fingerprint(policy), "bfloat16")
+    write_adapter(policy_of("lora"), Path("adapter"), "sandbox:base", None)  # as another program does
     export("adapter", "lora")
     found = find_adapter("adapter-lora")
     assert (found.base_fingerprint, found.base_dtype) == (base_fingerprint(base()), "float32")
@@ -268,17 +255,12 @@ def test_a_merged_model_whose_embeddings_were_trained_is_right_tied_or_not(modul
     assert not torch.equal(trained[module].weight, published[module].weight)
 
 
-@pytest.mark.parametrize("targets", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head", "q_proj"]], ids=str)
-def test_a_merged_model_whose_tied_embeddings_have_a_lora_is_right(targets):
+def test_a_merged_model_whose_tied_embeddings_have_a_lora_is_right_and_one_without_stays_tied():
     name = tiny(tied=True)
-    policy = policy_of("lora", base(name), target_modules=targets)
-    source = saved(policy, name)
-    export(source, "merged", base=name)
-    same(loaded("adapter-merged"), policy)
-
-
-def test_a_merged_model_whose_embeddings_were_not_trained_stays_tied():
-    name = tiny(tied=True)
+    for targets in (["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head", "q_proj"]):
+        policy = policy_of("lora", base(name), target_modules=targets)
+        export(saved(policy, name), "merged", base=name)
+        same(loaded("adapter-merged"), policy)
     policy = policy_of("lora", base(name))
     export(saved(policy, name), "merged", base=name)
     model = loaded("adapter-merged")
@@ -314,7 +296,7 @@ def test_a_change_of_biases_is_no_lora_even_where_that_of_the_weight_is():
     same(loaded("adapter-merged"), policy)
 
 
-def test_a_run_is_exported_with_the_base_of_its_recipe():
+def test_a_run_is_exported_with_the_base_of_its_recipe_and_what_holds_none_is_refused():
     policy = policy_of("lora")
     Path("run").mkdir()
     Path("run/recipe.yaml").write_text(Recipe.load("quickstart").to_yaml())
@@ -322,36 +304,28 @@ def test_a_run_is_exported_with_the_base_of_its_recipe():
     Path(saved(policy)).rename("run/adapter")
     assert export("run", "lora").path == Path("run-lora")
     same(PeftModel.from_pretrained(base(), "run-lora"), policy)
-
-
-def test_a_run_without_an_adapter_is_refused():
-    Path("run").mkdir()
-    Path("run/run.json").write_text(json.dumps({"method": "full"}))
-    with pytest.raises(RunFolderError, match=r"^run: trained the model itself, there is no adapter to export$"):
-        export("run", "lora")
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
+    Path("file").touch()
+    for name, content in (
+        *(("empty", None), ("broken", b"nonsense"), ("list", b"[]"), ("bytes", b"\xff\xff")),
+        ("full", json.dumps({"method": "full"}).encode()),
+    ):
+        Path(name).mkdir()
+        if content is not None:
+            (Path(name) / "run.json").write_bytes(content)
+    for source, words in (
         ("absent", "no such folder"),
         ("file", "no such folder"),
         ("empty", "adapter_config.json is absent"),
         ("broken", "holds no run: run.json: Expecting value"),
         ("list", "holds no run: run.json: it is not a mapping"),
         ("bytes", "holds no run: run.json: it is not UTF-8"),
-    ],
-)
-def test_what_holds_neither_a_run_nor_an_adapter_is_refused_in_a_line(source, words):
-    Path("file").touch()
-    for name, content in (("empty", None), ("broken", b"nonsense"), ("list", b"[]"), ("bytes", b"\xff\xff")):
-        Path(name).mkdir()
-        if content is not None:
-            (Path(name) / "run.json").write_bytes(content)
-    with pytest.raises(PerlError) as caught:
-        export(source, "lora")
-    (said,) = str(caught.value).splitlines()
-    assert words in said
+    ):
+        with pytest.raises(PerlError) as caught:
+            export(source, "lora")
+        (said,) = str(caught.value).splitlines()
+        assert words in said
+    with pytest.raises(RunFolderError, match=r"^full: trained the model itself, there is no adapter to export$"):
+        export("full", "lora")
 
 
 def test_the_base_that_is_named_takes_the_place_of_the_adapters_own():
@@ -363,14 +337,27 @@ def test_the_base_that_is_named_takes_the_place_of_the_adapters_own():
     export(source, "lora", base="sandbox:base")
     same(PeftModel.from_pretrained(base(), "adapter-lora"), policy)
     assert PeftConfig.from_pretrained("adapter-lora").base_model_name_or_path == "sandbox:base"
-
-
-def test_an_adapter_that_names_no_base_asks_for_one():
-    source = saved(policy_of("lora"))
     config = json.loads(Path("adapter/adapter_config.json").read_text())
     Path("adapter/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": None}))
     with pytest.raises(ModelError, match=r"^--base: adapter does not say which base it belongs to .*name it"):
         export(source, "lora")
+
+
+def test_an_adapter_of_another_base_or_with_non_finite_numbers_is_refused():
+    source = saved(policy_of("lora"))
+    for form in ("lora", "merged"):
+        with pytest.raises(PerlError) as caught:
+            export(source, form, base=tiny(tied=False))
+        assert len(str(caught.value).splitlines()) == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["adapter", "tiny"]
+    file = Path(source) / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values())).fill_(torch.nan)
+    save_file(tensors, file)
+    for form in ("lora", "merged"):
+        with pytest.raises(PerlError, match="holds weights that are no numbers"):
+            export(source, form)
+    assert sorted(path.name for path in Path().iterdir()) == ["adapter", "tiny"]
 
 
 def test_a_merged_model_that_was_not_written_as_it_is_in_memory_is_stopped(monkeypatch):
@@ -387,37 +374,13 @@ def test_a_merged_model_that_was_not_written_as_it_is_in_memory_is_stopped(monke
     assert [path.name for path in Path().iterdir()] == ["adapter"]
 
 
-@pytest.mark.parametrize("form", ["lora", "merged"])
-def test_an_adapter_of_another_base_is_refused(form):
-    name = tiny(tied=False)
-    with pytest.raises(PerlError) as caught:
-        export(saved(policy_of("lora")), form, base=name)
-    assert len(str(caught.value).splitlines()) == 1
-    assert sorted(path.name for path in Path().iterdir()) == ["adapter", "tiny"]
-
-
-def test_numbers_that_are_none_are_not_exported():
-    source = saved(policy_of("lora"))
-    file = Path(source) / "adapter_model.safetensors"
-    tensors = load_file(file)
-    next(iter(tensors.values())).fill_(torch.nan)
-    save_file(tensors, file)
-    for form in ("lora", "merged"):
-        with pytest.raises(PerlError, match="holds weights that are no numbers"):
-            export(source, form)
-    assert [path.name for path in Path().iterdir()] == ["adapter"]
-
-
-def test_the_command_writes_what_it_says(perl_command):
+def test_the_command_writes_what_it_says_or_refuses_with_a_line(perl_command):
     policy = policy_of("pissa")
     done = perl_command("export", saved(policy, "someone/else"), "--as", "lora", "--base", "sandbox:base", "-o", "mine")
     assert (done.returncode, done.stderr) == (0, "")
     said = r"lora     mine  \(rank up to 8, log-probabilities differ by at most \d\.\de[-+]\d\d nats\)\n"
     assert re.fullmatch(said, done.stdout)
     same(PeftModel.from_pretrained(base(), "mine"), policy)
-
-
-def test_the_command_refuses_with_a_line(perl_command):
     done = perl_command("export", saved(policy_of("dora")), "--as", "lora")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(

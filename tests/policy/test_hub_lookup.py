@@ -91,43 +91,45 @@ def endpoint_of(server):
     return f"http://127.0.0.1:{server.server_address[1]}"
 
 
-@pytest.mark.parametrize(("kind", "path"), [("model", "models"), ("dataset", "datasets")])
-def test_what_is_there_gives_its_commit_in_one_request(hub, kind, path):
-    assert ask(endpoint_of(hub), kind, "owner/present") == COMMIT
-    assert hub.asked == [f"/api/{path}/owner/present"]
-
-
-def test_a_revision_that_is_there_gives_its_commit(hub):
-    assert ask(endpoint_of(hub), "model", "owner/present", "main") == COMMIT
-    assert hub.asked == ["/api/models/owner/present/revision/main"]
-
-
-def test_a_revision_that_is_not_there_is_named(hub):
+def test_what_is_there_gives_its_commit_in_one_request(hub):
+    assert ask(endpoint_of(hub), "model", "owner/absent", offline="1") is None
+    assert hub.asked == []  # offline
+    for arguments, path in (
+        (("model", "owner/present"), "/api/models/owner/present"),
+        (("dataset", "owner/present"), "/api/datasets/owner/present"),
+        (("model", "owner/present", "main"), "/api/models/owner/present/revision/main"),
+    ):
+        assert ask(endpoint_of(hub), *arguments) == COMMIT, arguments
+        assert hub.asked == [path]
+        hub.asked.clear()
     answer = ask(endpoint_of(hub), "model", "owner/present", "v9")
     assert answer == {"message": "owner/present has no revision 'v9' on the Hub", "hint": ""}
 
 
-@pytest.mark.parametrize(("kind", "what"), [("model", "model"), ("dataset", "data set")])
-@pytest.mark.parametrize("name", ["owner/absent", "owner/secret"])
-def test_a_name_that_the_hub_does_not_show_may_be_wrong_or_private(hub, kind, what, name):
-    answer = ask(endpoint_of(hub), kind, name)
-    assert answer["message"].startswith(f"no {what} '{name}'")
-    assert "private" in answer["message"]
-    assert "cannot be reached" not in answer["message"]
-
-
-@pytest.mark.parametrize("name", ["owner/gated", "owner/gated-anonymous"])
-def test_a_gated_name_says_how_to_get_in(hub, name):
-    answer = ask(endpoint_of(hub), "model", name)
-    assert answer["message"] == f"{name} is gated"
-    assert "hf auth login" in answer["hint"]
-
-
-def test_a_token_that_the_hub_refuses_is_neither_a_wrong_name_nor_a_network_that_is_down(hub):
-    answer = ask(endpoint_of(hub), "model", "owner/expired", token="hf_expired")  # noqa: S106
-    assert "cannot be reached" not in answer["message"]
-    assert "no such folder" not in answer["message"]
-    assert "hf auth login" in answer["hint"]
+def test_each_refusal_of_the_hub_is_told_from_the_others(hub):
+    """What a message holds and what it does not, and its hint."""
+    hidden = [
+        ((kind, name), (f"no {what} '{name}'", "private"), ("cannot be reached",), "")
+        for kind, what in (("model", "model"), ("dataset", "data set"))
+        for name in ("owner/absent", "owner/secret")
+    ]
+    gated = [
+        (("model", name), (f"{name} is gated",), (), "hf auth login")
+        for name in ("owner/gated", "owner/gated-anonymous")
+    ]
+    for arguments, held, absent, hint in (
+        *hidden,
+        *gated,
+        (("model", "owner/expired"), (), ("cannot be reached", "no such folder"), "hf auth login"),
+        (("model", "owner/broken"), ("500",), ("no such folder",), ""),
+    ):
+        token = "hf_expired" if "expired" in arguments[1] else ""
+        answer = ask(endpoint_of(hub), *arguments, token=token)
+        assert all(part in answer["message"] for part in held), (arguments, answer)
+        assert arguments[1] == "owner/broken" or answer["message"].startswith(held[:1] or ""), answer
+        assert not any(part in answer["message"] for part in absent), (arguments, answer)
+        assert hint in answer["hint"], (arguments, answer)
+        assert "gated" not in arguments[1] or answer["message"] == held[0]
 
 
 def test_a_closed_port_is_a_network_that_is_down():
@@ -139,21 +141,10 @@ def test_a_closed_port_is_a_network_that_is_down():
     assert "HF_HUB_OFFLINE=1" in answer["hint"]
 
 
-def test_a_server_in_trouble_is_not_a_wrong_name(hub):
-    answer = ask(endpoint_of(hub), "model", "owner/broken")
-    assert "500" in answer["message"]
-    assert "no such folder" not in answer["message"]
-
-
-@pytest.mark.parametrize("name", ["a b", "one/two/three", "owner/name with space", "../relative", "owner/a..b"])
-def test_what_cannot_be_a_name_is_refused_without_asking(hub, name):
-    answer = ask(endpoint_of(hub), "model", name)
-    assert "not a name on the Hub" in answer["message"]
-    assert hub.asked == []
-
-
-def test_offline_nothing_is_asked(hub):
-    assert ask(endpoint_of(hub), "model", "owner/absent", offline="1") is None
+def test_what_cannot_be_a_name_is_refused_without_asking(hub):
+    for name in ("a b", "one/two/three", "owner/name with space", "../relative", "owner/a..b"):
+        answer = ask(endpoint_of(hub), "model", name)
+        assert "not a name on the Hub" in answer["message"], name
     assert hub.asked == []
 
 

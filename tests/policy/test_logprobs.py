@@ -54,14 +54,17 @@ def test_log_probs_are_a_softmax_over_the_logits_of_the_token_before(base, tempe
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("width", [12, 19])
-def test_padding_does_not_change_a_rows_numbers(base, side, width):
+def test_padding_does_not_change_a_rows_numbers_nor_the_token_under_it(base, side, width):
     ids, mask = padded(ROWS, side, width)
     with torch.no_grad():
         together = token_log_probs(base, ids, mask)
+        others = token_log_probs(base, ids.masked_fill(mask == 0, 77), mask)
     assert together.shape == (len(ROWS), width - 1)
     for row, numbers in zip(ROWS, together, strict=True):
         mine = numbers[width - len(row) :] if side == "left" else numbers[: len(row) - 1]
         torch.testing.assert_close(mine, alone(base, row), rtol=1e-5, atol=1e-5)
+    real = (mask[:, :-1] * mask[:, 1:]).bool()
+    torch.testing.assert_close(others[real], together[real], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -77,17 +80,7 @@ def test_padding_does_not_shift_the_positions_of_a_model_that_learns_them_one_by
         torch.testing.assert_close(mine, alone(model, row), rtol=1e-5, atol=1e-5)
 
 
-def test_the_token_under_the_padding_does_not_matter(base):
-    ids, mask = padded(ROWS, "left", 12)
-    with torch.no_grad():
-        expected = token_log_probs(base, ids, mask)
-        numbers = token_log_probs(base, ids.masked_fill(mask == 0, 77), mask)
-    real = (mask[:, :-1] * mask[:, 1:]).bool()
-    torch.testing.assert_close(numbers[real], expected[real], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("rows_at_a_time", [1, 2, 3])
-def test_rows_that_do_not_fit_together_go_in_parts(base, monkeypatch, rows_at_a_time):
+def test_rows_that_do_not_fit_together_go_in_parts(base, monkeypatch):
     ids, mask = padded(ROWS, "left", 12)
     calls = []
     hook = base.register_forward_pre_hook(
@@ -95,18 +88,15 @@ def test_rows_that_do_not_fit_together_go_in_parts(base, monkeypatch, rows_at_a_
     )
     with torch.no_grad():
         whole = token_log_probs(base, ids, mask)
-        monkeypatch.setattr(logprobs, "_LARGEST_LOGITS", rows_at_a_time * 12 * base.config.vocab_size)
-        parts = token_log_probs(base, ids, mask)
+        row = 12 * base.config.vocab_size
+        # A row larger than the limit still goes.
+        for limit, expected in ((1, [1] * 4), (row, [1] * 4), (2 * row, [2, 2]), (3 * row, [3, 1])):
+            calls.clear()
+            monkeypatch.setattr(logprobs, "_LARGEST_LOGITS", limit)
+            parts = token_log_probs(base, ids, mask)
+            assert calls == expected, limit
+            torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
     hook.remove()
-    assert calls == [4] + {1: [1, 1, 1, 1], 2: [2, 2], 3: [3, 1]}[rows_at_a_time]
-    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
-
-
-def test_a_row_larger_than_the_limit_still_goes(base, monkeypatch):
-    monkeypatch.setattr(logprobs, "_LARGEST_LOGITS", 1)
-    ids, mask = padded(ROWS, "left", 12)
-    with torch.no_grad():
-        assert token_log_probs(base, ids, mask).isfinite().all()
 
 
 def test_probabilities_of_all_continuations_add_up_to_one(base):

@@ -68,31 +68,14 @@ def pristine() -> str:
     return base_fingerprint(base())
 
 
-def test_the_fingerprint_is_the_same_at_every_load(pristine):
-    assert base_fingerprint(base()) == pristine
+def test_the_fingerprint_is_the_bases_with_any_adapter(pristine):
+    assert base_fingerprint(base()) == pristine  # at every load
     assert re.fullmatch(r"[0-9a-f]{64}", pristine)
-
-
-@pytest.mark.parametrize("modules", [[], ["norm"], ["q_norm", "norm"]], ids=str)
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_the_fingerprint_is_the_bases_with_an_adapter_moved_or_not(pristine, method, modules):
-    policy = adapted(method, modules_to_save=beside(method, modules))
-    assert base_fingerprint(policy) == pristine
-    move_adapter(policy)
-    assert base_fingerprint(policy) == pristine
-
-
-def test_the_fingerprint_is_the_bases_with_two_adapters(pristine):
     policy = adapted()
     policy.add_adapter("ref", policy.peft_config["default"])
     assert base_fingerprint(policy) == pristine
-
-
-def test_the_fingerprint_is_the_bases_when_single_tokens_are_trained(pristine):
     assert base_fingerprint(adapted(trainable_token_indices=[3, 4])) == pristine
-
-
-def test_the_fingerprint_is_the_bases_when_parameters_of_experts_are_adapted():
+    assert base_fingerprint(load_base(ModelSection(dtype="bfloat16"), CPU)) != pristine
     config = Qwen3MoeConfig(
         vocab_size=32,
         hidden_size=8,
@@ -112,6 +95,15 @@ def test_the_fingerprint_is_the_bases_when_parameters_of_experts_are_adapted():
     assert base_fingerprint(attach_adapter(model, adapter)) == before
 
 
+@pytest.mark.parametrize("modules", [[], ["norm"], ["q_norm", "norm"]], ids=str)
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_the_fingerprint_is_the_bases_with_an_adapter_moved_or_not(pristine, method, modules):
+    policy = adapted(method, modules_to_save=beside(method, modules))
+    assert base_fingerprint(policy) == pristine
+    move_adapter(policy)
+    assert base_fingerprint(policy) == pristine
+
+
 @pytest.mark.parametrize("method", [None, *ADAPTERS])
 def test_the_fingerprint_notices_a_single_bit_of_any_weight_of_the_base(pristine, method):
     model = base()
@@ -127,14 +119,11 @@ def test_the_fingerprint_notices_a_single_bit_of_any_weight_of_the_base(pristine
     assert base_fingerprint(model) == pristine
 
 
-def test_the_fingerprint_notices_another_type_of_number(pristine):
-    assert base_fingerprint(load_base(ModelSection(dtype="bfloat16"), CPU)) != pristine
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_rounding_gives_the_fingerprint_of_a_base_that_was_loaded_so(dtype):
+def test_a_base_is_counted_as_it_was_loaded_which_is_what_rounding_gives(dtype):
     loaded = load_base(ModelSection(dtype=dtype), CPU)
     assert base_dtype(loaded) == dtype
+    assert base_fingerprint(loaded) == counted_as_it_is(loaded) == source_fingerprint(loaded)
     assert base_fingerprint(base(), getattr(torch, dtype)) == base_fingerprint(loaded)
     for model in (base(), adapted("pissa")):
         assert is_the_base(model, base_fingerprint(loaded))
@@ -151,12 +140,6 @@ def counted_as_it_is(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_base_as_it_was_loaded_is_counted_as_it_is(dtype):
-    model = load_base(ModelSection(dtype=dtype), CPU)
-    assert base_fingerprint(model) == counted_as_it_is(model) == source_fingerprint(model)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_numbers_that_were_made_float32_without_a_loss_are_the_ones_that_were_loaded(dtype):
     before = base_fingerprint(load_base(ModelSection(dtype=dtype), CPU))
@@ -168,62 +151,47 @@ def test_numbers_that_were_made_float32_without_a_loss_are_the_ones_that_were_lo
     assert base_fingerprint(policy) != before
 
 
-def test_what_is_loaded_in_float32_into_a_half_precision_base_is_counted_in_float32():
+def test_a_base_of_two_types_is_counted_in_those_that_it_was_loaded_in():
     model = load_base(ModelSection(dtype="bfloat16"), CPU)
     model._keep_in_fp32_modules_strict = {"q_norm"}
     model.model.layers[0].self_attn.q_norm.float()
     assert base_fingerprint(model) == counted_as_it_is(model)
     model._keep_in_fp32_modules_strict, model._keep_in_fp32_modules = set(), {"q_norm"}  # float16 alone minds those
     assert base_fingerprint(model) == base_fingerprint(load_base(ModelSection(dtype="bfloat16"), CPU))
-
-
-def test_a_base_of_float32_with_numbers_of_half_precision_is_counted_in_float32():
     model = base()
     model.model.norm.to(torch.bfloat16)
     assert base_fingerprint(model) == counted_as_it_is(model) != base_fingerprint(base())
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_the_fingerprint_notices_the_same_bytes_under_another_name_shape_or_type():
+    plain = torch.nn.ParameterDict({"weight": torch.zeros(8)})
+    for other in (
         {"weight": torch.zeros(2, 4)},
         {"weight": torch.zeros(4, dtype=torch.float64)},
         {"scale": torch.zeros(8)},
         {"weight": torch.zeros(9)},
         {"weight": torch.zeros(8), "zero": torch.zeros(0)},
-    ],
-    ids=str,
-)
-def test_the_fingerprint_notices_the_same_bytes_under_another_name_shape_or_type(other):
-    plain = torch.nn.ParameterDict({"weight": torch.zeros(8)})
-    assert base_fingerprint(torch.nn.ParameterDict(other)) != base_fingerprint(plain)
+    ):
+        assert base_fingerprint(torch.nn.ParameterDict(other)) != base_fingerprint(plain), other
     assert base_fingerprint(torch.nn.ParameterDict({"weight": torch.zeros(8)})) == base_fingerprint(plain)
 
 
-def test_a_new_adapter_freezes_the_base():
-    policy = adapted()
-    trained = [name for name, p in policy.named_parameters() if p.requires_grad]
-    assert len(trained) == 2 * len(LINEAR) * LAYERS
-    assert all(".lora_A." in name or ".lora_B." in name for name in trained)
-
-
-@pytest.mark.parametrize("rank", [1, 8])
-@pytest.mark.parametrize(("method", "magnitudes"), [("lora", 0), ("rslora", 0), ("dora", 1), ("pissa", 0)])
-def test_what_trains_is_counted(method, magnitudes, rank):
-    expected = LAYERS * sum(rank * (inputs + outputs) + magnitudes * outputs for inputs, outputs in LINEAR_SHAPES)
-    assert trainable_parameters(adapted(method, rank)) == expected
-
-
-def test_tied_weights_are_counted_once():
+def test_what_trains_is_counted_and_tied_weights_once():
     norms = LAYERS * (128 + 128 + 32 + 32) + 128
     matrices = LAYERS * sum(inputs * outputs for inputs, outputs in LINEAR_SHAPES) + 128 * 128
     assert total_parameters(base()) == norms + matrices
+    assert trainable_parameters(load_empty_base(ModelSection())) == norms + matrices  # method full
+    for rank in (1, 8):
+        for method, magnitudes in (("lora", 0), ("rslora", 0), ("dora", 1), ("pissa", 0)):
+            expected = LAYERS * sum(
+                rank * (inputs + outputs) + magnitudes * outputs for inputs, outputs in LINEAR_SHAPES
+            )
+            assert trainable_parameters(adapted(method, rank)) == expected, (method, rank)
     policy = adapted()
     assert total_parameters(policy) == norms + matrices + trainable_parameters(policy)
-    assert trainable_parameters(load_empty_base(ModelSection())) == norms + matrices  # method full
-
-
-def test_a_model_in_which_nothing_would_train_is_refused():
+    trained = [name for name, p in policy.named_parameters() if p.requires_grad]  # a new adapter freezes the base
+    assert len(trained) == 2 * len(LINEAR) * LAYERS
+    assert all(".lora_A." in name or ".lora_B." in name for name in trained)
     model = base().requires_grad_(False)
     with pytest.raises(ModelError, match="no trainable parameters"):
         check_trainable(model)
@@ -231,89 +199,68 @@ def test_a_model_in_which_nothing_would_train_is_refused():
     check_trainable(model)
 
 
-@pytest.mark.parametrize(
-    "targets",
-    ["all-linear", None, ["q_proj"], LINEAR, ["model.layers.0.mlp.up_proj"], r".*layers\.[01]\..*(q|v)_proj"],
-    ids=str,
-)
-def test_targets_that_exist_are_accepted(targets):
-    check_targets(base(), LoraConfig(target_modules=targets))
-
-
-@pytest.mark.parametrize(
-    ("targets", "missing"),
-    [
+def test_a_target_that_does_not_exist_is_refused_even_beside_one_that_does():
+    model = base()
+    few = (["q_proj"], LINEAR, ["model.layers.0.mlp.up_proj"], r".*layers\.[01]\..*(q|v)_proj")
+    for targets in ("all-linear", None, *few):
+        check_targets(model, LoraConfig(target_modules=targets))
+    for targets, missing in (
         (["q_proj", "query"], "query"),
         (["c_attn", "q_proj", "qkv"], "c_attn, qkv"),
         (r".*\.query", r".*\.query"),
         (["model.layers.9.mlp.up_proj"], "model.layers.9.mlp.up_proj"),
-    ],
-)
-def test_a_target_that_does_not_exist_is_refused_even_beside_one_that_does(targets, missing):
-    with pytest.raises(ModelError) as raised:
-        check_targets(base(), LoraConfig(target_modules=targets))
-    (problem,) = raised.value.mistakes
-    assert problem.message == f"{missing} match no module of Qwen3ForCausalLM"
-    assert problem.where == "peft.target_modules"
-    assert problem.hint == f"the linear layers are {', '.join(sorted(LINEAR))}; or all-linear"
-
-
-def test_an_adapter_on_a_missing_target_is_not_attached():
-    model = base()
+    ):
+        with pytest.raises(ModelError) as raised:
+            check_targets(model, LoraConfig(target_modules=targets))
+        (problem,) = raised.value.mistakes
+        assert problem.message == f"{missing} match no module of Qwen3ForCausalLM"
+        assert problem.where == "peft.target_modules"
+        assert problem.hint == f"the linear layers are {', '.join(sorted(LINEAR))}; or all-linear"
     with pytest.raises(ModelError, match="query"):
         attach_adapter(model, LoraConfig(target_modules=["q_proj", "query"]))
     assert not any("lora" in name for name, _ in model.named_parameters())
 
 
-def test_the_sandbox_base_is_called_by_its_name_and_not_by_its_path():
+def test_bases_are_called_by_name_and_commit_or_by_their_path(tmp_path):
     assert base_identity(base()) == ("sandbox:base", None)
     assert base_identity(adapted()) == ("sandbox:base", None)
-
-
-def test_a_base_in_a_folder_is_called_by_its_path(tmp_path):
     shutil.copytree(BASE_FOLDER, tmp_path / "mine")
     section = ModelSection(name=str(tmp_path / "mine"))
     assert base_identity(load_base(section, CPU)) == (str(tmp_path / "mine"), None)
-
-
-def test_a_base_from_the_hub_is_called_by_its_name_and_commit():
     model = base()
     model.config.name_or_path, model.config._commit_hash = "someone/model", "0123abc"
     assert base_identity(model) == ("someone/model", "0123abc")
+    assert Path(resolve_model("sandbox:base")) == BASE_FOLDER
+    assert resolve_model("someone/model") == "someone/model"
+    with pytest.raises(ModelError, match="sandbox has no model 'sandbox:bas'"):
+        resolve_model("sandbox:bas")
 
 
-@pytest.mark.parametrize(
-    ("declared", "expected"), [(None, (1,)), (1, (1,)), (5, (1, 5)), ([5, 1, 7], (1, 5, 7)), ([], (1,))]
-)
-def test_every_end_token_counts_once_the_tokenizers_first(declared, expected):
-    model = base()
-    model.generation_config.eos_token_id = declared
-    assert eos_token_ids(model, load_tokenizer(ModelSection())) == expected
-    assert eos_token_ids(attach_adapter(model, LoraConfig(target_modules=["q_proj"])), load_tokenizer(ModelSection()))
+def test_every_end_token_counts_once_the_tokenizers_first():
+    model, tokenizer = base(), load_tokenizer(ModelSection())
+    policy = attach_adapter(model, LoraConfig(target_modules=["q_proj"]))
+    for declared, expected in ((None, (1,)), (1, (1,)), (5, (1, 5)), ([5, 1, 7], (1, 5, 7)), ([], (1,))):
+        model.generation_config.eos_token_id = declared
+        assert eos_token_ids(model, tokenizer) == expected, declared
+        assert eos_token_ids(policy, tokenizer), declared
+    without = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer)
+    assert without.eos_token_id is None
+    assert eos_token_ids(base(), without) == (1,)
 
 
-def test_a_tokenizer_without_an_end_token_adds_none():
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=load_tokenizer(ModelSection())._tokenizer)
-    assert tokenizer.eos_token_id is None
-    assert eos_token_ids(base(), tokenizer) == (1,)
-
-
-def test_the_base_is_loaded_for_evaluation_in_single_precision_on_a_cpu():
+def test_the_base_is_loaded_for_evaluation_and_the_empty_one_has_its_modules_and_counts():
     model = base()
     assert not model.training
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     half = load_base(ModelSection(dtype="bfloat16"), CPU)
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
-
-
-def test_the_empty_base_has_the_bases_modules_and_counts_but_no_weights():
-    empty, full = load_empty_base(ModelSection()), base()
+    empty = load_empty_base(ModelSection())
     assert {p.device.type for p in empty.parameters()} == {"meta"}
-    shapes = {name: p.shape for name, p in full.named_parameters()}
+    shapes = {name: p.shape for name, p in model.named_parameters()}
     assert {name: p.shape for name, p in empty.named_parameters()} == shapes
     check_targets(empty, LoraConfig(target_modules=LINEAR))
     assert trainable_parameters(attach_adapter(empty, adaptation(PeftSection()))) == trainable_parameters(
-        attach_adapter(full, adaptation(PeftSection()))
+        attach_adapter(model, adaptation(PeftSection()))
     )
 
 
@@ -327,16 +274,9 @@ def test_the_tokenizer_pads_on_the_left_with_its_end_token_if_it_has_no_other(tm
     assert tokenizer.pad_token_id == tokenizer.eos_token_id == 1
 
 
-def test_names_of_the_sandbox_resolve_to_its_folder_and_others_to_themselves():
-    assert Path(resolve_model("sandbox:base")) == BASE_FOLDER
-    assert resolve_model("someone/model") == "someone/model"
-    with pytest.raises(ModelError, match="sandbox has no model 'sandbox:bas'"):
-        resolve_model("sandbox:bas")
-
-
-@pytest.mark.parametrize("load", [lambda s: load_base(s, CPU), load_tokenizer, load_empty_base])
-def test_a_folder_without_a_model_is_the_users_mistake(load, tmp_path):
-    with pytest.raises(ModelError, match="holds no model that can be loaded") as raised:
-        load(ModelSection(name=str(tmp_path)))
-    assert raised.value.mistakes[0].where == "model.name"
-    assert "\n" not in str(raised.value)
+def test_a_folder_without_a_model_is_the_users_mistake(tmp_path):
+    for load in (lambda s: load_base(s, CPU), load_tokenizer, load_empty_base):
+        with pytest.raises(ModelError, match="holds no model that can be loaded") as raised:
+            load(ModelSection(name=str(tmp_path)))
+        assert raised.value.mistakes[0].where == "model.name"
+        assert "\n" not in str(raised.value)

@@ -53,43 +53,25 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
-def test_a_new_adapter_is_the_reference_until_it_moves(method):
-    policy = policy_of(method)
+def test_the_reference_is_the_pristine_base_and_the_adapter_active_and_trainable_afterwards(method):
+    policy, expected = policy_of(method), pristine()
     with torch.no_grad():
-        assert difference(token_log_probs(policy, IDS, MASK), pristine()) <= 1e-5
+        assert difference(token_log_probs(policy, IDS, MASK), expected) <= 1e-5  # a new one is the reference
         move_adapter(policy)
-        assert difference(token_log_probs(policy, IDS, MASK), pristine()) > 0.1
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_the_reference_is_the_pristine_base_after_the_adapter_has_moved(method):
-    policy = policy_of(method)
-    move_adapter(policy)
-    assert difference(reference_log_probs(policy, IDS, MASK), pristine()) <= 1e-6
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_the_adapter_is_active_and_trainable_again_afterwards(method):
-    policy = policy_of(method)
-    move_adapter(policy)
-    trainable = [name for name, p in policy.named_parameters() if p.requires_grad]
-    with torch.no_grad():
         before = token_log_probs(policy, IDS, MASK)
-        reference_log_probs(policy, IDS, MASK)
-        after = token_log_probs(policy, IDS, MASK)
-    assert torch.equal(after, before)
+        assert difference(before, expected) > 0.1
+    trainable = [name for name, p in policy.named_parameters() if p.requires_grad]
+    reference = reference_log_probs(policy, IDS, MASK)
+    assert not reference.requires_grad
+    assert difference(reference, expected) <= 1e-6
+    with torch.no_grad():
+        assert torch.equal(token_log_probs(policy, IDS, MASK), before)
     assert policy.active_adapter == "default"
     assert [name for name, p in policy.named_parameters() if p.requires_grad] == trainable
-
-
-def test_modules_that_are_trained_whole_are_the_bases_in_the_reference():
-    policy = attach_adapter(base(), adaptation(PeftSection(rank=4, kwargs={"modules_to_save": ["norm"]})))
-    move_adapter(policy)
-    assert difference(reference_log_probs(policy, IDS, MASK), pristine()) <= 1e-6
-
-
-def test_the_reference_has_no_gradient():
-    assert not reference_log_probs(policy_of("lora"), IDS, MASK).requires_grad
+    if method == "lora":  # modules that are trained whole are the base's
+        policy = attach_adapter(base(), adaptation(PeftSection(rank=4, kwargs={"modules_to_save": ["norm"]})))
+        move_adapter(policy)
+        assert difference(reference_log_probs(policy, IDS, MASK), expected) <= 1e-6
 
 
 def policy_log_probs(policy: torch.nn.Module) -> torch.Tensor:
@@ -223,29 +205,29 @@ def trainer(tmp_path_factory) -> PeftGRPOTrainer:
     return trainer
 
 
-@pytest.mark.parametrize("name", ["policy_log_probs", "reference_log_probs"])
-@pytest.mark.parametrize("training", [True, False])
-def test_the_trainers_log_probs_are_single_precision_one_for_each_token_but_the_first(trainer, name, training):
-    trainer.model.train(training)
-    log_probs = getattr(trainer, name)(IDS, MASK)
-    assert log_probs.shape == (2, 9)
-    assert log_probs.dtype == torch.float32
-    assert not log_probs.requires_grad
-    assert (log_probs[REAL] <= 0).all()
-    assert trainer.model.training is training
-
-
-def test_the_trainers_reference_is_the_pristine_base_after_training(trainer):
-    assert difference(trainer.reference_log_probs(IDS, MASK), pristine()) <= 1e-6
-    assert difference(trainer.policy_log_probs(IDS, MASK), pristine()) > 0.01
-
-
-def test_the_trainers_policy_has_temperature_one_and_no_dropout(trainer):
-    expected = trainer.policy_log_probs(IDS, MASK)
-    trainer.model.train()
+def test_the_trainers_log_probs_are_those_of_plain_forward_passes(trainer):
+    """Of the policy and of the pristine base; single precision, one for each token but the first, without dropout."""
+    model = trainer.model
+    model.eval()
     with torch.no_grad():
-        assert difference(token_log_probs(trainer.policy, IDS, MASK), expected) > 1e-3  # dropout acts
-        trainer.model.eval()
-        assert torch.equal(token_log_probs(trainer.policy, IDS, MASK, temperature=1.0), expected)
-    trainer.model.train()
-    assert torch.equal(trainer.policy_log_probs(IDS, MASK), expected)
+        logits = trainer.policy(IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0)).logits
+        by_hand = logits[:, :-1].float().log_softmax(-1).gather(-1, IDS[:, 1:, None])[..., 0]
+    for training in (True, False):
+        model.train(training)
+        policy, reference = (getattr(trainer, f"{of}_log_probs")(IDS, MASK) for of in ("policy", "reference"))
+        assert model.training is training
+        for found in (policy, reference):
+            assert found.shape == (2, 9)
+            assert found.dtype == torch.float32
+            assert not found.requires_grad
+            assert (found[REAL] <= 0).all()
+        assert difference(policy, by_hand) <= 1e-5
+        assert difference(reference, pristine()) <= 1e-6
+        assert difference(policy, pristine()) > 0.01
+    model.train()
+    with torch.no_grad():
+        assert difference(token_log_probs(trainer.policy, IDS, MASK), policy) > 1e-3  # dropout acts
+        model.eval()
+        assert torch.equal(token_log_probs(trainer.policy, IDS, MASK, temperature=1.0), policy)
+    model.train()
+    assert torch.equal(trainer.policy_log_probs(IDS, MASK), policy)

@@ -43,47 +43,32 @@ def test_an_adapter_is_known_without_loading_it():
     assert found.base_fingerprint == base_fingerprint(load_base(ModelSection(), torch.device("cpu")))
 
 
-def test_an_adapter_of_another_program_has_no_fingerprint():
+def test_a_run_or_a_home_folder_may_be_named_and_no_fingerprint_be_there(monkeypatch):
     assert find_adapter(str(saved(fingerprint=False))).base_fingerprint is None
-
-
-def test_a_run_is_named_where_its_adapter_is_meant():
-    saved().rename("run")
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    assert find_adapter("~/adapter").shapes
     Path("whole").mkdir()
-    Path("run").rename("whole/adapter")
+    Path("adapter").rename("whole/adapter")
     Path("whole/run.json").write_text("{}")
     assert find_adapter("whole").folder == Path("whole/adapter")
 
 
-def test_a_home_folder_is_understood(monkeypatch):
-    saved()
-    monkeypatch.setenv("HOME", str(Path.cwd()))
-    assert find_adapter("~/adapter").shapes
-
-
-@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/nowhere", "~/nowhere", "a/b/c"])
-def test_a_folder_that_does_not_exist_is_refused(name):
-    assert line(name) == f"peft.adapter: {name}: no such folder, and not a name on the Hub (user/name)"
-
-
-@pytest.mark.parametrize("name", ["someone/adapter", "someone/adapter@main"])
-def test_a_name_on_the_hub_is_refused_when_the_hub_cannot_be_reached(name):
-    assert line(name).startswith("peft.adapter: someone/adapter")
-
-
-@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_folder_without_one_of_the_files_is_refused(file):
-    (saved() / file).unlink()
-    assert line("adapter") == f"peft.adapter: adapter holds no adapter: {file} is absent"
-
-
-def test_an_empty_folder_is_refused():
+def test_what_holds_no_adapter_is_refused_in_a_line_that_names_what_is_missing():
+    for name in ("nowhere", "./nowhere", "/nowhere", "~/nowhere", "a/b/c"):
+        assert line(name) == f"peft.adapter: {name}: no such folder, and not a name on the Hub (user/name)"
+    for name in ("someone/adapter", "someone/adapter@main"):  # the Hub cannot be reached
+        assert line(name).startswith("peft.adapter: someone/adapter")
     Path("adapter").mkdir()
     assert line("adapter") == "peft.adapter: adapter holds no adapter: adapter_config.json is absent"
-
-
-def test_an_adapter_that_is_only_a_pickle_is_refused_and_not_opened():
-    weights = saved() / "adapter_model.safetensors"
+    config, weights = (saved() / name for name in ("adapter_config.json", "adapter_model.safetensors"))
+    there = {file: file.read_bytes() for file in (config, weights)}
+    for file, content in there.items():
+        file.unlink()
+        assert line("adapter") == f"peft.adapter: adapter holds no adapter: {file.name} is absent"
+        file.write_bytes(content)
+    for left in (0, 5, 100, -1):
+        weights.write_bytes(there[weights][:left])
+        assert line("adapter").startswith("peft.adapter: adapter cannot be read: "), left
     weights.unlink()
     Path("adapter/adapter_model.bin").write_bytes(b"no pickle at all")
     assert line("adapter") == (
@@ -92,42 +77,34 @@ def test_an_adapter_that_is_only_a_pickle_is_refused_and_not_opened():
     )
 
 
-@pytest.mark.parametrize("left", [0, 5, 100, -1])
-def test_weights_that_were_cut_short_are_refused(left):
-    weights = saved() / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:left])
-    assert line("adapter").startswith("peft.adapter: adapter cannot be read: ")
+def test_a_config_that_is_none_is_refused():
+    base, config = load_base(ModelSection(), torch.device("cpu")), saved() / "adapter_config.json"
+    wrong_type = ('{"peft_type": "NONSENSE"}', '{"peft_type": "LORA", "r": "many"}')
+    for text in ("", "{", "[]", "null", '"lora"', *wrong_type, "{}"):
+        config.write_text(text)
+        with pytest.raises(PerlError) as caught:
+            continue_adapter(base, find_adapter("adapter"))
+        assert len(str(caught.value).splitlines()) == 1, text
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '"lora"', '{"peft_type": "NONSENSE"}', '{"peft_type": "LORA", "r": "many"}', "{}"]
-)
-def test_a_config_that_is_none_is_refused(text):
-    (saved() / "adapter_config.json").write_text(text)
-    with pytest.raises(PerlError) as caught:
-        continue_adapter(load_base(ModelSection(), torch.device("cpu")), find_adapter("adapter"))
-    assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(("made_for", "base"), [("someone/else", "sandbox:base"), ("sandbox:base", "someone/else")])
-def test_an_adapter_for_another_base_is_refused_with_the_right_name(made_for, base):
-    saved(made_for)
-    assert line("adapter", base) == (
-        f"peft.adapter: adapter was made for {made_for}, not for {base} (model.name: {made_for})"
-    )
-
-
-@pytest.mark.parametrize("base", [None, "/some/folder"])
-def test_a_base_without_a_public_name_is_not_compared_by_name(base):
-    saved("someone/else")
-    assert find_adapter("adapter", base).config.base_model_name_or_path == "someone/else"
-
-
-@pytest.mark.parametrize("made_for", [None, "/a/folder/of/another/machine", "./base"])
-def test_an_adapter_that_names_no_public_base_is_not_compared_by_name(made_for):
+def test_bases_are_compared_by_their_public_names():
     config = saved() / "adapter_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": made_for}))
-    assert find_adapter("adapter", "sandbox:base").shapes
+    facts = json.loads(config.read_text())
+    for made_for, base, fits in (
+        ("someone/else", "sandbox:base", False),
+        ("sandbox:base", "someone/else", False),
+        *(("someone/else", base, True) for base in (None, "/some/folder")),
+        *((made_for, "sandbox:base", True) for made_for in (None, "/a/folder/of/another/machine", "./base")),
+    ):
+        config.write_text(json.dumps({**facts, "base_model_name_or_path": made_for}))
+        if fits:
+            found = find_adapter("adapter", base)
+            assert found.shapes
+            assert found.config.base_model_name_or_path == made_for
+        else:
+            assert line("adapter", base) == (
+                f"peft.adapter: adapter was made for {made_for}, not for {base} (model.name: {made_for})"
+            )
 
 
 def test_an_adapter_of_a_type_that_cannot_be_trained_is_found_and_its_type_refused():

@@ -1,6 +1,7 @@
 """An entry says what is known and nothing else, and a zoo is a folder of them."""
 
 import json
+from decimal import Decimal
 
 import pytest
 
@@ -12,12 +13,6 @@ from tests.zoo.entries import CURVE, OTHER_PROTOCOL, reported, score, seeds, the
 GOOD = trained("good", score(0.5), seeds=seeds(0.6))
 
 
-def written(tmp_path, **changes):
-    path = tmp_path / "good.json"
-    path.write_text(json.dumps({**json.loads(GOOD.to_json()), **changes}))
-    return path
-
-
 def test_an_entry_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "good.json"
     path.write_text(GOOD.to_json())
@@ -25,64 +20,48 @@ def test_an_entry_is_read_as_it_was_written(tmp_path):
     assert found == GOOD
     assert found.curve == CURVE
     assert found.to_json() == GOOD.to_json()
+    assert reported("a").adapter == Location()  # only what is reported may lie nowhere
+    with pytest.raises(ValueError, match="names the adapter's files"):
+        Entry(name="a", provenance="reproduced", base="b", method="lora")
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"nmae": "x"}, "nmae: Extra inputs are not permitted"),
-        ({"base": None}, "base: Input should be a valid string"),
-        ({"tokens": "many"}, "tokens: "),
-        ({"tokens": -1}, "tokens: "),
-        ({"provenance": "guessed"}, "provenance: "),
-        ({"curve": [[1, "x"]]}, "curve.0.1: "),
-        ({"name": "../good"}, "name: "),
-        ({"adapter": {"repo": "a/b/c", "sha256": {"x": "y"}}}, "adapter.repo: "),
-        ({"adapter": {}}, "names the adapter's files"),
-        ({"provenance": "reported"}, "a reported entry names its source"),
-        ({"provenance": "reported", "source": "a paper"}, "a reported score has no protocol hash"),
-        ({"scores": [json.loads(score(0.1).model_dump_json())] * 2}, "it has two scores on sums"),
-        ({"scores": [{"task": "sums", "metric": "avg@4", "adapter": 46.6}]}, "scores.0.adapter: "),
-        ({"scores": [{"task": "sums", "metric": "avg@4", "adapter": 0.4}]}, "the protocol of each score"),
-    ],
-)
-def test_a_wrong_entry_is_one_line_that_names_the_field(tmp_path, changes, said):
-    path = written(tmp_path, **changes)
-    with pytest.raises(PerlError) as caught:
-        read_entry(path)
-    assert str(caught.value).startswith(f"{path}: is not an entry of a zoo: ")
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+WRONG_FIELDS = [
+    ({"nmae": "x"}, "nmae: Extra inputs are not permitted"),
+    ({"base": None}, "base: Input should be a valid string"),
+    ({"tokens": "many"}, "tokens: "),
+    ({"tokens": -1}, "tokens: "),
+    ({"provenance": "guessed"}, "provenance: "),
+    ({"curve": [[1, "x"]]}, "curve.0.1: "),
+    ({"name": "../good"}, "name: "),
+    ({"adapter": {"repo": "a/b/c", "sha256": {"x": "y"}}}, "adapter.repo: "),
+    ({"adapter": {}}, "names the adapter's files"),
+    ({"provenance": "reported"}, "a reported entry names its source"),
+    ({"provenance": "reported", "source": "a paper"}, "a reported score has no protocol hash"),
+    ({"scores": [json.loads(score(0.1).model_dump_json())] * 2}, "it has two scores on sums"),
+    ({"scores": [{"task": "sums", "metric": "avg@4", "adapter": 46.6}]}, "scores.0.adapter: "),
+    ({"scores": [{"task": "sums", "metric": "avg@4", "adapter": 0.4}]}, "the protocol of each score"),
+]
+NO_ENTRY = [
+    *((text, "") for text in ("", "[]", "{", '{"a": NaN}', "\x00", '{"recipe": ' + "[" * 100_000)),
+    *((GOOD.to_json().replace('"seconds": null', f'"seconds": {v}'), "seconds: ") for v in ("NaN", "Infinity")),
+    (" " * 1_000_001, "1,000,001 bytes"),
+]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN}', "\x00", '{"recipe": ' + "[" * 100_000])
-def test_a_file_that_is_no_entry_is_refused(tmp_path, text):
+def test_a_file_that_is_no_valid_entry_is_refused_in_a_line_that_names_file_and_field(tmp_path):
     path = tmp_path / "good.json"
-    path.write_text(text)
-    with pytest.raises(PerlError, match="is not an entry of a zoo"):
-        read_entry(path)
-
-
-@pytest.mark.parametrize("value", ["NaN", "Infinity"])
-def test_numbers_that_are_none_are_refused(tmp_path, value):
-    path = tmp_path / "good.json"
-    path.write_text(GOOD.to_json().replace('"seconds": null', f'"seconds": {value}'))
-    with pytest.raises(PerlError, match="seconds: "):
-        read_entry(path)
-
-
-def test_a_huge_file_is_not_read(tmp_path):
-    path = tmp_path / "good.json"
-    path.write_text(" " * 1_000_001)
-    with pytest.raises(PerlError, match="1,000,001 bytes"):
-        read_entry(path)
-
-
-def test_a_file_is_named_as_its_entry(tmp_path):
-    path = tmp_path / "other.json"
-    path.write_text(GOOD.to_json())
+    texts = [(json.dumps({**json.loads(GOOD.to_json()), **changes}), part) for changes, part in WRONG_FIELDS]
+    for text, part in [*texts, *NO_ENTRY]:
+        path.write_text(text)
+        with pytest.raises(PerlError) as caught:
+            read_entry(path)
+        assert str(caught.value).startswith(f"{path}: is not an entry of a zoo: "), (text[:80], part)
+        assert part in str(caught.value)
+        assert "\n" not in str(caught.value), (text[:80], part)
+    other = tmp_path / "other.json"
+    other.write_text(GOOD.to_json())
     with pytest.raises(PerlError, match=r"holds the entry 'good' \(name the file good.json\)"):
-        read_entry(path)
+        read_entry(other)
 
 
 def test_scores_may_be_compared_within_a_protocol_or_a_metric_of_a_source():
@@ -96,24 +75,26 @@ def test_scores_may_be_compared_within_a_protocol_or_a_metric_of_a_source():
     assert how(reported("a", theirs(0.1))) != how(reported("b", theirs(0.1, metric="pass@32")))
 
 
-def test_a_gain_has_no_noise_of_subtraction():
-    assert score(0.444, base=0.41).gain == 0.034
+def test_a_gain_is_the_difference_of_the_printed_decimals():
+    for adapter in range(0, 1000, 37):
+        for base in range(0, 1000, 41):
+            exact = Decimal(adapter - base) / 1000
+            assert score(adapter / 1000, base=base / 1000).gain == float(exact)
     assert theirs(0.4).gain is None
 
 
-def test_a_zoo_is_found_by_name_with_or_without_prefix(tmp_path):
+def test_an_entry_is_found_by_name_with_or_without_prefix_or_its_absence_reported(tmp_path):
     zoo = zoo_of(tmp_path / "zoo", GOOD, reported("a-paper"))
     assert list(zoo.entries) == ["a-paper", "good"]
     assert zoo.entry("zoo:good") == zoo.entry("good") == GOOD
     assert zoo.shipped_folder(GOOD) == tmp_path / "zoo" / "adapters" / "good"
-    with pytest.raises(PerlError, match=r"the zoo has no 'goud' \(did you mean good\?\)"):
-        zoo.entry("goud")
-
-
-def test_a_name_far_from_all_others_is_told_where_they_are(tmp_path):
-    zoo = zoo_of(tmp_path, *(reported(f"entry-{number}") for number in range(50)))
-    with pytest.raises(PerlError, match=r"\(perl zoo list\)"):
-        zoo.entry("zzz")
+    many = zoo_of(tmp_path / "many", *(reported(f"entry-{number}") for number in range(50)))
+    for where, name, said in (
+        (zoo, "goud", r"the zoo has no 'goud' \(did you mean good\?\)"),
+        (many, "zzz", r"\(perl zoo list\)"),
+    ):
+        with pytest.raises(PerlError, match=said):
+            where.entry(name)
 
 
 def test_the_environment_names_another_zoo(tmp_path, monkeypatch):
@@ -123,9 +104,3 @@ def test_the_environment_names_another_zoo(tmp_path, monkeypatch):
     assert list(open_zoo().entries) == ["good"]
     with pytest.raises(PerlError, match="is not a zoo"):
         open_zoo(tmp_path / "absent")
-
-
-def test_an_adapter_may_lie_nowhere_only_if_it_is_reported():
-    assert reported("a").adapter == Location()
-    with pytest.raises(ValueError, match="names the adapter's files"):
-        Entry(name="a", provenance="reproduced", base="b", method="lora")

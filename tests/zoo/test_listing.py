@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 
 import pytest
 
@@ -32,9 +33,8 @@ def names(rows):
     return [row["name"].value for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
+def test_filters():
+    for wanted, expected in (
         (Filter(), "abcd"),
         (Filter(base="base"), "abcd"),
         (Filter(base="BASE-1.5b"), "d"),
@@ -42,41 +42,41 @@ def names(rows):
         (Filter(method="LoRA", provenance="reported"), "d"),
         (Filter(task="products"), "ac"),
         (Filter(provenance="reproduced"), ""),
-    ],
-)
-def test_filters(wanted, expected):
-    assert "".join(entry.name[0] for entry in select(ALL, wanted)) == expected
-
-
-def test_a_method_is_not_part_of_another_ones_name():
-    plus = trained("e-plus", method="lora_plus")
+    ):
+        assert "".join(entry.name[0] for entry in select(ALL, wanted)) == expected, wanted
+    plus = trained("e-plus", method="lora_plus")  # of which another method's name is a part
     assert select([LORA, plus], Filter(method="lora")) == [LORA]
     assert select([LORA, plus], Filter(method="lora_plus")) == [plus]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        (Filter(method="verra"), "--method: no entry of the zoo has the method 'verra' (did you mean vera?)"),
-        (Filter(method="ora"), "--method: no entry of the zoo has the method 'ora' (did you mean lora?)"),
-        (Filter(task="sum"), "--task: no entry of the zoo has the task 'sum' (did you mean sums?)"),
-        (Filter(base="Quen"), "--base: no entry of the zoo has the base 'Quen'"),
-    ],
-)
-def test_a_filter_that_no_entry_could_pass_is_a_mistake(wanted, said):
-    with pytest.raises(PerlError) as caught:
-        select(ALL, wanted)
-    assert str(caught.value).startswith(said)
+MISTAKES = [
+    (
+        select,
+        (ALL, Filter(method="verra")),
+        "--method: no entry of the zoo has the method 'verra' (did you mean vera?)",
+    ),
+    (select, (ALL, Filter(method="ora")), "--method: no entry of the zoo has the method 'ora' (did you mean lora?)"),
+    (select, (ALL, Filter(task="sum")), "--task: no entry of the zoo has the task 'sum' (did you mean sums?)"),
+    (select, (ALL, Filter(base="Quen")), "--base: no entry of the zoo has the base 'Quen'"),
+    (ordered, (ROWS, "prodcts"), "--sort: nothing is called 'prodcts' (did you mean products?)"),
+    (columns_of, ("name,sise", None, ROWS), "no column 'sise' (did you mean size?)"),
+    (columns_of, ("qqqqq", None, ROWS), "there are: "),
+]
 
 
-def test_tasks_come_with_the_most_used_first():
+def test_what_is_not_there_to_filter_by_sort_by_or_show_is_a_mistake():
+    for function, arguments, part in MISTAKES:
+        with pytest.raises(PerlError) as caught:
+            function(*arguments)
+        assert part in str(caught.value)
+        assert str(caught.value).startswith(part) or function is columns_of
+
+
+def test_the_order_of_tasks_and_rows():
+    """Tasks: the most used first. Rows: scores go down, all else up, unknown values last."""
     assert tasks_of(ALL) == ["products", "sums"]
     assert tasks_of([*ALL, trained("e", score(0.1))]) == ["sums", "products"]
-
-
-@pytest.mark.parametrize(
-    ("by", "reverse", "expected"),
-    [
+    for by, reverse, expected in (
         (None, False, "abcd"),
         ("name", True, "dcba"),
         ("sums", False, "bacd"),
@@ -84,18 +84,11 @@ def test_tasks_come_with_the_most_used_first():
         ("tokens", False, "bacd"),
         ("tokens", True, "abcd"),
         ("method", False, "cadb"),
-    ],
-)
-def test_scores_go_down_all_else_up_and_unknown_values_are_last(by, reverse, expected):
-    assert "".join(name[0] for name in names(ordered(ROWS, by, reverse=reverse))) == expected
+    ):
+        assert "".join(name[0] for name in names(ordered(ROWS, by, reverse=reverse))) == expected, (by, reverse)
 
 
-def test_sorting_by_what_is_not_there_is_a_mistake():
-    with pytest.raises(PerlError, match=r"--sort: nothing is called 'prodcts' \(did you mean products\?\)"):
-        ordered(ROWS, "prodcts")
-
-
-def test_a_row_says_all_that_is_known():
+def test_a_row_says_all_that_is_known_and_columns_are_chosen():
     row = {name: cell.text for name, cell in row_of(LORA).items() if cell.text != "-"}
     assert row == {
         "name": "a-lora",
@@ -120,9 +113,6 @@ def test_a_row_says_all_that_is_known():
         "products": "30.0 ± 1.0",
         "products.stderr": "1.0",
     }
-
-
-def test_columns_are_chosen_and_a_task_brings_its_own():
     assert columns_of(None, None, ROWS)[:4] == ["name", "provenance", "base", "method"]
     with_task = columns_of(None, "sums", ROWS)
     assert with_task[4:7] == ["sums", "sums.base", "sums.gain"]
@@ -130,14 +120,16 @@ def test_columns_are_chosen_and_a_task_brings_its_own():
     assert columns_of("name, products ,sums.stderr", "sums", ROWS) == ["name", "products", "sums.stderr"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [("name,sise", "no column 'sise' (did you mean size?)"), ("qqqqq", "there are: ")],
-)
-def test_a_column_that_is_not_there_is_a_mistake(asked, said):
-    with pytest.raises(PerlError) as caught:
-        columns_of(asked, None, ROWS)
-    assert said in str(caught.value)
+def test_shown_scores_are_the_percentages_of_the_shares():
+    for thousandths in range(0, 1001, 7):
+        share, base = thousandths / 1000, (1000 - thousandths) / 1000
+        shown = {name: cell.text for name, cell in row_of(trained("a", score(share, base=base))).items()}
+        adapter, beside, gain = (
+            re.fullmatch(r"([+-]?[\d.]+)(?: ± [\d.]+)?", shown[f"sums{of}"])[1] for of in ("", ".base", ".gain")
+        )
+        assert float(adapter) == pytest.approx(100 * share, abs=0.0501)
+        assert float(beside) == pytest.approx(100 * base, abs=0.0501)
+        assert float(gain) == pytest.approx(100 * (share - base), abs=0.0501)
 
 
 def test_the_three_forms():
@@ -162,6 +154,9 @@ def test_the_three_forms():
     ]
     assert as_records(ROWS[:1], columns) == [{"name": "a-lora", "sums": 0.5, "tokens": 123456}]
     assert as_records(ROWS[2:3], None)[0]["products"] == 0.9
+    # A task that is called like a fact does not take its place.
+    alike = [row_of(reported("e", theirs(0.5, "name"), theirs(0.6, "provenance")))]
+    assert as_records(alike, ["name", "provenance"]) == [{"name": "e", "provenance": "reported"}]
 
 
 def test_what_others_wrote_steers_neither_terminal_nor_markdown_nor_spreadsheet():
@@ -170,8 +165,3 @@ def test_what_others_wrote_steers_neither_terminal_nor_markdown_nor_spreadsheet(
     assert as_plain(rows, ["method"]).splitlines() == ["method", "=1+1| [31m<b> *x*"]
     assert as_markdown(rows, ["method"]).splitlines()[2] == r"| =1+1\| \[31m\<b\> \*x\* |"
     assert list(csv.reader(io.StringIO(as_csv(rows, ["method"]))))[1] == ["'=1+1| [31m<b> *x*"]
-
-
-def test_a_task_called_like_a_fact_does_not_take_its_place():
-    rows = [row_of(reported("e", theirs(0.5, "name"), theirs(0.6, "provenance")))]
-    assert as_records(rows, ["name", "provenance"]) == [{"name": "e", "provenance": "reported"}]

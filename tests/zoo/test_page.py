@@ -33,27 +33,26 @@ def page_of(tmp_path, *entries):
     return html_page(zoo_of(tmp_path / "zoo", *entries))
 
 
-@pytest.fixture
-def page(tmp_path):
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
     return page_of(
-        tmp_path,
+        tmp_path_factory.mktemp("page"),
         trained("b-good", score(0.9), score(0.2, "products"), tokens=90, seeds=seeds(0.8)),
         trained("a-poor", score(0.1), tokens=1_000, method="vera", curve=[]),
         reported("c-paper", theirs(0.5, "products"), notes=["Only one seed."]),
     )
 
 
-def test_every_entry_is_there_with_base_beside_adapter(page):
+def test_every_entry_is_there_and_the_page_asks_nobody_for_anything(page, tmp_path):
     for said in ("b-good", "a-poor", "c-paper", "90.0 ± 7.1", "base 40.0 ± 1.2 (+50.0)", "Only one seed."):
         assert said in page
-
-
-def test_the_page_asks_nobody_for_anything(page):
     for tag, attributes in Tags(page).found:
         assert tag not in ("link", "iframe", "object", "embed", "img", "base")
         assert not attributes.keys() & {"src", "href", "action", "style"}
         assert not any(name.startswith("on") for name in attributes)
     assert not re.search(r"@import|url\(|https?://", page)
+    (tmp_path / "zoo" / "entries").mkdir(parents=True)
+    assert "0 entries" in page_of(tmp_path)
 
 
 def test_what_an_entry_says_is_text(tmp_path):
@@ -65,14 +64,19 @@ def test_what_an_entry_says_is_text(tmp_path):
 
 
 def test_a_curve_is_drawn_to_its_corners_and_only_if_there_are_two_points():
-    curve = curve_of([(1, 0.2), (2, 0.6), (3, 0.4)], 100, 20)
-    assert curve.points == "2.0,18.0 50.0,2.0 98.0,10.0"
-    assert (curve.low, curve.high, curve.first, curve.last) == (0.2, 0.6, 1, 3)
+    points = [(1, 0.2), (2, 0.6), (3, 0.4), (7, 0.9), (10, 0.25)]
+    curve = curve_of(points, 100, 20)
+    drawn = [tuple(map(float, point.split(","))) for point in curve.points.split()]
+    # From 2 to 98 by steps and from 18 up to 2 by rewards, of which y counts down.
+    expected = [(2 + 96 * (step - 1) / 9, 18 - 16 * (reward - 0.2) / 0.7) for step, reward in points]
+    assert drawn == [pytest.approx(place, abs=0.051) for place in expected]
+    assert curve_of(points[:3], 100, 20).points == "2.0,18.0 50.0,2.0 98.0,10.0"
+    assert (curve.low, curve.high, curve.first, curve.last) == (0.2, 0.9, 1, 10)
     assert curve_of([(1, 0.5)], 100, 20) is None
     assert curve_of([(5, 0.5), (5, 0.5)], 100, 20).points == "2.0,18.0 2.0,18.0"
 
 
-def test_error_bars_lie_around_the_scores(page):
+def test_error_bars_lie_around_the_scores(page, tmp_path):
     circles = [float(a["cx"]) for tag, a in Tags(page).found if tag == "circle" and a["class"] == "adapter"]
     lines = [a for tag, a in Tags(page).found if tag == "line" and a["class"] == "adapter"]
     assert len(circles) == len(lines) == 5  # the key, and four scores
@@ -81,11 +85,13 @@ def test_error_bars_lie_around_the_scores(page):
     # sums: from 0.09 (a-poor less its error) to 0.9707 (b-good and the spread of its seeds).
     poor = circles[1]
     assert poor == pytest.approx(5 + 90 * (0.1 - 0.09) / (0.9 + 0.0707 - 0.09), abs=0.1)
-
-
-def test_an_empty_zoo_has_a_page(tmp_path):
-    (tmp_path / "zoo" / "entries").mkdir(parents=True)
-    assert "0 entries" in page_of(tmp_path)
+    # A score without an error to see is drawn and written as an interval, whose exact lower end is 0.025^(1/30).
+    all_right = page_of(tmp_path, trained("all-right", score(1.0, stderr=0.0, n=30, base=0.5, base_stderr=0.09)))
+    low = re.search(r"100\.0 \[([\d.]+), 100\.0\]", all_right)[1]
+    assert float(low) == pytest.approx(100 * 0.025 ** (1 / 30), abs=0.051)
+    assert "± 0.0" not in all_right
+    ends = {(a["x1"], a["x2"]) for tag, a in Tags(all_right).found if tag == "line" and a.get("class") == "adapter"}
+    assert ("95.0", "95.0") not in ends
 
 
 def in_browser(tmp_path, page, script):
@@ -178,27 +184,13 @@ return { window: window.innerWidth, hidden: frame.scrollWidth - frame.clientWidt
     assert found["last"] <= 1280
 
 
-def test_a_score_without_an_error_to_see_is_drawn_and_written_as_an_interval(tmp_path):
-    page = page_of(tmp_path, trained("all-right", score(1.0, stderr=0.0, n=30, base=0.5, base_stderr=0.09)))
-    assert "100.0 [88.4, 100.0]" in page
-    assert "± 0.0" not in page
-    lines = [found for tag, found in Tags(page).found if tag == "line" and found.get("class") == "adapter"]
-    ends = {(line["x1"], line["x2"]) for line in lines}
-    assert ("95.0", "95.0") not in ends
-
-
 @needs_browser
 def test_a_browser_runs_the_pages_script_under_its_policy_and_no_other(tmp_path):
     page = page_of(tmp_path, reported("a", theirs(0.5, HOSTILE), notes=[HOSTILE], method=HOSTILE))
     assert '<form id="controls" hidden>' in page
-    injected = written(tmp_path, page.replace("</body>", "<script>document.title = 'foreign'</script></body>"))
+    injected = tmp_path / "page.html"
+    injected.write_text(page.replace("</body>", "<script>document.title = 'foreign'</script></body>"))
     after = shown(tmp_path, injected)
     assert '<form id="controls">' in after
     assert "1 of 1</span>" in after
     assert title_of(tmp_path, injected) == "Model zoo"
-
-
-def written(tmp_path, page):
-    file = tmp_path / "page.html"
-    file.write_text(page)
-    return file

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 
 from perl.hub.zoo_entries import verify
 from perl.methods.registry import METHODS
@@ -19,12 +20,29 @@ from perl.zoo.catalogue import open_zoo
 from tests.saved_adapters import clean_base
 
 ZOO = open_zoo()
+# Saved as a LoRA of twice the rank; saved with frozen numbers, or without ranks that were taken away.
+ANCHORED = {"pissa", "milora", "olora"}
+OTHER_NUMBERS = {"adalora", "delora", "lora_fa", "shira", "slicefine", "tinylora", "vera"}
 SHIPPED = [entry for entry in ZOO.entries.values() if entry.adapter.shipped]
 
 
-def test_every_method_that_has_an_adapter_is_there():
+def test_every_method_has_an_adapter_with_the_sizes_and_the_policy_that_its_entry_names():
     assert sorted(entry.method for entry in SHIPPED) == sorted(name for name in METHODS if name != "full")
     assert {entry.provenance for entry in SHIPPED} == {"trained-here"}
+    files = [path for path in (ZOO.folder / "adapters").rglob("*") if path.is_file()]
+    assert len(files) == 2 * len(SHIPPED) == 56
+    assert {path.parent.name for path in files} == {entry.name for entry in SHIPPED}
+    sizes = {entry.name: sum(p.stat().st_size for p in files if p.parent.name == entry.name) for entry in SHIPPED}
+    assert {entry.name: entry.adapter.size for entry in SHIPPED} == sizes
+    assert sum(sizes.values()) <= 3_000_000
+    for entry in SHIPPED:
+        there = ZOO.folder / "adapters" / entry.name
+        digest = hashlib.sha256((there / WEIGHTS).read_bytes()).hexdigest()
+        assert entry.policy == adapter_policy_name((there / CONFIG).read_text(), digest, entry.base_sha256), entry.name
+        held = sum(tensor.numel() for tensor in load_file(there / WEIGHTS).values())
+        if entry.method not in OTHER_NUMBERS:
+            assert held == entry.trainable_parameters * (2 if entry.method in ANCHORED else 1), entry.name
+    assert len({entry.policy for entry in SHIPPED}) == len(SHIPPED)
 
 
 def test_three_seeds_of_each_were_trained_and_scored_under_one_protocol():
@@ -36,21 +54,6 @@ def test_three_seeds_of_each_were_trained_and_scored_under_one_protocol():
     scores = [entry.score("sandbox:addition") for entry in SHIPPED]
     assert len({score.protocol_hash for score in scores}) == 1
     assert len({(score.base, score.base_stderr, score.n, score.k) for score in scores}) == 1
-
-
-def test_all_of_them_are_at_most_three_megabytes():
-    files = [path for path in (ZOO.folder / "adapters").rglob("*") if path.is_file()]
-    assert len(files) == 2 * len(SHIPPED) == 56
-    assert sum(path.stat().st_size for path in files) <= 3_000_000
-    assert {path.parent.name for path in files} == {entry.name for entry in SHIPPED}
-
-
-def test_each_names_its_policy():
-    for entry in SHIPPED:
-        files = ZOO.folder / "adapters" / entry.name
-        digest = hashlib.sha256((files / WEIGHTS).read_bytes()).hexdigest()
-        assert entry.policy == adapter_policy_name((files / CONFIG).read_text(), digest, entry.base_sha256), entry.name
-    assert len({entry.policy for entry in SHIPPED}) == len(SHIPPED)
 
 
 @pytest.fixture(scope="module")

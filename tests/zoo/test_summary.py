@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 
 import pytest
 
@@ -15,19 +16,27 @@ def markdown(tmp_path, *entries):
     return rendered(zoo_of(tmp_path / "zoo", *entries))["MODEL_ZOO.md"]
 
 
-def rows(tmp_path, *entries):
-    return list(csv.DictReader(io.StringIO(rendered(zoo_of(tmp_path / "zoo", *entries))["zoo.csv"])))
+def rows(zoo):
+    return list(csv.DictReader(io.StringIO(rendered(zoo)["zoo.csv"])))
 
 
-def test_the_committed_files_are_what_the_committed_entries_give():
-    assert stale(open_zoo()) == []
-
-
-def test_the_committed_files_lie_where_they_are_looked_for(checkout):
-    assert places(open_zoo()) == {
+def test_the_committed_files_are_what_the_committed_entries_give(checkout):
+    zoo = open_zoo()
+    assert stale(zoo) == []
+    assert places(zoo) == {
         "MODEL_ZOO.md": checkout / "MODEL_ZOO.md",
         "zoo.csv": checkout / "model_cards" / "zoo" / "zoo.csv",
     }
+    lines = rows(zoo)
+    scored = {(line["name"], line["task"]): line for line in lines if line["task"]}
+    assert len(scored) == sum(len(entry.scores) for entry in zoo.entries.values())
+    for name, entry in zoo.entries.items():
+        for score_ in entry.scores:
+            line = scored[name, score_.task]
+            assert float(line["score"]) == pytest.approx(score_.adapter, rel=1e-12)
+            assert float(line["base_score"] or "nan") == pytest.approx(
+                math.nan if score_.base is None else score_.base, rel=1e-12, nan_ok=True
+            )
 
 
 def test_what_is_stale_is_said_with_its_line(tmp_path):
@@ -69,9 +78,9 @@ def test_a_protocol_has_a_table_of_its_own_with_the_best_first(tmp_path):
     ]
 
 
-def test_notes_are_numbered_once_and_named_by_every_entry(tmp_path):
+def test_notes_are_numbered_once_and_tables_with_scores_come_first(tmp_path):
     text = markdown(
-        tmp_path,
+        tmp_path / "notes",
         reported("a", theirs(0.5), notes=["One seed.", "Its own."]),
         reported("b", theirs(0.4), notes=["One seed."]),
         reported("z", source="Somewhere", notes=["One seed."], adapter=Location(repo="user/all", subfolder="run|1")),
@@ -81,18 +90,16 @@ def test_notes_are_numbered_once_and_named_by_every_entry(tmp_path):
     assert text.count("1. One seed.") == 2
     assert "2. Its own." in text
     assert r"| `z` [1] | dora | user/all/run\|1 |" in text
-
-
-def test_tables_with_scores_come_before_those_without(tmp_path):
-    text = markdown(tmp_path, reported("a", source="A folder"), reported("b", theirs(0.5), source="Paper"))
+    text = markdown(tmp_path / "order", reported("a", source="A folder"), reported("b", theirs(0.5), source="Paper"))
     assert text.index("### Paper") < text.index("### A folder")
 
 
-@pytest.mark.parametrize("hostile", ["<script>x</script>", "[x](javascript:x)", "a|b", "line\nbreak"])
-def test_markdown_of_others_means_itself(tmp_path, hostile):
-    text = markdown(tmp_path, reported("a", theirs(0.5), method=hostile, source=hostile, notes=[hostile]))
-    assert hostile not in text
-    assert sum(line.startswith("| ") for line in text.splitlines()) == 3
+def test_markdown_of_others_means_itself(tmp_path):
+    for number, hostile in enumerate(("<script>x</script>", "[x](javascript:x)", "a|b", "line\nbreak")):
+        entry = reported("a", theirs(0.5), method=hostile, source=hostile, notes=[hostile])
+        text = markdown(tmp_path / f"{number}", entry)
+        assert hostile not in text
+        assert sum(line.startswith("| ") for line in text.splitlines()) == 3, hostile
 
 
 def test_the_csv_has_a_line_for_each_score_with_its_values_unrounded(tmp_path):
@@ -100,7 +107,7 @@ def test_the_csv_has_a_line_for_each_score_with_its_values_unrounded(tmp_path):
         trained("a", score(0.123456), score(0.2, "products")),
         reported("b"),
     ]
-    first, second, third = rows(tmp_path, *entries)
+    first, second, third = rows(zoo_of(tmp_path / "zoo", *entries))
     known = {name: value for name, value in first.items() if value}
     assert known == {
         "name": "a",
@@ -127,8 +134,5 @@ def test_the_csv_has_a_line_for_each_score_with_its_values_unrounded(tmp_path):
     }
     assert second["task"] == "products"
     assert (third["name"], third["task"], third["score"]) == ("b", "", "")
-
-
-def test_seeds_are_in_the_csv(tmp_path):
-    [row] = rows(tmp_path, trained("a", score(0.5), seeds=seeds(0.6, 0.7)))
+    [row] = rows(zoo_of(tmp_path / "seeds", trained("a", score(0.5), seeds=seeds(0.6, 0.7))))
     assert row["seeds"] == "1:0.6 2:0.7"
