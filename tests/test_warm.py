@@ -5,6 +5,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from tests import warm
 
 WAITING = "train", "recipe.yaml"
@@ -25,6 +27,15 @@ def reward(completions, **kwargs):
         time.sleep(0.01)
     return [0.0] * len(completions)
 """
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was_at_the_start(monkeypatch):
+    """Other tests of this process may have left variables that libraries set while they train."""
+    for name in os.environ.keys() - warm._ENVIRONMENT.keys():
+        monkeypatch.delenv(name)
+    for name, value in warm._ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 def both(*arguments, **options):

@@ -119,7 +119,7 @@ def test_edited_samples_change_no_score_and_are_said(saved, change, drawn_again,
     again = evaluate(saved)
     assert (scored(again), samples()) == expected
     assert f"adapter on {TASK}: {4 - drawn_again} of 4 completions are there already" in said()
-    assert len([line for line in said() if "dropped" in line or "others now" in line or "no samples" in line]) == 1
+    assert len([line for line in said() if "dropped" in line or "others now" in line or "malformed lines" in line]) == 1
 
 
 def test_an_edited_text_is_judged_by_what_it_says_now(saved):
