@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import AdaLoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from perl.methods.hooks import Hooks, factors_of, hooks_of
@@ -100,3 +100,13 @@ def test_a_method_with_hooks_is_named_in_its_row_and_its_own_module_only():
         if "adalora" in path.read_text(encoding="utf-8").lower()
     }
     assert naming == {"methods/adalora.py", "methods/registry.py"}
+
+
+def test_a_config_of_a_subclass_has_the_hooks_of_its_parent():
+    class Narrower(AdaLoraConfig):
+        pass
+
+    config = Narrower(target_modules="all-linear", init_r=4, target_r=2, total_step=10)
+    policy = get_peft_model(copy.deepcopy(BASE), config)
+    assert hooks_of(policy).method == "adalora"
+    assert hooks_of(policy).regulariser(policy) is not None

@@ -675,3 +675,17 @@ def test_a_mixin_a_patched_class_and_a_patched_trainer_are_seen(tmp_path, monkey
     assert not patched.step_is_ours
     monkeypatch.setattr(PeftGRPOTrainer, "compute_loss", lambda *_: None, raising=False)
     assert not made(tmp_path).step_is_ours
+
+
+def test_a_loss_of_a_subclass_may_have_a_name_of_its_own(tmp_path):
+    def own(self, model, inputs):
+        self.seen = inputs["completion_ids"].shape
+        return sum(p.sum() for p in model.parameters() if p.requires_grad)
+
+    trainer = made(tmp_path, instead("_compute_loss", own), loss_type="my_loss")
+    before = weights_of(trainer.model)
+    trainer.train()
+    assert trainer.seen[1] <= SHORT["max_completion_length"]
+    moved = weights_of(trainer.model) - before
+    assert (moved < 0).all()  # against a gradient of ones
+    torch.testing.assert_close(moved, moved[0].expand_as(moved), rtol=1e-3, atol=1e-7)
