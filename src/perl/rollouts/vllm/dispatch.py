@@ -139,7 +139,8 @@ class Dispatcher:
             for member in self.servers.members:
                 member.trusted = False  # a new adapter would also fit a server that was restarted with another base
             await self.servers.each(lambda member: self.versions.ensure(member, version, again=False))
-            self.servers.begun = True
+            # The base, put back over weights that another run left, does not show that servers take this run's updates.
+            self.servers.begun |= self.versions.needed in (None, version.form)
         else:  # the main process loads it
             for member in self.servers.serving():
                 member.trusted = False

@@ -117,6 +117,7 @@ class Versions:
     Attributes:
         current: What new requests are answered with.
         reloads: How often a server was given again what it had forgotten.
+        needed: In what form updates will come; None: it is not known yet.
     """
 
     def __init__(self, base_name: str | None, leads: bool) -> None:
@@ -133,7 +134,7 @@ class Versions:
         self._foreign: dict[str, str] = {}  # weights of another run, by url, that were reported to the caller
         self._adopted: set[str] = set()
         self._longest_tokens = 0
-        self._needed: Form | None = None
+        self.needed: Form | None = None
 
     @property
     def leads(self) -> bool:
@@ -178,7 +179,7 @@ class Versions:
             form: In which they will be given updates; None: it is not known yet.
             members: Those that may have answered.
         """
-        self._longest_tokens, self._needed = longest_tokens, form
+        self._longest_tokens, self.needed = longest_tokens, form
         raise_all(PerlError, [p for m in members if m.facts for p in self._unable(m.url, m.facts)])
 
     def _unable(self, url: str, facts: ServerFacts) -> list[Mistake]:
@@ -187,9 +188,9 @@ class Versions:
             hint = f"start it with --max-model-len {self._longest_tokens}, or ask for shorter completions"
             message = f"{url} holds {facts.longest} tokens of prompt and completion, {self._longest_tokens} are needed"
             found.append(Mistake(message, hint=hint))
-        if self._needed == "adapter" and not facts.loads_adapters:
+        if self.needed == "adapter" and not facts.loads_adapters:
             found.append(Mistake(f"{url} cannot load adapters", hint=LORA_FLAGS))
-        if self._needed == "merged" and not facts.takes_weights:
+        if self.needed == "merged" and not facts.takes_weights:
             found.append(Mistake(f"{url} cannot take weights", hint=DEV_MODE))
         return found
 
@@ -312,10 +313,10 @@ class Versions:
         held = owner_of(await member.server.weight_version())
         now = await self._look(member)
         others = sorted(set(now.adapters) - self._names)
-        if self._needed == "merged" and others:
+        if self.needed == "merged" and others:
             what = f"serves adapters of others ({_listed(others)}), under which merged weights would change the base"
             raise PerlError(f"{member.url} {what}", hint=_OTHER_SERVERS)
-        self._refuse_company(member, self._needed, now)
+        self._refuse_company(member, self.needed, now)
         if member.standing is not None:
             member.standing = replace(member.standing, weights=held)
         if held is None or finished(held) in self._names:

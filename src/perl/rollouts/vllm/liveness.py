@@ -54,7 +54,7 @@ class Servers:
     Attributes:
         members: In the order of their addresses.
         lost: How often one was.
-        begun: Whether all were right once; from then on one that is wrong is lost, instead of ending the run.
+        begun: Whether all took an update of the run; from then on one that is wrong is lost, instead of ending it.
     """
 
     def __init__(
