@@ -463,6 +463,21 @@ def _surd_pair(draw: random.Random) -> tuple[str, str, bool]:
     return f"{times}\\sqrt{{{under}}}", f"\\sqrt{{{times * times * under + shift}}}", shift == 0
 
 
+def last_box(text: str) -> str | None:
+    r"""The content of the last ``\\boxed{}`` that closes, by trying each pair of a box and a later brace."""
+    found = None
+    for start in range(len(text)):
+        if text.startswith("\\boxed{", start):
+            inside = start + len("\\boxed{")
+            for end in range(inside, len(text)):
+                content = text[inside:end]
+                depths = [content[:i].count("{") - content[:i].count("}") for i in range(len(content) + 1)]
+                if text[end] == "}" and depths[-1] == 0 and min(depths) >= 0:
+                    found = content
+                    break
+    return found
+
+
 # Completions that neither box an answer nor announce one after their reasoning.
 WITHOUT_ANSWER = [
     "",
