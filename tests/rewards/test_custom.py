@@ -5,6 +5,7 @@ import functools
 import gc
 import inspect
 import math
+import random
 import warnings
 from fractions import Fraction
 
@@ -89,19 +90,38 @@ def test_what_is_no_reward_is_none_and_is_said(failures, lines, values, words):
     assert lines() == [failures.newest]
 
 
-def test_only_the_samples_at_fault_are_none(failures, lines):
-    reward = guarded(lengths, failures)
-    scored = reward(completions=["a", None, "abc", 4], prompts=["p0", "p1", "p2", "p3"])
-    assert scored == [1.0, None, 3.0, None]
-    assert failures.count == 2
-    assert not failures.too_many
-    first, second = lines()
-    assert "TypeError" in first
-    assert "'p1'" in first
-    assert "'p3'" in second
-    assert failures.newest == second
-    assert reward(completions=[None], prompts=["p"]) == [None]
-    assert failures.too_many
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_only_the_samples_at_fault_are_none_and_their_fraction_is_logged_for_every_batch(failures, asynchronous):
+    calls = []
+
+    def counted(completions, **others):
+        calls.append(len(completions))
+        return lengths(completions, **others)
+
+    async def awaited(completions, **others):
+        await asyncio.sleep(0)
+        return counted(completions, **others)
+
+    reward = guarded(awaited if asynchronous else counted, failures)
+    assert inspect.iscoroutinefunction(reward) is asynchronous
+    failed = 0
+    for size in (1, 2, 4, 7, 0, 5, 1):
+        completions = [random.choice(["a", "four", "", None, 4]) for _ in range(size)]
+        bad = [not isinstance(text, str) for text in completions]
+        calls.clear()
+        log = Log()
+        scored = reward(completions=completions, prompts=[""] * size, **log.arguments())
+        scored = asyncio.run(scored) if asynchronous else scored
+        assert scored == [None if fault else float(len(text)) for text, fault in zip(completions, bad, strict=True)]
+        again = [1] * size if any(bad) and size > 1 else []
+        assert calls == ([size, *again] if size else [])
+        failed += sum(bad)
+        assert failures.count == failed
+        assert failures.too_many is (failed > failures.most)
+        assert list(log.metrics) == ["reward/own/failed_frac"] * bool(size)
+        if size:
+            assert log.metrics["reward/own/failed_frac"][-1] == sum(bad) / size
+    assert failed > failures.most
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, 2.0, 3.0], [1.0, math.nan], [1.0, "2"]])
@@ -120,50 +140,56 @@ def test_a_sample_alone_has_its_own_row_of_every_column(failures):
         calls.append(arguments)
         raise KeyError(arguments["completions"][0])
 
-    chat = [[{"role": "user", "content": f"question {row}"}] for row in range(3)]
-    columns = {"completions": ["a", "b", "c"], "prompts": chat, "answer": (1, 2, 3), "whole": [1, 2], "text": "xyz"}
+    columns = {
+        "completions": ["a", "b", "c"],
+        "prompts": ["p"] * 3,
+        "answer": (1, 2, 3),
+        "whole": [1, 2],
+        "text": "xyz",
+    }
     assert guarded(function, failures)(**columns) == [None] * 3
     assert calls[0] == columns
     assert calls[1:] == [
-        {"completions": [c], "prompts": [chat[row]], "answer": (row + 1,), "whole": [1, 2], "text": "xyz"}
+        {"completions": [c], "prompts": ["p"], "answer": (row + 1,), "whole": [1, 2], "text": "xyz"}
         for row, c in enumerate("abc")
     ]
-    assert failures.newest == "reward own: KeyError: 'c' for the prompt 'question 2'"
 
 
-def test_many_failures_are_few_lines(failures, lines):
-    prompts = ["a\nlong  prompt " + "x" * 1000] * 100
-    assert guarded(lengths, failures)(completions=[None] * 100, prompts=prompts) == [None] * 100
-    assert failures.count == 100
-    assert len(lines()) == 4
-    assert lines()[-1] == "reward own: and 97 more"
-    assert repr("a long prompt " + "x" * 46) in failures.newest
-    assert all("\n" not in line and len(line) < 400 for line in lines())
+def test_at_most_three_failures_of_a_batch_are_lines_and_the_others_a_number(failures, lines):
+    counted, said = 0, 0
+    for number in (0, 1, 3, 4, 100):
+        batch = ["a"] * 5 + [None] * number
+        guarded(lengths, failures)(completions=batch, prompts=[f"prompt {row}" for row in range(len(batch))])
+        counted += number
+        found = lines()[said:]
+        said += len(found)
+        assert failures.count == counted
+        assert len(found) == min(number, 3) + (number > 3)
+        assert [line.rpartition(" ")[2] for line in found[:3]] == [f"{row}'" for row in range(5, 5 + min(number, 3))]
+        assert found[3:] == [f"reward own: and {number - 3} more"] * (number > 3)
+        if number:
+            assert failures.newest.endswith(f" for the prompt 'prompt {4 + number}'")
 
 
-def test_a_sample_without_a_prompt_is_named_by_its_row(failures):
-    assert guarded(lengths, failures)(completions=["a", None]) == [1.0, None]
-    assert failures.newest.endswith("for sample 1")
-
-
-def test_an_empty_batch_has_no_rewards(failures):
-    calls = []
-    assert guarded(lambda **_: calls.append(1), failures)(completions=[], prompts=[]) == []
-    assert (calls, failures.count) == ([], 0)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_fraction_that_failed_is_logged_for_every_batch(failures, asynchronous):
-    async def own(completions, **_):
-        return lengths(completions)
-
-    log = Log()
-    reward = guarded(own if asynchronous else lengths, failures)
-    for completions in (["a", "b"], ["a", None], [None] * 4, [], ["a"]):
-        scored = reward(completions=completions, prompts=[""] * len(completions), **log.arguments())
-        if asynchronous:
-            asyncio.run(scored)
-    assert log.metrics == {"reward/own/failed_frac": [0.0, 0.5, 1.0, 0.0]}
+@pytest.mark.parametrize(
+    ("prompts", "shown"),
+    [
+        (["first", "second"], " for the prompt 'second'"),
+        ([[{"role": "user", "content": f"question {row}"}] for row in range(2)], " for the prompt 'question 1'"),
+        (["", "a\nlong  prompt " + "x" * 1000], f" for the prompt {'a long prompt ' + 'x' * 46!r}"),
+        (None, " for sample 1"),
+    ],
+    ids=["text", "chat", "long", "none"],
+)
+def test_a_failed_sample_is_named_in_one_line_by_its_prompt_or_else_by_its_row(failures, lines, prompts, shown):
+    given = {} if prompts is None else {"prompts": prompts}
+    assert guarded(lengths, failures)(completions=["a", None], **given) == [1.0, None]
+    assert failures.newest.endswith(shown)
+    (line,) = lines()
+    assert line == failures.newest
+    assert "TypeError" in line
+    assert "\n" not in line
+    assert len(line) < 400
 
 
 def test_what_a_function_logs_counts_once_and_columns_stay_as_long_as_the_batch(failures):
@@ -206,23 +232,6 @@ def test_what_is_no_failure_of_the_function_goes_on(failures, error):
     assert failures.count == 0
 
 
-def test_a_coroutine_stays_one_and_is_guarded_too(failures):
-    calls = []
-
-    async def function(completions, **_):
-        await asyncio.sleep(0)
-        calls.append(len(completions))
-        return lengths(completions)
-
-    reward = guarded(function, failures)
-    assert inspect.iscoroutinefunction(reward)
-    assert asyncio.run(reward(completions=["a", None, "abc"], prompts=["", "", ""])) == [1.0, None, 3.0]
-    assert asyncio.run(reward(completions=[])) == []
-    assert calls == [3, 1, 1, 1]
-    assert failures.count == 1
-    assert not inspect.iscoroutinefunction(guarded(lengths, failures))
-
-
 class Judge:
     """Its objects are async although they are no coroutine functions."""
 
@@ -248,29 +257,26 @@ def partial_of(function):
 
 @pytest.mark.parametrize("wrapped", [lambda function: function, partial_of], ids=["itself", "partial"])
 @pytest.mark.parametrize(
-    ("function", "asynchronous"),
+    ("function", "asynchronous", "scores"),
     [
-        (Judge(), True),
-        (Judge().score, True),
-        (Judge().__call__, True),
-        (Judge.quick, False),
-        (lengths, False),
-        (lambda completions, **_: lengths(completions), False),
+        (Judge(), True, [2.0, None]),
+        (Judge().score, True, [2.0, None]),
+        (Judge().__call__, True, [2.0, None]),
+        (Judge.quick, False, [2.0, None]),
+        (lengths, False, [2.0, None]),
+        (lambda completions, **_: lengths(completions), False, [2.0, None]),
+        (Judge, False, [None, None]),  # though its objects are
     ],
-    ids=["object", "method", "call", "static", "function", "lambda"],
+    ids=["object", "method", "call", "static", "function", "lambda", "class"],
 )
-def test_async_is_what_must_be_awaited(failures, function, asynchronous, wrapped):
+def test_async_is_what_must_be_awaited(failures, function, asynchronous, scores, wrapped):
     own = wrapped(function)
     assert is_async(own) is asynchronous
     reward = guarded(own, failures)
     assert inspect.iscoroutinefunction(reward) is asynchronous  # what TRL asks for
     scored = reward(completions=["ab", None], prompts=["", ""])
-    assert (asyncio.run(scored) if asynchronous else scored) == [2.0, None]
-    assert failures.count == 1
-
-
-def test_a_class_is_not_async_because_its_objects_are():
-    assert not is_async(Judge)
+    assert (asyncio.run(scored) if asynchronous else scored) == scores
+    assert failures.count == scores.count(None)
 
 
 def test_a_function_that_returns_a_coroutine_is_told_to_be_async(failures, lines):
