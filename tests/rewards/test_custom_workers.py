@@ -12,6 +12,7 @@ import pytest
 from perl.errors import DataError
 from perl.rewards.custom import Failures, in_workers, unsendable
 from perl.rewards.workers.pool import WorkerStartError
+from perl.rewards.workers.worker import imported
 from tests.rewards.loggers import Log
 
 LONG = 120.0  # seconds; for what must be done, on whatever machine
@@ -102,17 +103,14 @@ def test_workers_score_as_the_function_does(failures, module):
     completions = ["", "a", "unknown", "abc"] * 5
     reward = in_workers(f"{module}:length", {"factor": 2}, failures, workers=2, timeout_seconds=LONG)
     columns = {"completions": completions, "prompts": [""] * 20, "factor": [9] * 20}
-    assert reward(**columns) == [0.0, 2.0, None, 6.0] * 5
+    assert reward(**columns) == imported(f"{module}:length")(**columns | {"factor": 2})
     assert reward(completions=[], prompts=[]) == []
     assert reward.__name__ == "length"
+    for name, scores in (("slow", [2.0, 3.0]), ("Judge.score", [7.0, 7.0])):
+        other = in_workers(f"{module}:{name}", {}, failures, workers=1, timeout_seconds=LONG)
+        assert not inspect.iscoroutinefunction(other)
+        assert other(completions=["ab", "cde"]) == scores
     assert failures == Failures("own", most=2)
-
-
-@pytest.mark.parametrize(("name", "value"), [("slow", 2.0), ("Judge.score", 7.0)])
-def test_workers_run_coroutines_and_functions_of_classes(failures, module, name, value):
-    reward = in_workers(f"{module}:{name}", {}, failures, workers=1, timeout_seconds=LONG)
-    assert not inspect.iscoroutinefunction(reward)
-    assert reward(completions=["ab", "cd"]) == [value] * 2
 
 
 def test_what_an_async_reward_keeps_open_serves_all_samples_of_a_worker(failures, module):
@@ -128,14 +126,6 @@ def test_an_async_sample_that_is_interrupted_does_not_go_on_in_the_next_ones_tim
     assert failures.newest.startswith("reward own: timeout: interrupted after")
 
 
-def test_a_reward_in_workers_logs_for_every_batch_what_failed_and_what_hung(failures, module):
-    log = Log()
-    reward = in_workers(f"{module}:length", {}, failures, workers=1, timeout_seconds=LONG)
-    for completions in (["a", "b"], ["a", 1], [], ["a"]):
-        reward(completions=completions, **log.arguments())
-    assert log.metrics == {"reward/own/failed_frac": [0.0, 0.5, 0.0], "reward/own/timeout_frac": [0.0, 0.0, 0.0]}
-
-
 def test_a_worker_gets_a_samples_columns_and_nothing_of_the_trainer(failures, module):
     chat = [[{"role": "assistant", "content": "four"}]] * 2
     columns = {"completions": chat, "prompts": ["2+2?"] * 2, "completion_ids": [[7, 8]] * 2, "answer": [4, 4]}
@@ -144,22 +134,27 @@ def test_a_worker_gets_a_samples_columns_and_nothing_of_the_trainer(failures, mo
     assert failures.newest == ""
 
 
-def test_samples_that_hang_or_crash_or_fail_are_none(failures, module, lines):
+def test_samples_that_hang_or_crash_or_fail_are_none_and_their_fractions_are_logged(failures, module, lines):
     reward = in_workers(f"{module}:act", {}, failures, workers=2, timeout_seconds=3.0)
     log = Log()
-    actions = ["fine", "hang", "fine", "die", "raise", "nan", "two", "fine"]
-    assert reward(completions=actions, prompts=actions, **log.arguments()) == [1.0, None, 1.0, *[None] * 4, 1.0]
-    assert failures.count == 5
+    batches = [["fine", "hang", "fine", "die", "raise", "nan", "two", "fine"], [], ["fine"], ["fine", "two"]]
+    for actions in batches:
+        scored = reward(completions=actions, prompts=actions, **log.arguments())
+        assert scored == [1.0 if action == "fine" else None for action in actions]
+    assert failures.count == sum(action != "fine" for actions in batches for action in actions)
     assert failures.too_many
-    assert log.metrics == {"reward/own/failed_frac": [5 / 8], "reward/own/timeout_frac": [1 / 8]}
+    failed, timeouts = log.metrics["reward/own/failed_frac"], log.metrics["reward/own/timeout_frac"]
+    assert set(log.metrics) == {"reward/own/failed_frac", "reward/own/timeout_frac"}
+    for actions, lost, hung in zip(filter(None, batches), failed, timeouts, strict=True):
+        assert lost == sum(action != "fine" for action in actions) / len(actions)
+        assert hung == sum(action == "hang" for action in actions) / len(actions)
     said = lines()
-    assert [line.rpartition(" ")[2] for line in said] == ["'hang'", "'die'", "'raise'", "more"]
+    assert [line.rpartition(" ")[2] for line in said] == ["'hang'", "'die'", "'raise'", "more", "'two'"]
     assert said[0].startswith("reward own: timeout: ")
     assert "ended with exit code 3" in said[1]
     assert "ValueError: cannot score this" in said[2]
+    assert said[3].endswith("and 2 more")
     assert "returned 2 rewards for 1 samples" in failures.newest
-    assert reward(completions=["fine"], prompts=["p"], **log.arguments()) == [1.0]
-    assert log.metrics == {"reward/own/failed_frac": [5 / 8, 0.0], "reward/own/timeout_frac": [1 / 8, 0.0]}
 
 
 def test_a_column_that_cannot_be_sent_is_named(failures, module):

@@ -41,36 +41,34 @@ def test_what_a_function_prints_goes_to_stderr_and_neither_into_its_result_nor_a
     assert output == ""
 
 
-@pytest.mark.parametrize("action", ["sleep", "loop", "power", "call", "unlimited"])
-def test_what_never_ends_is_ended_and_the_others_are_not(pool_of, action):
-    pool = pool_of("act", workers=2)
+def test_what_never_ends_is_ended_and_the_others_are_not(pool_of):
+    endless = ["sleep", "loop", "power", "call", "unlimited"]
+    pool = pool_of("act", workers=5)
     pool.start()
-    before, overran, after, last = pool.map(["pid", action, "pid", "pid"], timeout_seconds=3.0)
-    assert overran.status == "timeout"
-    assert overran.value is None
-    assert overran.error
-    assert overran.seconds > 0
-    assert {before.status, after.status, last.status} == {"done"}
+    items = ["pid", *endless, "pid", "pid"]
+    outcomes = dict(zip(range(len(items)), pool.map(items, timeout_seconds=3.0), strict=True))
+    assert [items[row] for row, outcome in outcomes.items() if outcome.status == "timeout"] == endless
+    overran = [outcome for outcome in outcomes.values() if outcome.status == "timeout"]
+    assert all(outcome.value is None and outcome.error and outcome.seconds > 0 for outcome in overran)
+    assert {outcome.status for outcome in outcomes.values()} == {"done", "timeout"}
 
 
-def test_a_worker_that_its_own_timer_ended_overran(pool_of):
-    """The signal that the kernel sends where the parent is too late, without the wait for it."""
+@pytest.mark.parametrize(
+    ("action", "error", "killed"),
+    [
+        ("timer", "the worker was ended by SIGALRM", 1),
+        ("interrupted", "interrupted after", 0),
+        ("swallows", "interrupted after", 0),
+    ],
+)
+def test_a_signal_of_the_workers_own_timers_is_a_timeout(pool_of, action, error, killed):
+    """The real timer's, where the parent is too late, and the CPU timer's, which spares the worker; without a wait."""
     pool = pool_of("act", workers=1)
-    overran, fine = pool.map(["timer", "pid"])
-    assert (overran.status, overran.error) == ("timeout", "the worker was ended by SIGALRM")
-    assert fine.status == "done"
-    assert pool.killed == 1
-
-
-@pytest.mark.parametrize("action", ["interrupted", "swallows"])
-def test_a_function_that_is_interrupted_keeps_its_worker_and_has_no_result(pool_of, action):
-    """The signal of the CPU timer, without the wait for it."""
-    pool = pool_of("act", workers=1)
-    first, interrupted, again = pool.map(["pid", action, "pid"])
-    assert interrupted.status == "timeout"
-    assert interrupted.error.startswith("interrupted after")
-    assert first.value == again.value
-    assert pool.killed == 0
+    first, overran, again = pool.map(["pid", action, "pid"])
+    assert (overran.status, overran.value) == ("timeout", None)
+    assert overran.error.startswith(error)
+    assert pool.killed == killed
+    assert (first.value != again.value) == bool(killed)
 
 
 def test_a_function_with_an_alarm_of_its_own_does_not_lift_the_limit(pool_of):
@@ -79,45 +77,42 @@ def test_a_function_with_an_alarm_of_its_own_does_not_lift_the_limit(pool_of):
     assert second.status == "timeout"
 
 
-@pytest.mark.parametrize(
-    ("action", "error"),
-    [
-        ("exit", "the worker ended with exit code 3"),
-        ("segfault", "the worker was ended by SIGSEGV"),
-        ("abort", "the worker was ended by SIGKILL"),
-        ("child, exit", "the worker ended with exit code 3"),
-    ],
-)
-def test_a_crash_costs_the_item_that_caused_it(pool_of, action, error):
+def test_a_crash_costs_the_item_that_caused_it(pool_of):
+    errors = {
+        "exit": "the worker ended with exit code 3",
+        "segfault": "the worker was ended by SIGSEGV",
+        "abort": "the worker was ended by SIGKILL",
+        "child, exit": "the worker ended with exit code 3",
+    }
     pool = pool_of("act", workers=2)
-    outcomes = pool.map(["pid"] * 5 + [action] + ["pid"] * 5)
-    assert [(outcome.status, outcome.error) for outcome in outcomes if outcome.status != "done"] == [("error", error)]
-    assert outcomes[5].status == "error"
+    items = [item for action in errors for item in ("pid", "pid", action, "pid")]
+    found = list(zip(items, pool.map(items), strict=True))
+    assert {item: outcome.error for item, outcome in found if outcome.status == "error"} == errors
+    assert {item for item, outcome in found if outcome.status == "done"} == {"pid"}
     assert values(pool.map(["pid"]))
     assert pool.killed == 0
 
 
-@pytest.mark.parametrize(
-    ("action", "error"),
-    [
-        ("long message", "ValueError: no no no"),
-        ("no message", "KeyError"),
-        ("unprintable", "Unprintable"),
-        ("system exit", "SystemExit: 4"),
-        ("interrupt", "KeyboardInterrupt"),
-        ("recursion", "RecursionError: maximum recursion depth"),
-        ("nested", "RecursionError: maximum recursion depth"),
-        ("set", "TypeError: Object of type set is not JSON serializable"),
-        ("unheard of", "KeyError: 'unheard of'"),
-    ],
-)
-def test_an_exception_is_an_outcome_and_its_worker_goes_on(pool_of, action, error):
-    first, failed, again = pool_of("act", workers=1).map(["pid", action, "pid"])
-    assert (failed.status, failed.value) == ("error", None)
-    assert failed.error.startswith(error)
-    assert len(failed.error) <= 250
-    assert "\n" not in failed.error
-    assert first.value == again.value
+def test_an_exception_is_an_outcome_and_its_worker_goes_on(pool_of):
+    errors = {
+        "long message": "ValueError: no no no",
+        "no message": "KeyError",
+        "unprintable": "Unprintable",
+        "system exit": "SystemExit: 4",
+        "interrupt": "KeyboardInterrupt",
+        "recursion": "RecursionError: maximum recursion depth",
+        "nested": "RecursionError: maximum recursion depth",
+        "set": "TypeError: Object of type set is not JSON serializable",
+        "unheard of": "KeyError: 'unheard of'",
+    }
+    items = ["pid", *(item for action in errors for item in (action, "pid"))]
+    outcomes = pool_of("act", workers=1).map(items)
+    assert len(set(values(outcomes[::2]))) == 1
+    for (action, error), failed in zip(errors.items(), outcomes[1::2], strict=True):
+        assert (failed.status, failed.value) == ("error", None), action
+        assert failed.error.startswith(error)
+        assert len(failed.error) <= 250
+        assert "\n" not in failed.error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
@@ -131,16 +126,12 @@ def test_memory_is_bounded(pool_of):
     assert fine.status == "done"
 
 
-def test_numbers_and_text_that_json_is_short_of_arrive(pool_of):
-    nan, infinite, text = values(pool_of("double").map([float("nan"), -float("inf"), "\ud800é\0"]))
-    assert nan != nan
-    assert infinite == -float("inf")
-    assert text == "\ud800é\0" * 2
-
-
-def test_a_long_item_and_a_long_value_arrive(pool_of):
-    text = "0123456789" * 500_000
-    assert values(pool_of("double").map([text, 1])) == [text * 2, 2]
+def test_whatever_json_holds_arrives_however_long(pool_of):
+    long = "0123456789" * 500_000
+    items = [long, "\ud800é\0", 2**70, 0.1, -math.inf, [1, [None, "a"]], True]
+    *found, nan = values(pool_of("double").map([*items, math.nan]))
+    assert found == [2 * item for item in items]
+    assert math.isnan(nan)
 
 
 def test_an_item_that_is_no_json_is_the_callers_mistake(pool_of):
@@ -163,7 +154,7 @@ def test_an_item_that_is_no_json_is_the_callers_mistake(pool_of):
 )
 def test_a_worker_that_cannot_start_is_an_error_and_no_outcome(text, target, words):
     Path("broken.py").write_text(text, encoding="utf-8")
-    pool = WorkerPool(target)
+    pool = WorkerPool(target, workers=1)
     for call in (lambda: pool.map([1, 2]), pool.start):
         with pytest.raises(WorkerStartError) as caught:
             call()
@@ -186,29 +177,20 @@ def test_the_time_of_imports_is_not_the_items():
     pool.close()
 
 
-@pytest.mark.parametrize("settings", [{"workers": 0}, {"memory_mib": 0}])
-def test_settings_that_make_no_sense_are_refused(settings):
-    with pytest.raises(ValueError, match="not positive"):
-        WorkerPool("own_work:double", **settings)
-
-
-@pytest.mark.parametrize(
-    "limit",
-    [0.0, -1, math.inf, math.nan, 86_400.1, 1e10, 10**400, True, "5", [5.0], 1j],
-    ids=lambda limit: repr(limit)[:9],
-)
-def test_a_limit_that_no_timer_can_hold_is_refused(limit):
-    for refused in (
-        lambda: WorkerPool("own_work:double", timeout_seconds=limit),
-        lambda: WorkerPool("own_work:double").map([1], timeout_seconds=limit),
-    ):
-        with pytest.raises(ValueError, match=r"timeout_seconds must be a positive number of at most 86400, not "):
-            refused()
-
-
-@pytest.mark.parametrize("limit", [86_400, 86_400.0, 1])
-def test_a_limit_of_up_to_a_day_holds(pool_of, limit):
-    assert values(pool_of("double", workers=1).map([1], timeout_seconds=limit)) == [2]
+def test_settings_that_make_no_sense_are_refused_and_a_limit_of_up_to_a_day_holds(pool_of):
+    for settings in ({"workers": 0}, {"memory_mib": 0}):
+        with pytest.raises(ValueError, match=f"not positive: .*{next(iter(settings))}=0"):
+            WorkerPool("own_work:double", **settings)
+    pool = pool_of("double", workers=1)
+    for limit in (0.0, -1, math.inf, math.nan, 86_400.1, 1e10, 10**400, True, "5", [5.0], 1j):
+        for refused in (
+            lambda: WorkerPool("own_work:double", timeout_seconds=limit),  # noqa: B023 (called at once)
+            lambda: pool.map([1], timeout_seconds=limit),  # noqa: B023
+        ):
+            with pytest.raises(ValueError, match=r"timeout_seconds must be a positive number of at most 86400, not "):
+                refused()
+    for limit in (86_400, 86_400.0, 1):
+        assert values(pool.map([1], timeout_seconds=limit)) == [2]
 
 
 def test_threads_may_call_at_the_same_time(pool_of):

@@ -61,15 +61,11 @@ def run_script(text, **options):
     return subprocess.Popen([sys.executable, "-W", "error", "-c", code], stderr=subprocess.PIPE, text=True, **options)
 
 
-def test_no_item_starts_no_worker_and_one_item_starts_one(pool_of):
+def test_workers_start_as_items_need_them_and_serve_all_that_follows(pool_of):
     pool = pool_of("pid", workers=8)
     assert pool.map([]) == []
     (first,) = values(pool.map([0]))
-    for _ in range(20):
-        assert values(pool.map([0])) == [first]
-
-
-def test_started_workers_are_those_that_serve(pool_of):
+    assert {*values([pool.map([0])[0] for _ in range(20)])} == {first}
     pool = pool_of("pid", workers=2)
     pool.start()
     pool.start()
@@ -88,25 +84,19 @@ def test_a_worker_that_sleeps_past_the_limit_is_killed_and_replaced(pool_of):
     assert values(pool.map(["pid"])) != [first]
 
 
-def test_a_worker_that_died_while_it_was_idle_costs_nothing(pool_of):
-    pool = pool_of("pid", workers=1)
-    (first,) = values(pool.map([0]))
+@pytest.mark.parametrize("served_before", [True, False])
+def test_a_worker_that_died_while_it_was_idle_costs_nothing(served_before):
+    Path("waiting.py").write_text(f"from pathlib import Path\n{FUNCTIONS}\nPath('worker').write_text(str(os.getpid()))")
+    pool = WorkerPool("waiting:pid", workers=1, timeout_seconds=LONG)
+    pool.start()
+    first = int(Path("worker").read_text())
+    if served_before:
+        assert values(pool.map([0])) == [first]
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: not is_running(first))
     (second,) = values(pool.map([0]))
     assert first != second
     assert pool.killed == 0
-
-
-def test_a_started_worker_that_died_before_its_first_item_costs_nothing():
-    Path("waiting.py").write_text(f"from pathlib import Path\n{FUNCTIONS}\nPath('worker').write_text(str(os.getpid()))")
-    pool = WorkerPool("waiting:pid", workers=1, timeout_seconds=LONG)
-    pool.start()
-    first = int(Path("worker").read_text())
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not is_running(first))
-    (second,) = values(pool.map([0]))
-    assert first != second
     pool.close()
 
 
@@ -117,7 +107,7 @@ def test_a_worker_does_not_mind_ctrl_c(pool_of):
     assert values(pool.map([0])) == [first]
 
 
-def test_a_closed_pool_leaves_no_process_and_can_be_used_again(pool_of):
+def test_a_pool_that_is_closed_or_forgotten_leaves_no_process(pool_of):
     pool = pool_of("act", workers=2)
     used = set(values(pool.map(["pid"] * 50)))
     pool.map(["exit", "pid"])
@@ -125,14 +115,11 @@ def test_a_closed_pool_leaves_no_process_and_can_be_used_again(pool_of):
     pool.close()
     pool.close()
     assert not any(map(is_known, used))
-    again = set(values(pool.map(["pid"] * 50)))
+    again = set(values(pool.map(["pid"] * 50)))  # a closed pool can be used again
     assert again.isdisjoint(used)
-
-
-def test_a_pool_that_is_forgotten_leaves_no_process():
-    pool = WorkerPool("own_work:pid")
-    used = set(values(pool.map(range(50))))
-    del pool
+    forgotten = WorkerPool("own_work:pid")
+    used = set(values(forgotten.map(range(50))))
+    del forgotten
     gc.collect()
     assert not any(map(is_known, used))
 
@@ -158,33 +145,31 @@ def test_the_channel_is_open_in_no_other_process(pool_of):
     assert values(pool.map(["files"])) == ["['0', '1', '2', '3']\n"]  # the last one is the listed folder
 
 
-@pytest.mark.parametrize("action", ["sleep", "call", "unlimited"])
-def test_a_busy_worker_does_not_outlive_a_parent_that_is_killed(action):
+@pytest.mark.parametrize(
+    ("action", "limit"),
+    [("sleep", 2.0), ("call", 2.0), ("unlimited", 2.0), ("child, sleep", 3600.0), ("pid", 3600.0)],
+    ids=["asleep", "in a long call", "without its timer", "with time left and a child", "idle"],
+)
+def test_no_worker_and_nothing_that_it_started_outlives_a_parent_that_is_killed(action, limit):
     parent = run_script(
         "from perl.rewards.workers.pool import WorkerPool\n"
-        f"WorkerPool('own_work:act_after_a_sign', timeout_seconds=2.0).map([{action!r}])\n"
+        f"pool = WorkerPool('own_work:act_after_a_sign', workers=1, timeout_seconds={limit})\n"
+        f"pool.map([{action!r}])\n"
+        "print('idle', flush=True)\n"
+        "sys.stdin.read()\n",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
+    sign = Path("child" if action.startswith("child") else "begun")
     with parent:
-        wait_until(lambda: Path("begun").is_file() and Path("begun").read_text())
+        if action == "pid":
+            assert parent.stdout.readline() == "idle\n"
+        wait_until(lambda: sign.is_file() and sign.read_text())
+        processes = {int(Path(name).read_text()) for name in ("begun", sign.name)}
+        if limit > LONG:
+            assert all(map(is_running, processes))
         parent.kill()
-    worker = int(Path("begun").read_text())
-    wait_until(lambda: not is_running(worker))
-
-
-def test_a_worker_with_time_left_does_not_outlive_a_parent_that_is_killed():
-    """Nor does what its function started."""
-    parent = run_script(
-        "from perl.rewards.workers.pool import WorkerPool\n"
-        "WorkerPool('own_work:act_after_a_sign', timeout_seconds=3600).map(['child, sleep'])\n"
-    )
-    with parent:
-        wait_until(lambda: Path("child").is_file() and Path("child").read_text())
-        worker, child = int(Path("begun").read_text()), int(Path("child").read_text())
-        assert is_running(worker)
-        assert is_running(child)
-        parent.kill()
-    wait_until(lambda: not is_running(worker))
-    wait_until(lambda: not is_running(child))
+    wait_until(lambda: not any(map(is_running, processes)))
 
 
 def test_a_worker_started_by_a_thread_outlives_the_thread(pool_of):
@@ -196,20 +181,6 @@ def test_a_worker_started_by_a_thread_outlives_the_thread(pool_of):
     first, slept, last = pool.map(["pid", "nap", "pid"])
     assert first.value == last.value
     assert slept.status == "done"
-
-
-def test_an_idle_worker_does_not_outlive_a_parent_that_is_killed():
-    script = (
-        "from perl.rewards.workers.pool import WorkerPool\n"
-        "pool = WorkerPool('own_work:pid', workers=1, timeout_seconds=3600)\n"
-        "print(pool.map([0])[0].value, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with run_script(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        worker = int(parent.stdout.readline())
-        assert is_running(worker)
-        parent.kill()
-    wait_until(lambda: not is_running(worker))
 
 
 def test_workers_end_when_python_does_without_a_warning():
