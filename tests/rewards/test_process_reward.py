@@ -51,133 +51,102 @@ def test_an_escaped_literal_as_a_regular_expression_cuts_alike():
             assert split_steps(text, separator) == split_steps(text, f"/{re.escape(separator)}/")
 
 
-def test_the_aggregations_keep_their_order(token_prm):
-    prompts, completions = random_rows(20, seed=1)
-    product, least, mean, last = (
-        process_reward(token_prm, aggregation=name)(prompts, completions) for name in ("product", "min", "mean", "last")
-    )
-    several = [len(split_steps(text, "\n\n")) > 1 for text in completions]
-    assert 5 < sum(several) < 20
-    for p, m, a, z, more in zip(product, least, mean, last, several, strict=True):
-        assert 0 < p <= m <= min(a, z)
-        assert max(a, z) < 1
-        assert (p < m < a) is more
-        assert more or p == m == z == pytest.approx(a)
-
-
-def test_another_thread_gets_the_same_scores(token_prm):
-    expected = process_reward(token_prm)(PROMPTS, COMPLETIONS)
+def test_threads_get_the_scores_of_the_plain_model(token_prm):
+    tokenizer = AutoTokenizer.from_pretrained(token_prm)
+    prompts, completions = random_rows(8)
+    expected = [
+        min(token_oracle(token_prm, tokenizer.encode(prompt), split_steps(completion, "\n\n"), "\n\n"))
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
     reward = process_reward(token_prm)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: reward(PROMPTS, COMPLETIONS), range(8)))
-    assert found == [expected] * 8
+        found = list(threads.map(lambda row: reward([prompts[row]], [completions[row]])[0], range(8)))
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_nothing_is_loaded_for_no_completions_or_before_the_first_call():
-    reward = process_reward("nobody/has-this")
-    assert reward([], [], log_metric=lambda *logged: pytest.fail(str(logged))) == []
-
-
-def test_a_completion_without_steps_has_no_score(token_prm):
+def test_a_completion_that_has_no_score_is_none_and_counted_by_its_reason(token_prm):
+    """Without steps, longer than the model reads, or with a score that is not finite."""
+    weights = load_file(f"{token_prm}/model.safetensors")
+    tokenizer = AutoTokenizer.from_pretrained(token_prm)
+    weights["model.embed_tokens.weight"][tokenizer.convert_tokens_to_ids("@")] = math.nan
+    save_file(weights, f"{token_prm}/model.safetensors", metadata={"format": "pt"})
+    unscored = {"": "no_steps", " \n\n ": "no_steps", "a" * CONTEXT: "cut", "4\n\n@": "nan"}
+    completions = [*COMPLETIONS, *unscored]
+    prompts = [*PROMPTS, *["a"] * len(unscored)]
+    scores = [
+        token_oracle(token_prm, tokenizer.encode(prompt), steps, "\n\n")
+        for prompt, steps in zip(PROMPTS, STEPS, strict=True)
+    ]
     reward = process_reward(token_prm)
     logged = {}
-    rewards = reward(
-        [*PROMPTS, "a", "b"], [*COMPLETIONS, "", " \n\n "], log_metric=logged.__setitem__, solution=["4"] * 5
+    rewards = reward(prompts, completions, log_metric=logged.__setitem__, solution=["4"] * len(prompts))
+    assert rewards[:3] == pytest.approx([min(own) for own in scores], abs=1e-6)
+    assert rewards[3:] == [None] * len(unscored)
+    total, every = len(completions), [score for own in scores for score in own]
+    expected = {f"{why}_frac": sum(w == why for w in unscored.values()) / total for why in ("no_steps", "cut", "nan")}
+    expected |= {"steps": (len(every) + 1 + 2) / total, "step_score": sum(every) / len(every)}
+    assert logged == pytest.approx(
+        {f"reward/process_reward/{name}": value for name, value in expected.items()}, abs=1e-6
     )
-    assert rewards[3:] == [None, None]
-    assert rewards[:3] == pytest.approx(reward(PROMPTS, COMPLETIONS), abs=1e-6)
-    assert logged["reward/process_reward/no_steps_frac"] == 2 / 5
-    assert logged["reward/process_reward/steps"] == (2 + 3 + 1) / 5
-    assert reward(["a"], [""]) == [None]
-
-
-def test_what_is_logged(token_prm):
-    logged = {}
-    process_reward(token_prm)(PROMPTS, COMPLETIONS, log_metric=logged.__setitem__)
-    ids = [AutoTokenizer.from_pretrained(token_prm).encode(prompt) for prompt in PROMPTS]
-    scores = [s for own, steps in zip(ids, STEPS, strict=True) for s in token_oracle(token_prm, own, steps, "\n\n")]
-    assert logged == {
-        "reward/process_reward/steps": 2.0,
-        "reward/process_reward/step_score": pytest.approx(sum(scores) / 6, abs=1e-6),
-        "reward/process_reward/no_steps_frac": 0.0,
-        "reward/process_reward/cut_frac": 0.0,
-        "reward/process_reward/nan_frac": 0.0,
-    }
-
-
-def test_a_completion_too_long_for_the_model_has_no_score(token_prm):
-    prompt, fits = "2+2=", "a" * (CONTEXT - 4 - 2)
-    logged = {}
-    reward = process_reward(token_prm)
-    rewards = reward([prompt] * 4, [fits, fits + "a", f"4\n\n{fits}", "4"], log_metric=logged.__setitem__)
-    assert [score is None for score in rewards] == [False, True, True, False]
-    assert logged["reward/process_reward/cut_frac"] == 2 / 4
-    assert logged["reward/process_reward/steps"] == 5 / 4
-    assert rewards[3] == pytest.approx(reward([prompt], ["4"])[0], abs=1e-6)
-    short = process_reward(token_prm, max_length=7)
-    assert short([prompt] * 2, ["4", "44"]) == [pytest.approx(rewards[3], abs=1e-6), None]
     logged.clear()
-    assert short([prompt], ["44"], log_metric=logged.__setitem__) == [None]
+    assert reward(["a"], [""], log_metric=logged.__setitem__) == [None]
     assert "reward/process_reward/step_score" not in logged
 
 
-def test_a_score_that_is_no_number_is_none_and_counted(token_prm):
-    weights = load_file(f"{token_prm}/model.safetensors")
-    row = AutoTokenizer.from_pretrained(token_prm).convert_tokens_to_ids("@")
-    weights["model.embed_tokens.weight"][row] = math.nan
-    save_file(weights, f"{token_prm}/model.safetensors", metadata={"format": "pt"})
-    logged = {}
-    reward = process_reward(token_prm)
-    rewards = reward(["a"] * 4, ["4\n\n@", "4\n\n5", "", "6"], log_metric=logged.__setitem__)
-    assert [score is None for score in rewards] == [True, False, True, False]
-    assert logged["reward/process_reward/nan_frac"] == 1 / 4
-    assert 0 < logged["reward/process_reward/step_score"] < 1
+def test_a_completion_is_scored_if_prompt_and_steps_fit_into_what_the_model_reads(token_prm):
+    prompt = "2+2="
+    tokenizer = AutoTokenizer.from_pretrained(token_prm)
+    for options, longest in (({}, CONTEXT), ({"max_length": 7}, 7), ({"max_length": 12}, 12)):
+        reward = process_reward(token_prm, **options)
+        fits = "a" * (longest - len(prompt) - 2)  # a separator after each step has two tokens
+        rewards = reward([prompt] * 4, [fits, fits + "a", f"4\n\n{fits}", "4"])
+        assert [score is None for score in rewards] == [False, True, True, False]
+        expected = [token_oracle(token_prm, tokenizer.encode(prompt), [step], "\n\n")[0] for step in (fits, "4")]
+        assert rewards[::3] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "where", "words"),
+    ("arguments", "expected"),
     [
-        ({}, "model", ["is required"]),
-        ({"model": None}, "model", ["must be text"]),
-        ({"model": ""}, "model", ["at least 1 character"]),
-        ({"model": "./nowhere"}, "model", ["'./nowhere'", "no such folder"]),
-        ({"model": "empty"}, "model", ["'empty'", "config.json"]),
-        ({"model": "a/b", "kind": "tokens"}, "kind", ["auto, token, causal", "did you mean token?"]),
-        ({"model": "a/b", "aggregation": "prodct"}, "aggregation", ["did you mean product?"]),
-        ({"model": "a/b", "split": "/(/"}, "split", ["'/(/'", "unterminated"]),
-        ({"model": "a/b", "split": ""}, "split", ["at least 1 character"]),
-        ({"model": "a/b", "device": "gpu"}, "device", ["'gpu'", "cuda"]),
-        ({"model": "a/b", "device": "cuda:x"}, "device", ["'cuda:x'"]),
-        ({"model": "a/b", "batch_size": 0}, "batch_size", ["greater than or equal to 1"]),
-        ({"model": "a/b", "batch_size": "8"}, "batch_size", ["a whole number"]),
-        ({"model": "a/b", "max_length": 0}, "max_length", ["greater than or equal to 1"]),
-        ({"model": "a/b", "kind": "token", "negative": "-"}, "negative", ["causal"]),
-        ({"model": "a/b", "aggregaton": "min"}, "aggregaton", ["unknown key", "did you mean aggregation?"]),
+        ({}, {"model": ["is required"]}),
+        ({"model": None}, {"model": ["must be text"]}),
+        ({"model": ""}, {"model": ["at least 1 character"]}),
+        ({"model": "./nowhere"}, {"model": ["'./nowhere'", "no such folder"]}),
+        ({"model": "empty"}, {"model": ["'empty'", "config.json"]}),
+        ({"model": "a/b", "kind": "tokens"}, {"kind": ["auto, token, causal", "did you mean token?"]}),
+        ({"model": "a/b", "aggregation": "prodct"}, {"aggregation": ["did you mean product?"]}),
+        ({"model": "a/b", "split": "/(/"}, {"split": ["'/(/'", "unterminated"]}),
+        ({"model": "a/b", "split": ""}, {"split": ["at least 1 character"]}),
+        ({"model": "a/b", "device": "gpu"}, {"device": ["'gpu'", "cuda"]}),
+        ({"model": "a/b", "device": "cuda:x"}, {"device": ["'cuda:x'"]}),
+        ({"model": "a/b", "batch_size": 0}, {"batch_size": ["greater than or equal to 1"]}),
+        ({"model": "a/b", "batch_size": "8"}, {"batch_size": ["a whole number"]}),
+        ({"model": "a/b", "max_length": 0}, {"max_length": ["greater than or equal to 1"]}),
+        ({"model": "a/b", "kind": "token", "negative": "-"}, {"negative": ["causal"]}),
+        ({"model": "a/b", "aggregaton": "min"}, {"aggregaton": ["unknown key", "did you mean aggregation?"]}),
+        (
+            {"model": "./nowhere", "kind": "x", "split": "/(/", "device": "gpu", "batch_size": 0, "bogus": 1},
+            {"batch_size": [], "bogus": [], "device": [], "kind": [], "model": [], "split": []},
+        ),
+        ({"model": "user/name"}, {}),
+        ({"model": "there", "device": "cuda:1", "split": r"/\n+|Step \d+:/"}, {}),
+        (
+            {"model": "sandbox:base", "aggregation": "product", "positive": 0, "max_length": 10, "device": "cpu"},
+            {},
+        ),
     ],
 )
-def test_a_wrong_argument_is_one_problem(arguments, where, words):
-    Path("empty").mkdir()
-    (problem,) = check_process_reward(arguments)
-    assert problem.where == where
-    assert all(word in str(problem) for word in words), str(problem)
-    if "model" in arguments:
+def test_each_wrong_argument_is_one_mistake_and_right_ones_are_none(arguments, expected):
+    for folder in ("empty", "there"):
+        Path(folder).mkdir()
+    Path("there/config.json").touch()
+    mistakes = check_process_reward(arguments)
+    assert sorted(mistake.where for mistake in mistakes) == list(expected)
+    assert [(str(m), word) for m in mistakes for word in expected[m.where] if word not in str(m)] == []
+    if expected and "model" in arguments:
         with pytest.raises(RecipeError) as caught:
             process_reward(**arguments)
-        assert caught.value.mistakes == (problem,)
-
-
-def test_every_wrong_argument_is_found_at_once():
-    arguments = {"model": "./nowhere", "kind": "x", "split": "/(/", "device": "gpu", "batch_size": 0, "bogus": 1}
-    assert sorted(problem.where for problem in check_process_reward(arguments)) == sorted(arguments)
-
-
-def test_arguments_that_are_well_are_no_problem(token_prm):
-    for arguments in (
-        {"model": "user/name"},
-        {"model": token_prm, "device": "cuda:1", "split": r"/\n+|Step \d+:/"},
-        {"model": "sandbox:base", "aggregation": "product", "positive": 0, "max_length": 10, "device": "cpu"},
-    ):
-        assert check_process_reward(arguments) == []
+        assert list(caught.value.mistakes) == mistakes
 
 
 def test_the_signature_shows_the_settings():

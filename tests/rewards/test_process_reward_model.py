@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def test_a_class_is_read_after_each_separator(token_prm):
         token_oracle(token_prm, tokenizer.encode(prompt), steps, "\n\n")
         for prompt, steps in zip(PROMPTS, STEPS, strict=True)
     ]
-    for aggregation, number in {"min": min, "last": lambda scores: scores[-1], "product": math.prod}.items():
+    means = {"min": min, "last": lambda scores: scores[-1], "product": math.prod, "mean": statistics.fmean}
+    for aggregation, number in means.items():
         rewards = process_reward(token_prm, aggregation=aggregation)(PROMPTS, COMPLETIONS)
         assert rewards == pytest.approx([number(scores) for scores in expected], abs=1e-6)
     assert max(map(max, expected)) - min(map(min, expected)) > 0.05  # the scores are not all alike
@@ -192,20 +194,26 @@ def test_the_head_of_a_causal_model_sees_the_ends_of_steps_only(causal_prm):
     assert shapes == [(2, 3, words)]
 
 
-def test_chat_messages_are_scored_as_the_text_they_render_to(token_prm):
-    reward = process_reward(token_prm)
+def test_chat_messages_are_scored_as_the_text_they_render_to(token_prm, causal_prm):
+    """By the model's template, or as lines where it has none."""
     chats = [message(prompt, "user") for prompt in PROMPTS]
     texts = [f"<|user|>{prompt}<|assistant|>" for prompt in PROMPTS]
-    scores = reward(texts, COMPLETIONS)
-    assert reward(chats, COMPLETIONS) == scores
-    assert reward(chats, [message(text) for text in COMPLETIONS]) == scores
-    assert reward(PROMPTS, COMPLETIONS) != scores
-
-
-def test_messages_for_a_model_without_a_chat_template_are_lines(causal_prm):
-    reward = process_reward(causal_prm)
+    tokenizer = AutoTokenizer.from_pretrained(token_prm)
+    expected = [
+        min(token_oracle(token_prm, tokenizer.encode(text), steps, "\n\n"))
+        for text, steps in zip(texts, STEPS, strict=True)
+    ]
+    reward = process_reward(token_prm)
+    for prompts, completions in (
+        (texts, COMPLETIONS),
+        (chats, COMPLETIONS),
+        (chats, [message(text) for text in COMPLETIONS]),
+    ):
+        assert reward(prompts, completions) == pytest.approx(expected, abs=1e-6)
+    assert reward(PROMPTS, COMPLETIONS) != pytest.approx(expected, abs=1e-3)
+    expected = shepherd_oracle(causal_prm, f"Be brief.\n2+2= 4 {TAG}")
     chat = [*message("Be brief.", "system"), *message("2+2=", "user")]
-    assert reward([chat], [message("4")]) == reward(["Be brief.\n2+2="], ["4"])
+    assert process_reward(causal_prm)([chat], [message("4")]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_causal_models_chat_template_writes_the_first_token_itself():
@@ -226,7 +234,13 @@ def test_a_causal_models_chat_template_writes_the_first_token_itself():
 def test_the_kind_is_read_from_the_checkpoint(kind, token_prm, causal_prm):
     folder = token_prm if kind == "token" else causal_prm
     assert read_process_config(ProcessRewardSetting(model=folder))[1] == kind
-    assert process_reward(folder)(PROMPTS, COMPLETIONS) == process_reward(folder, kind=kind)(PROMPTS, COMPLETIONS)
+    if kind == "token":
+        ids = AutoTokenizer.from_pretrained(folder).encode("2+2=")
+        expected = token_oracle(folder, ids, ["4"], "\n\n")
+    else:
+        expected = shepherd_oracle(folder, f"2+2= 4 {TAG}")
+    for options in ({}, {"kind": kind}):
+        assert process_reward(folder, **options)(["2+2="], ["4"]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_model_stays_as_it_is_and_nothing_around_it_changes(token_prm):
@@ -255,10 +269,12 @@ def test_a_half_precision_checkpoint_is_read_in_float32_on_a_cpu_unless_asked_fo
     save_file(weights, f"{token_prm}/model.safetensors", metadata={"format": "pt"})
     config = json.loads(Path(token_prm, "config.json").read_text(encoding="utf-8"))
     Path(token_prm, "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}), encoding="utf-8")
-    for asked, got in (("auto", torch.float32), ("bfloat16", torch.bfloat16)):
+    ids = AutoTokenizer.from_pretrained(token_prm).encode("2+2=")
+    exact = token_oracle(token_prm, ids, ["4"], "\n\n")  # of the rounded weights, in float32
+    for asked, got, tolerance in (("auto", torch.float32, 1e-6), ("bfloat16", torch.bfloat16, 0.05)):
         reward = process_reward(token_prm, dtype=asked, device="cpu")
         assert {parameter.dtype for parameter in reward.load().model.parameters()} == {got}
-        assert all(0 < score < 1 for score in reward(PROMPTS, COMPLETIONS))
+        assert reward(["2+2="], ["4"]) == pytest.approx(exact, abs=tolerance)
 
 
 def refused(folder, **options):
@@ -271,27 +287,40 @@ def refused(folder, **options):
     return str(problem)
 
 
-def test_a_model_that_is_not_there_is_one_line():
-    line = refused("nobody/has-this")
-    assert "nobody/has-this cannot be loaded" in line
-
-
-def test_weights_that_could_run_code_are_refused(token_prm):
-    weights = Path(token_prm, "model.safetensors")
-    torch.save(load_file(weights), Path(token_prm, "pytorch_model.bin"))
+def without_safetensors(folder):
+    weights = Path(folder, "model.safetensors")
+    torch.save(load_file(weights), Path(folder, "pytorch_model.bin"))
     weights.unlink()
-    assert "safetensors" in refused(token_prm)
 
 
-def test_weights_that_are_damaged_are_one_line(token_prm):
-    weights = Path(token_prm, "model.safetensors")
+def damaged(folder):
+    weights = Path(folder, "model.safetensors")
     weights.write_bytes(weights.read_bytes()[:100])
-    assert "cannot be loaded" in refused(token_prm)
 
 
-def test_a_model_of_neither_kind_is_refused(token_prm):
+@pytest.mark.parametrize(
+    ("model", "spoil", "kind", "words"),
+    [
+        ("nobody/has-this", None, "auto", "nobody/has-this cannot be loaded"),
+        ("token_prm", without_safetensors, "auto", "safetensors"),
+        ("token_prm", damaged, "auto", "cannot be loaded"),
+        ("token_prm", None, "causal", "lm_head.weight"),  # instead of guessing
+        ("causal_prm", None, "token", "score."),
+    ],
+    ids=["absent", "could run code", "damaged", "no head", "no classes"],
+)
+@pytest.mark.usefixtures("token_prm", "causal_prm")
+def test_a_model_with_absent_damaged_or_other_weights_is_refused_in_one_line(model, spoil, kind, words):
+    if spoil is not None:
+        spoil(model)
+    assert words in refused(model, kind=kind)
+
+
+def test_a_model_of_neither_kind_is_refused_unless_the_recipe_names_its_kind(token_prm):
     """Qwen2.5-Math-PRM's own class is code of its repository."""
     config = json.loads(Path(token_prm, "config.json").read_text(encoding="utf-8"))
+    ids = AutoTokenizer.from_pretrained(token_prm).encode("2+2=")
+    expected = token_oracle(token_prm, ids, ["4"], "\n\n")
     for architectures, shown in (
         (["Qwen2ForProcessRewardModel"], "Qwen2ForProcessRewardModel"),
         (None, "no known class"),
@@ -302,13 +331,7 @@ def test_a_model_of_neither_kind_is_refused(token_prm):
         line = refused(token_prm)
         assert shown in line
         assert "ForTokenClassification or ...ForCausalLM" in line
-        assert len(process_reward(token_prm, kind="token")(PROMPTS, COMPLETIONS)) == 3
-
-
-@pytest.mark.parametrize(("kind", "missing"), [("causal", "lm_head.weight"), ("token", "score.")])
-def test_a_model_without_the_weights_of_its_kind_is_refused_instead_of_guessing(kind, missing, token_prm, causal_prm):
-    folder = causal_prm if kind == "token" else token_prm
-    assert missing in refused(folder, kind=kind)
+        assert process_reward(token_prm, kind="token")(["2+2="], ["4"]) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["positive", "negative", "step_token"])
@@ -321,11 +344,18 @@ def test_a_word_that_is_not_one_token_is_refused(name, causal_prm):
     assert unknown.startswith(f"process_reward.{name}: '€' is not one token")
 
 
-@pytest.mark.parametrize(("labels", "positive"), [(1, None), (1, 0), (2, 2), (2, -1), (2, "right")])
-def test_a_class_that_is_not_there_is_refused(labels, positive):
+@pytest.mark.parametrize(
+    ("labels", "options"),
+    [
+        (1, {}),
+        (1, {"positive": 0}),
+        (2, {"positive": 2}),
+        (2, {"positive": -1}),
+        (2, {"positive": "right"}),
+        (2, {"device": "cuda:99"}),
+    ],
+)
+def test_a_class_or_a_device_that_is_not_there_is_refused_in_one_line(labels, options):
     folder = save_tiny_prm(Path("classes"), "token", labels=labels)
-    assert refused(folder, positive=positive).startswith("process_reward.positive: ")
-
-
-def test_a_device_that_is_not_there_is_one_line(token_prm):
-    assert refused(token_prm, device="cuda:99").startswith("process_reward.device: no device cuda:99: ")
+    what = "device: no device cuda:99: " if "device" in options else "positive: "
+    assert refused(folder, **options).startswith(f"process_reward.{what}")
