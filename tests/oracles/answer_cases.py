@@ -21,8 +21,13 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("12", r"\left(12\right)"),
             ("204", r"\text{204}"),
             ("204", r"\underline{204}"),
+            ("9007199254740993", "9,007,199,254,740,993"),
         ],
-        [("42", "43"), ("42", "-42"), ("7", "77"), ("100", "10"), ("6", "9"), ("34", "3 4"), ("-5", "- - 5")],
+        [
+            *[("42", "43"), ("42", "-42"), ("7", "77"), ("100", "10"), ("6", "9"), ("34", "3 4"), ("-5", "- - 5")],
+            *[("12", "1, 2"), ("57", "5 + 7"), ("100", "10 0"), ("9007199254740993", "9007199254740992")],
+            *[("5", "1/0"), ("5", "0/0"), ("5", "5/0.0"), ("5/0.0", "5")],
+        ],
     ),
     "fractions": (
         [
@@ -53,6 +58,7 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("-1.5", r"-\frac{3}{2}"),
             ("4.5e33", r"4.5 \times 10^{33}"),
             ("1/3", "0.333333"),
+            ("1/3", "0.3333333333333333"),
             ("2/3", "0.666667"),
             ("2/3", "0.666666"),
             (r"\frac{1}{3}", r"0.\overline{3}"),
@@ -70,10 +76,19 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             (r"\sqrt{2}", "1.414"),
             ("1000000", "1000000.5"),
             ("0.1", "0.10000000000000001"),
+            ("0.1", "0.1000000000000000055511151231257827"),
         ],
     ),
     "percentages": (
         [
+            ("50%", "50%"),
+            ("50%", "1/2"),
+            ("50", "50%"),
+            ("1/2", "50 %"),
+            ("0.5", r"50\%"),
+            ("12.5%", "1/8"),
+            ("100%", "1"),
+            ("1,250%", "12.5"),
             ("50%", "50"),
             ("50%", "0.5"),
             ("50%", r"\frac{1}{2}"),
@@ -81,7 +96,10 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("25%", "25 percent"),
             ("0.07", r"7\%"),
         ],
-        [("50%", "5%"), ("50%", "51%"), ("100%", "1%"), ("1%", "100%"), ("0.5", "5%"), ("25%", "0.025")],
+        [
+            *[("50%", "5%"), ("50%", "51%"), ("100%", "1%"), ("1%", "100%"), ("0.5", "5%"), ("25%", "0.025")],
+            *[("50%", "5"), ("50%", "500%"), ("50%", "5000%")],
+        ],
     ),
     "units": (
         [
@@ -275,6 +293,8 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             ("even", r"\text{Even}"),
             (r"\text{all real numbers}", r"\mathbb{R}"),
             ("Monday", r"\textbf{MONDAY}."),
+            ("Yes", "yes"),
+            ("Monday", "MONDAY"),
             ("New  York", "new york"),
             ("gr\u00f6\u00dfer", "GR\u00d6SSER"),
         ],
@@ -476,6 +496,59 @@ def last_box(text: str) -> str | None:
                     found = content
                     break
     return found
+
+
+def random_number(draw: random.Random) -> Fraction:
+    """A whole number of up to twelve digits, a decimal of up to five places, or a fraction; of either sign."""
+    kind, sign = draw.randrange(3), draw.choice([1, -1])
+    if kind == 0:
+        return Fraction(sign * draw.randint(0, 10 ** draw.randint(1, 12)))
+    if kind == 1:
+        return Fraction(sign * draw.randint(0, 10**6), 10 ** draw.randint(1, 5))
+    return Fraction(sign * draw.randint(1, 999), draw.randint(2, 99))
+
+
+def ways_to_write(number: Fraction, draw: random.Random) -> list[str]:
+    """Different texts that all mean this number."""
+    times = draw.randint(1, 9)
+    ways = {f"{number.numerator * times}/{number.denominator * times}", f"{number.numerator} / {number.denominator}"}
+    ways.add(f"${number.numerator}/{number.denominator}$")
+    for digits in range(6):
+        if (number * 10**digits).denominator == 1:
+            text = with_point(number, digits)
+            ways |= {text, text + "0" if digits else text, f" {text} ", f"${text}$", f"{text}."}
+            if number >= 0:
+                ways.add(f"+{text}")
+            if text.startswith("0."):
+                ways.add(text[1:])
+    if number.denominator == 1:
+        ways.add(f"{number.numerator:,}")
+    return sorted(ways)
+
+
+def with_point(number: Fraction, digits: int) -> str:
+    """An exact decimal of a fraction whose denominator divides a power of ten."""
+    scaled = number * 10**digits
+    sign, body = ("-" if scaled < 0 else ""), str(abs(scaled.numerator)).rjust(digits + 1, "0")
+    return f"{sign}{body[:-digits]}.{body[-digits:]}" if digits else f"{sign}{body}"
+
+
+def random_term(draw: random.Random, depth: int) -> tuple[str, Fraction]:
+    r"""Sums, differences, products, ``\\frac`` and squares of whole numbers, and what they are worth."""
+    if depth == 0 or draw.random() < 0.2:
+        number = draw.randint(0, 40)
+        return str(number), Fraction(number)
+    (one, a), (two, b) = random_term(draw, depth - 1), random_term(draw, depth - 1)
+    kind = draw.randrange(5)
+    if kind == 0:
+        return f"({one}+{two})", a + b
+    if kind == 1:
+        return f"({one}-{two})", a - b
+    if kind == 2:
+        return f"({one}\\cdot {two})", a * b
+    if kind == 3 and b:
+        return f"\\frac{{{one}}}{{{two}}}", a / b
+    return f"({one})^{{2}}", a**2
 
 
 # Completions that neither box an answer nor announce one after their reasoning.

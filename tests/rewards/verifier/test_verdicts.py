@@ -10,16 +10,11 @@ import pytest
 from perl.rewards import check, check_all
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier import unreadable
+from perl.rewards.verifier.comparison import same_answer
+from perl.rewards.verifier.symbolic import judge
 from perl.rewards.verifier.verdicts import told_at_once
 from tests.oracles.alarm import no_hang
-from tests.oracles.answer_cases import CASES, WITHOUT_ANSWER, random_pairs
-
-RANDOM = random.Random(0)
-
-
-@pytest.fixture(autouse=True)
-def _the_same_numbers_in_every_test():
-    RANDOM.seed(0)
+from tests.oracles.answer_cases import CASES, WITHOUT_ANSWER, random_number, random_pairs, ways_to_write, with_point
 
 
 def boxed(answer):
@@ -31,53 +26,14 @@ def statuses(pairs):
     return [verdict.status for verdict in verdicts]
 
 
-def grouped(number):
-    return f"{number:,}"
-
-
-def with_point(number, digits):
-    """An exact decimal of a fraction whose denominator divides a power of ten."""
-    scaled = number * 10**digits
-    assert scaled.denominator == 1
-    sign, body = ("-" if scaled < 0 else ""), str(abs(scaled.numerator)).rjust(digits + 1, "0")
-    return f"{sign}{body[:-digits]}.{body[-digits:]}" if digits else f"{sign}{body}"
-
-
-def ways_to_write(number):
-    """Different strings that all mean this number."""
-    times = RANDOM.randint(1, 9)
-    ways = {f"{number.numerator * times}/{number.denominator * times}", f"{number.numerator} / {number.denominator}"}
-    ways.add(f"${number.numerator}/{number.denominator}$")
-    for digits in range(6):
-        if (number * 10**digits).denominator == 1:
-            text = with_point(number, digits)
-            ways |= {text, text + "0" if digits else text, f" {text} ", f"${text}$", f"{text}."}
-            if number >= 0:
-                ways.add(f"+{text}")
-            if text.startswith("0."):
-                ways.add(text[1:])
-    if number.denominator == 1:
-        ways.add(grouped(number.numerator))
-    return ways
-
-
-def random_number():
-    kind = RANDOM.randrange(3)
-    sign = RANDOM.choice([1, -1])
-    if kind == 0:
-        return Fraction(sign * RANDOM.randint(0, 10 ** RANDOM.randint(1, 12)))
-    if kind == 1:
-        return Fraction(sign * RANDOM.randint(0, 10**6), 10 ** RANDOM.randint(1, 5))
-    return Fraction(sign * RANDOM.randint(1, 999), RANDOM.randint(2, 99))
-
-
 def test_a_number_is_right_however_it_is_written():
     for _ in range(400):
-        number = random_number()
-        ways = sorted(ways_to_write(number))
+        number = random_number(random)
+        ways = ways_to_write(number, random)
+        percentage = [f"{with_point(number * 100, 5)}%", with_point(number, 5)]
         golds = [way for way in ways if "$" not in way]
-        for way in ways:
-            gold = RANDOM.choice(golds)
+        for way in [*ways, *(percentage if (number * 10**5).denominator == 1 else [])]:
+            gold = random.choice(golds)
             verdict = check(gold, boxed(way))
             assert verdict.status == "right", (gold, way)
             assert verdict.extracted == way.strip()
@@ -85,45 +41,10 @@ def test_a_number_is_right_however_it_is_written():
 
 def test_another_number_is_wrong_however_it_is_written():
     for _ in range(400):
-        number = random_number()
-        other = number + RANDOM.choice([1, -1, Fraction(1, 10), Fraction(-1, 97), Fraction(1, 10**9)])
-        for way in ways_to_write(other):
+        number = random_number(random)
+        other = number + random.choice([1, -1, Fraction(1, 10), Fraction(-1, 97), Fraction(1, 10**9)])
+        for way in ways_to_write(other, random):
             assert check(str(number), boxed(way)).status == "wrong", (number, way)
-
-
-def test_numbers_are_compared_exactly():
-    assert check("1/3", boxed("0.3333333333333333")).status == "right"  # a rounding of at least six digits
-    assert check("1/3", boxed("0.33333")).status == "wrong"
-    assert check("0.1", boxed("0.1000000000000000055511151231257827")).status == "wrong"
-    assert check("9007199254740993", boxed("9007199254740992")).status == "wrong"
-    assert check("9007199254740993", boxed("9,007,199,254,740,993")).status == "right"
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        ("50%", "50%"),
-        ("50%", "50"),
-        ("50%", "0.5"),
-        ("50%", "1/2"),
-        ("50", "50%"),
-        ("1/2", "50 %"),
-        ("0.5", r"50\%"),
-        ("12.5%", "1/8"),
-        ("100%", "1"),
-        ("1,250%", "12.5"),
-    ],
-)
-def test_a_percentage_is_its_number_or_its_fraction(gold, answer):
-    assert check(gold, boxed(answer)).status == "right"
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [("50%", "5"), ("50%", "51%"), ("50%", "500%"), ("100%", "1%"), ("1%", "100%"), ("50%", "5000%"), ("0.5", "5%")],
-)
-def test_another_percentage_is_wrong(gold, answer):
-    assert check(gold, boxed(answer)).status == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -135,61 +56,44 @@ def test_what_only_looks_like_a_number_is_none(answer):
     assert check(answer, boxed(answer)).status == "right"
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [("34", "3 4"), ("11/2", "1 1/2"), ("12", "1, 2"), ("57", "5 + 7"), ("100", "10 0"), ("-5", "- - 5")],
-)
-def test_several_numbers_are_not_one(gold, answer):
-    assert check(gold, boxed(answer)).status == "wrong"
+HOSTILE_CODE = [
+    "__import__('os').system('touch pwned')",
+    "open('pwned','w')",
+    "exec('x')",
+    "().__class__",
+    "x.is_real",
+    "9**9**9",
+    "1e999999999",
+]
 
 
-@pytest.mark.parametrize("answer", ["1/0", "0/0", "5/0.0"])
-def test_nothing_is_divided_by_zero(answer):
-    assert check("5", boxed(answer)).status == "wrong"
-    assert check(answer, boxed("5")).status in {"wrong", "unparsable_gold"}
+@pytest.mark.parametrize("code", HOSTILE_CODE)
+def test_nothing_is_evaluated(code):
+    for other in ("5", "x"):
+        for judge_one in (lambda gold, answer: check(gold, boxed(answer)).status, lambda *pair: judge(pair)):
+            with no_hang():
+                assert judge_one(other, code) in ({"wrong"} if other == "5" else {"wrong", "unparsable_gold"})
+                assert judge_one(code, other) in {"wrong", "unparsable_gold"}
+                assert judge_one(code.replace("_", ""), other) in {"wrong", "unparsable_gold"}
+    assert not list(Path.cwd().iterdir())
 
 
-@pytest.mark.parametrize(
-    "hostile", ["__import__('os').system('touch pwned')", "9**9**9", "open('pwned','w')", "1e999999999"]
-)
-def test_nothing_is_evaluated(hostile):
-    with no_hang():
-        assert check("5", boxed(hostile)).status == "wrong"
-        assert check(hostile.replace("_", ""), boxed("5")).status in {"wrong", "unparsable_gold"}
-    assert not Path("pwned").exists()
+NONE = "unparsable_gold"
+BY_GOLD_ANSWER = {  # gold answer -> verdicts on itself in a box, on 17, on no answer
+    **dict.fromkeys([r"\frac{1}{2}", "$5$", "x^2", "a_1", "{1,2}", r"\pi"], ("right", "wrong", "no_answer")),
+    **dict.fromkeys(["#### 1,250", "She has 3 + 4 = <<3+4=7>>7.\n#### 7"], ("right", "wrong", "no_answer")),
+    **dict.fromkeys(["t(0,4]", "1/0", "0/0", "x" * 2001], ("right", NONE, NONE)),  # letter for letter
+    **dict.fromkeys([r"\frac{", "", "   ", "work #### ", None], (NONE, NONE, NONE)),
+}
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [("Yes", "yes"), ("Monday", "MONDAY"), ("New  York", "new york"), ("größer", "GRÖSSER"), ("(A)", "(a)")],
-)
-def test_words_are_compared_whatever_their_case_and_spaces(gold, answer):
-    assert check(gold, boxed(answer)).status == "right"
-
-
-@pytest.mark.parametrize(("gold", "answer"), [("yes", "no"), ("Monday", "Mon day"), ("A", "B"), ("5", "five")])
-def test_other_words_are_wrong(gold, answer):
-    assert check(gold, boxed(answer)).status == "wrong"
-
-
-@pytest.mark.parametrize("gold", ["\\frac{1}{2}", "$5$", "x^2", "a_1", "{1,2}", "\\pi"])
-def test_a_gold_answer_in_latex_is_readable(gold):
-    assert [check(gold, text).status for text in (boxed(gold), boxed("17"), "none")] == ["right", "wrong", "no_answer"]
-
-
-@pytest.mark.parametrize("gold", ["", "   ", "work #### ", None])
-def test_without_a_gold_answer_nothing_is_judged(gold):
-    for completion in (boxed("5"), boxed(gold), "no answer at all"):
-        assert check_all([gold], [completion])[0].status == "unparsable_gold"
-
-
-@pytest.mark.parametrize("gold", ["t(0,4]", "\\frac{", "1/0", "x" * 2001])
-def test_a_gold_answer_that_cannot_be_read_is_right_only_letter_for_letter(gold):
-    assert unreadable(["5", gold, "x^2"]) == [1]
-    assert check(gold, boxed("5")).status == "unparsable_gold"
-    assert check(gold, "no answer at all").status == "unparsable_gold"
-    if extract_answer(boxed(gold)) == gold:
-        assert check(gold, boxed(gold)).status == "right"
+def test_a_gold_answer_is_compared_if_it_can_be_read_and_else_right_only_letter_for_letter():
+    found = {}
+    for gold in BY_GOLD_ANSWER:
+        completions = [boxed(gold_answer(gold or "")), boxed("17"), "no answer at all"]
+        found[gold] = tuple(verdict.status for verdict in check_all([gold] * 3, completions))
+    assert found == BY_GOLD_ANSWER
+    assert unreadable(found) == [row for row, verdicts in enumerate(found.values()) if verdicts[1] == NONE]
 
 
 def test_a_long_answer_is_right_only_letter_for_letter():
@@ -197,6 +101,9 @@ def test_a_long_answer_is_right_only_letter_for_letter():
     assert check(long, boxed(long)).status == "right"
     for gold in ("3001", "x^2 + 3001"):
         assert check(gold, boxed(long)).status == "wrong"
+    digits = "1" * 2001
+    assert same_answer(digits, digits + " ") is True
+    assert same_answer(digits, digits + ".0") is False
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -233,11 +140,6 @@ def test_verdicts_come_in_the_order_of_the_completions_however_often_a_pair_occu
     assert check_all([], []) == []
     with pytest.raises(ValueError, match="zip"):
         check_all(["5"], [])
-
-
-def test_the_last_step_of_a_worked_solution_counts():
-    assert check("She has 3 + 4 = <<3+4=7>>7.\n#### 7", boxed("7")).status == "right"
-    assert check("#### 1,250", "#### 1250").status == "right"
 
 
 MANY = 30_000
@@ -297,7 +199,7 @@ def test_random_text_gets_a_verdict():
     ]
     statuses = set()
     for _ in range(3000):
-        gold, text = ("".join(RANDOM.choices(pieces, k=RANDOM.randint(0, 12))) for _ in range(2))
+        gold, text = ("".join(random.choices(pieces, k=random.randint(0, 12))) for _ in range(2))
         statuses.add(check(gold, text).status)
     assert statuses == {"right", "wrong", "no_answer", "unparsable_gold"}
 
@@ -367,7 +269,7 @@ def test_random_latex_is_judged_by_processes_that_survive():
     golds, completions = ["\\sqrt{8}"], [boxed(r"2\sqrt{2}")]
     for i in range(500):
         gold, answer = (
-            "".join(RANDOM.choices(PIECES, k=RANDOM.randint(1, 300 if i % 5 == 0 else 8))) for _ in range(2)
+            "".join(random.choices(PIECES, k=random.randint(1, 300 if i % 5 == 0 else 8))) for _ in range(2)
         )
         golds.append(gold)
         completions.append(boxed(answer))
