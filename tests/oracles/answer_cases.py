@@ -382,6 +382,9 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             (r"\pi r^2", r"r^2 \pi"),
             ("|x|", r"\sqrt{x^2}"),
             (r"\sin^2 x+\cos^2 x", "1"),
+            (r"\frac{6}{x}", r"\frac{(2)(3)}{x}"),
+            ("x+6", "2(3)+x"),
+            (r"x+\frac{7}{3}", r"2\frac{1}{3}+x"),
         ],
         [
             ("(x+1)^2", "x^2+1"),
@@ -396,6 +399,8 @@ CASES: dict[str, tuple[list[Pair], list[Pair]]] = {
             (r"\frac{a}{b}", r"\frac{b}{a}"),
             (r"\sin x", r"\cos x"),
             ("f(x)=2x", "f(x)=3x"),
+            (r"\frac{5}{x}", r"\frac{2(3)}{x}"),
+            ("x+5", "(2)(3)+x"),
         ],
     ),
     "equations": (
@@ -549,6 +554,11 @@ def random_term(draw: random.Random, depth: int) -> tuple[str, Fraction]:
     if kind == 3 and b:
         return f"\\frac{{{one}}}{{{two}}}", a / b
     return f"({one})^{{2}}", a**2
+
+
+def holds(relation: str, **values: Fraction) -> bool:
+    r"""Whether Python finds an inequality of names and numbers true: ``1 < t \\leq 2``."""
+    return bool(eval(relation.replace("\\leq", "<=").replace("\\geq", ">="), {}, values))  # noqa: S307
 
 
 # Completions that neither box an answer nor announce one after their reasoning.

@@ -34,6 +34,8 @@ _ZERO = sympy.Float("1e-80", _DIGITS)
 _FOR_THE_PARSER = (
     (re.compile(r"(?<![a-zA-Z\\])E(?=_)"), r"\\Xi"),
     (re.compile(r"_\{?\\(odot|oplus|star|ast|infty|parallel|perp|prime)(?![a-zA-Z])\}?"), r"_{\1}"),
+    # The parser takes 2(3) and (2)(3) for the mixed number 2 + 3. A base or an exponent, as in \log_2(3), stays.
+    (re.compile(r"(\)|(?<![\w^.])\d+)\s*\((?=\s*\d+\s*\))"), r"\1\\cdot ("),
 )
 # Newer parsers take R and r for the same variable unless a setting forbids it; older ones lack that setting.
 _FIELDS = {field.name for field in dataclasses.fields(ConversionConfig)}
