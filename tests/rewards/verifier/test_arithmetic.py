@@ -2,11 +2,13 @@ r"""Plain arithmetic is exact, in bounded time, and everything else is refused."
 
 import math
 import random
+from decimal import Decimal
 from fractions import Fraction
 
 import pytest
 
 from perl.rewards.verifier.arithmetic import decimal_of, exact_value
+from tests.oracles.answer_cases import random_term
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,13 @@ def test_the_value_is_exact(text, value):
         r"\frac{1}",
         "1" * 301,
         "(" * 25 + "1" + ")" * 25,
+        # finite only after cancelling
+        "9^{99999}-9^{99999}",
+        "0\\cdot 9^{99999}",
+        "1/9^{99999}",
+        "1.0001^{99999}",
+        "9^{99999}/9^{99998}",
+        r"\sqrt{9^{99999}}",
     ],
 )
 def test_what_is_no_plain_arithmetic_has_no_value(text):
@@ -106,66 +115,27 @@ def test_what_is_too_large_to_write_down_is_infinite(text):
     assert exact_value("-" + text) in (-math.inf, math.inf, None)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "9^{99999}-9^{99999}",
-        "0\\cdot 9^{99999}",
-        "1/9^{99999}",
-        "1.0001^{99999}",
-        "9^{99999}/9^{99998}",
-        r"\sqrt{9^{99999}}",
-    ],
-)
-def test_what_is_finite_only_after_cancelling_has_no_value_here(text):
-    assert exact_value(text) is None
-
-
-def test_random_terms_against_fractions():
-    """Each term is built together with its value."""
+def test_random_terms_are_worth_what_they_are_built_to_be():
     draw = random.Random(0)
+    terms = [random_term(draw, depth=3) for _ in range(500)]
+    short = {text: value for text, value in terms if len(text) <= 300}
+    assert {text: exact_value(text) for text in short} == short
+    assert len(short) > 400
 
-    def term(depth):
-        if depth == 0 or draw.random() < 0.2:
-            number = draw.randint(0, 40)
-            return str(number), Fraction(number)
-        (one, a), (two, b) = term(depth - 1), term(depth - 1)
-        kind = draw.randrange(5)
-        if kind == 0:
-            return f"({one}+{two})", a + b
-        if kind == 1:
-            return f"({one}-{two})", a - b
-        if kind == 2:
-            return f"({one}\\cdot {two})", a * b
-        if kind == 3 and b:
-            return f"\\frac{{{one}}}{{{two}}}", a / b
-        return f"({one})^{{2}}", a**2
 
-    compared = 0
+def test_a_decimal_has_the_value_the_last_digit_and_the_length_that_python_reads():
+    meant = {"1,234.5": "1234.5", r"6.02\cdot 10^{23}": "6.02e23", "-0.0050": "-0.0050", "2e-3": "2e-3"}
     for _ in range(500):
-        text, value = term(3)
-        if len(text) <= 300:
-            assert exact_value(text) == value, text
-            compared += 1
-    assert compared > 400
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "unit", "digits"),
-    [
-        ("3.14", Fraction(157, 50), Fraction(1, 100), 3),
-        ("-0.0050", Fraction(-1, 200), Fraction(1, 10000), 2),
-        ("1,234.5", Fraction(2469, 2), Fraction(1, 10), 5),
-        ("1.5e3", 1500, 100, 2),
-        (r"6.02\cdot 10^{23}", 602 * 10**21, 10**21, 3),
-        ("2e-3", Fraction(1, 500), Fraction(1, 1000), 1),
-    ],
-)
-def test_a_decimal_knows_its_last_digit(text, value, unit, digits):
-    decimal = decimal_of(text)
-    assert (decimal.value, decimal.unit, decimal.digits) == (value, unit, digits)
-
-
-@pytest.mark.parametrize("text", ["5", "1,234", "1/2", "x", "", ".", "1.2.3", "5%"])
-def test_other_texts_are_no_decimals(text):
-    assert decimal_of(text) is None
+        text = "".join(random.choices("0123456789", k=random.randint(1, 12))) + "1"
+        point = random.randrange(len(text))
+        text = random.choice(["", "-"]) + (text[:point] or "0") + "." + text[point:]
+        text += random.choice(["", "", f"e{random.randint(-9, 9)}"])
+        meant[text] = text
+    for text, plain in meant.items():
+        read, found = Decimal(plain), decimal_of(text)
+        _, digits, exponent = read.as_tuple()
+        assert found.value == Fraction(read), text
+        assert found.unit == Fraction(10) ** exponent, text
+        assert found.digits == len(digits), text
+    for other in ("5", "1,234", "1/2", "x", "", ".", "1.2.3", "5%"):
+        assert decimal_of(other) is None, other

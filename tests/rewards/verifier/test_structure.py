@@ -1,5 +1,8 @@
 r"""The structure of an answer: what its values are, whether their order counts, what is a label."""
 
+import random
+from fractions import Fraction
+
 import pytest
 
 from perl.rewards.verifier.latex import tidy
@@ -14,6 +17,7 @@ from perl.rewards.verifier.structure import (
     readings,
     split_top,
 )
+from tests.oracles.answer_cases import holds
 
 
 def only_reading(text):
@@ -33,24 +37,27 @@ def test_a_single_value_is_a_scalar(text):
     assert isinstance(only_reading(text), Scalar)
 
 
-def test_a_number_with_separators_may_be_a_list():
-    number, several = readings("1,234")
-    assert number == Scalar("1,234")
-    assert texts(several) == ["1", "234"]
-    assert [type(node) for node in readings("1,23")] == [Unordered]
+def unordered(*texts):
+    return Unordered(tuple(map(Scalar, texts)), braces=False)
 
 
-@pytest.mark.parametrize("text", ["1,2,3", "1; 2; 3", r"1, 2 \text{ and } 3", "1 or 2 or 3", r"1, 2\text{, and } 3"])
-def test_values_in_a_row_have_no_order(text):
-    node = only_reading(text)
-    assert isinstance(node, Unordered)
-    assert not node.braces
-    assert texts(node) == ["1", "2", "3"]
+THREE = [unordered("1", "2", "3")]
+READINGS = {
+    "1,234": [Scalar("1,234"), unordered("1", "234")],
+    "1,23": [unordered("1", "23")],
+    **dict.fromkeys(["1,2,3", "1; 2; 3", r"1, 2 \text{ and } 3", "1 or 2 or 3", r"1, 2\text{, and } 3"], THREE),
+    "(1,2]": [Ordered("(", "]", (Scalar("1"), Scalar("2")))],
+    r"\{1,2\}": [Unordered((Scalar("1"), Scalar("2")), braces=True)],
+    r"1 \pm \sqrt{5}": [unordered(r"1 + \sqrt{5}", r"1 - \sqrt{5}")],
+    r"\pm 3": [unordered("3", "- 3")],
+    r"\begin{pmatrix} 1 & 2 \\ 3 & x+1 \end{pmatrix}": [
+        Grid(((Scalar("1"), Scalar("2")), (Scalar("3"), Scalar("x+1"))))
+    ],
+}
 
 
-def test_brackets_are_kept():
-    assert only_reading("(1,2]") == Ordered("(", "]", (Scalar("1"), Scalar("2")))
-    assert only_reading(r"\{1,2\}") == Unordered((Scalar("1"), Scalar("2")), braces=True)
+def test_several_values_are_read_with_the_brackets_that_they_stand_in():
+    assert {text: list(readings(tidy(text))) for text in READINGS} == READINGS
     assert only_reading(r"(1,2)\cup[3,4)").items == (
         Ordered("(", ")", (Scalar("1"), Scalar("2"))),
         Ordered("[", ")", (Scalar("3"), Scalar("4"))),
@@ -81,40 +88,50 @@ def test_the_label_of_an_equation_is_the_side_that_names_what_is_asked_for(text,
     assert (node.label, node.value) == (label, Scalar(value))
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "brackets", "bounds"),
-    [
-        ("x>5", "x", "()", ["5", r"\infty"]),
-        ("5<x", "x", "()", ["5", r"\infty"]),
-        (r"x \leq 3", "x", "(]", [r"-\infty", "3"]),
-        (r"3 \geq x", "x", "(]", [r"-\infty", "3"]),
-        (r"1 < t \leq 2", "t", "(]", ["1", "2"]),
-        (r"2 \geq t > 1", "t", "(]", ["1", "2"]),
-        (r"f(x) \geq 0", "f(x)", "[)", ["0", r"\infty"]),
-    ],
-)
-def test_an_inequality_of_one_name_is_an_interval(text, name, brackets, bounds):
-    node = only_reading(text)
-    assert isinstance(node, Inequality)
-    assert (node.name, node.interval.opening + node.interval.closing, texts(node.interval)) == (name, brackets, bounds)
+INTERVALS = {  # inequality -> its name and interval, None where it has none
+    "x>5": ("x", "()", ["5", r"\infty"]),
+    "5<x": ("x", "()", ["5", r"\infty"]),
+    r"x \leq 3": ("x", "(]", [r"-\infty", "3"]),
+    r"3 \geq x": ("x", "(]", [r"-\infty", "3"]),
+    r"1 < t \leq 2": ("t", "(]", ["1", "2"]),
+    r"2 \geq t > 1": ("t", "(]", ["1", "2"]),
+    r"f(x) \geq 0": ("f(x)", "[)", ["0", r"\infty"]),
+    **dict.fromkeys(["x+y>2", r"x \neq 1", "1<x>2", "1<x<2<3", "2x<6", "x<", "<", "1<x=2", "a<b<c<d"]),
+}
 
 
-@pytest.mark.parametrize("text", ["x+y>2", r"x \neq 1", "1<x>2", "1<x<2<3", "2x<6", "x<", "<", "1<x=2", "a<b<c<d"])
-def test_other_inequalities_are_none(text):
-    node = only_reading(text)
-    assert isinstance(node, Inequality)
-    assert node.interval is None
+def test_an_inequality_of_one_name_is_an_interval():
+    found = {}
+    for text in INTERVALS:
+        node = only_reading(text)
+        assert isinstance(node, Inequality)
+        interval = node.interval
+        found[text] = interval and (node.name, interval.opening + interval.closing, texts(interval))
+    assert found == INTERVALS
 
 
-def test_a_matrix_is_read_row_by_row():
-    node = only_reading(r"\begin{pmatrix} 1 & 2 \\ 3 & x+1 \end{pmatrix}")
-    assert node == Grid(((Scalar("1"), Scalar("2")), (Scalar("3"), Scalar("x+1"))))
-    assert leaves(node) == 4
+BOUNDS = {r"-\infty": -99, r"\infty": 99}
 
 
-def test_two_signs_are_two_values():
-    assert texts(only_reading(r"1 \pm \sqrt{5}")) == [r"1 + \sqrt{5}", r"1 - \sqrt{5}"]
-    assert texts(only_reading(r"\pm 3")) == ["3", "- 3"]
+def test_the_interval_of_an_inequality_holds_the_numbers_that_python_finds_it_true_for():
+    points = [Fraction(number, 2) for number in range(-13, 14)]
+    relations = ["<", ">", r"\leq", r"\geq"]
+    for _ in range(300):
+        low, high = sorted(random.sample(range(-5, 6), 2))
+        one, other = random.choice([("<", r"\leq"), (">", r"\geq")]), random.choice(relations)
+        left, right = (low, high) if "<" in one else (high, low)
+        signs = random.choices(one, k=2)
+        text = random.choice(
+            [f"x {other} {low}", f"{high} {other} x", f"{left} {signs[0]} x {signs[1]} {right}"],
+        )
+        interval = only_reading(text).interval
+        lower, upper = (Fraction(BOUNDS.get(bound, bound)) for bound in texts(interval))
+        inside = [
+            (lower <= point if interval.opening == "[" else lower < point)
+            and (point <= upper if interval.closing == "]" else point < upper)
+            for point in points
+        ]
+        assert inside == [holds(text, x=point) for point in points], text
 
 
 @pytest.mark.parametrize(
@@ -143,5 +160,6 @@ def test_nesting_and_number_are_bounded():
         deep, depth = deep.items[1], depth + 1
     assert isinstance(deep, Scalar)
     assert 4 < depth < 20
+    assert leaves(only_reading(r"\begin{pmatrix} 1 & 2 \\ 3 & x+1 \end{pmatrix}")) == 2 * 2
     assert isinstance(only_reading(",".join("12" for _ in range(101))), Scalar)
     assert leaves(only_reading(",".join("12" for _ in range(100)))) == 100

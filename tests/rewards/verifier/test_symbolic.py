@@ -2,6 +2,7 @@ r"""What algebra decides in a worker: expressions at random points, relations up
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import sympy
 from perl.rewards.verifier.comparison import is_plain
 from perl.rewards.verifier.symbolic import is_readable, judge, read, same_by_algebra
 from tests.oracles.answer_cases import CASES, random_pairs
+from tests.oracles.rewritten import random_formula, rewritten_pairs
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 PUBLIC_CASES = CHECKOUT.parent / "shared" / "data" / "verifier_cases.jsonl"
@@ -91,21 +93,24 @@ def test_the_tables_hold_without_worker_processes():
         assert {judge(pair) for pair in other} == {"wrong"}, kind
 
 
-def test_random_expressions_against_their_coefficients():
-    for gold, answer, same in random_pairs(60, seed=3):
-        assert judge((gold, answer)) == ("right" if same else "wrong"), (gold, answer)
+def test_what_sympy_rewrites_is_the_same_and_what_has_a_term_more_is_not():
+    pairs = list(rewritten_pairs(60, seed=3))
+    statuses = [judge((gold, answer)) for gold, answer, _ in pairs]
+    wrong = [
+        (*pair, status) for pair, status in zip(pairs, statuses, strict=True) if status != ["wrong", "right"][pair[2]]
+    ]
+    assert wrong == []
+    assert 15 < sum(same for *_, same in pairs) < 45
 
 
-def test_equal_expressions_are_equal_at_points_of_the_tests_own():
-    """What the parser reads is evaluated at a point and compared with Python's own arithmetic."""
-    for text, value in [
-        ("x^2+2x+1", 1.7**2 + 2 * 1.7 + 1),
-        (r"\frac{x-1}{x+1}", 0.7 / 2.7),
-        (r"\sqrt{x}+|x-3|", 1.7**0.5 + 1.3),
-    ]:
-        found = read(text)
-        at = {symbol: sympy.Float("1.7", 30) for symbol in found.free_symbols}
-        assert float(found.subs(at)) == pytest.approx(value, rel=1e-12)
+def test_a_formula_that_is_read_has_pythons_value_at_points_of_the_tests_own():
+    draw = random.Random(0)
+    formulas = [random_formula(draw, depth=3) for _ in range(60)]
+    for text, compute in formulas:
+        for point in (1.7, -0.3):
+            found = sympy.sympify(read(text))
+            at = {symbol: sympy.Float(point, 30) for symbol in found.free_symbols}
+            assert float(found.subs(at)) == pytest.approx(compute(point), rel=1e-9, abs=1e-9), text
 
 
 @pytest.mark.parametrize(
@@ -125,33 +130,19 @@ def test_without_an_answer_only_the_gold_answer_is_judged():
         judge((None, "5"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x^2",
-        r"\frac{x}{2}",
-        "x+y=1",
-        r"\begin{pmatrix}x\\1\end{pmatrix}",
-        r"(1, \pi)",
-        "5 cm",
-        "a_1",
-        "x>y",
-        r"0.\overline{3}",
-        r"L_\odot",
-        "E_0",
-    ],
-)
-def test_gold_answers_that_can_be_read(text):
-    assert is_readable(text)
+READABLE = [
+    *("x^2", r"\frac{x}{2}", "x+y=1", r"\begin{pmatrix}x\\1\end{pmatrix}", r"(1, \pi)", "5 cm", "a_1", "x>y"),
+    *(r"0.\overline{3}", r"L_\odot", "E_0"),
+]
+UNREADABLE = [r"\frac{", "t(0,4]", r"\foo{", "x+", "1/0", r"\sqrt[", "(" * 300 + "x" + ")" * 300 + "("]
 
 
-@pytest.mark.parametrize(
-    "text", [r"\frac{", "t(0,4]", r"\foo{", "x+", "1/0", r"\sqrt[", "(" * 300 + "x" + ")" * 300 + "("]
-)
-def test_gold_answers_that_cannot(text):
-    assert not is_readable(text)
-    assert judge((text, "5")) == "unparsable_gold"
-    assert judge((text, text)) == "right"
+def test_gold_answers_that_cannot_be_read_are_right_only_letter_for_letter():
+    assert [text for text in READABLE if not is_readable(text)] == []
+    for text in UNREADABLE:
+        assert not is_readable(text)
+        assert judge((text, "5")) == "unparsable_gold"
+        assert judge((text, text)) == "right"
 
 
 @pytest.mark.parametrize(
@@ -182,12 +173,3 @@ def test_gold_answers_that_cannot(text):
 def test_what_algebra_says(gold, answer, same):
     assert bool(same_by_algebra(gold, answer)) is same
     assert bool(same_by_algebra(answer, gold)) is same
-
-
-@pytest.mark.parametrize(
-    "code", ["__import__('os').system('touch marker')", "open('marker','w')", "exec('x')", "().__class__", "x.is_real"]
-)
-def test_nothing_is_evaluated(code):
-    for pair in ((code, "5"), ("5", code), ("x", code), (code, "x")):
-        assert judge(pair) in {"wrong", "unparsable_gold"}
-    assert not list(Path.cwd().iterdir())
