@@ -41,11 +41,14 @@ def trls(folder):
 
 
 @pytest.mark.usefixtures("mac")
-def test_a_run_on_a_mac_computes_on_its_cpu_and_says_so_once_where_transformers_would_not(tmp_path, caplog):
+def test_everything_on_a_mac_computes_on_its_cpu_and_one_line_says_so(tmp_path, caplog):
     assert trls(tmp_path).device == MPS
     with caplog.at_level(logging.WARNING, "perl"):
         runs = [PeftRLConfig(str(tmp_path), report_to=[]) for _ in range(2)]
-    assert {(args.device.type, args.bf16, args.gradient_checkpointing) for args in runs} == {("cpu", False, False)}
+        assert accelerator() is None
+        devices = {request._device(EvalSettings()), process_model._device("auto"), *(args.device for args in runs)}
+    assert {device.type for device in devices} == {"cpu"}
+    assert {(args.bf16, args.gradient_checkpointing) for args in runs} == {(False, False)}
     (line,) = [record.getMessage() for record in caplog.records]
     assert "on the CPU" in line
     assert "mps" in line
@@ -58,19 +61,10 @@ def test_without_an_accelerator_nothing_is_said_or_set(tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("mac")
-def test_scores_and_process_rewards_are_computed_on_the_cpu_of_a_mac():
-    assert request._device(EvalSettings()) == process_model._device("auto") == torch.device("cpu")
-    assert accelerator() is None
-
-
-@pytest.mark.usefixtures("mac")
-def test_a_trainer_that_was_given_apples_gpu_is_refused(tmp_path):
+def test_apples_gpu_by_request_is_refused_and_other_devices_are_let_through(tmp_path):
     args = trls(tmp_path)
     with pytest.raises(RecipeError, match=r"mps.*use_cpu=True"):
         PeftGRPOTrainer("sandbox:base", lambda completions, **_: [0.0] * len(completions), args)
-
-
-def test_a_recipe_that_asks_for_apples_gpu_is_refused_and_other_devices_are_let_through():
     with pytest.raises(PerlError, match=r"engine\.device.*auto"):
         load_recipe("quickstart", ["engine.device=mps"])
     for name in ("cpu", "cuda", "xpu"):

@@ -35,7 +35,7 @@ def forgotten():
         sys.modules.pop(name, None)
 
 
-def test_every_module_is_found_by_its_old_name():
+def test_every_module_and_every_name_of_a_package_is_found_where_it_was():
     for name in sorted(set(MOVED) - LOAD_LIGHTEVAL):
         sys.modules.pop(name, None)  # of a package that moved, by the import of a module in it
         parent, _, last = name.rpartition(".")
@@ -50,9 +50,6 @@ def test_every_module_is_found_by_its_old_name():
         assert all(getattr(old, attribute) is getattr(new, attribute) for attribute in public), name
         with warnings.catch_warnings(action="ignore"):
             assert getattr(importlib.import_module(parent), last) is old, name
-
-
-def test_a_name_is_found_where_it_was():
     for package, name in PACKAGES.items():
         found = importlib.import_module(package)
         with pytest.warns(FutureWarning, match=f"{package}.{name} is now perl"):

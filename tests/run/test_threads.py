@@ -51,8 +51,14 @@ def of_width(width, vocabulary=64):
 
 
 def test_threads_grow_with_the_largest_matrix_of_a_layer_and_not_with_embeddings():
-    for width, fitting in ((64, 1), (256, 1), (360, 1), (364, 2), (444, 3), (512, 4), (724, 4)):
-        assert fitting_threads(of_width(width)) == fitting == min(max(1, width * 4 * width // 2**18), ALL), width
+    found = []
+    for width in (64, 256, 360, 364, 444, 512, 724):
+        model = of_width(width)
+        layers = dict(model.model.layers.named_parameters())
+        largest = max(parameter.numel() for parameter in layers.values())
+        assert fitting_threads(model) == min(max(1, largest // 2**18), ALL), width
+        found.append(fitting_threads(model))
+    assert found == [1, 1, 1, 2, 3, 4, 4]
     assert fitting_threads(of_width(32, vocabulary=40_000)) == 1
     wrapped = nn.Sequential(of_width(32, vocabulary=40_000))  # as processes of a distributed run wrap theirs
     assert fitting_threads(wrapped) == 1
@@ -140,24 +146,25 @@ def planned(adapter, **settings):
     return plan_evaluation(str(adapter), None, ["sandbox:addition"], 1, None, "out", chosen)
 
 
-def test_an_evaluation_takes_what_it_is_told_or_what_the_run_took(tmp_path):
-    save_adapter(tmp_path / "run" / "adapter")
-    assert planned(tmp_path / "run" / "adapter").threads is None
-    (tmp_path / "run" / "run.json").write_text('{"status": "done"}', encoding="utf-8")
-    for asked, taken in ((2, 2), (64, ALL)):
-        (tmp_path / "run" / "recipe.yaml").write_text(f"engine: {{threads: {asked}}}\n", encoding="utf-8")
-        assert planned(tmp_path / "run").threads == taken
-        assert planned(tmp_path / "run" / "adapter").threads == taken
-    assert planned(tmp_path / "run", threads=3).threads == 3
-
-
-def test_an_evaluation_draws_with_its_threads_and_leaves_none_behind(tmp_path, monkeypatch):
+def test_an_evaluation_computes_with_the_threads_that_are_set_or_else_the_runs_or_else_fitting_ones(
+    tmp_path, monkeypatch
+):
     seen = []
     start = TransformersEngine.start
 
     def noted(self, *arguments):
         seen.append(fitting_threads(self._model))
         return start(self, *arguments)
+
+    run = tmp_path / "run"
+    save_adapter(run / "adapter")
+    assert planned(run / "adapter").threads is None
+    (run / "run.json").write_text('{"status": "done"}', encoding="utf-8")
+    for asked, taken in ((2, 2), (64, ALL)):
+        (run / "recipe.yaml").write_text(f"engine: {{threads: {asked}}}\n", encoding="utf-8")
+        assert planned(run).threads == taken
+        assert planned(run / "adapter").threads == taken
+    assert planned(run, threads=3).threads == 3
 
     monkeypatch.setattr(TransformersEngine, "start", noted)
     save_adapter(tmp_path / "adapter")
