@@ -97,27 +97,25 @@ def test_afterwards_the_process_has_what_it_had():
     assert torch.get_num_threads() == ALL
 
 
-def drawn(seen=None):
-    """What the sandbox's base writes, and into ``seen`` how many threads there were meanwhile."""
+def drawn(monkeypatch, count, asked=False):
+    """The token ids that the sandbox's base writes with so many threads, either fitting ones or those asked for."""
     model, tokenizer = base(), load_tokenizer(ModelSection())
-    if seen is not None:
-        model.register_forward_hook(lambda *_: seen.add(torch.get_num_threads()))
+    seen = set()
+    model.register_forward_hook(lambda *_: seen.add(torch.get_num_threads()))
     prompts = [tokenizer(problem.question)["input_ids"] for problem in load_problems("sandbox:addition", "heldout")[:8]]
     sampling = Protocol(preset="x", temperature=1.0, k=1, max_new_tokens=24).sampling(24, (tokenizer.eos_token_id,))
     requests = [Request(tuple(ids), 2, seed) for seed, ids in enumerate(prompts)]
-    groups = TransformersEngine(model, tokenizer).start(requests, sampling).result()
+    with monkeypatch.context() as patch:
+        if asked:
+            patch.setenv("OMP_NUM_THREADS", str(count))
+        groups = TransformersEngine(model, tokenizer).start(requests, sampling).result()
+    assert seen == {count}
+    assert torch.get_num_threads() == ALL
     return [[sample.token_ids for sample in group] for group in groups]
 
 
 def test_sampling_takes_fewer_threads_and_draws_the_same(monkeypatch):
-    seen = set()
-    few = drawn(seen)
-    assert seen == {1}
-    assert torch.get_num_threads() == ALL
-    monkeypatch.setenv("OMP_NUM_THREADS", str(ALL))
-    seen.clear()
-    assert drawn(seen) == few
-    assert seen == {ALL}
+    assert drawn(monkeypatch, 1) == drawn(monkeypatch, ALL, asked=True)
 
 
 def test_a_script_trains_with_few_threads_and_its_rewards_have_all(tmp_path, caplog):

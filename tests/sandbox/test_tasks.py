@@ -1,9 +1,11 @@
 """The sandbox's problems have the answer their question asks for, and never change split."""
 
 import hashlib
+import itertools
 import math
 import random
 import re
+import zlib
 
 import pytest
 
@@ -25,6 +27,7 @@ from perl.sandbox.tasks import (
     split_of,
     stream,
 )
+from tests.oracles.sandbox_tasks import derivation_of, share_without_carry, value_of
 
 SPLITS = ("train", "heldout")
 # SHA-256 over the first problems: results are comparable between versions only while these stand.
@@ -38,27 +41,6 @@ FIRST_PROBLEMS = {
 }
 
 every_task = pytest.mark.parametrize("task", TASKS)
-
-
-def value_of(expression: str) -> int:
-    """What an expression with one kind of precedence is worth, computed from its text alone."""
-    if "*" in expression:
-        left, right = expression.split("*")
-        return int(left) * int(right)
-    return sum(int(term) for term in re.findall(r"[+-]?\d+", expression))
-
-
-def steps_of(derivation: str) -> list[tuple[str, int]]:
-    """Left side and result of every step."""
-    found = [re.fullmatch(r"([-+*\d]+)=(\d+)", step) for step in derivation.split(" ")]
-    assert all(found), derivation
-    return [(match[1], int(match[2])) for match in found]
-
-
-def value_of_step(left: str) -> int:
-    """A column of a multiplication is a product plus a carry; every other step is a sum."""
-    product, plus, carry = left.partition("+")
-    return value_of(product) + int(carry) if "*" in product and plus else value_of(left)
 
 
 def fingerprint(some: list[Problem]) -> str:
@@ -77,40 +59,28 @@ def test_the_answer_is_what_the_question_asks(task, split):
 
 
 @every_task
-def test_every_step_of_a_derivation_is_right(task):
+def test_a_careful_completion_derives_as_by_hand_and_boxes_the_answer(task):
     for problem in load_problems(f"sandbox:{task}", "heldout"):
-        steps = steps_of(problem.derivation)
-        assert [result for _, result in steps] == [value_of_step(left) for left, _ in steps], problem
+        derivation = derivation_of(task, problem.question)
+        assert careful_completion(problem) == f"{derivation} \\boxed{{{value_of(problem.question.removesuffix('='))}}}"
+        assert problem.derivation == derivation
+        steps = derivation.split(" ")
+        if task == "chain":
+            assert 3 <= len(steps) <= 5
+            assert all(0 <= int(step.rpartition("=")[2]) <= 99 for step in steps)
 
 
-@pytest.mark.parametrize(("task", "symbol"), [("addition", "+"), ("multiplication", "*")])
-def test_columns_go_from_right_to_left_and_carry(task, symbol):
-    for problem in load_problems(f"sandbox:{task}", "heldout"):
-        a, b = problem.question.removesuffix("=").split(symbol)
-        steps = steps_of(problem.derivation)
-        carry, digits = 0, ""
-        for place, (left, result) in enumerate(steps):
-            x = a[::-1][place : place + 1] or "0"
-            y = b if symbol == "*" else b[::-1][place : place + 1] or "0"
-            assert left == f"{x}{symbol}{y}+{carry}", problem
-            carry, digits = result // 10, str(result % 10) + digits
-        assert len(steps) == max(len(a), len(b))
-        assert str(int(f"{carry}{digits}")) == problem.answer
-
-
-def test_a_chain_keeps_a_running_total_within_two_digits():
-    for problem in load_problems("sandbox:chain", "heldout"):
-        steps = steps_of(problem.derivation)
-        first, *terms = re.findall(r"[+-]?\d+", problem.question)
-        totals = [first, *(str(result) for _, result in steps)]
-        assert [left for left, _ in steps] == [f"{t}{term}" for t, term in zip(totals[:-1], terms, strict=True)]
-        assert totals[-1] == problem.answer
-        assert all(0 <= int(total) <= 99 for total in totals)
-        assert 3 <= len(terms) <= 5
+def test_additions_are_as_hard_as_all_pairs_of_numbers_are():
+    """As many without a carry as among all pairs of numbers from 10 to 999."""
+    drawn = list(itertools.islice(stream("addition", "train", seed=5), 4000))
+    columns = [[int(column.rpartition("=")[2]) for column in problem.derivation.split(" ")] for problem in drawn]
+    easy = sum(max(sums) < 10 for sums in columns) / len(drawn)
+    expected = float(share_without_carry())
+    assert abs(easy - expected) <= 4 * math.sqrt(expected * (1 - expected) / len(drawn))
 
 
 @every_task
-def test_a_split_holds_its_number_of_problems_and_none_held_out_is_trained_on_whatever_the_seed(task):
+def test_one_problem_in_ten_is_held_out_and_none_of_them_is_trained_on_whatever_the_seed(task):
     counts = {split: len({p.question for p in load_problems(f"sandbox:{task}", split)}) for split in SPLITS}
     assert counts == {"train": TRAIN_COUNT, "heldout": HELDOUT_COUNT} == {"train": 4000, "heldout": 500}
     heldout = {p.question for p in load_problems(f"sandbox:{task}", "heldout")}
@@ -119,16 +89,28 @@ def test_a_split_holds_its_number_of_problems_and_none_held_out_is_trained_on_wh
         assert heldout.isdisjoint(training)
         assert {split_of(question) for question in training} == {"train"}
     assert {split_of(question) for question in heldout} == {"heldout"}
-
-
-@every_task
-def test_one_problem_in_ten_is_held_out(task):
     rng = random.Random(0)
     questions = {TASKS[task](rng).question for _ in range(5000)}
     share = sum(split_of(question) == "heldout" for question in questions) / len(questions)
     # A binomial's share is within 4 standard errors of 1 in 10, but once in 16,000 times.
     assert abs(share - 0.1) <= 4 * math.sqrt(0.1 * 0.9 / len(questions))
-    assert 0.08 < share < 0.12
+
+
+def test_a_list_holds_each_problem_once_up_to_all_that_there_are_where_the_stream_repeats_them(monkeypatch):
+    monkeypatch.setitem(TASKS, "tiny", lambda rng: Problem(f"{rng.randint(0, 9)}=", "", ""))
+    of_task = {
+        "tiny": [f"{n}=" for n in range(10)],
+        "multiplication": [f"{a}*{b}=" for a in range(100, 1000) for b in range(2, 10)],
+    }
+    for task, split in (("tiny", "train"), ("multiplication", "heldout")):
+        every = {q for q in of_task[task] if (zlib.crc32(q.encode()) % 10 == 0) is (split == "heldout")}
+        drawn = {problem.question for problem in itertools.islice(stream(task, split, seed=0), 200)}
+        assert drawn <= every
+        listed = [problem.question for problem in problems(task, split, len(every))]
+        assert sorted(listed) == sorted(every)
+    few = sum(zlib.crc32(q.encode()) % 10 != 0 for q in of_task["tiny"])
+    with pytest.raises(ValueError, match=f"tiny has only {few} different train problems, 11 were asked for"):
+        problems("tiny", "train", 11)
 
 
 @every_task
@@ -138,22 +120,6 @@ def test_the_same_seed_gives_the_same_problems_those_of_every_version_and_anothe
     assert problems(task, "train", 50, seed=1) != problems(task, "train", 50)
     for split in SPLITS:
         assert fingerprint(problems(task, split, 100)) == FIRST_PROBLEMS[task, split], split
-
-
-def test_the_stream_repeats_what_the_list_does_not_and_the_list_has_an_end(monkeypatch):
-    monkeypatch.setitem(TASKS, "tiny", lambda rng: Problem(f"{rng.randint(0, 9)}=", "", ""))
-    drawn = stream("tiny", "train", seed=0)
-    few = {next(drawn).question for _ in range(200)}
-    assert len(few) <= 10
-    assert {p.question for p in problems("tiny", "train", len(few))} == few
-    with pytest.raises(ValueError, match=r"tiny has only \d+ different train problems, 11 were asked for"):
-        problems("tiny", "train", 11)
-
-
-@every_task
-def test_a_careful_completion_derives_and_boxes_the_answer(task):
-    for problem in problems(task, "heldout", 50):
-        assert careful_completion(problem) == problem.derivation + " \\boxed{" + problem.answer + "}"
 
 
 @every_task

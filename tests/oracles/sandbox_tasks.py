@@ -1,0 +1,48 @@
+"""The sandbox's problems solved from the text of their questions, and how hard all possible ones are.
+
+question -> answer, derivation
+"""
+
+import itertools
+import re
+from fractions import Fraction
+
+
+def value_of(expression: str) -> int:
+    """What an expression with one kind of precedence is worth, computed from its text alone."""
+    if "*" in expression:
+        left, right = expression.split("*")
+        return int(left) * int(right)
+    return sum(int(term) for term in re.findall(r"[+-]?\d+", expression))
+
+
+def derivation_of(task: str, question: str) -> str:
+    """The steps that a person writes: columns from the right with what is carried, or a running total."""
+    text = question.removesuffix("=")
+    if task == "chain":
+        terms = re.findall(r"[+-]?\d+", text)
+        totals = list(itertools.accumulate(map(int, terms)))
+        steps = zip(totals, terms[1:], totals[1:], strict=False)
+        return " ".join(f"{before}{term}={after}" for before, term, after in steps)
+    symbol = "+" if task == "addition" else "*"
+    top, bottom = text.split(symbol)
+    carry, steps = 0, []
+    for place in range(max(len(top), len(bottom))):
+        x = int(top[::-1][place : place + 1] or 0)
+        y = int(bottom if symbol == "*" else bottom[::-1][place : place + 1] or 0)
+        result = (x + y if symbol == "+" else x * y) + carry
+        steps.append(f"{x}{symbol}{y}+{carry}={result}")
+        carry = result // 10
+    return " ".join(steps)
+
+
+def share_without_carry() -> Fraction:
+    """Of all pairs of two numbers from 10 to 999 those that are added without a carry, counted digit by digit."""
+    free = 0
+    for a in range(10, 1000):
+        units, tens, hundreds = a % 10, a // 10 % 10, a // 100
+        below_hundred = (10 - units) * (10 - tens)  # second numbers of at most two digits, those below 10 included
+        below_hundred -= 10 - units  # 0 to 9, which are not drawn
+        from_hundred = (10 - units) * (10 - tens) * max(0, 9 - hundreds)
+        free += below_hundred + from_hundred
+    return Fraction(free, 990 * 990)
