@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from perl.algorithms.registry import loss_problems
+from perl.algorithms.registry import loss_mistakes
 from perl.errors import Mistake, RecipeError
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.assets import packaged_recipes
@@ -213,7 +213,7 @@ eval: {enabled: maybe}
 hub: {repo_id: nouser}
 engine: {device: gpu}
 """
-    lines = lines_of(text, checks=(loss_problems,))
+    lines = lines_of(text, checks=(loss_mistakes,))
     keys = {line.split(": ")[1] for line in lines}
     assert keys == {
         "pfet", "model.name", "peft.rnak", "peft.rank", "peft.dropout", "data.train.nmae", "data.train.name",
