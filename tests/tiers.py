@@ -43,7 +43,6 @@ STARTS_A_PROCESS = {
     "test_imports_go_one_way",  # which make check has just looked at
     "test_no_module_hides_a_public_function",
     "test_a_recipe_is_checked_without_importing_what_trains_it",
-    "test_the_same_look_sees_a_heavy_import",
     "test_both_ends_of_the_supported_range_of_math_verify_give_the_same_verdicts",
 }
 # What starts a process, a server or a Hub.

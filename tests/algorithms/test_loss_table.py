@@ -12,7 +12,7 @@ from trl import GRPOConfig
 
 from perl.algorithms.losses import LossInputs, LossSettings, Step, objective, token_weights
 from perl.algorithms.metrics import LossMetrics
-from perl.algorithms.registry import LOSSES, Loss, Paper, function_at, loss_problems, losses_table
+from perl.algorithms.registry import LOSSES, Loss, Paper, function_at, loss_mistakes, losses_table
 from perl.errors import PerlError, RecipeError
 from perl.hub.card.citations import loss_name, references
 from perl.hub.card.facts import public_recipe_in
@@ -102,8 +102,8 @@ def test_the_document_has_the_table_of_the_rows():
 
 def test_a_loss_is_looked_up_without_importing_torch():
     program = (
-        "import sys; from perl.algorithms.registry import LOSSES, loss_problems, losses_table; losses_table();"
-        "assert loss_problems({'train': {'loss_type': 'dappo'}}); assert not {'torch', 'peft'} & set(sys.modules)"
+        "import sys; from perl.algorithms.registry import LOSSES, loss_mistakes, losses_table; losses_table();"
+        "assert loss_mistakes({'train': {'loss_type': 'dappo'}}); assert not {'torch', 'peft'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -113,7 +113,7 @@ def test_a_loss_is_looked_up_without_importing_torch():
 def test_an_unknown_loss_is_refused_with_its_line_and_the_nearest_name(tmp_path, further):
     (tmp_path / "recipe.yaml").write_text(f"model: {{name: m}}\ntrain: {{{further}loss_type: dappo}}\n")
     with pytest.raises(RecipeError) as caught:
-        load_recipe(tmp_path / "recipe.yaml", checks=(loss_problems,))
+        load_recipe(tmp_path / "recipe.yaml", checks=(loss_mistakes,))
     lines = [line for line in str(caught.value).splitlines() if "train.loss_type" in line]
     assert len(lines) == 1
     assert "recipe.yaml:2" in lines[0]
@@ -166,7 +166,7 @@ def toy(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_a_row_added_at_run_time_is_a_loss_of_recipes():
-    checks = (loss_problems,)
+    checks = (loss_mistakes,)
     assert load_recipe({"train": {"loss_type": "toy"}}, checks=checks).train["loss_type"] == "toy"
     with pytest.raises(RecipeError, match=r"vespo, toy, not 'toi' \(did you mean toy\?\)"):
         load_recipe({"train": {"loss_type": "toi"}}, checks=checks)

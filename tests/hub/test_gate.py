@@ -15,7 +15,7 @@ from perl.evaluation.recounting.published_samples import LARGEST, PUBLISHED
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.eval_results import eval_result_files
 from perl.hub.gate import gate
-from perl.hub.gate.gate import gate_problems, is_ours, largest
+from perl.hub.gate.gate import gate_mistakes, is_ours, largest
 from perl.hub.gate.leaks import Machine
 from perl.hub.gate.snapshot import is_simple_name, take
 from perl.hub.push.commit import push_package
@@ -31,7 +31,7 @@ DIARY = b"my diary: nobody must read this"
 
 
 def refused(name, content):
-    return [str(problem) for problem in gate_problems({name: content}, Machine())]
+    return [str(problem) for problem in gate_mistakes({name: content}, Machine())]
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_file_is_what_its_ending_says():
         CONFIG: b"{}",
         "README.md": "# Über\n\n\tπ ≤ θ\n".encode(),
     }
-    assert gate_problems(honest, Machine()) == []
+    assert gate_mistakes(honest, Machine()) == []
 
 
 def test_pixels_are_unpacked_up_to_the_pictures_size_however_they_are_cut():

@@ -13,8 +13,8 @@ from perl.methods.settings import (
     adaptation,
     continued_adaptation,
     dropout_of,
+    method_mistakes,
     method_of,
-    method_problems,
     rate_warning,
     resolved_settings,
 )
@@ -64,7 +64,7 @@ def test_every_setting_of_a_method_reaches_its_config(name):
 def test_a_method_refuses_exactly_the_settings_it_does_not_read(name):
     for setting, value in OTHER_VALUES.items():
         section = PeftSection(method=name, **{setting: value})
-        problems = method_problems({"peft": section})
+        problems = method_mistakes({"peft": section})
         if setting in METHODS[name].settings:
             assert problems == []
         else:
@@ -79,7 +79,7 @@ def test_a_setting_that_a_method_would_ignore_is_refused(monkeypatch):
     fixed = Method("fixed", "none", "none", "LoraConfig", {"rank": 4}, {"rank": "r"})
     monkeypatch.setitem(METHODS, "fixed", fixed)
     section = PeftSection(method="fixed", rank=2, alpha=3.0, dropout=0.5)
-    assert [(path, problem.message) for path, problem in method_problems({"peft": section})] == [
+    assert [(path, problem.message) for path, problem in method_mistakes({"peft": section})] == [
         (("peft", "alpha"), "fixed has no alpha"),
         (("peft", "dropout"), "fixed has no dropout"),
     ]
@@ -92,7 +92,7 @@ def test_a_setting_that_a_method_would_ignore_is_refused(monkeypatch):
     ("further", "path"), [({"kwargs": {"r": 4}}, "kwargs"), ({"adapter": "folder/adapter"}, "adapter")]
 )
 def test_the_method_full_refuses_what_an_adapter_would_need(further, path):
-    ((found, problem),) = method_problems({"peft": PeftSection(method="full", **further)})
+    ((found, problem),) = method_mistakes({"peft": PeftSection(method="full", **further)})
     assert found == ("peft", path)
     assert "without an adapter" in problem.message
 
@@ -100,7 +100,7 @@ def test_the_method_full_refuses_what_an_adapter_would_need(further, path):
 @pytest.mark.parametrize("setting", OTHER_VALUES)
 def test_an_adapter_that_is_continued_brings_its_settings(setting):
     section = PeftSection(adapter="folder", **{setting: OTHER_VALUES[setting]})
-    ((path, problem),) = method_problems({"peft": section})
+    ((path, problem),) = method_mistakes({"peft": section})
     assert path == ("peft", setting)
     assert problem.message == "comes from the adapter that is continued"
 
@@ -118,16 +118,16 @@ def test_an_adapter_is_continued_by_its_own_method_or_by_one_that_fits_it():
 
 def test_an_unknown_method_is_refused_with_the_nearest_name():
     section = PeftSection(method="rs-lora")
-    ((path, problem),) = method_problems({"peft": section})
+    ((path, problem),) = method_mistakes({"peft": section})
     assert path == ("peft", "method")
     assert str(problem) == "no method 'rs-lora' (did you mean rslora?)"
     with pytest.raises(RecipeError, match=r"^peft\.method: no method 'rs-lora' \(did you mean rslora\?\)$"):
         adaptation(section)
-    assert "lora" in str(method_problems({"peft": PeftSection(method="zzzzzz")})[0][1])
+    assert "lora" in str(method_mistakes({"peft": PeftSection(method="zzzzzz")})[0][1])
 
 
 def test_a_section_that_is_not_valid_is_not_looked_at():
-    assert method_problems({}) == []
+    assert method_mistakes({}) == []
 
 
 @pytest.mark.parametrize("name", LORA_FAMILY)
@@ -245,7 +245,7 @@ def test_flags_of_lora_may_go_with_methods_that_they_do_not_make():
 def test_a_type_of_peft_is_taken_verbatim(base):
     section = PeftSection.model_validate({"type": "C3A", "block_size": 32, "target_modules": ["q_proj", "v_proj"]})
     assert section.kwargs == {"block_size": 32}
-    assert method_problems({"peft": section}) == []
+    assert method_mistakes({"peft": section}) == []
     how = adaptation(section)
     assert type(how.config) is peft.C3AConfig
     assert (how.config.block_size, how.config.target_modules) == (32, {"q_proj", "v_proj"})
@@ -269,25 +269,25 @@ def test_an_unknown_type_is_refused_with_the_nearest_name():
 @pytest.mark.parametrize("setting", ["rank", "alpha", "dropout"])
 def test_our_settings_are_not_arguments_of_a_type(setting):
     section = PeftSection(type="C3A", **{setting: OTHER_VALUES[setting]})
-    ((path, _),) = method_problems({"peft": section})
+    ((path, _),) = method_mistakes({"peft": section})
     assert path == ("peft", setting)
 
 
 def test_a_method_beside_a_type_is_refused():
-    ((path, _),) = method_problems({"peft": PeftSection(type="C3A", method="dora")})
+    ((path, _),) = method_mistakes({"peft": PeftSection(type="C3A", method="dora")})
     assert path == ("peft", "method")
 
 
 def test_an_argument_of_a_type_beside_an_adapter_that_is_continued_is_refused():
     section = PeftSection(type="C3A", adapter="folder", kwargs={"block_size": 32})
-    assert [path for path, _ in method_problems({"peft": section})] == [("peft", "kwargs", "block_size")]
+    assert [path for path, _ in method_mistakes({"peft": section})] == [("peft", "kwargs", "block_size")]
 
 
 @pytest.mark.parametrize("kind", REFUSED_TYPES)
 def test_a_type_that_cannot_be_trained_is_refused_with_the_reason(kind):
     assert kind in {known.value for known in PEFT_TYPE_TO_CONFIG_MAPPING}
     for written in (kind, kind.lower()):
-        ((path, problem),) = method_problems({"peft": PeftSection(type=written)})
+        ((path, problem),) = method_mistakes({"peft": PeftSection(type=written)})
         assert path == ("peft", "type")
         assert str(problem) == f"{kind} cannot be trained: {REFUSED_TYPES[kind]}"
 

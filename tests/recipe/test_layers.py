@@ -87,7 +87,7 @@ def test_a_scalar_means_what_it_does_in_yaml_1_2():
     assert math.isnan(values_of("section: {key: .nan}\n")["section"]["key"])
 
 
-def test_what_stands_twice_or_is_no_plain_yaml_is_refused_at_its_line():
+def test_what_stands_twice_is_no_plain_yaml_or_names_no_parent_is_refused_at_its_line():
     """Each is one line; no tag is followed."""
     tags = (
         "model:\n  name: !!python/object/apply:os.system ['touch pwned']\n",
@@ -111,11 +111,26 @@ def test_what_stands_twice_or_is_no_plain_yaml_is_refused_at_its_line():
         ("model: {}\npeft: &p {kwargs: *p}\n", "recipe.yaml:2"),
         ("model: {name: 'a\x07b'}\n", "recipe.yaml"),
         *((text, "", "not plain YAML: nested too deeply, 30 levels at most") for text in deep),
+        ("model: {}\nextends: nowhere.yaml\n", "recipe.yaml:2: extends: ", "nowhere.yaml: no such file"),
+        ("extends: quickstrat\n", "recipe.yaml:1: extends: no recipe named 'quickstrat'", "did you mean quickstart?"),
+        *(
+            (f"extends: {parent}\n", "recipe.yaml:1: extends: must be the name or path of one recipe")
+            for parent in ("[a.yaml, b.yaml]", "5", "{a: b}")
+        ),
+        (
+            "extends: recipe.yaml\n",
+            "recipe.yaml:1: extends: the recipe extends itself: recipe.yaml -> recipe.yaml\n",
+        ),
     )
     assert offenders(rows) == []
     message = message_of("model: {}\n", ["model.name=!!python/object/apply:os.system ['touch pwned']"])
     assert message.startswith("command line: model.name: ")
     assert not Path("pwned").exists()
+    write("a.yaml", "extends: b.yaml\n")
+    write("b.yaml", "model: {}\nextends: ./c.yaml\n")
+    write("c.yaml", "extends: a.yaml\n")
+    with pytest.raises(RecipeError, match=r"^c\.yaml:1: extends: .*a\.yaml -> b\.yaml -> c\.yaml -> a\.yaml$"):
+        read_layers("a.yaml", ())
 
 
 def test_a_path_that_is_absent_a_folder_or_not_utf8_is_refused_as_it_was_given():
@@ -128,12 +143,6 @@ def test_a_path_that_is_absent_a_folder_or_not_utf8_is_refused_as_it_was_given()
     ):
         with pytest.raises(RecipeError, match=rf"^{re.escape(path)}: {reason}"):
             read_layers(path, ())
-
-
-def test_the_name_is_the_files_without_suffix():
-    assert read_layers(write("folder/my.recipe.yaml", "model: {}\n"), ())[0] == "my.recipe"
-    assert read_layers("quickstart", ())[0] == "quickstart"
-    assert read_layers({"model": {}}, ())[0] == "recipe"
 
 
 # Parent, child (which extends it), what comes out.
@@ -177,36 +186,13 @@ def test_a_recipe_extends_another():
     write("a/b/parent.yaml", "extends: ../grandparent.yaml\ntrain: {seed: 2, beta: 0.2}\n")  # relative to its file
     child = write("c/child.yaml", "extends: ../a/b/parent.yaml\ntrain: {seed: 3}\n")
     assert read_layers(child, ())[1].values == {"train": {"seed": 3, "beta": 0.2, "epsilon": 0.3}}
-
-
-def test_a_mapping_extends_a_file_and_is_left_as_it_was():
+    # A mapping extends a file too, and is left as it was.
     write("parent.yaml", "peft: {rank: 8, alpha: 16}\n")
     source = {"extends": "parent.yaml", "peft": {"rank": 4}, "data": {"train": "x.jsonl"}}
     before = {"extends": "parent.yaml", "peft": {"rank": 4}, "data": {"train": "x.jsonl"}}
     values = read_layers(source, ["peft.alpha=1"])[1].values
     assert values == {"peft": {"rank": 4, "alpha": 1}, "data": {"train": {"name": "x.jsonl"}}}
     assert source == before
-
-
-def test_a_parent_that_is_absent_misspelt_or_the_recipe_itself_is_refused_at_the_line_that_names_it():
-    rows = (
-        ("model: {}\nextends: nowhere.yaml\n", "recipe.yaml:2: extends: ", "nowhere.yaml: no such file"),
-        ("extends: quickstrat\n", "recipe.yaml:1: extends: no recipe named 'quickstrat'", "did you mean quickstart?"),
-        *(
-            (f"extends: {parent}\n", "recipe.yaml:1: extends: must be the name or path of one recipe")
-            for parent in ("[a.yaml, b.yaml]", "5", "{a: b}")
-        ),
-        (
-            "extends: recipe.yaml\n",
-            "recipe.yaml:1: extends: the recipe extends itself: recipe.yaml -> recipe.yaml\n",
-        ),
-    )
-    assert offenders(rows) == []
-    write("a.yaml", "extends: b.yaml\n")
-    write("b.yaml", "model: {}\nextends: ./c.yaml\n")
-    write("c.yaml", "extends: a.yaml\n")
-    with pytest.raises(RecipeError, match=r"^c\.yaml:1: extends: .*a\.yaml -> b\.yaml -> c\.yaml -> a\.yaml$"):
-        read_layers("a.yaml", ())
 
 
 SOURCES = (
@@ -218,14 +204,11 @@ SOURCES = (
 )
 
 
-def test_another_data_source_replaces_and_the_same_one_is_merged():
+def test_bare_values_are_short_for_mappings_and_another_data_source_replaces_where_the_same_one_is_merged():
     for role, (child, expected) in itertools.product(("train", "eval"), SOURCES):
         write("parent.yaml", f"data: {{{role}: {{name: a.jsonl, columns: {{prompt: question}}}}}}\n")
         found = values_of(f"extends: parent.yaml\ndata: {{{role}: {child}}}\n")
         assert found == {"data": {role: expected}}, (role, child)
-
-
-def test_bare_values_of_sources_and_rewards_are_short_for_mappings():
     text = "data: {train: a.jsonl, eval: b.jsonl}\nrewards: {accuracy: 1, 'm:f': {weight: 2}, format: null}\n"
     assert values_of(text) == {
         "data": {"train": {"name": "a.jsonl"}, "eval": {"name": "b.jsonl"}},

@@ -55,17 +55,14 @@ def test_an_optimizer_is_refused_exactly_where_transformers_needs_more_than_torc
             assert problem.where == "train.optim"
 
 
-@pytest.mark.usefixtures("nothing_installed")
-def test_a_switch_without_its_package_is_refused_unless_it_is_off():
+def test_a_switch_is_refused_without_its_package_and_what_is_off_or_installed_is_no_mistake(monkeypatch):
     assert SWITCHES
-    for name in SWITCHES:
-        (problem,) = problems(**{name: True})
-        assert problem.where == f"train.{name}"
-        for off in (None, False, ""):
-            assert problems(**{name: off}) == [], name
-
-
-def test_what_is_installed_or_not_asked_for_is_no_problem(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Package, "installed", property(lambda _: False))
+        for name in SWITCHES:
+            (problem,) = problems(**{name: True})
+            assert problem.where == f"train.{name}"
+            assert [off for off in (None, False, "") if problems(**{name: off})] == [], name
     assert problems() == problems(report_to=None, optim=None) == []
     assert problems(report_to="none") == problems(report_to="all") == problems(report_to=[]) == []
     monkeypatch.setattr(Package, "installed", property(lambda _: True))

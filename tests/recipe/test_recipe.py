@@ -1,6 +1,9 @@
 """A recipe is checked as a whole: what it takes, what it refuses, and that what it saves is what it is."""
 
 import dataclasses
+import itertools
+import math
+import random
 import types
 import typing
 from pathlib import Path
@@ -9,12 +12,13 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from perl.algorithms.registry import loss_problems
+from perl.algorithms.registry import loss_mistakes
 from perl.errors import Mistake, RecipeError
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.assets import packaged_recipes
 from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS
 from perl.recipe.train_fields import REFUSED
+from tests.oracles.batch_plans import search
 
 EVERYTHING = """\
 model: {name: org/base, revision: v1, dtype: bfloat16, attn_implementation: sdpa}
@@ -60,10 +64,12 @@ def test_nothing_at_all_is_a_recipe_whose_folder_is_the_one_that_train_names():
     assert recipe.output_dir == Path("runs/recipe")
     assert load_recipe({"train": {"output_dir": "here/there"}}).output_dir == Path("here/there")
     assert load_recipe("quickstart").output_dir == Path("runs/quickstart")
+    Path("my.recipe.yaml").write_text("model: {}\n", encoding="utf-8")
+    assert load_recipe("my.recipe.yaml").output_dir == Path("runs/my.recipe")  # the file's name without suffix
 
 
 def test_a_saved_recipe_is_the_same_recipe():
-    """Also every packaged one, text that looks like another value, and numbers to the last bit."""
+    """Also every packaged one, and text that looks like another value; it names every setting of every section."""
     for text in ("model: {}\n", EVERYTHING, "extends: quickstart\npeft: {rank: 3}\n"):
         recipe = loaded(text)
         again = written_and_read(recipe)
@@ -75,18 +81,21 @@ def test_a_saved_recipe_is_the_same_recipe():
     numbers = ("no", "on", "12", "010", "0o17", "1e5", "7e12345", "1.5", "1:30", "null", "~", "", "=")
     for text in (*numbers, "2001-01-01", "a: b", "- a"):
         assert written_and_read(load_recipe({"model": {"revision": text}})).model.revision == text
-    train = {"learning_rate": 1e-5 / 3, "adam_epsilon": 1e-30}
-    exact = written_and_read(load_recipe({"train": train, "peft": {"alpha": 0.1 + 0.2}}))
-    assert dict(exact.train) == train
-    assert exact.peft.alpha == 0.1 + 0.2
-
-
-def test_a_saved_recipe_names_every_setting_of_every_section():
     saved = yaml.safe_load(load_recipe({}).to_yaml())
     assert set(saved) == {*SECTIONS, "rewards", "train"}
-    assert {name: set(saved[name]) for name in SECTIONS} == {
-        n: set(model.model_fields) for n, model in SECTIONS.items()
-    }
+    settings = {name: set(model.model_fields) for name, model in SECTIONS.items()}
+    assert {name: set(saved[name]) for name in SECTIONS} == settings
+
+
+def test_numbers_are_saved_to_the_last_bit():
+    drawing = random.Random(0)
+    numbers = [1e-5 / 3, 1e-30, 0.1 + 0.2, 5e-324, 1e22, math.pi * 1e16]
+    numbers += [math.ldexp(drawing.random(), drawing.randrange(-300, 300)) for _ in range(60)]
+    args = {f"a{i}": number for i, number in enumerate(numbers)}
+    found = written_and_read(load_recipe({"rewards": {"my.mod:f": {"weight": 1, "args": args}}}))
+    read = found.rewards["my.mod:f"].args
+    assert max(abs(read[f"a{i}"] - number) for i, number in enumerate(numbers)) <= 0
+    assert {type(value) for value in read.values()} == {float}
 
 
 def sample(name, hint):
@@ -174,7 +183,7 @@ ELSEWHERE = (
 )
 
 
-def test_a_field_of_another_section_may_stand_in_train():
+def test_a_field_of_another_section_may_stand_in_train_also_where_that_is_empty_and_is_written_once(tmp_path):
     for field, value, section, key in ELSEWHERE:
         through_train = loaded(f"train: {{{field}: {value}}}\n")
         direct = loaded(f"{section}: {{{key}: {value}}}\n")
@@ -182,20 +191,21 @@ def test_a_field_of_another_section_may_stand_in_train():
         assert through_train == direct == twice_the_same, field
         assert getattr(getattr(direct, section), key) == yaml.safe_load(value)
         assert not through_train.train, field
+    path = tmp_path / "hot.yaml"
+    for rollout in ("", "rollout:\n", "rollout: {}\n", "rollout: {top_p: 0.9}\n"):
+        path.write_text(f"{rollout}train: {{temperature: 1.3}}\n", encoding="utf-8")
+        for found in (load_recipe(path), load_recipe(load_recipe(path)), load_recipe(path, ["train.max_steps=3"])):
+            assert found.rollout.temperature == 1.3
+            assert "temperature" not in found.train
+            assert found.to_yaml().count("temperature: 1.3") == 1
+    for section, name, value in (("peft", "peft_rank", 3), ("rollout", "max_completion_length", 77)):
+        path.write_text(f"{section}:\ntrain: {{{name}: {value}}}\n", encoding="utf-8")
+        found = load_recipe(path)
+        assert getattr(getattr(found, section), name.removeprefix("peft_")) == value
+        assert name not in found.train
 
 
-def test_a_field_that_says_two_things_in_two_places_is_refused():
-    lines = lines_of("rollout: {temperature: 0.5}\npeft: {rank: 4}\ntrain:\n  peft_rank: 8\n  temperature: 0.7\n")
-    assert lines == [
-        "recipe.yaml:4: train.peft_rank: 8 contradicts peft.rank: 4 (write it once, as peft.rank)",
-        "recipe.yaml:5: train.temperature: 0.7 contradicts rollout.temperature: 0.5 "
-        "(write it once, as rollout.temperature)",
-    ]
-    (line,) = lines_of("peft: {rank: 4}\ntrain:\n  peft_alpha: much\n")
-    assert line == "recipe.yaml:3: peft.alpha: must be a number, not 'much'"
-
-
-def test_all_problems_of_a_file_are_said_together():
+def test_all_mistakes_of_a_file_are_said_together_with_those_that_a_later_stage_finds():
     text = """\
 pfet: {rank: 8}
 model: {name: 5}
@@ -213,7 +223,7 @@ eval: {enabled: maybe}
 hub: {repo_id: nouser}
 engine: {device: gpu}
 """
-    lines = lines_of(text, checks=(loss_problems,))
+    lines = lines_of(text, checks=(loss_mistakes,))
     keys = {line.split(": ")[1] for line in lines}
     assert keys == {
         "pfet", "model.name", "peft.rnak", "peft.rank", "peft.dropout", "data.train.nmae", "data.train.name",
@@ -231,9 +241,15 @@ engine: {device: gpu}
     assert "recipe.yaml:13: eval.enabled: must be true or false, not 'maybe'" in lines
     assert "recipe.yaml:15: engine.device: must be one of auto, cpu, not 'gpu' (did you mean cpu?)" in lines
     assert any("train.loss_type" in line and line.endswith("(did you mean dapo?)") for line in lines)
+    lines = lines_of("rollout: {temperature: 0.5}\npeft: {rank: 4}\ntrain:\n  peft_rank: 8\n  temperature: 0.7\n")
+    assert lines == [
+        "recipe.yaml:4: train.peft_rank: 8 contradicts peft.rank: 4 (write it once, as peft.rank)",
+        "recipe.yaml:5: train.temperature: 0.7 contradicts rollout.temperature: 0.5 "
+        "(write it once, as rollout.temperature)",
+    ]
+    (line,) = lines_of("peft: {rank: 4}\ntrain:\n  peft_alpha: much\n")
+    assert line == "recipe.yaml:3: peft.alpha: must be a number, not 'much'"
 
-
-def test_problems_that_a_later_stage_finds_are_said_together_with_ours():
     def check(sections):
         assert "peft" not in sections  # it is not valid
         return (
@@ -270,24 +286,21 @@ NOT_CONVERTED = (
 )
 
 
-def test_nothing_is_converted_silently_but_a_whole_number_to_a_number():
+def test_a_value_of_another_type_or_out_of_range_is_refused_and_only_a_whole_number_becomes_a_number():
     for text, line in NOT_CONVERTED:
         lines = lines_of(text)
         assert all(found.startswith("recipe.yaml:1: ") for found in lines), text
         assert line is None or lines == [f"recipe.yaml:1: {line}"], text
+    for value in ("rolling", "rolling:0", "rolling:-1", "rolling:2.5", "Base", "''", "'base '", "5"):
+        (line,) = lines_of(f"model: {{}}\ntrain:\n  reference: {value}\n")
+        assert line.startswith("recipe.yaml:3: train.reference: must "), value
+    for value in ("base", "initial", "rolling:1", "rolling:250", "null"):
+        assert loaded(f"train: {{reference: {value}}}\n").train["reference"] == yaml.safe_load(value)
     found = loaded("train: {learning_rate: 1}\nrollout: {temperature: 2}\nrewards: {accuracy: 3}\n")
     assert (found.train["learning_rate"], found.rollout.temperature, found.rewards["accuracy"].weight) == (1, 2, 3)
 
 
-def test_a_reference_of_the_kl_divergence_is_named_or_refused():
-    for value in ("base", "initial", "rolling:1", "rolling:250", "null"):
-        assert loaded(f"train: {{reference: {value}}}\n").train["reference"] == yaml.safe_load(value)
-    for value in ("rolling", "rolling:0", "rolling:-1", "rolling:2.5", "Base", "''", "'base '", "5"):
-        (line,) = lines_of(f"model: {{}}\ntrain:\n  reference: {value}\n")
-        assert line.startswith("recipe.yaml:3: train.reference: must "), value
-
-
-def test_a_type_of_peft_takes_its_arguments_verbatim():
+def test_short_forms_and_empty_sections_mean_the_same_as_what_they_stand_for():
     short = loaded("peft: {type: C3A, block_size: 32, target_modules: [q_proj]}\n")
     long = loaded("peft: {type: C3A, target_modules: [q_proj], kwargs: {block_size: 32}}\n")
     assert short == long == written_and_read(short)
@@ -296,9 +309,6 @@ def test_a_type_of_peft_takes_its_arguments_verbatim():
     assert loaded("extends: quickstart\n", ["peft.type=C3A", "peft.block_size=32"]).peft.kwargs == {"block_size": 32}
     (line,) = lines_of("peft: {block_size: 32}\n")
     assert line.startswith("recipe.yaml:1: peft.block_size: unknown key")
-
-
-def test_short_forms_and_empty_sections_mean_the_same_as_what_they_stand_for():
     short = loaded("data: {train: a.jsonl, eval: b.jsonl}\nrewards: {format: 0.5}\n")
     long = loaded("data: {train: {name: a.jsonl}, eval: {name: b.jsonl}}\nrewards: {format: {weight: 0.5}}\n")
     assert short == long
@@ -323,28 +333,35 @@ def test_null_drops_a_reward_of_the_extended_recipe_and_one_must_be_left():
 
 
 def test_a_batch_is_planned_from_the_numbers_that_are_given_for_all_processes(monkeypatch):
-    """Prompts x generations = rows x passes x processes, whichever number is left out."""
-    numbers = {"prompts_per_step": 4, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
-    Path("parent.yaml").write_text(yaml.safe_dump({"train": {**numbers, "num_generations": 8}}), encoding="utf-8")
-    for name in numbers:
-        batch = loaded(f"extends: parent.yaml\ntrain: {{{name}: null}}\n").batch
-        completions = batch.prompts_per_step * batch.num_generations
-        assert (batch.prompts_per_step, batch.num_generations) == (4, 8), name
-        assert batch.per_device_train_batch_size * batch.gradient_accumulation_steps == completions, name
-    (line,) = lines_of("train:\n  per_device_train_batch_size: 6\n  num_generations: 4\n")
-    assert line.startswith("recipe.yaml:3: train.num_generations: num_generations 4 does not fit 6 completions a step")
-    assert "it must divide 6: 2, 3, 6;" in line
-    text = "train: {prompts_per_step: 4, num_generations: 8, per_device_train_batch_size: 8}\n"
-    for processes in (1, 2, 4):
+    """As a search over all plans finds it, whichever number is left out."""
+    numbers = {
+        "prompts_per_step": 4,
+        "num_generations": 8,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 8,
+    }
+    may_be_left_out = [name for name in numbers if name != "num_generations"]
+    for left_out, processes in itertools.product(may_be_left_out, (1, 2, 4)):
         monkeypatch.setenv("WORLD_SIZE", str(processes))
-        assert loaded(text).batch.gradient_accumulation_steps == 4 * 8 // (8 * processes)
+        given = {**numbers, left_out: None}
+        if processes > 1:
+            given["gradient_accumulation_steps"] = None
+        Path("parent.yaml").write_text(yaml.safe_dump({"train": given}), encoding="utf-8")
+        batch = loaded("extends: parent.yaml\n").batch
+        expected = search(*(given[name] for name in numbers), processes)
+        assert (*(getattr(batch, name) for name in numbers), batch.world_size) == expected, given
+        assert batch.prompts_per_step * batch.num_generations == math.prod(expected[2:])
     monkeypatch.setenv("WORLD_SIZE", "8")
+    text = "train: {prompts_per_step: 4, num_generations: 8, per_device_train_batch_size: 8}\n"
     assert "cannot be cut into passes of 8 rows" in lines_of(text)[0]
     monkeypatch.delenv("WORLD_SIZE")
     assert loaded(text).batch.gradient_accumulation_steps == 4
+    (line,) = lines_of("train:\n  per_device_train_batch_size: 6\n  num_generations: 4\n")
+    assert line.startswith("recipe.yaml:3: train.num_generations: num_generations 4 does not fit 6 completions a step")
+    assert "it must divide 6: 2, 3, 6;" in line
 
 
-def test_overrides_of_a_recipe_give_another_one_and_leave_it_as_it_was():
+def test_overrides_of_a_recipe_give_another_one_and_it_cannot_be_changed_itself():
     recipe = loaded(EVERYTHING)
     before = recipe.to_yaml()
     other = load_recipe(recipe, ["peft.rank=5", "train.seed=9", "data.train=x.csv", "rewards.format=0.5"])
@@ -358,9 +375,6 @@ def test_overrides_of_a_recipe_give_another_one_and_leave_it_as_it_was():
     with pytest.raises(RecipeError, match=r"^command line: peft\.rank: must be a whole number, not 'x'$"):
         load_recipe(load_recipe({}), ["peft.rank=x"])
     assert Recipe.load("quickstart", ["train.seed=3"]) == load_recipe("quickstart", ["train.seed=3"])
-
-
-def test_a_recipe_cannot_be_changed():
     for source in ({}, {"rewards": {"accuracy": 2}, "train": {"seed": 1}}):
         recipe = load_recipe(source)
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -371,18 +385,3 @@ def test_a_recipe_cannot_be_changed():
             recipe.train["seed"] = 4
         with pytest.raises(TypeError):
             recipe.rewards["accuracy"] = recipe.rewards["accuracy"]
-
-
-def test_a_training_argument_of_another_section_goes_there_even_if_that_is_empty_and_is_written_once(tmp_path):
-    path = tmp_path / "hot.yaml"
-    for rollout in ("", "rollout:\n", "rollout: {}\n", "rollout: {top_p: 0.9}\n"):
-        path.write_text(f"{rollout}train: {{temperature: 1.3}}\n", encoding="utf-8")
-        for found in (load_recipe(path), load_recipe(load_recipe(path)), load_recipe(path, ["train.max_steps=3"])):
-            assert found.rollout.temperature == 1.3
-            assert "temperature" not in found.train
-            assert found.to_yaml().count("temperature: 1.3") == 1
-    for section, name, value in (("peft", "peft_rank", 3), ("rollout", "max_completion_length", 77)):
-        path.write_text(f"{section}:\ntrain: {{{name}: {value}}}\n", encoding="utf-8")
-        found = load_recipe(path)
-        assert getattr(getattr(found, section), name.removeprefix("peft_")) == value
-        assert name not in found.train

@@ -119,11 +119,12 @@ class Proxy:
         cuts_after: Seconds after which it ends an answer that is not there yet; None: it waits.
         status: With which it then answers; None: it closes the connection.
         lost: How many answers it has lost.
+        lost_completions: How many of those were completions.
     """
 
     def __init__(self, url: str, loses: float = 0.0, cuts_after: float | None = None, status: int | None = None):
         self.url, self.loses, self.cuts_after, self.status = url, loses, cuts_after, status
-        self.lost = 0
+        self.lost = self.lost_completions = 0
         self._chance, self._in_a_row = random.Random(1), dict[str, int]()
 
     def __call__(self) -> contextlib.AbstractContextManager[str]:
@@ -166,4 +167,5 @@ class Proxy:
         is_lost = self._chance.random() < self.loses and in_a_row < most
         self._in_a_row[path] = in_a_row + 1 if is_lost else 0
         self.lost += is_lost
+        self.lost_completions += is_lost and path == "/v1/completions"
         return None if is_lost else answer

@@ -1,4 +1,4 @@
-"""Policies for tests of engines, and what they say of tokens, computed by this package's own forward pass."""
+"""Policies for tests of engines, and what they make of tokens, computed by a plain forward pass of transformers."""
 
 import copy
 import functools
@@ -8,14 +8,14 @@ from peft import PeftModel
 
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
+from tests.oracles.sampling import plain_log_probs
 
 
 @functools.cache
 def _base():
-    return load_base(ModelSection(), torch.device("cpu"))
+    return load_base(ModelSection(), torch.device("cpu")).eval()
 
 
 def policy_of(seed: int, method: str = "lora", **settings) -> PeftModel:
@@ -31,9 +31,7 @@ def policy_of(seed: int, method: str = "lora", **settings) -> PeftModel:
 
 def log_probs_of(policy, tokens, temperature: float = 1.0) -> torch.Tensor:
     """(T-1) log p(token t+1 | tokens up to t); of the base, if there is no policy."""
-    ids = torch.tensor([list(tokens)])
-    with torch.no_grad():
-        return token_log_probs(policy or _base(), ids, torch.ones_like(ids), temperature=temperature)[0]
+    return plain_log_probs(policy or _base(), tokens, temperature)
 
 
 def completion_log_probs(policy, prompt, completion, temperature: float = 1.0) -> torch.Tensor:

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
+from tests.oracles.sampling import plain_log_probs
 
 PROBE = torch.tensor([[6, 7, 78, 8, 9, 96, 10, 1], [12, 13, 14, 77, 96, 5, 78, 1]])
 RANK = 4
@@ -49,8 +49,8 @@ def policy_of(method, model=None, **settings) -> PeftModel:
 
 
 def log_probs(model):
-    with torch.no_grad():
-        return token_log_probs(model.eval(), PROBE, torch.ones_like(PROBE))
+    """(2, 7), each row by a plain forward pass."""
+    return torch.stack([plain_log_probs(model.eval(), row.tolist()) for row in PROBE])
 
 
 def engine_of(update, clean):
@@ -66,6 +66,6 @@ def engine_of(update, clean):
     return PeftModel.from_pretrained(clean, str(folder))
 
 
-def distance(one, other) -> float:
-    """In nats; computed in float64, so that nothing but the numbers of the two models counts."""
+def log_prob_difference(one, other) -> float:
+    """The largest, in nats; computed in float64, so that nothing but the numbers of the two models counts."""
     return (log_probs(copy.deepcopy(one).double()) - log_probs(copy.deepcopy(other).double())).abs().max().item()

@@ -4,17 +4,16 @@ import asyncio
 import shutil
 import ssl
 import subprocess
-import time
 
 import pytest
 
-from perl.errors import PerlError, RolloutError
+from perl.cli.commands import run as run_command
+from perl.errors import EXIT_USER_MISTAKE, PerlError, RolloutError
 from perl.evaluation.request import EvalSettings, plan_evaluation
 from perl.evaluation.serving import _port
 from perl.recipe import Recipe
 from perl.recipe.server_address import ServerAddress, server_address, server_option, without_credentials
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.vllm.answers import AccessError
 from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.servers import ServerPool
 from perl.trainer.config import PeftRLConfig, rollout_section
@@ -69,11 +68,8 @@ def test_each_server_is_sent_the_key_of_its_own_variable(open_pool, monkeypatch)
 def test_a_wrong_key_ends_it_at_once_and_names_server_and_variable(open_pool, monkeypatch, variables, setting, said):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with FakeVllm(key="another")() as url:
-        began = time.monotonic()
-        with pytest.raises(PerlError) as raised:
-            open_pool([{"url": url, **setting}], timeout_seconds=600.0)
-        assert time.monotonic() - began < 60
+    with FakeVllm(key="another")() as url, pytest.raises(PerlError) as raised:
+        open_pool([{"url": url, **setting}], timeout_seconds=600.0)
     message = str(raised.value)
     assert url in message
     assert said in message
@@ -94,20 +90,28 @@ def test_a_key_that_is_no_longer_right_loses_that_server_and_ends_the_run_when_i
             sampled(pool)
 
 
-def test_a_variable_that_is_named_must_be_set_and_what_it_holds_is_never_said(monkeypatch):
-    with pytest.raises(PerlError, match="NOT_THERE, which is to hold the key of http://host:8000, is not set"):
-        VllmServer(ServerAddress("http://host:8000", key_env="NOT_THERE"))
+def test_a_key_or_a_certificate_that_is_absent_or_no_such_thing_is_named_and_never_repeated(monkeypatch, tmp_path):
     monkeypatch.setenv("ODD", f"{SECRET} and more")
-    with pytest.raises(PerlError, match="ODD holds is not a valid key") as raised:
-        VllmServer(ServerAddress("http://host:8000", key_env="ODD"))
-    assert SECRET not in str(raised.value)
+    (tmp_path / "empty.pem").write_text("")
+    rows = (
+        (ServerAddress("http://host:8000", key_env="NOT_THERE"),
+         "NOT_THERE, which is to hold the key of http://host:8000, is not set"),
+        (ServerAddress("http://host:8000", key_env="ODD"), "ODD holds is not a valid key"),
+        (ServerAddress("https://host", ca_file=str(tmp_path / "nowhere.pem")), "nowhere.pem: No such file"),
+        (ServerAddress("https://host", ca_file=str(tmp_path / "empty.pem")), "empty.pem: it holds no certificate"),
+    )  # fmt: skip
+    for address, words in rows:
+        with pytest.raises(PerlError) as raised:
+            VllmServer(address)
+        assert words in str(raised.value)
+        assert SECRET not in str(raised.value)
 
 
 PASSWORDS = [f"http://me:{SECRET}@host:8000", f"https://{SECRET}@host", f"http://me:{SECRET}/x@host:8000/v1"]
 
 
 @pytest.mark.parametrize("url", PASSWORDS)
-def test_an_address_with_a_password_is_refused_without_repeating_it(url, tmp_path):
+def test_an_address_with_a_password_is_refused_without_repeating_it(url, tmp_path, capsys):
     def of_a_recipe(**rollout):
         return lambda: Recipe.load({"extends": "quickstart", "rollout": {"backend": "vllm-server", **rollout}})
 
@@ -130,29 +134,25 @@ def test_an_address_with_a_password_is_refused_without_repeating_it(url, tmp_pat
         lambda: plan_evaluation(
             None, "sandbox:base", ["sandbox:chain"], 1, None, tmp_path, EvalSettings(servers=(url,))
         ),
+        lambda: rollout_section(
+            PeftRLConfig("out", rollout_backend="vllm-server", rollout_servers=[url], use_cpu=True)
+        ),
     ]
     for way in ways:
-        with pytest.raises(PerlError) as raised:
+        with pytest.raises((PerlError, ValueError)) as raised:
             way()
         assert SECRET not in str(raised.value)
+    settings = ["rollout.backend=vllm-server", f"rollout.servers=[{url}]"]
+    assert run_command(["rollout", "check", "quickstart", *settings], "perl") == EXIT_USER_MISTAKE
+    printed = capsys.readouterr()
+    assert "holds a password" in printed.err
+    assert SECRET not in printed.out + printed.err
+    assert without_credentials(f"['{url}', 'https://c@d/e', 'http://h/x']").endswith(
+        ", 'https://***@d/e', 'http://h/x']"
+    )
+    assert SECRET not in without_credentials(f"as in {url} of {url}")
     with pytest.raises(PerlError, match=r"holds a password.*key_env: NAME"):
         ways[2]()
-
-
-def test_a_script_that_names_a_password_does_not_see_it_again():
-    with pytest.raises(ValueError, match="holds a password") as raised:
-        rollout_section(
-            PeftRLConfig("out", rollout_backend="vllm-server", rollout_servers=[PASSWORDS[0]], use_cpu=True)
-        )
-    assert SECRET not in str(raised.value)
-
-
-def test_a_command_refuses_a_password_and_does_not_repeat_it(perl_command):
-    settings = ["rollout.backend=vllm-server", f"rollout.servers=[{PASSWORDS[0]}]"]
-    done = perl_command("rollout", "check", "quickstart", *settings)
-    assert done.returncode == 2
-    assert "holds a password" in done.stderr
-    assert SECRET not in done.stdout + done.stderr
 
 
 def test_settings_of_a_server_are_kept_as_they_were_written():
@@ -185,11 +185,6 @@ def test_what_is_no_setting_of_a_server_is_said(given, said):
     assert "token" not in str(raised.value)
 
 
-def test_credentials_are_hidden_in_any_text():
-    assert without_credentials("['http://a:b@h', 'https://c@d/e']") == "['http://***@h', 'https://***@d/e']"
-    assert without_credentials("http://h/x and nobody") == "http://h/x and nobody"
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A certificate for 127.0.0.1 that signed itself, as a file that clients may trust, and what a server needs."""
@@ -213,19 +208,9 @@ def test_a_private_certificate_is_trusted_where_its_file_is_named(open_pool, cer
     with FakeVllm(key=SECRET)(context) as url:
         assert url.startswith("https://")
         assert sampled(open_pool([{"url": url, "ca_file": str(ca_file)}])) == [1] * 8
-        began = time.monotonic()
         with pytest.raises(PerlError, match=r"certificate that is not trusted.*ca_file") as raised:
             open_pool([url], timeout_seconds=600.0)
-        assert time.monotonic() - began < 60
         assert "\n" not in str(raised.value)
-
-
-def test_certificates_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(PerlError, match=r"nowhere\.pem: No such file"):
-        VllmServer(ServerAddress("https://host", ca_file=str(tmp_path / "nowhere.pem")))
-    (tmp_path / "empty.pem").write_text("")
-    with pytest.raises(PerlError, match=r"empty\.pem: it holds no certificate"):
-        VllmServer(ServerAddress("https://host", ca_file=str(tmp_path / "empty.pem")))
 
 
 def test_a_server_whose_counters_are_under_a_key_serves_all_the_same():
@@ -245,19 +230,3 @@ def test_a_server_whose_counters_are_under_a_key_serves_all_the_same():
         counted, facts = asyncio.run(look(url))
     assert counted is None
     assert facts.base_name == "base"
-
-
-def test_refusal_is_an_error_of_rollouts_and_json_is_not_needed_for_it():
-    class Web(FakeVllm):
-        def answer(self, *_):
-            return 403, {}
-
-    async def look(url):
-        server = VllmServer(url)
-        try:
-            await server.complete("base", Request((1,), 1), SAMPLING)
-        finally:
-            await server.close()
-
-    with Web()() as url, pytest.raises(AccessError, match=r"refuses access \(403\)"):
-        asyncio.run(look(url))

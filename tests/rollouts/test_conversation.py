@@ -68,12 +68,12 @@ def test_each_turn_asks_for_what_is_left_of_its_own_prompts_completion(tmp_path,
         mask, _, completion_ids, logprobs, calls, failures, _ = conversation(
             trained, monkeypatch, url, prompt_ids, first
         )
-    lengths = {len(body["prompt"]): body["max_tokens"] for body in fake.asked}
-    for body in fake.asked:
-        start = 5 if body["prompt"][0] == 12 else 20
-        assert body["max_tokens"] == COMPLETION - (len(body["prompt"]) - start)
-        assert len(body["prompt"]) + body["max_tokens"] <= 100
-    assert len(lengths) >= 3
+    turns = [(len(body["prompt"]), 5 if body["prompt"][0] == 12 else 20, body["max_tokens"]) for body in fake.asked]
+    for length, start, most in turns:
+        written = length - start
+        assert most == COMPLETION - written
+        assert length + most <= 100
+    assert len({length for length, _, _ in turns}) >= 3
     for ids, kept, scores in zip(completion_ids, mask, logprobs, strict=True):
         assert len(ids) == len(kept) == len(scores) <= COMPLETION
     # The last one has room for the tool's answer and for nothing more: no turn is asked for.

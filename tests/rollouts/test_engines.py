@@ -40,12 +40,10 @@ def compares_a_backend(path: Path) -> bool:
     return False
 
 
-def test_engines_names_are_compared_in_one_file_only():
+def test_engines_names_are_compared_in_one_file_only(tmp_path):
     found = {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.py") if compares_a_backend(path)}
     assert found <= {THE_FILE}
-
-
-def test_the_search_finds_what_it_looks_for(tmp_path):
+    # The search finds what it looks for.
     for text in ('how.backend == "vllm"', 'backend not in ("auto", "transformers")', '"vllm-server" != s["backend"]'):
         (tmp_path / "found.py").write_text(f"x = {text}\n")
         assert compares_a_backend(tmp_path / "found.py"), text
@@ -53,19 +51,16 @@ def test_the_search_finds_what_it_looks_for(tmp_path):
     assert not compares_a_backend(tmp_path / "other.py")
 
 
-def test_every_name_but_auto_has_a_row_and_a_class_that_declares_it():
+def test_every_name_but_auto_has_a_row_and_a_class_that_declares_it_and_auto_has_those_of_transformers():
     assert set(ENGINES) == set(get_args(Backend)) - {"auto"} == set(CLASSES)
-    for name, row in ENGINES.items():
-        assert row.name == name
-        assert CLASSES[name].capabilities is row
+    assert {name: row.name for name, row in ENGINES.items()} == {name: name for name in ENGINES}
+    assert [name for name, row in ENGINES.items() if CLASSES[name].capabilities is not row] == []
     assert set(_OPENED) == {row for row in ENGINES.values() if row.takes_updates}
-
-
-@pytest.mark.parametrize("backend", get_args(Backend))
-def test_a_section_has_the_capabilities_of_its_engine_and_auto_those_of_transformers(backend):
-    how = RolloutSection(backend=backend, servers=SERVERS.get(backend, []))
-    assert how.capabilities is capabilities(backend) is ENGINES.get(backend, ENGINES["transformers"])
-    assert how.decided == (backend != "auto")
+    assert OF_TRL == {"colocate": "vllm", "server": "vllm-server"}  # TRL's two ways to run vLLM
+    for backend in get_args(Backend):
+        how = RolloutSection(backend=backend, servers=SERVERS.get(backend, []))
+        assert how.capabilities is capabilities(backend) is ENGINES.get(backend, ENGINES["transformers"])
+        assert how.decided == (backend != "auto")
 
 
 @pytest.mark.parametrize("backend", sorted(ENGINES))
@@ -93,7 +88,3 @@ def test_auto_is_the_servers_else_vllm_on_a_gpu_else_transformers(
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: vllm_installed or None)
     assert best_backend(on_gpu=on_gpu, servers=servers) == expected
-
-
-def test_trls_two_ways_to_run_vllm_are_engines_here():
-    assert OF_TRL == {"colocate": "vllm", "server": "vllm-server"}

@@ -53,15 +53,10 @@ def test_the_rollouts_of_another_policy_are(kind, wrong, step):
         judge.accept(next(steps))
     if step == 0 and wrong < judge.tolerance:
         pytest.skip("nothing is known but the parity check's tolerance")
-    assert not judge.is_usual(wrong)
-    assert judge.is_no_rounding(wrong) == (wrong > judge.tolerance)
-
-
-def test_what_is_no_number_is_unusual():
-    judge = GapJudge(TOLERANCE)
-    for gap in (math.nan, math.inf):
+    for gap in (wrong, math.nan, math.inf):
         assert not judge.is_usual(gap)
         assert not judge.is_usual(gap, 2)
+    assert judge.is_no_rounding(wrong) == (wrong > judge.tolerance)
 
 
 def test_rollouts_that_are_behind_are_compared_with_those_as_far_behind_and_checked_seldom():
@@ -79,23 +74,52 @@ def test_rollouts_that_are_behind_are_compared_with_those_as_far_behind_and_chec
     assert not judge.is_no_rounding(1.0, 2)
 
 
-def test_after_a_passed_check_as_much_again_is_usual():
-    judge = GapJudge(TOLERANCE)
-    for _ in range(5):
-        judge.accept(1e-6)
-    assert not judge.is_usual(1e-3)
-    judge.accept(1e-3)
-    assert judge.is_usual(1.5e-3)
-    assert not judge.is_usual(3e-3)
+def largest_usual(judge, steps_behind=0):
+    """By bisection, to a millionth."""
+    low, high = 0.0, 1e3
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if judge.is_usual(middle, steps_behind) else (low, middle)
+    return low
 
 
-def test_one_step_of_another_policy_does_not_make_the_next_one_usual_where_rollouts_are_behind():
+# The parity check's tolerance, the first on-policy steps, what is usual from then on.
+USUAL = (
+    (0.1, [], 0.1),  # nothing but the tolerance is known
+    (0.1, [1e-6] * 5, 0.1 / 10),  # a tenth of it is rounding at any rate
+    (1e-4, [1e-7] * 5, 1e-4),  # and so is 1e-4
+    (0.1, [2e-4, 4e-4, 3e-4], 100 * (2e-4 + 4e-4 + 3e-4) / 3),
+    (0.1, [5e-4] * 5 + [9e-4] * 5, 100 * 5e-4),  # the first five count
+    (0.1, [0.01, 0.02, 0.03], 0.1),  # a hundred times would be beyond the tolerance
+    (0.1, [0.09, 0.07, 0.08], 4 * (0.09 + 0.07 + 0.08) / 3),
+)
+
+
+@pytest.mark.parametrize(("tolerance", "first", "expected"), USUAL)
+def test_what_is_usual_is_a_multiple_of_the_mean_of_the_first_steps_and_twice_what_passed_a_check(
+    tolerance, first, expected
+):
+    judge = GapJudge(tolerance)
+    for gap in first:
+        judge.accept(gap)
+    assert largest_usual(judge) == pytest.approx(expected, rel=1e-5)
+    checked = 3 * expected
+    judge.accept(checked)  # a parity check was passed
+    assert largest_usual(judge) == pytest.approx(2 * checked if first else expected, rel=1e-5)
+
+
+def test_rollouts_that_are_behind_may_differ_by_ten_times_the_most_so_far_but_not_by_a_nat_and_far_more():
     judge = GapJudge(TOLERANCE)
     for _ in range(5):
         judge.accept(1e-6)
         judge.accept(1e-3, 1)
+    most = min(1e-3, TOLERANCE)  # what was more than usual counts as the most that was usual
+    for _ in range(4):
+        most = max(most, min(1e-3, 10 * most))
+    assert largest_usual(judge, 1) == pytest.approx(10 * most, rel=1e-5)
     assert not judge.is_usual(5.0, 1)
     assert judge.is_no_rounding(5.0, 1)  # whoever passes the parity check by then
-    judge.accept(5.0, 1)
+    judge.accept(5.0, 1)  # one step of another policy does not make the next one usual
+    assert largest_usual(judge, 1) == pytest.approx(10 * 10 * most, rel=1e-5)
     assert not judge.is_usual(1.0, 1)
     assert judge.is_no_rounding(40.0, 1)

@@ -38,24 +38,16 @@ def play(seconds_of, becomes, requests=400):
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("kind", ["equal lengths", "unequal lengths"])
+@pytest.mark.parametrize("kind", ["equal lengths", "unequal lengths", "broken at any time"])
 def test_answers_that_are_lost_by_chance_are_never_taken_for_a_timeout(seed, kind):
     chance = random.Random(seed)
-    seconds_of = {
-        "equal lengths": lambda: 30 + 0.01 * chance.random(),
-        "unequal lengths": lambda: chance.lognormvariate(3, 0.7),
-    }[kind]
-    known, came = play(seconds_of, lambda takes: takes if chance.random() < 0.1 else None)
-    assert known.cut_after_seconds is None
-    assert len(came) == 400
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_connections_that_break_at_any_time_are_never_taken_for_a_timeout(seed):
-    chance = random.Random(seed)
-    known, came = play(
-        lambda: chance.lognormvariate(3, 0.7), lambda takes: chance.random() * takes if chance.random() < 0.2 else None
-    )
+    if kind == "equal lengths":
+        known, came = play(lambda: 30 + 0.01 * chance.random(), lambda takes: takes if chance.random() < 0.1 else None)
+    else:
+        share, until = (0.1, lambda: 1) if kind == "unequal lengths" else (0.2, chance.random)
+        known, came = play(
+            lambda: chance.lognormvariate(3, 0.7), lambda takes: until() * takes if chance.random() < share else None
+        )
     assert known.cut_after_seconds is None
     assert len(came) == 400
 

@@ -1,6 +1,8 @@
 """The parity check tells an engine from the base and from anything else; the policy is itself again after it."""
 
 import math
+import re
+import statistics
 
 import pytest
 import torch
@@ -10,10 +12,10 @@ from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
 from perl.policy.model import load_base
-from perl.policy.precision import tolerance_of
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import Proof, Sampled
 from perl.rollouts.parity_check import LENGTH, ParityCheck
+from tests.oracles.sampling import plain_log_probs
 
 PROMPT = [9, 4, 13, 5, 10, 15, 22, 31]
 
@@ -52,14 +54,30 @@ def written_by_base(policy, parity):
         return written(policy, parity)
 
 
+def mean_difference(policy, parity, completions):
+    """Of what an engine reported from a plain forward pass, in nats."""
+    gaps = []
+    for sampled in completions:
+        mine = plain_log_probs(policy, (*PROMPT, *sampled.token_ids), parity.sampling.temperature)[len(PROMPT) - 1 :]
+        gaps += [abs(one - float(other)) for one, other in zip(sampled.log_probs, mine, strict=True)]
+    return statistics.fmean(gaps)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_difference_is_the_mean_over_tokens_of_the_worst_copy(temperature):
     policy = policy_with(scale=0.05)
-    parity = ParityCheck(policy, PROMPT, temperature)
-    own, off = written(policy, parity), written(policy, parity, offset=1e-3)
-    parity.tolerance = 2e-3
-    assert parity.check({"one": own}) < 1e-5
-    assert parity.check({"one": own, "two": off}) == pytest.approx(1e-3, rel=0.02)
+    parity = ParityCheck(policy, PROMPT, temperature, tolerance=2e-3)
+    answers = {"one": written(policy, parity), "two": written(policy, parity, offset=1e-3)}
+    expected = {name: mean_difference(policy, parity, completions) for name, completions in answers.items()}
+    differences, failures = parity.compare(answers)
+    assert differences == pytest.approx(expected, abs=2e-6)
+    assert failures == {}
+    assert parity.check(answers) == pytest.approx(expected["two"], abs=2e-6)
+    assert expected["two"] == pytest.approx(1e-3, rel=0.02)
+    # Before the first step base and policy are one.
+    fresh = policy_with()
+    parity = ParityCheck(fresh, PROMPT)
+    assert parity.check({"one": written_by_base(fresh, parity)}) <= 1e-5
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -81,52 +99,50 @@ def test_the_difference_from_a_proof_is_weighted_by_the_policys_probabilities():
     proof = Proof((1, 2), tuple({t: math.log(p) for t, p in row.items()} for row in probabilities), 1.0, 1e-4)
     # Token 4 is missing in the first answer, where the last known token has probability 0.125: at most as likely.
     found = [{3: math.log(0.4), 9: math.log(0.125)}, {3: math.log(0.8), 7: math.log(0.2)}]
+    assert proof.prompts == [(1,), (1, 2)]
     weighted = 0.5 * math.log(0.5 / 0.4) + 0.25 * math.log(0.25 / 0.125) + 0.1 * math.log(2)
     assert proof.difference(found) == pytest.approx(weighted / (0.5 + 0.25 + 0.8 + 0.1), rel=1e-12)
 
 
-def test_an_engine_that_answers_like_the_base_is_called_that():
+def test_an_engine_that_does_not_answer_like_the_policy_is_named_with_what_is_wrong():
     policy = policy_with(scale=0.05)
-    parity = ParityCheck(policy, PROMPT)
-    with pytest.raises(BrokenPromiseError, match="two answers like the base, not like the policy") as raised:
-        parity.check({"one": written(policy, parity), "two": written_by_base(policy, parity)})
-    assert "the adapter is not applied" in str(raised.value)
-    assert "\n" not in str(raised.value)
+    parity, hot = ParityCheck(policy, PROMPT), ParityCheck(policy, PROMPT, 0.7)
+    own, of_base = written(policy, parity), written_by_base(policy, parity)
+    neither, nothing = "two does not answer like the policy", [Sampled((5,) * 16, (None,) * 16, "v")]
+    rows = [
+        (parity, of_base, "two answers like the base, not like the policy", "the adapter is not applied"),
+        (parity, written(policy_with(scale=0.2), parity), neither, ""),
+        (hot, own, neither, "processed_logprobs"),  # log-probabilities without the temperature
+        (parity, nothing, neither, ""),
+        (parity, [Sampled((5,) * 16, (math.nan,) * 16, "v")], neither, ""),
+    ]
+    for check, answer, start, words in rows:
+        with pytest.raises(BrokenPromiseError) as raised:
+            check.check({"one": written(policy, check), "two": answer})
+        line = str(raised.value)
+        assert start in line
+        assert words in line
+        assert "\n" not in line
+        if answer is not nothing and "nan" not in line:
+            (said,) = re.findall(r"differ by (\S+) nats", line)
+            assert float(said) == pytest.approx(mean_difference(policy, check, answer), rel=0.06)  # of two digits
+    (said,) = re.findall(r"from the base's by (\S+);", refused(parity, of_base))
+    assert float(said) <= 1e-5
 
 
-def test_an_engine_that_answers_like_neither_is_called_that():
-    policy = policy_with(scale=0.05)
-    parity = ParityCheck(policy, PROMPT)
-    with pytest.raises(BrokenPromiseError, match="one does not answer like the policy"):
-        parity.check({"one": written(policy_with(scale=0.2), parity)})
+def refused(parity, answer):
+    with pytest.raises(BrokenPromiseError) as raised:
+        parity.check({"two": answer})
+    return str(raised.value)
 
 
-def test_log_probabilities_without_the_temperature_are_no_agreement():
-    policy = policy_with(scale=0.05)
-    hot, plain = ParityCheck(policy, PROMPT, 0.7), ParityCheck(policy, PROMPT)
-    with pytest.raises(BrokenPromiseError, match="processed_logprobs"):
-        hot.check({"one": written(policy, plain)})
-
-
-def test_missing_and_non_finite_log_probabilities_are_no_agreement():
-    policy = policy_with(scale=0.05)
-    parity = ParityCheck(policy, PROMPT)
-    for nothing in (None, float("nan")):
-        with pytest.raises(BrokenPromiseError, match="does not answer like the policy"):
-            parity.check({"one": [Sampled((5,) * 16, (nothing,) * 16, "v")]})
-
-
-def test_before_the_first_step_base_and_policy_are_one_and_agree():
-    policy = policy_with()
-    parity = ParityCheck(policy, PROMPT)
-    assert parity.check({"one": written_by_base(policy, parity)}) <= 1e-5
-
-
-def test_the_tolerance_is_that_of_the_type_that_the_policy_computes_in_unless_it_is_given():
-    assert ParityCheck(policy_with(), PROMPT).tolerance == tolerance_of(torch.float32, 4)
-    assert ParityCheck(policy_with(dtype="bfloat16"), PROMPT).tolerance == tolerance_of(torch.bfloat16, 4)
+def test_the_tolerance_is_what_rounding_explains_in_the_type_that_the_policy_computes_in_unless_it_is_given():
+    # 2.5 spacings of the type for each square root of the number of layers, which is 4; never less than 1e-4 nats.
+    in_single, in_half = max(1e-4, 2.5 * 2**-23 * math.sqrt(4)), max(1e-4, 2.5 * 2**-7 * math.sqrt(4))
+    assert ParityCheck(policy_with(), PROMPT).tolerance == pytest.approx(in_single, rel=1e-12)
+    assert ParityCheck(policy_with(dtype="bfloat16"), PROMPT).tolerance == pytest.approx(in_half, rel=1e-12)
     with torch.autocast("cpu", torch.bfloat16):
-        assert ParityCheck(policy_with(), PROMPT).tolerance == tolerance_of(torch.bfloat16, 4)
+        assert ParityCheck(policy_with(), PROMPT).tolerance == pytest.approx(in_half, rel=1e-12)
     assert ParityCheck(policy_with(), PROMPT, tolerance=0.5).tolerance == 0.5
 
 

@@ -15,7 +15,7 @@ from perl.methods.registry import METHODS, SERVED_RANKS, served_rank
 from perl.policy.model import base_fingerprint
 from perl.rollouts.sync import adapter_update, choose_form, make_update
 from perl.sandbox import BASE_FOLDER
-from tests.rollouts.served_updates import base, distance, engine_of, fresh, perturbed, policy_of, published
+from tests.rollouts.served_updates import base, engine_of, fresh, log_prob_difference, perturbed, policy_of, published
 
 # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -41,8 +41,8 @@ def test_an_engine_with_the_update_answers_like_the_policy_and_the_base_is_not_w
     assert (plan.nbytes, plan.tensors) == (update.nbytes, len(update.tensors))
     assert len(update.tensors) == TENSORS.get(method, len(list(published().parameters())))
     assert all(t.dtype == torch.float32 and t.is_contiguous() for t in update.tensors.values())
-    assert distance(policy, base()) > 0.02
-    assert distance(engine_of(update, base()), policy) <= 1e-5
+    assert log_prob_difference(policy, base()) > 0.02
+    assert log_prob_difference(engine_of(update, base()), policy) <= 1e-5
 
 
 @pytest.mark.parametrize("method", LOW)
@@ -53,7 +53,7 @@ def test_what_can_be_served_as_an_adapter_can_also_be_merged(method):
     update = make_update(policy, plan.form, "v1")
     assert (plan.form, plan.largest_rank) == ("merged", None)
     assert (plan.nbytes, plan.tensors) == (update.nbytes, len(update.tensors))
-    assert distance(engine_of(update, base()), policy) <= 1e-5
+    assert log_prob_difference(engine_of(update, base()), policy) <= 1e-5
     assert base_fingerprint(policy) == before
 
 
@@ -62,51 +62,57 @@ def test_the_start_of_training_loads_and_has_the_shapes_of_every_later_update(me
     policy = fresh(method)
     plan = choose_form(policy)
     update = make_update(policy, plan.form, "v0")
-    assert distance(engine_of(update, base()), base()) <= 1e-5
+    assert log_prob_difference(engine_of(update, base()), base()) <= 1e-5
     assert choose_form(perturbed(policy)) == plan
     later = make_update(policy, plan.form, "v1")
     assert {n: t.shape for n, t in later.tensors.items()} == {n: t.shape for n, t in update.tensors.items()}
     assert later.config == update.config
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_the_rank_is_known_without_weights(method):
-    policy = policy_of(method)
+# Settings beside the rank; the number of different ranks that the update has then.
+SET = [
+    ("lora", {"kwargs": {"rank_pattern": {"down_proj": 7, "layers.1.self_attn.q_proj": 2}}}, 3),
+    ("pissa", {"kwargs": {"rank_pattern": {"down_proj": 7}}}, 2),
+    ("loha", {"kwargs": {"rank_pattern": {"o_proj": 5}}}, 2),
+    ("gralora", {"kwargs": {"hybrid_r": 3}}, 1),
+    ("gralora", {"rank": 8, "kwargs": {"gralora_k": 4}}, 1),
+    ("hra", {"kwargs": {"apply_GS": True}}, 1),
+    ("adalora", {"kwargs": {"init_r": 9}}, 1),
+    ("vera", {"rank": 300}, 1),
+]
+
+
+def ranks_of(policy):
+    return [low_rank_update(layer, "default").rank for _, layer in adapted_layers(policy)]
+
+
+@pytest.mark.parametrize(("method", "settings", "ranks"), [*((method, {}, 1) for method in ADAPTERS), *SET], ids=str)
+def test_the_rank_is_known_without_weights_whatever_is_set_beside_it(method, settings, ranks):
+    policy = policy_of(method, **settings)
     known = METHODS[method].update_rank(policy.peft_config["default"])
     assert known == choose_form(policy).largest_rank
-    if known is not None:
-        assert known == max(low_rank_update(layer, "default").rank for _, layer in adapted_layers(policy))
-
-
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("lora", {"kwargs": {"rank_pattern": {"down_proj": 7, "layers.1.self_attn.q_proj": 2}}}),
-        ("pissa", {"kwargs": {"rank_pattern": {"down_proj": 7}}}),
-        ("loha", {"kwargs": {"rank_pattern": {"o_proj": 5}}}),
-        ("gralora", {"kwargs": {"hybrid_r": 3}}),
-        ("gralora", {"rank": 8, "kwargs": {"gralora_k": 4}}),
-        ("hra", {"kwargs": {"apply_GS": True}}),
-        ("adalora", {"kwargs": {"init_r": 9}}),
-        ("vera", {"rank": 300}),
-    ],
-    ids=str,
-)
-def test_what_is_set_beside_the_rank(method, settings):
-    policy = policy_of(method, **settings)
-    plan = choose_form(policy)
-    assert plan.largest_rank == METHODS[method].update_rank(policy.peft_config["default"])
+    if known is None:
+        return
     update = adapter_update(policy, "v1")
-    ranks = {len(tensor) for name, tensor in update.tensors.items() if "lora_A" in name}
-    assert max(ranks) == plan.largest_rank
-    assert len(ranks) == {("lora"): 3, "pissa": 2, "loha": 2}.get(method, 1)
-    assert distance(engine_of(update, base()), policy) <= 1e-5
+    sent = {len(tensor) for name, tensor in update.tensors.items() if "lora_A" in name}
+    # B @ A of a layer, at most of that rank in numbers too.
+    products = [
+        update.tensors[name.replace("lora_A", "lora_B")].double() @ tensor.double()
+        for name, tensor in update.tensors.items()
+        if "lora_A" in name
+    ]
+    found = max(int(torch.linalg.matrix_rank(product)) for product in products)
+    assert found <= known == max(sent) == max(ranks_of(policy))
+    assert len(sent) == ranks
+    if settings:
+        assert log_prob_difference(engine_of(update, base()), policy) <= 1e-5
 
 
-def test_the_rank_that_a_server_is_started_for():
-    assert [served_rank(rank) for rank in (1, 2, 8, 9, 300, 320, 321, 512)] == [1, 8, 8, 16, 320, 320, 512, 512]
-    assert served_rank(513) is None
-    assert max(SERVED_RANKS) == 512
+def test_a_server_is_started_for_the_next_rank_that_vllm_has():
+    of_vllm = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+    assert tuple(SERVED_RANKS) == of_vllm
+    found = [served_rank(rank) for rank in range(1, 520)]
+    assert found == [min((r for r in of_vllm if r >= rank), default=None) for rank in range(1, 520)]
 
 
 @pytest.mark.parametrize("method", ["lora", "pissa", "hra"])
@@ -152,7 +158,7 @@ def test_adalora_keeps_its_shapes_and_its_pattern_when_ranks_move(masked):
     assert {name: tensor.shape for name, tensor in update.tensors.items()} == shapes
     assert policy.peft_config["default"].rank_pattern == pattern
     assert choose_form(policy).largest_rank == METHODS["adalora"].update_rank(policy.peft_config["default"]) == 6
-    assert distance(engine_of(update, base()), policy) <= 1e-5
+    assert log_prob_difference(engine_of(update, base()), policy) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -164,25 +170,21 @@ def test_adalora_keeps_its_shapes_and_its_pattern_when_ranks_move(masked):
         ("vera", {"rank": 600}, r"the update of model\.\S+ has rank 600, and vLLM serves 512 at most"),
         ("lora", {"kwargs": {"modules_to_save": ["model.norm"]}}, r"model\.norm is trained itself"),
         ("lora", {"kwargs": {"trainable_token_indices": [5]}}, r"model\.embed_tokens is trained itself"),
+        ("full", {}, ""),
     ],
     ids=str,
 )
 def test_an_adapter_that_cannot_be_exact_is_refused_in_a_line(method, settings, reason):
-    policy = policy_of(method, **settings)
-    with pytest.raises(ModelError) as caught:
-        choose_form(policy, "adapter")
-    said = rf"rollout\.sync: {reason}, so no LoRA can be served \(use rollout\.sync: merged\)"
-    assert re.fullmatch(said, str(caught.value))
+    policy = base() if method == "full" else policy_of(method, **settings)
+    for asked in (lambda: choose_form(policy, "adapter"), lambda: make_update(policy, "adapter", "v1")):
+        with pytest.raises(ModelError) as caught:
+            asked()
+        assert re.match(rf"rollout\.sync: {reason}", str(caught.value))
+        assert re.search(r"no LoRA can be served \(use rollout\.sync: merged\)$", str(caught.value))
+        assert "\n" not in str(caught.value)
     plan = choose_form(policy)
     assert plan.form == "merged"
     assert re.match(reason, plan.why)
-
-
-def test_a_model_that_is_trained_itself_has_no_adapter_to_serve():
-    for asked in (lambda: choose_form(base(), "adapter"), lambda: make_update(base(), "adapter", "v1")):
-        with pytest.raises(ModelError, match=r"rollout\.sync") as caught:
-            asked()
-        assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_adapter_that_stops_being_a_lora_is_noticed():
@@ -193,10 +195,14 @@ def test_an_adapter_that_stops_being_a_lora_is_noticed():
         adapter_update(policy, "v1")
 
 
-def test_a_plan_is_a_line():
-    assert str(choose_form(policy_of("lora"))) == (
-        "an update is a LoRA of rank 4, 0.156 MB in 56 tensors: every layer's update is an exact LoRA"
+def test_a_plan_is_a_line_with_the_size_of_an_update():
+    sides = 4 * [(128, 128), (128, 64), (128, 64), (128, 128), *[(128, 384)] * 3]  # of the linear layers
+    plans = (
+        (choose_form(policy_of("lora")), sum(4 * (i + o) for i, o in sides), 2, "a LoRA of rank 4"),
+        (choose_form(policy_of("lora"), "merged"), sum(i * o for i, o in sides), 1, "merged weights"),
     )
-    assert str(choose_form(policy_of("lora"), "merged")) == (
-        "an update is merged weights, 3.15 MB in 28 tensors: rollout.sync requests it"
-    )
+    for plan, numbers, matrices, what in plans:
+        assert plan.nbytes == 4 * numbers  # bytes of float32
+        assert plan.tensors == matrices * len(sides)
+        assert str(plan) == f"an update is {what}, {4 * numbers / 1e6:.3g} MB in {plan.tensors} tensors: {plan.why}"
+    assert [plan.why for plan, *_ in plans] == ["every layer's update is an exact LoRA", "rollout.sync requests it"]

@@ -88,13 +88,6 @@ def test_an_owner_on_another_machine_lives_while_its_file_is_touched(tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_this_process_is_no_dead_owner_of_its_own(tmp_path):
-    owner = Owner(tmp_path, DEAD)
-    assert not is_dead(tmp_path, DEAD)
-    owner.release(forgotten=False)  # a server that hung at the end still knows it
-    assert is_dead(tmp_path, DEAD)
-
-
 @pytest.mark.parametrize("said", ["", "{", "[]", '{"machine": 3}'])
 def test_a_file_that_says_nothing_is_of_nobody_who_is_dead(tmp_path, said):
     (tmp_path / f"{DEAD}.owner").write_text(said)
@@ -108,13 +101,15 @@ def test_an_update_is_of_the_run_that_its_name_begins_with():
     assert [run_of(name) for name in ("someone", "perl-0a1b2c3d", "perl-0a1b-v1", "../perl-0a1b2c3d-v1")] == [None] * 4
 
 
-def test_a_run_that_begins_while_another_looks_at_its_lock_still_holds_it(tmp_path):
+def test_a_run_lives_as_long_as_it_holds_its_lock_also_while_another_looks_at_it(tmp_path):
     path = tmp_path / f"{ALIVE}.owner"
     path.write_text("{}")
     looking = path.open("r+")
     fcntl.flock(looking, fcntl.LOCK_EX)
     threading.Timer(0.3, looking.close).start()
     owner = Owner(tmp_path, ALIVE)
-    assert not is_dead(tmp_path, ALIVE)
+    assert not is_dead(tmp_path, ALIVE)  # nor is this process a dead owner of its own
     assert dead_runs(tmp_path) == []
-    owner.release(forgotten=True)
+    owner.release(forgotten=False)  # a server that hung at the end still knows it
+    assert is_dead(tmp_path, ALIVE)
+    assert dead_runs(tmp_path) == [ALIVE]

@@ -10,7 +10,7 @@ from perl.errors import ModelError
 from perl.methods.registry import METHODS
 from perl.policy.model import base_fingerprint
 from perl.rollouts.sync import base_update, choose_form, merged_update
-from tests.rollouts.served_updates import distance, engine_of, fresh, perturbed, policy_of
+from tests.rollouts.served_updates import engine_of, log_prob_difference, perturbed, policy_of
 
 # PEFT's advice about training one of two tied weights, which is what some tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
@@ -35,24 +35,54 @@ def experts():
     return perturbed(model)
 
 
-@pytest.mark.parametrize(
-    ("method", "kwargs"),
-    [
-        ("lora", {"lora_bias": True}),
-        ("lora", {"modules_to_save": ["model.norm"]}),
-        ("miss", {"init_weights": "bat"}),
-        ("miss", {"init_weights": "mini", "mini_r": 2}),
-    ],
-    ids=str,
-)
-def test_variants_that_are_no_lora_are_merged(method, kwargs):
-    model = with_biases()
-    policy = policy_of(method, copy.deepcopy(model), kwargs=kwargs, target_modules=["q_proj", "k_proj"])
-    assert METHODS[method].update_rank(policy.peft_config["default"]) is None
-    plan = choose_form(policy)
-    assert plan.form == "merged"
-    assert distance(engine_of(merged_update(policy, "v1"), copy.deepcopy(model)), policy) <= 1e-5
-    assert distance(model, policy) > 0.02
+def tied():
+    return with_biases(tied=True)
+
+
+O_PROJ = {f"model.layers.{i}.self_attn.o_proj.weight" for i in (0, 1)}
+QKV = {f"model.layers.{i}.self_attn.{n}_proj.{part}" for i in (0, 1) for n in "qkv" for part in ("weight", "bias")}
+EMBEDDINGS, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+# The model, the method with its arguments and targets, and what is sent where that is written down here.
+CHANGED = (
+    (with_biases, "lora", {"lora_bias": True}, ["q_proj", "k_proj"], QKV),
+    (with_biases, "lora", {"modules_to_save": ["model.norm"]}, ["q_proj", "k_proj"], QKV | {NORM}),
+    (with_biases, "miss", {"init_weights": "bat"}, ["q_proj", "k_proj"], QKV),
+    (with_biases, "miss", {"init_weights": "mini", "mini_r": 2}, ["q_proj", "k_proj"], QKV),
+    *((with_biases, method, {}, None, None) for method in ("ia3", "road", "oft")),
+    (with_biases, "lora", {"modules_to_save": ["embed_tokens"]}, ["o_proj"], O_PROJ | {EMBEDDINGS}),
+    (with_biases, "lora", {"modules_to_save": ["lm_head"]}, ["o_proj"], O_PROJ | {HEAD}),
+    (with_biases, "lora", {"modules_to_save": ["embed_tokens", "lm_head", "model.norm"]}, ["o_proj"],
+     O_PROJ | {EMBEDDINGS, HEAD, NORM}),
+    # Embeddings of single tokens, also where the head shares them; both trained as one are sent once.
+    (with_biases, "lora", {"trainable_token_indices": [6, 78]}, ["o_proj"], O_PROJ | {EMBEDDINGS}),
+    (tied, "lora", {"trainable_token_indices": [6, 78]}, ["o_proj"], O_PROJ | {EMBEDDINGS}),
+    (tied, "lora", {"modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True}, ["o_proj"],
+     O_PROJ | {EMBEDDINGS}),
+    (experts, "lora", {"target_parameters": EXPERTS}, ["q_proj"], None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "method", "kwargs", "targets", "sent"), CHANGED)
+def test_what_is_no_lora_is_merged_and_all_that_changes_is_sent(make, method, kwargs, targets, sent):
+    model = make()
+    policy = policy_of(method, copy.deepcopy(model), kwargs=kwargs, **({"target_modules": targets} if targets else {}))
+    before = base_fingerprint(policy)
+    if method == "lora" or "init_weights" in kwargs:
+        assert METHODS[method].update_rank(policy.peft_config["default"]) is None
+    assert choose_form(policy).form == "merged"
+    update = merged_update(policy, "v1")
+    assert sent is None or set(update.tensors) == sent
+    if make is experts:  # two parameters of one module
+        assert {f"model.layers.0.{name}" for name in EXPERTS} <= set(update.tensors)
+    old = dict(model.named_parameters())
+    biases = [
+        name for name in update.tensors if name.endswith("bias") and not torch.equal(update.tensors[name], old[name])
+    ]
+    assert bool(biases) == (method in ("ia3", "road") or "lora_bias" in kwargs)
+    assert log_prob_difference(model, policy) > 0.02
+    assert log_prob_difference(engine_of(update, model), policy) <= 1e-5
+    assert base_fingerprint(policy) == before
 
 
 @pytest.mark.parametrize(
@@ -73,31 +103,7 @@ def test_merged_layers_that_vllm_loads_together_are_complete(targets, changed, s
     before = dict(model.named_parameters())
     moved = {name for name, tensor in update.tensors.items() if not torch.equal(tensor, before[name])}
     assert moved == {f"model.layers.{i}.{layer}.weight" for i in (0, 1) for layer in changed}
-    assert distance(engine_of(update, model), policy) <= 1e-5
-
-
-@pytest.mark.parametrize("method", ["ia3", "road", "oft"])
-def test_changed_biases_are_sent(method):
-    model = with_biases()
-    policy = policy_of(method, copy.deepcopy(model))
-    update = merged_update(policy, "v1")
-    before = dict(model.named_parameters())
-    assert any(n.endswith("bias") and not torch.equal(t, before[n]) for n, t in update.tensors.items()) == (
-        method != "oft"
-    )
-    assert distance(engine_of(update, model), policy) <= 1e-5
-
-
-def test_two_parameters_of_one_module():
-    model = experts()
-    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    policy = policy_of("lora", copy.deepcopy(model), kwargs={"target_parameters": targets}, target_modules=["q_proj"])
-    assert METHODS["lora"].update_rank(policy.peft_config["default"]) is None
-    update = merged_update(policy, "v1")
-    assert choose_form(policy).form == "merged"
-    assert {f"model.layers.0.{name}" for name in targets} <= set(update.tensors)
-    assert distance(engine_of(update, copy.deepcopy(model)), policy) <= 1e-5
-    assert distance(model, policy) > 0.02
+    assert log_prob_difference(engine_of(update, model), policy) <= 1e-5
 
 
 @pytest.mark.parametrize("whole", [["embed_tokens"], ["lm_head"]])
@@ -109,47 +115,11 @@ def test_embeddings_trained_apart_from_the_head_they_are_tied_to_are_refused(who
         assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("whole", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head", "model.norm"]])
-def test_modules_trained_whole_are_sent(whole):
-    model = with_biases()
-    policy = policy_of("lora", copy.deepcopy(model), kwargs={"modules_to_save": whole}, target_modules=["o_proj"])
-    before = base_fingerprint(policy)
-    update = merged_update(policy, "v1")
-    assert len(update.tensors) == 2 + len(whole)
-    assert distance(engine_of(update, model), policy) <= 1e-5
-    assert base_fingerprint(policy) == before
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_embeddings_of_single_tokens_are_sent_also_where_the_head_shares_them(tied):
-    model = with_biases(tied)
-    policy = fresh("lora", copy.deepcopy(model), kwargs={"trainable_token_indices": [6, 78]}, target_modules=["o_proj"])
-    perturbed(policy)
-    before = base_fingerprint(policy)
-    update = merged_update(policy, "v1")
-    assert set(update.tensors) == {f"model.layers.{i}.self_attn.o_proj.weight" for i in (0, 1)} | {
-        "model.embed_tokens.weight"
-    }
-    assert distance(engine_of(update, copy.deepcopy(model)), policy) <= 1e-5
-    assert distance(model, policy) > 0.02
-    assert base_fingerprint(policy) == before
-
-
-def test_embeddings_and_head_that_are_trained_as_one_are_sent_once():
-    model = with_biases(tied=True)
-    kwargs = {"modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True}
-    policy = policy_of("lora", copy.deepcopy(model), kwargs=kwargs, target_modules=["o_proj"])
-    update = merged_update(policy, "v1")
-    assert len(update.tensors) == 2 + 1
-    assert distance(engine_of(update, copy.deepcopy(model)), policy) <= 1e-5
-    assert distance(model, policy) > 0.02
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_whole_base_for_a_server_that_holds_other_weights(tied):
     model = with_biases(tied)
     update = base_update(policy_of("dora", copy.deepcopy(model)), "v1")
     assert update.tensors.keys() == dict(model.named_parameters()).keys()
     other = with_biases(tied)
-    assert distance(other, model) > 0.02
-    assert distance(engine_of(update, other), model) == 0
+    assert log_prob_difference(other, model) > 0.02
+    assert log_prob_difference(engine_of(update, other), model) == 0

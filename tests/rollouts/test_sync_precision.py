@@ -12,7 +12,7 @@ from perl.policy.model import base_fingerprint
 from perl.policy.quantised import keep_packing
 from perl.rollouts.sync import adapter_update, base_update, choose_form, make_update, merged_update
 from perl.sandbox import BASE_FOLDER
-from tests.rollouts.served_updates import RANK, base, distance, engine_of, fresh, log_probs, policy_of
+from tests.rollouts.served_updates import RANK, base, engine_of, fresh, log_prob_difference, log_probs, policy_of
 
 # PyTorch's own, once a process, about how PEFT makes SHiRA's sparse matrix.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -88,7 +88,7 @@ def test_an_engine_with_the_numbers_of_a_quantised_base_answers_like_the_policy(
     policy = policy_of(method, nf4())
     expected, before = log_probs(policy), base_fingerprint(policy)
     dequantised = engine_of(base_update(policy, "v0"), base())
-    assert distance(dequantised, base()) > 1e-3
+    assert log_prob_difference(dequantised, base()) > 1e-3
     with policy.disable_adapter():
         torch.testing.assert_close(log_probs(dequantised), log_probs(policy), rtol=0, atol=5e-5)
     assert (log_probs(dequantised) - expected).abs().max() > 0.02

@@ -17,13 +17,13 @@ from peft import get_peft_model_state_dict
 from perl.errors import MissingExtraError, ModelError
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import load_base
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rollouts.engine import EngineSampling, Request, Update
 from perl.rollouts.sync import make_update
 from perl.rollouts.vllm.in_process import BASE, InProcessEngine
 from perl.sandbox import BASE_FOLDER
+from tests.oracles.sampling import likeliest_completion, plain_log_probs
 
 SCRIPT = Path(__file__).with_name("in_process.py")
 TOLERANCE = 1e-3
@@ -133,12 +133,6 @@ def found(given, tmp_path_factory) -> dict:
     return torch.load(folder / "found.pt", weights_only=False)
 
 
-def log_probs(policy: torch.nn.Module, ids: tuple[int, ...], temperature: float = 1.0) -> torch.Tensor:
-    batch = torch.tensor([ids])
-    with torch.no_grad():
-        return token_log_probs(policy, batch, torch.ones_like(batch), temperature=temperature)[0]
-
-
 def close(actual, expected) -> None:
     torch.testing.assert_close(torch.as_tensor(actual), torch.as_tensor(expected), rtol=0, atol=TOLERANCE)
 
@@ -150,10 +144,11 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> bool:
 @pytest.mark.parametrize(("form", "versions"), [("adapters", 4), ("merged", 3)])
 def test_every_version_answers_like_its_policy(found, given, policies, form, versions):
     answers = found["adapters"]["answers"] if form == "adapters" else found["merged"]
-    expected = [log_probs(policy, given["text"]) for policy in policies[form]]
+    expected = [plain_log_probs(policy, given["text"]) for policy in policies[form]]
     assert len(answers) == versions == len(expected)
-    for answer, own in zip(answers, expected, strict=True):
+    for number, (answer, own) in enumerate(zip(answers, expected, strict=True)):
         assert list(answer["log_probs"]) == ["vllm"]
+        assert answer.get("kept", number == 0 or form == "merged")  # the update is copied and not changed
         close(answer["log_probs"]["vllm"], own)
     for i, own in enumerate(expected):
         assert all(apart(own, other) for other in expected[:i])
@@ -169,7 +164,7 @@ def test_no_version_samples_from_what_was_kept_of_the_prompt_under_another(found
         for completion in (one, two):
             assert completion.version == name
             assert 1 <= len(completion.token_ids) <= COLD.max_completion_length
-            whole = log_probs(policy, (*given["long_prompt"], *completion.token_ids), COLD.temperature)
+            whole = plain_log_probs(policy, (*given["long_prompt"], *completion.token_ids), COLD.temperature)
             close(completion.log_probs, whole[-len(completion.token_ids) :])
 
 
@@ -188,18 +183,9 @@ def test_the_log_probabilities_are_of_the_tokens_that_could_be_drawn(found, give
         close(log_prob, expected[token])
 
 
-def by_hand(policy: torch.nn.Module, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """The likeliest token after all before it, one forward pass a token."""
-    written: list[int] = []
-    with torch.no_grad():
-        while len(written) < LIKELIEST.max_completion_length and END not in written:
-            written.append(int(policy(torch.tensor([[*prompt, *written]])).logits[0, -1].argmax()))
-    return tuple(written)
-
-
 def test_a_request_gets_its_completions_and_is_told_of_them_while_others_run(found, given, policies):
-    expected = [by_hand(policies["adapters"][-1], request.prompt_ids) for request in given["requests"]]
-    adapters = found["adapters"]
+    policy, longest, adapters = policies["adapters"][-1], LIKELIEST.max_completion_length, found["adapters"]
+    expected = [likeliest_completion(policy, request.prompt_ids, longest, (END,)) for request in given["requests"]]
     assert [[c.token_ids for c in group] for group in adapters["result"]] == [
         [ids] * request.count for ids, request in zip(expected, given["requests"], strict=True)
     ]
@@ -209,11 +195,8 @@ def test_a_request_gets_its_completions_and_is_told_of_them_while_others_run(fou
     assert [group for _, group, *_ in adapters["told"]] == [adapters["result"][i] for i in shortest_first]
     under_way = [sum(given["requests"][i].count for i in shortest_first[k:]) for k in range(1, len(expected) + 1)]
     assert [running for _, _, running, _ in adapters["told"]] == under_way
-
-
-def test_whoever_is_told_of_a_group_finds_the_trainers_process(found):
-    adapters = found["adapters"]
-    assert [state for *_, state in adapters["told"]] == [adapters["before"]] * len(adapters["told"])
+    (greedy,) = adapters["seeded"]["greedy"]  # at temperature 0 as with one token to choose from
+    assert greedy == expected[0][: COLD.max_completion_length]
 
 
 def test_what_was_given_up_or_refused_leaves_nothing_behind(found):
@@ -223,51 +206,37 @@ def test_what_was_given_up_or_refused_leaves_nothing_behind(found):
     assert adapters["left"] == 0
     assert str(LENGTH) in adapters["refused"]
     assert adapters["again"] == adapters["result"]
+    assert adapters["nothing"] == []  # of no requests
 
 
-def test_the_trainers_process_stays_as_it_was(found):
+def test_the_trainers_process_stays_as_it_was_also_for_whoever_is_told_of_a_group(found):
     (_, before), *later = found["adapters"]["process"]
     assert [when for when, _ in later] == ["built", "sampled", "loaded", "closed"]
     for when, state in later:
         changed = {name: (before[name], value) for name, value in state.items() if value != before[name]}
         # vLLM makes a group of one process for itself, and takes it away again.
         assert changed == ({} if when == "closed" else {"group": (False, True)})
+    told = found["adapters"]["told"]
+    assert [state for *_, state in told] == [found["adapters"]["before"]] * len(told)
 
 
-def test_an_update_is_copied_and_not_changed(found, given):
-    assert [answer["kept"] for answer in found["adapters"]["answers"][1:]] == [True] * len(given["adapters"])
-
-
-def test_an_engine_draws_its_own_numbers(found):
+def test_an_engine_draws_with_its_own_seed_and_a_completion_that_has_one_with_that(found):
     ((one, two),) = first = found["adapters"]["answers"][0]["sampled"]
     assert first == found["merged"][0]["sampled"]  # the same seed, in a process that drew other numbers in between
     assert first != found["adapters"]["drawn_again"]
     assert one != two
-
-
-def test_a_completion_is_its_seeds_alone_and_beside_others(found):
     seeded = found["adapters"]["seeded"]
-    assert seeded["alone"] == seeded["one by one"] == seeded["among"]
+    assert seeded["alone"] == seeded["one by one"] == seeded["among"]  # alone and beside others
     assert len(set(seeded["alone"])) > 1
     assert seeded["other"] != seeded["alone"]
 
 
-def test_greedy_is_the_likeliest_token_by_hand(found, given, policies):
-    ((ids,), request) = found["adapters"]["seeded"]["greedy"], given["requests"][0]
-    assert ids == by_hand(policies["adapters"][-1], request.prompt_ids)[: COLD.max_completion_length]
-
-
-def test_an_adapter_of_layers_that_the_model_does_not_have_is_refused(found):
+def test_an_engine_that_refused_layers_it_does_not_have_and_slept_answers_with_the_version_before(
+    found, policies, given
+):
     assert "x_proj" in found["adapters"]["stranger"]
     assert "merged" in found["adapters"]["stranger"]
-
-
-def test_an_engine_that_refused_an_update_and_rested_answers_with_the_version_before(found, policies, given):
-    close(found["adapters"]["rested"]["vllm"], log_probs(policies["adapters"][-1], given["text"]))
-
-
-def test_nothing_is_asked_of_an_engine_for_no_requests(found):
-    assert found["adapters"]["nothing"] == []
+    close(found["adapters"]["rested"]["vllm"], plain_log_probs(policies["adapters"][-1], given["text"]))
 
 
 def test_processes_of_one_run_have_an_engine_each_and_keep_their_group(given, policies, tmp_path):
@@ -275,11 +244,11 @@ def test_processes_of_one_run_have_an_engine_each_and_keep_their_group(given, po
     run(python, tmp_path, given, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     one, two = (torch.load(tmp_path / f"found-{rank}.pt", weights_only=False) for rank in (0, 1))
     for answer, policy in ((one, policies["adapters"][1]), (two, policies["adapters"][2])):
-        close(answer["log_probs"]["vllm"], log_probs(policy, given["text"]))
+        close(answer["log_probs"]["vllm"], plain_log_probs(policy, given["text"]))
     assert one["of_the_base"]["log_probs"] == two["of_the_base"]["log_probs"]
     assert one["of_the_base"]["sampled"] != two["of_the_base"]["sampled"]
     assert (one["sum"], two["sum"]) == (3.0, 3.0)
-    close(one["alone"]["log_probs"]["vllm"], log_probs(policies["adapters"][1], given["text"]))
+    close(one["alone"]["log_probs"]["vllm"], plain_log_probs(policies["adapters"][1], given["text"]))
     assert one["size"] == 2
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import math
 import threading
@@ -12,11 +13,14 @@ import pytest
 import torch
 
 from perl.errors import PerlError, RolloutError
+from perl.policy.model import load_base
+from perl.recipe.sections import ModelSection
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.vllm.answers import AdapterGoneError, ServerDownError
+from perl.rollouts.vllm.answers import AccessError, AdapterGoneError, ServerDownError
 from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.servers import ServerPool
-from tests.rollouts.policies import completion_log_probs, log_probs_of
+from tests.oracles.sampling import chances, logits_after
+from tests.rollouts.policies import log_probs_of
 from tests.servers import SERVED_NAME, free_port
 
 TOKENS = [9, 4, 13, 5, 10, 15, 22, 31]
@@ -73,19 +77,18 @@ def completions(server):
     return server.complete("any", Request((1, 2), 1), SAMPLING)
 
 
-def test_completions_are_tokens_with_their_log_probabilities(vllm_server):
-    found = ask(vllm_server, lambda s: s.complete(SERVED_NAME, Request(tuple(TOKENS), 3), SAMPLING))
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.7}, {"top_k": 1}, {"top_k": 5, "temperature": 1.5}], ids=str)
+def test_completions_are_tokens_with_log_probabilities_of_the_distribution_they_were_drawn_from(vllm_server, changes):
+    how = dataclasses.replace(SAMPLING, **changes)
+    found = ask(vllm_server, lambda s: s.complete(SERVED_NAME, Request(tuple(TOKENS), 3), how))
+    base = load_base(ModelSection(), torch.device("cpu")).eval()
     assert len(found) == 3
     for token_ids, log_probs in found:
-        assert len(token_ids) == 6
-        mine = completion_log_probs(None, TOKENS, token_ids)
-        torch.testing.assert_close(torch.tensor(log_probs), mine, atol=1e-3, rtol=0)
-
-
-def test_a_cut_distribution_is_the_one_that_log_probabilities_are_of(vllm_server):
-    only_one = EngineSampling(1.0, 6, (), top_k=1)
-    ((_, log_probs),) = ask(vllm_server, lambda s: s.complete(SERVED_NAME, Request(tuple(TOKENS), 1), only_one))
-    assert log_probs == pytest.approx([0.0] * 6)
+        assert len(token_ids) == len(log_probs) == 6
+        for i, (token, log_prob) in enumerate(zip(token_ids, log_probs, strict=True)):
+            before = (*TOKENS, *token_ids[:i])
+            chance = chances(logits_after(base, before), before, how)[token]
+            assert log_prob == pytest.approx(math.log(chance), abs=1e-3)
 
 
 def test_tokens_of_a_prompt_have_log_probabilities_at_temperature_1(vllm_server):
@@ -111,79 +114,61 @@ def test_a_model_that_is_not_there_is_not_the_servers_fault(vllm_server):
         ask(vllm_server, lambda s: s.prompt_log_probs(f"t{uuid.uuid4().hex}", TOKENS))
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://host:port", ""])
-def test_what_is_no_address_is_refused(url):
-    with pytest.raises(PerlError, match=r"like http://localhost:8000, not|not an address.*http://host:8000"):
-        VllmServer(url)
-
-
-def test_the_path_of_the_api_may_be_part_of_the_address():
+def test_what_is_no_address_is_refused_and_one_may_end_with_the_path_of_the_api():
+    for url in ("localhost:8000", "ftp://host", "http://", "http://host:port", ""):
+        with pytest.raises(PerlError, match=r"like http://localhost:8000, not|not an address.*http://host:8000"):
+            VllmServer(url)
     assert VllmServer("http://host:8000/v1/").url == "http://host:8000"
 
 
-def test_nobody_there_is_a_server_that_is_down():
-    with pytest.raises(ServerDownError):
-        ask(f"http://127.0.0.1:{free_port()}", VllmServer.facts)
+def of_version(version):
+    return {
+        "/version": (200, json.dumps({"version": version})),
+        "/v1/models": (200, '{"data": [{"id": "base", "max_model_len": 64}]}'),
+        "/metrics": (200, ""),
+        "/health": (200, ""),
+    }
 
 
-def test_an_older_version_is_refused_by_name():
-    with answering({"/health": (200, ""), "/version": (200, '{"version": "0.31.1"}')}) as url:
+def test_an_older_version_is_refused_and_a_newer_one_is_asked_what_a_tested_one_is_asked():
+    """Whether the newer one samples from the policy is proven as for any other, before the first rollout."""
+    with answering(of_version("0.31.1")) as url:
         with pytest.raises(PerlError, match=r"0\.31\.1 is not supported.*>=0\.32,<0\.33"):
             ask(url, VllmServer.facts)
         with pytest.raises(PerlError, match=r"0\.31\.1 is not supported"):
-            ServerPool([url], None, leads=False)
-
-
-def test_a_newer_version_is_asked_what_a_tested_one_is_asked():
-    """Whether it samples from the policy is proven as for any other, before the first rollout."""
-    answers = {
-        "/version": (200, '{"version": "0.34.0"}'),
-        "/v1/models": (200, '{"data": [{"id": "base", "max_model_len": 64}]}'),
-        "/metrics": (200, ""),
-    }
-    with answering(answers) as url:
+            ServerPool([url], None, main=False)
+    with answering(of_version("0.34.0")) as url:
         facts = ask(url, VllmServer.facts)
     assert (facts.version, facts.base_name, facts.longest) == ("0.34.0", "base", 64)
 
 
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        (200, '{"choices": [{"ind'),
-        (200, "<html>"),
-        (200, "[]"),
-        (200, '{"choices": 3}'),
-        (500, '{"error": {"message": "EngineCore encountered an issue"}}'),
-        (503, ""),
-    ],
-)
-def test_an_answer_that_cannot_be_read_is_a_server_that_is_down(status, text):
-    with answering({"/v1/completions": (status, text)}) as url, pytest.raises(ServerDownError) as caught:
-        ask(url, completions)
-    assert caught.value.answered
+PAGE = "<!DOCTYPE HTML>\n<html><head><title>Error response</title></head></html>"
+# Status, text of the answer, words of the error.
+NOT_WHOLE = (
+    (200, '{"choices": [{"ind', ""),
+    (200, "<html>", ""),
+    (200, "[]", ""),
+    (200, '{"choices": 3}', ""),
+    (500, '{"error": {"message": "EngineCore encountered an issue"}}', ""),
+    (503, "", ""),
+    *((200, json.dumps({"choices": [GOOD | changes]}), "") for changes in (
+        {"finish_reason": "abort"}, {"token_ids": [5]}, {"token_ids": []}, {"token_ids": None}, {"logprobs": None})),
+    (200, json.dumps({"choices": [GOOD, GOOD | {"index": 1}]}), "2 completions for"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        GOOD | {"finish_reason": "abort"},
-        GOOD | {"token_ids": [5]},
-        GOOD | {"token_ids": []},
-        GOOD | {"token_ids": None},
-        GOOD | {"logprobs": None},
-    ],
-)
-def test_a_completion_that_is_not_whole_is_none(choice):
-    with answering(choices(choice)) as url, pytest.raises(ServerDownError):
-        ask(url, completions)
-
-
-def test_each_completion_that_was_asked_for_must_be_there():
-    with (
-        answering(choices(GOOD, GOOD | {"index": 1})) as url,
-        pytest.raises(ServerDownError, match="2 completions for"),
-    ):
-        ask(url, completions)
+def test_an_answer_that_is_not_whole_is_that_of_a_server_that_is_down():
+    for status, text, words in NOT_WHOLE:
+        with answering({"/v1/completions": (status, text)}) as url, pytest.raises(ServerDownError) as caught:
+            ask(url, completions)
+        assert words in str(caught.value)
+        assert caught.value.answered, text
+    with answering({"/health": (404, PAGE)}) as url, pytest.raises(ServerDownError) as caught:
+        ask(url, VllmServer.health)
+    assert str(caught.value).endswith("answers 404: with a web page, as no vLLM does")  # nothing of it is repeated
+    with pytest.raises(ServerDownError) as caught:
+        ask(f"http://127.0.0.1:{free_port()}", VllmServer.facts)
+    assert not caught.value.answered
 
 
 def test_a_log_probability_that_is_no_number_is_absent():
@@ -192,33 +177,22 @@ def test_a_log_probability_that_is_no_number_is_absent():
         assert ask(url, completions) == [((5, 6), (None, None))]
 
 
-def test_what_the_server_says_of_a_request_it_refuses_is_said():
-    refusal = {"/v1/completions": (400, '{"error": {"message": "too\\nlong"}}')}
-    with answering(refusal) as url, pytest.raises(RolloutError, match="refuses a request: too long"):
-        ask(url, completions)
-    stranger = {"/v1/completions": (401, '{"error": "Unauthorized"}')}
-    with answering(stranger) as url, pytest.raises(RolloutError, match="VLLM_API_KEY"):
-        ask(url, completions)
-
-
-def test_of_a_web_page_that_something_else_answers_with_nothing_is_repeated():
-    page = {"/health": (404, "<!DOCTYPE HTML>\n<html><head><title>Error response</title></head></html>")}
-    with (
-        answering(page) as url,
-        pytest.raises(ServerDownError, match=r"answers 404: with a web page, as no vLLM does$"),
-    ):
-        ask(url, VllmServer.health)
+def test_what_a_server_says_of_a_request_it_refuses_is_in_the_error():
+    rows = (
+        (400, '{"error": {"message": "too\\nlong"}}', RolloutError, "refuses a request: too long"),
+        (401, '{"error": "Unauthorized"}', AccessError, "VLLM_API_KEY"),
+        (403, "{}", AccessError, "refuses access (403)"),
+        (403, "<html>", AccessError, "refuses access (403)"),
+    )
+    for status, text, kind, words in rows:
+        with answering({"/v1/completions": (status, text)}) as url, pytest.raises(kind) as caught:
+            ask(url, completions)
+        assert words in str(caught.value), (status, text)
 
 
 def test_a_request_that_no_server_can_stand_ends_the_rollouts():
-    healthy = {
-        "/version": (200, '{"version": "0.32.0"}'),
-        "/v1/models": (200, '{"data": [{"id": "base", "max_model_len": 64}]}'),
-        "/health": (200, ""),
-        "/v1/completions": (200, json.dumps({"choices": [GOOD]})),
-    }
-    with answering(healthy) as url:
-        pool = ServerPool([url], None, leads=False, timeout_seconds=60.0)
+    with answering(of_version("0.32.0") | choices(GOOD)) as url:
+        pool = ServerPool([url], None, main=False, timeout_seconds=60.0)
         try:
             assert pool.start([Request((1, 2), 1)], SAMPLING).result()[0][0].token_ids == (5, 6)
             with pytest.raises(RolloutError, match=r"again and again: gave 1 completions for 2"):

@@ -39,7 +39,7 @@ def requests(number, count=4):
     return [Request((*TOKENS[:4], 5 + i % 40, 6 + i // 40), count) for i in range(number)]
 
 
-def mismatch(groups, asked, seed, temperature=1.0):
+def largest_difference(groups, asked, seed, temperature=1.0):
     """Largest difference of the engine's log-probabilities from the policy's, over all completions."""
     largest = 0.0
     for group, request in zip(groups, asked, strict=True):
@@ -50,7 +50,7 @@ def mismatch(groups, asked, seed, temperature=1.0):
     return largest
 
 
-def engine_mismatch(engine, seed):
+def differences_on_servers(engine, seed):
     """The same for a fixed text, on each server by its address."""
     mine = log_probs_of(policy(seed), TOKENS)
     return {url: (torch.tensor(theirs) - mine).abs().max().item() for url, theirs in engine.log_probs(TOKENS).items()}
@@ -123,8 +123,8 @@ def test_completions_come_with_the_policys_log_probabilities(vllm_server, open_p
     heard = Heard()
     sampling = EngineSampling(temperature=temperature, max_completion_length=20, end_token_ids=())
     groups = engine.start(asked, sampling, heard).result()
-    assert mismatch(groups, asked, 1, temperature) < CLOSE
-    assert mismatch(groups, asked, 2, temperature) > 0.1  # another policy would have been noticed
+    assert largest_difference(groups, asked, 1, temperature) < CLOSE
+    assert largest_difference(groups, asked, 2, temperature) > 0.1  # another policy would have been noticed
     assert sorted(heard.positions) == list(range(5))
     assert {len(sampled.token_ids) for group in groups for sampled in group} == {20}
     assert len({sampled.token_ids for group in groups for sampled in group}) > 10
@@ -166,8 +166,8 @@ def test_requests_under_way_keep_their_version(vllm_server, open_pool):
     engine.load(second)
     after = engine.start(asked[:4], short)
     old, new = before.result(), after.result()
-    assert mismatch(old, asked, 1) < CLOSE
-    assert mismatch(new, asked[:4], 2) < CLOSE
+    assert largest_difference(old, asked, 1) < CLOSE
+    assert largest_difference(new, asked[:4], 2) < CLOSE
     assert {sampled.version for group in old for sampled in group} == {first.name}
     assert {sampled.version for group in new for sampled in group} == {second.name}
 
@@ -189,42 +189,29 @@ def test_old_versions_leave_the_server_and_the_disk(vllm_server, open_pool, tmp_
     assert list((tmp_path / "updates").iterdir()) == []
 
 
-def test_a_process_that_follows_asks_for_what_the_leader_loaded(vllm_server, open_pool):
-    leader, follower = open_pool([vllm_server]), open_pool([vllm_server], leads=False)
+def test_another_process_asks_for_what_the_main_process_loaded(vllm_server, open_pool):
+    main, follower = open_pool([vllm_server]), open_pool([vllm_server], main=False)
     update = update_of(2)
-    leader.load(update)
+    main.load(update)
     follower.load(Update(update.name, update.form))
     asked = requests(3)
-    assert mismatch(follower.start(asked, SHORT).result(), asked, 2) < CLOSE
+    assert largest_difference(follower.start(asked, SHORT).result(), asked, 2) < CLOSE
     assert follower.counts == {"requests_retried": 0, "servers_lost": 0, "reloads": 0}
 
 
-def test_what_is_done_with_a_group_does_not_get_lost(lone_server, open_pool):
+def test_an_error_of_one_request_or_of_its_receiver_is_raised_and_the_others_go_on(lone_server, open_pool):
     engine = open_pool([lone_server])
 
     def fails(_position, _group):
         raise KeyError("of the caller's")
 
+    good, too_long = engine.start(requests(2), SHORT), engine.start([Request(tuple(TOKENS) * 30, 1)], SHORT)
     with pytest.raises(KeyError, match="of the caller's"):
         engine.start(requests(3), SHORT, fails).result()
-    assert len(engine.start(requests(3), SHORT).result()) == 3
-    assert engine.start([], SHORT).result() == []
-
-
-def test_a_request_that_is_refused_says_why_and_the_others_go_on(lone_server, open_pool):
-    engine = open_pool([lone_server])
-    good = engine.start(requests(2), SHORT)
-    too_long = engine.start([Request(tuple(TOKENS) * 30, 1)], SHORT)
     with pytest.raises(RolloutError, match=r"refuses a request.*256"):
         too_long.result()
-    assert len(good.result()) == 2
-
-
-def test_an_adapter_of_too_high_a_rank_names_the_flag(vllm_server, open_pool):
-    engine = open_pool([vllm_server])
-    update = make_update(policy_of(1, rank=70), "adapter", f"t{uuid.uuid4().hex[:8]}")
-    with pytest.raises(PerlError, match=r"up to rank 64, this one has rank 70 \(start it with --max-lora-rank 128\)"):
-        engine.load(update)
+    assert (len(good.result()), len(engine.start(requests(3), SHORT).result())) == (2, 3)
+    assert engine.start([], SHORT).result() == []
 
 
 @pytest.mark.parametrize("form", ["adapter", "merged"])
@@ -237,14 +224,15 @@ def test_a_folder_that_servers_do_not_see_is_named_and_does_no_harm(lone_server,
     torch.testing.assert_close(torch.tensor(theirs), log_probs_of(None, TOKENS), atol=CLOSE, rtol=0)
 
 
-def test_a_server_that_is_too_short_is_refused(vllm_server, open_pool):
+def test_what_a_server_cannot_hold_is_refused_with_the_flag_that_changes_it(vllm_server, open_pool):
     engine = open_pool([vllm_server])
     (facts,) = engine.check(256)
-    assert facts["url"] == vllm_server
-    assert facts["base_name"] == SERVED_NAME
-    assert facts["loads_adapters"]
+    assert (facts["url"], facts["base_name"], facts["loads_adapters"]) == (vllm_server, SERVED_NAME, True)
     with pytest.raises(PerlError, match=r"holds 256 tokens.*300 are needed.*--max-model-len 300"):
         engine.check(300)
+    update = make_update(policy_of(1, rank=70), "adapter", f"t{uuid.uuid4().hex[:8]}")
+    with pytest.raises(PerlError, match=r"up to rank 64, this one has rank 70 \(start it with --max-lora-rank 128\)"):
+        engine.load(update)
 
 
 def test_no_server_at_all_ends_after_the_time_that_was_given(open_pool):
@@ -286,11 +274,11 @@ def test_two_servers_share_the_work(both, open_pool):
     engine.load(update_of(1))
     before = [written(server.url) for server in both]
     asked = requests(16)
-    assert mismatch(engine.start(asked, SHORT).result(), asked, 1) < CLOSE
+    assert largest_difference(engine.start(asked, SHORT).result(), asked, 1) < CLOSE
     shares = [written(server.url) - start for server, start in zip(both, before, strict=True)]
     assert shares == [16 * 4 * 8 / 2] * 2
-    assert max(engine_mismatch(engine, 1).values()) < CLOSE
-    assert set(engine_mismatch(engine, 1)) == {server.url for server in both}
+    assert max(differences_on_servers(engine, 1).values()) < CLOSE
+    assert set(differences_on_servers(engine, 1)) == {server.url for server in both}
 
 
 def test_a_server_that_is_killed_loses_nothing_and_serves_again_with_the_current_adapter(both, open_pool):
@@ -302,19 +290,19 @@ def test_a_server_that_is_killed_loses_nothing_and_serves_again_with_the_current
     killed.kill()
     alive.cont()
     groups = pending.result()
-    assert mismatch(groups, asked, 1) < CLOSE
+    assert largest_difference(groups, asked, 1) < CLOSE
     assert sorted(heard.positions) == list(range(16))
     assert engine.counts["servers_lost"] == 1
     assert engine.counts["requests_retried"] > 0
     engine.load(update_of(2))  # while it is down
-    assert set(engine_mismatch(engine, 2)) == {alive.url}
+    assert set(differences_on_servers(engine, 2)) == {alive.url}
     killed.restart()
     wait_until(lambda: len(engine.log_probs(TOKENS)) == 2)
-    assert max(engine_mismatch(engine, 2).values()) < CLOSE
+    assert max(differences_on_servers(engine, 2).values()) < CLOSE
     assert engine.counts["reloads"] == 1
     before = written(killed.url)
     asked = requests(8)
-    assert mismatch(engine.start(asked, SHORT).result(), asked, 2) < CLOSE
+    assert largest_difference(engine.start(asked, SHORT).result(), asked, 2) < CLOSE
     assert written(killed.url) > before
 
 
@@ -332,13 +320,13 @@ def test_a_server_that_hangs_is_left_until_it_goes_on(both, open_pool, what):
     try:
         groups = pending.result()
         assert sorted(heard.positions) == list(range(16))
-        assert mismatch(groups, asked, 1) < CLOSE
+        assert largest_difference(groups, asked, 1) < CLOSE
         assert engine.counts["servers_lost"] == 1
-        assert set(engine_mismatch(engine, 1)) == {alive.url}
+        assert set(differences_on_servers(engine, 1)) == {alive.url}
     finally:
         hung.cont()
     wait_until(lambda: len(engine.log_probs(TOKENS)) == 2)
-    assert max(engine_mismatch(engine, 1).values()) < CLOSE
+    assert max(differences_on_servers(engine, 1).values()) < CLOSE
 
 
 def test_rollouts_end_after_the_time_that_was_given_without_servers(both, open_pool):
@@ -366,12 +354,12 @@ def test_rollouts_wait_for_a_server_and_a_restart_that_nobody_saw_is_found_out(b
     one.kill()
     other.kill()
     one.restart()
-    assert mismatch(pending.result(), asked, 1) < CLOSE
+    assert largest_difference(pending.result(), asked, 1) < CLOSE
     assert sorted(heard.positions) == list(range(8))
     assert engine.counts["servers_lost"] == 2
 
     # What the new process may have written for it is asked again, once it has proven itself.
-    assert mismatch(idle.start(asked, SHORT).result(), asked, 2) < CLOSE
+    assert largest_difference(idle.start(asked, SHORT).result(), asked, 2) < CLOSE
     assert idle.counts == {"requests_retried": len(asked), "servers_lost": 1, "reloads": 1}
 
 
@@ -381,13 +369,13 @@ def test_merged_weights_are_never_answered_for_by_a_restarted_base(both, open_po
     engine.load(update_of(1, "merged"))
     engine.load(update_of(2, "merged"))
     groups = engine.start(asked, SHORT).result()
-    assert mismatch(groups, asked, 2) < CLOSE
-    assert mismatch(groups, asked, 1) > 0.1
+    assert largest_difference(groups, asked, 2) < CLOSE
+    assert largest_difference(groups, asked, 1) > 0.1
     both[0].restart()  # nothing is under way: nobody sees it
     groups = engine.start(asked, LONG).result()
-    assert mismatch(groups, asked, 2) < CLOSE
+    assert largest_difference(groups, asked, 2) < CLOSE
     assert engine.counts["reloads"] >= 1
-    assert max(engine_mismatch(engine, 2).values()) < CLOSE
+    assert max(differences_on_servers(engine, 2).values()) < CLOSE
 
     # Another run finds weights that are not its own, and gives the whole base first.
     engine.close()
@@ -396,7 +384,7 @@ def test_merged_weights_are_never_answered_for_by_a_restarted_base(both, open_po
     successor.load(base_update(policy(1), f"t{uuid.uuid4().hex[:8]}"))
     assert successor.foreign_weights() == []
     successor.load(update_of(1))
-    assert max(engine_mismatch(successor, 1).values()) < CLOSE
+    assert max(differences_on_servers(successor, 1).values()) < CLOSE
 
 
 def test_merged_weights_wait_for_what_is_under_way(both, open_pool):
@@ -408,8 +396,8 @@ def test_merged_weights_wait_for_what_is_under_way(both, open_pool):
     engine.load(first)
     pending = engine.start(asked, LONG)
     engine.load(second)
-    assert mismatch(pending.result(), asked, 1) < CLOSE
-    assert max(engine_mismatch(engine, 2).values()) < CLOSE
+    assert largest_difference(pending.result(), asked, 1) < CLOSE
+    assert max(differences_on_servers(engine, 2).values()) < CLOSE
 
 
 def test_weights_that_someone_else_puts_there_end_the_rollouts(both, open_pool):
@@ -420,7 +408,7 @@ def test_weights_that_someone_else_puts_there_end_the_rollouts(both, open_pool):
     with pytest.raises(PerlError, match="has the merged weights of another run"):
         someone_else.foreign_weights()
     asked = requests(2)
-    assert mismatch(engine.start(asked, SHORT).result(), asked, 1) < CLOSE
+    assert largest_difference(engine.start(asked, SHORT).result(), asked, 1) < CLOSE
     label = {"new_version": "of-someone-who-does-not-ask"}
     httpx2.post(f"{both[1].url}/update_weight_version", json=label, trust_env=False).raise_for_status()
     with pytest.raises(RolloutError, match=r"got weights from someone else \(of-someone-who"):

@@ -18,7 +18,7 @@ PACKAGES = {
     "perl.packing": "Row",
     "perl.hub.card": "render_card",
     "perl.hub.push": "push",
-    "perl.hub.gate": "gate_problems",
+    "perl.hub.gate": "gate_mistakes",
     "perl.rewards.process": "process_reward",
     "perl.evaluation.task": "tables_on_demand",
 }

@@ -223,7 +223,7 @@ _ROWS = (
 LOSSES: dict[str, Loss] = {row.name: row for row in _ROWS}
 
 
-def loss_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
+def loss_mistakes(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
     """What is wrong with ``train.loss_type``.
 
     Args:

@@ -57,7 +57,7 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     from perl.hub.card.names import is_hub_name
     from perl.hub.card.recounted import run_mistakes
     from perl.hub.found_card import run_folder
-    from perl.hub.gate.gate import gate_problems
+    from perl.hub.gate.gate import gate_mistakes
     from perl.hub.gate.leaks import this_machine
     from perl.hub.run_card import run_card, write_card
     from perl.run.files import write_text
@@ -71,7 +71,7 @@ def _write(source: str, repo: str | None, output: str | None) -> str:
     run = Run.read(folder)
     raise_all(PerlError, run_mistakes(run))
     # Before it lies where somebody uploads it by hand.
-    raise_all(PerlError, gate_problems({CARD: run_card(run, repo).encode()}, this_machine(run.path)))
+    raise_all(PerlError, gate_mistakes({CARD: run_card(run, repo).encode()}, this_machine(run.path)))
     if output is None:
         gone = write_card(run, repo)
         if gone:

@@ -120,13 +120,13 @@ def check_recipe(*, recipe: str, overrides: tuple[str, ...], limit: int | None, 
     such a row.
     """
     set_up_output(quiet=as_json)
-    from perl.algorithms.registry import loss_problems
-    from perl.methods.settings import method_problems
+    from perl.algorithms.registry import loss_mistakes
+    from perl.methods.settings import method_mistakes
     from perl.recipe import load_recipe
     from perl.rewards import resolve_rewards, reward_mistakes
     from perl.rewards.verifier import Judging
 
-    resolved = load_recipe(recipe, overrides, checks=(loss_problems, method_problems, reward_mistakes))
+    resolved = load_recipe(recipe, overrides, checks=(loss_mistakes, method_mistakes, reward_mistakes))
     rewards = resolve_rewards(resolved.rewards, resolved.rollout)
     judging = next((reward.judging for reward in rewards if reward.judging is not None), None) or Judging()
     try:

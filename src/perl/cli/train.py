@@ -26,14 +26,14 @@ def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_
     The same command goes on with a run that was interrupted or killed.
     """
     set_up_output(quiet=quiet)
-    from perl.algorithms.registry import loss_problems
-    from perl.methods.on_quantised import quantization_problems
-    from perl.methods.settings import method_problems
+    from perl.algorithms.registry import loss_mistakes
+    from perl.methods.on_quantised import quantization_mistakes
+    from perl.methods.settings import method_mistakes
     from perl.recipe import load_recipe
     from perl.rewards import reward_mistakes
 
     # Says what is wrong before anything slow is imported.
-    load_recipe(recipe, overrides, checks=(loss_problems, method_problems, quantization_problems, reward_mistakes))
+    load_recipe(recipe, overrides, checks=(loss_mistakes, method_mistakes, quantization_mistakes, reward_mistakes))
     from perl.recipe.recipe import is_first_process
     from perl.training.stages import prepare, read_recipe, train
 

@@ -303,9 +303,9 @@ def _writable(folder: str | None) -> Path:
 
 def _pass_gate(texts: "Mapping[str, str]") -> None:
     """Pages are for others to see, and entries may have been written by hand."""
-    from perl.hub.gate.gate import ZOO, gate_problems
+    from perl.hub.gate.gate import ZOO, gate_mistakes
 
-    raise_all(PerlError, gate_problems({name: text.encode() for name, text in texts.items()}, among=ZOO))
+    raise_all(PerlError, gate_mistakes({name: text.encode() for name, text in texts.items()}, among=ZOO))
 
 
 def _write(path: Path, text: str) -> None:

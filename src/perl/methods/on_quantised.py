@@ -19,7 +19,7 @@ IN_PROCESS = "vLLM in this process holds the ordinary base, and rollouts would b
 """Why it cannot sample for a quantised one."""
 
 
-def quantization_problems(sections: Mapping[str, Any]) -> list[_Located]:
+def quantization_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
     """What a recipe asks for beside ``model.quantization`` and cannot have.
 
     Args:

@@ -63,7 +63,7 @@ class Adaptation:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def method_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
+def method_mistakes(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
     """What is wrong with the ``peft`` section that only the table of methods knows.
 
     Args:
@@ -76,7 +76,7 @@ def method_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], 
     if section is None:
         return []
     if section.type is not None:
-        return _type_problems(section)
+        return _type_mistakes(section)
     if section.method not in METHODS:
         problem = Mistake(f"no method {section.method!r}", hint=did_you_mean(section.method, METHODS))
         return [(("peft", "method"), problem)]
@@ -86,10 +86,10 @@ def method_problems(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], 
     if not method.config and (section.kwargs or section.adapter):
         what = "kwargs" if section.kwargs else "adapter"
         found.append((("peft", what), Mistake("method full trains the model itself, without an adapter")))
-    return found + _continued_problems(section, method)
+    return found + _continued_mistakes(section, method)
 
 
-def _continued_problems(section: PeftSection, method: Method) -> list[tuple[tuple[str, ...], Mistake]]:
+def _continued_mistakes(section: PeftSection, method: Method) -> list[tuple[tuple[str, ...], Mistake]]:
     """An adapter that is continued brings its settings with it."""
     if section.adapter is None:
         return []
@@ -109,7 +109,7 @@ def resolved_settings(section: PeftSection) -> dict[str, Any]:
     Raises:
         RecipeError: There is no such method, or it would ignore a setting.
     """
-    _raise_problems(section)
+    _raise_mistakes(section)
     asked = _asked(section)
     if section.type is not None:
         return {"target_modules": ALL_LINEAR, **asked, **section.kwargs}
@@ -162,7 +162,7 @@ def continued_adaptation(section: PeftSection, config: "PeftConfig", own: Method
         RecipeError: The adapter belongs to another method, or cannot be trained.
     """
     own = own or method_of(config)
-    _raise_problems(section)
+    _raise_mistakes(section)
     method = own if section.method == "lora" or section.type else METHODS[section.method]
     if method.config != type(config).__name__ or any(
         not _same(getattr(config, name, None), value) for name, value in method.fixed.items() if name.startswith("use_")
@@ -282,7 +282,7 @@ def _config(class_name: str, arguments: Mapping[str, Any], options: Mapping[str,
     return config
 
 
-def _type_problems(section: PeftSection) -> list[tuple[tuple[str, ...], Mistake]]:
+def _type_mistakes(section: PeftSection) -> list[tuple[tuple[str, ...], Mistake]]:
     kind = str(section.type).upper()
     if kind in REFUSED_TYPES:
         return [(("peft", "type"), Mistake(f"{kind} cannot be trained: {REFUSED_TYPES[kind]}"))]
@@ -306,9 +306,9 @@ def _refuse_type(kind: str, where: str) -> None:
         raise RecipeError(f"{kind} cannot be trained: {REFUSED_TYPES[kind]}", where)
 
 
-def _raise_problems(section: PeftSection) -> None:
-    for path, problem in method_problems({"peft": section}):
-        raise RecipeError(problem.message, ".".join(path), problem.hint)
+def _raise_mistakes(section: PeftSection) -> None:
+    for path, mistake in method_mistakes({"peft": section}):
+        raise RecipeError(mistake.message, ".".join(path), mistake.hint)
 
 
 def _asked(section: PeftSection) -> dict[str, Any]:

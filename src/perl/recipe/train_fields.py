@@ -120,6 +120,7 @@ def train_fields() -> dict[str, TrainField]:
     return fields
 
 
+@functools.lru_cache
 def train_model(names: tuple[str, ...]) -> type[BaseModel]:
     """A pydantic model of all training arguments that checks those given and refuses any other name."""
     definitions: dict[str, Any] = {

@@ -30,7 +30,7 @@ class EngineSettings:
         folder: Where updates for servers are written, if the recipe names no other.
         longest: Tokens of the longest prompt with its completion; None: what the base allows.
         seed: Of an engine in this process; servers use random numbers of theirs.
-        leads: Whether this is the main process, which gives servers the policy; the others only sample from them.
+        main: Whether this is the main process, which gives servers the policy; the others only sample from them.
         memory_share: Of the device's memory, for an engine in this process.
         alone: Whether other processes of a distributed run open none at the same time.
     """
@@ -39,7 +39,7 @@ class EngineSettings:
     folder: Path
     longest: int | None = None
     seed: int = 0
-    leads: bool = True
+    main: bool = True
     memory_share: float = 0.3
     alone: bool = False
 
@@ -64,16 +64,16 @@ def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module,
     pool = ServerPool(
         how.addresses,
         Path(how.sync_folder or settings.folder),
-        leads=settings.leads,
+        main=settings.main,
         timeout_seconds=how.server_timeout,
         folder_on_servers=how.sync_folder_on_servers,
         ahead=how.prefetch,
     )
     try:
-        if settings.leads:
+        if settings.main:
             pool.take_folder(settings.name)
         pool.check(settings.longest or 0, plan.form if plan else None)
-        if settings.leads and pool.foreign_weights():
+        if settings.main and pool.foreign_weights():
             pool.load(base_update(policy, f"{settings.name}-base"))
     except BaseException:
         pool.close()
@@ -117,7 +117,7 @@ def check_servers(how: RolloutSection, longest_tokens: int, form: Form) -> list[
         RolloutError: No server answers.
         PerlError: One cannot do what is needed.
     """
-    pool = ServerPool(how.addresses, None, leads=False, timeout_seconds=how.server_timeout)
+    pool = ServerPool(how.addresses, None, main=False, timeout_seconds=how.server_timeout)
     try:
         return pool.check(longest_tokens, form)
     finally:

@@ -383,7 +383,7 @@ class RolloutSource:
             folder=Path(args.output_dir) / "sync",
             longest=longest,
             seed=args.seed + accelerator.num_processes * self._live.state.global_step,
-            leads=accelerator.is_main_process,
+            main=accelerator.is_main_process,
             memory_share=args.vllm_gpu_memory_utilization,
         )
         return open_engine(self.rollout, self._sync_plan, self._live.policy, settings)

@@ -16,16 +16,16 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PrinterCallback
 
-from perl.algorithms.registry import loss_problems
+from perl.algorithms.registry import loss_mistakes
 from perl.data import render_prompts
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
 from perl.hub.card.candidate import source_of_run
 from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
 from perl.hub.run_card import write_card
-from perl.methods.on_quantised import quantization_problems
+from perl.methods.on_quantised import quantization_mistakes
 from perl.methods.registry import METHODS
-from perl.methods.settings import method_problems
+from perl.methods.settings import method_mistakes
 from perl.policy.checkpoint import discard_incomplete, latest_checkpoint, step_of
 from perl.policy.guards import check_saved_adapter, check_saved_model
 from perl.policy.model import (
@@ -142,7 +142,7 @@ def read_recipe(
     Raises:
         RecipeError: With every mistake found.
     """
-    checks = (loss_problems, method_problems, quantization_problems, reward_mistakes, publishing_mistakes)
+    checks = (loss_mistakes, method_mistakes, quantization_mistakes, reward_mistakes, publishing_mistakes)
     recipe = load_recipe(source, overrides, checks=checks)
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))

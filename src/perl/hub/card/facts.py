@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 from peft import PeftConfig
 
-from perl.algorithms.registry import loss_problems
+from perl.algorithms.registry import loss_mistakes
 from perl.errors import PerlError, RecipeError, first_line
 from perl.evaluation.results import FIGURE, RESULTS, Results, parse_results
 from perl.hub.card.names import has_hub_form, shown
@@ -248,7 +248,7 @@ def public_recipe_in(files: Files) -> Recipe | None:
         values = plain_value(text)
         if not isinstance(values, dict) or "extends" in values or not all(isinstance(key, str) for key in values):
             raise PerlError("is not a recipe that stands alone", PUBLIC_RECIPE, "perl push writes one")
-        return load_recipe(values, checks=(loss_problems,))
+        return load_recipe(values, checks=(loss_mistakes,))
     except RecipeError as error:
         problem = error.mistakes[0]
         raise PerlError(f"{problem.where}: {problem.message}", PUBLIC_RECIPE, problem.hint) from None

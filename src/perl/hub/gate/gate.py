@@ -70,7 +70,7 @@ def is_ours(name: str) -> bool:
     return largest(name) is not None
 
 
-def gate_problems(
+def gate_mistakes(
     files: Mapping[str, bytes], machine: Machine | None = None, among: tuple[Expected, ...] = EXPECTED
 ) -> list[Mistake]:
     """Why files may not leave this machine.

@@ -17,7 +17,7 @@ from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from perl.errors import BrokenPromiseError, PerlError, raise_all
 from perl.hub.card.form import CARD, FRONT_MATTER, LARGEST_CARD, read_front_matter
-from perl.hub.gate.gate import gate_problems, is_ours
+from perl.hub.gate.gate import gate_mistakes, is_ours
 from perl.hub.gate.leaks import PICKLES
 from perl.hub.push.package import Package
 from perl.hub.push.retries import Sleep, retry
@@ -87,7 +87,7 @@ def push_package(
         HubOutageError: The Hub cannot be reached.
         BrokenPromiseError: The Hub holds other bytes than were sent.
     """
-    raise_all(PerlError, gate_problems(package.files))
+    raise_all(PerlError, gate_mistakes(package.files))
     api = HfApi()
 
     def create() -> None:

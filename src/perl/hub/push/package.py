@@ -25,7 +25,7 @@ from perl.hub.card.notes import with_notes
 from perl.hub.card.public_recipe import public_recipe, without_paths
 from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
-from perl.hub.gate.gate import gate_problems, largest
+from perl.hub.gate.gate import gate_mistakes, largest
 from perl.hub.gate.leaks import this_machine
 from perl.hub.gate.snapshot import is_simple_name, names_in, strange_files, take
 from perl.policy.model import public_name
@@ -133,7 +133,7 @@ def package_mistakes(package: Package, folder: Path) -> list[Mistake]:
         folder: The run's, which must not be named.
     """
     contents = package.files
-    refused = gate_problems(contents, this_machine(folder))
+    refused = gate_mistakes(contents, this_machine(folder))
     unread = [CARD] if CARD not in contents else [problem.where for problem in refused if problem.where in contents]
     if any(name in unread for name in (CARD, SCORES)) or WEIGHTS not in contents:
         return [*refused, *(Mistake("is absent", name) for name in (CARD, WEIGHTS) if name not in contents)]

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from perl.errors import PerlError, raise_all
 from perl.hub.card.public_recipe import public_recipe
-from perl.hub.gate.gate import ZOO, gate_problems
+from perl.hub.gate.gate import ZOO, gate_mistakes
 from perl.hub.zoo_entries.from_hub import of_hub, repository_url
 from perl.hub.zoo_entries.from_run import of_run
 from perl.hub.zoo_entries.material import Material
@@ -84,7 +84,7 @@ def add(  # noqa: PLR0913 (what a user may say of an entry)
     entry = entry.model_copy(update=changes)
     if provenance == "reproduced":
         entry = _evaluated_here(entry)
-    raise_all(PerlError, gate_problems({path.name: entry.to_json().encode()}, among=ZOO))
+    raise_all(PerlError, gate_mistakes({path.name: entry.to_json().encode()}, among=ZOO))
     _refuse_unreadable(entry)
     _write(entry, path, _staged(entry, material, path.parent.parent) if ship else None)
     if ship:
@@ -239,7 +239,7 @@ def _staged(entry: Entry, material: Material, zoo: Path) -> Path:
     if WEIGHTS not in files:  # of the Hub
         fetched = fetch_adapter(str(material.repo), material.revision, sha256=material.sha256)
         files = {name: (fetched / name).read_bytes() for name in (CONFIG, WEIGHTS)}
-    raise_all(PerlError, gate_problems({name: files[name] for name in (CONFIG, WEIGHTS)}, among=ZOO))
+    raise_all(PerlError, gate_mistakes({name: files[name] for name in (CONFIG, WEIGHTS)}, among=ZOO))
     staged = zoo / "adapters" / f".{entry.name}.tmp"
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)

@@ -105,13 +105,13 @@ class Dispatcher:
         servers: Sequence[VllmServer],
         *,
         base_name: str | None,
-        leads: bool,
+        main: bool,
         timeout_seconds: float,
         stall_seconds: float,
         ahead: int,
     ) -> None:
         """Connects to nothing yet; see :class:`perl.rollouts.vllm.servers.ServerPool`."""
-        self.versions = Versions(base_name, leads)
+        self.versions = Versions(base_name, main)
         self.servers = Servers(servers, self.versions, self, timeout_seconds, stall_seconds)
         self.retried = 0
         self._ahead = ahead
@@ -133,7 +133,7 @@ class Dispatcher:
             await self._idle.wait()
         self._kept.append(version)
         self.versions.take(version)
-        if self.versions.leads:
+        if self.versions.main:
             if any(m.facts and version.name in m.facts.adapters for m in self.servers.members):
                 raise PerlError(f"a server has an adapter named {version.name} already", hint="choose another name")
             for member in self.servers.members:
@@ -232,7 +232,7 @@ class Dispatcher:
         await self.servers.stop()
         released = (asyncio.wait_for(member.label.release(), _CLOSE_SECONDS) for member in self.servers.serving())
         await asyncio.gather(*map(_quietly, released))
-        if self.versions.leads:
+        if self.versions.main:
             ours = {version.name for version in self._kept}
             forget = [
                 _quietly(member.server.unload_adapter(name, _CLOSE_SECONDS))
@@ -383,7 +383,7 @@ class Dispatcher:
 
     def _retire(self) -> None:
         """Forgets versions that nobody needs."""
-        for version in self._kept[: -_KEPT_NAMES - self._ahead] if self.versions.leads else ():
+        for version in self._kept[: -_KEPT_NAMES - self._ahead] if self.versions.main else ():
             for member in self.servers.serving():
                 if not version.users and version.name in member.adapters:
                     member.adapters.discard(version.name)

@@ -120,16 +120,16 @@ class Versions:
         needed: In what form updates will come; None: it is not known yet.
     """
 
-    def __init__(self, base_name: str | None, leads: bool) -> None:
+    def __init__(self, base_name: str | None, main: bool) -> None:
         """Begins with the base.
 
         Args:
             base_name: Name under which all must serve it; None: that of the first server that answers.
-            leads: Whether this is the main process, which loads updates; the others only load those that are absent.
+            main: Whether this is the main process, which loads updates; the others only load those that are absent.
         """
         self.current = Version("", None)
         self.reloads = 0
-        self._base_name, self._leads = base_name, leads
+        self._base_name, self._main = base_name, main
         self._names: set[str] = set()
         self._foreign: dict[str, str] = {}  # weights of another run, by url, that were reported to the caller
         self._adopted: set[str] = set()
@@ -137,9 +137,9 @@ class Versions:
         self.needed: Form | None = None
 
     @property
-    def leads(self) -> bool:
+    def main(self) -> bool:
         """Whether this process loads updates."""
-        return self._leads
+        return self._main
 
     def take(self, version: Version) -> None:
         """Makes a version the current one."""
@@ -168,7 +168,7 @@ class Versions:
         member.facts = facts
         now = await member.server.standing(facts.takes_weights)
         # The main process changes weights; the others learn of it by the name in the next answer.
-        _check_same(member.standing, now, weights=self._leads)
+        _check_same(member.standing, now, weights=self._main)
         member.standing, member.trusted = replace(now, weights=owner_of(now.weights)), True
 
     def check(self, longest_tokens: int, form: Form | None, members: list[Member]) -> None:
@@ -231,7 +231,7 @@ class Versions:
         held = owner_of(now.weights)
         if version.form == "merged" and held != version.name:
             raise ChangedServerError(f"holds the weights {held or 'of the base'}, not {version.name}")
-        if version.form == "adapter" and not self._leads and version.name not in self._adopted:
+        if version.form == "adapter" and not self._main and version.name not in self._adopted:
             self._adopted.add(version.name)  # the main process may have the same folder under another path
             version.path = now.adapters.get(version.name, version.path)
         if version.form == "adapter" and now.adapters.get(version.name, version.path) != version.path:
@@ -288,7 +288,7 @@ class Versions:
         ours = held is None or finished(held) in self._names
         if held != version.name:
             if not ours and self._foreign.get(member.url) != held:
-                if not self._leads:  # they may be those that come next
+                if not self._main:  # they may be those that come next
                     raise ServerDownError(f"holds the weights {held}")
                 raise _taken(member.url, held)
             fresh = held is None or not ours
@@ -297,7 +297,7 @@ class Versions:
                 await member.server.load_weights(version.name, version.path)
             if not announced or not await member.label.kept():
                 raise _taken(member.url, owner_of(await member.server.weight_version()))
-        if held != version.name or self._leads:
+        if held != version.name or self._main:
             await member.label.keep(version.name)
         self._foreign.pop(member.url, None)
         member.weights = version.name
@@ -344,7 +344,7 @@ class Versions:
             held = owner_of(await member.server.weight_version())
             # Another run's weights that were reported to the caller may wait for the base, but not serve an adapter.
             known = self._foreign.get(member.url) if version.form is None else None
-            if self._leads and held is not None and finished(held) not in self._names and held != known:
+            if self._main and held is not None and finished(held) not in self._names and held != known:
                 raise _taken(member.url, held)
             await self.ensure(member, version)
             try:

@@ -59,7 +59,7 @@ class ServerPool:
         folder: Path | None,
         *,
         base_name: str | None = None,
-        leads: bool = True,
+        main: bool = True,
         timeout_seconds: float = 600.0,
         folder_on_servers: str | None = None,
         stall_seconds: float = STALL_SECONDS,
@@ -71,7 +71,7 @@ class ServerPool:
             urls: As ``http://host:8000``, or with what gives access to it.
             folder: Where updates are written for the servers; None: it will load none.
             base_name: Name under which all of them serve the base; None: whatever it is, if it is the same.
-            leads: Whether this is the main process, which writes and loads updates. Of several that use the same
+            main: Whether this is the main process, which writes and loads updates. Of several that use the same
                 servers it calls ``load`` first; then the others call it without tensors.
             timeout_seconds: Time without any server after which rollouts fail.
             folder_on_servers: The same folder as the servers see it.
@@ -86,7 +86,7 @@ class ServerPool:
         if not urls or len({server.url for server in servers}) < len(urls):
             raise PerlError("needs the addresses of vLLM servers, each once", hint="as http://host:8000")
         self._owner: Owner | None = None
-        self._folder, self._leads = None if folder is None else Path(folder).resolve(), leads
+        self._folder, self._main = None if folder is None else Path(folder).resolve(), main
         self._folder_on_servers = PurePosixPath(folder_on_servers or self._folder or "")
         self._written: set[Path] = set()
         self._loop = asyncio.new_event_loop()
@@ -97,7 +97,7 @@ class ServerPool:
             return Dispatcher(
                 servers,
                 base_name=base_name,
-                leads=leads,
+                main=main,
                 timeout_seconds=timeout_seconds,
                 stall_seconds=stall_seconds,
                 ahead=ahead,
@@ -182,7 +182,7 @@ class ServerPool:
         The other processes leave that to the main process.
         """
         members = self._dispatcher.servers.members
-        return self._leads and any(member.serving and not member.compared for member in members)
+        return self._main and any(member.serving and not member.compared for member in members)
 
     def foreign_weights(self) -> list[str]:
         """Addresses of servers whose weights someone else changed: they need the whole base first, as merged weights.
@@ -220,7 +220,7 @@ class ServerPool:
         """
         if self._folder is None:
             raise ValueError("an engine without a folder loads nothing")
-        folder = _write(update, self._folder) if self._leads else None
+        folder = _write(update, self._folder) if self._main else None
         if folder is not None:
             self._written.add(folder)
         path = self._folder_on_servers / update.name
