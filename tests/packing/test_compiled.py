@@ -79,8 +79,8 @@ def run(policy, seed: int, *, shared: bool = True) -> torch.Tensor:
         Row(prompt, torch.randint(VOCABULARY, (n,), generator=generator), torch.ones(n, dtype=torch.bool))
         for n in lengths.tolist()
     ]
-    families = [list(range(len(rows)))] if shared else [[index] for index in range(len(rows))]
-    return score(policy, rows, families, packed=True, columns=COLUMNS)[0]
+    groups = [list(range(len(rows)))] if shared else [[index] for index in range(len(rows))]
+    return score(policy, rows, groups, packed=True, columns=COLUMNS)[0]
 
 
 def with_gradient(policy, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -70,7 +70,7 @@ def some_rows() -> tuple[list[Row], list[list[int]]]:
     return [Row(prompts[name], c, m) for (name, c), m in zip(rows, masks, strict=True)], [[6, 0, 2, 5], [3], [1, 4]]
 
 
-ROWS, FAMILIES = some_rows()
+ROWS, GROUPS = some_rows()
 ALONE = [[index] for index in range(len(ROWS))]
 FACTORS = torch.randn(len(ROWS), COLUMNS, generator=torch.Generator().manual_seed(9))
 
@@ -97,11 +97,11 @@ def test_a_row_has_the_same_numbers_and_gradient_alone_padded_packed_and_behind_
     model = make(name).train()  # no dropout in any of them
     expected = alone(model)
     expected_gradient = gradients(model, expected)
-    ways = [(False, ALONE)] + ([(True, ALONE), (True, ALONE[::-1]), (True, FAMILIES)] if name in PACKED else [])
+    ways = [(False, ALONE)] + ([(True, ALONE), (True, ALONE[::-1]), (True, GROUPS)] if name in PACKED else [])
     if name in PACKED:
         assert use_packed_attention(model) is None
-    for packed, families in ways:
-        log_probs, entropies = score(model, ROWS, families, packed=packed, columns=COLUMNS)
+    for packed, groups in ways:
+        log_probs, entropies = score(model, ROWS, groups, packed=packed, columns=COLUMNS)
         torch.testing.assert_close(log_probs, expected, rtol=0, atol=2e-5)
         assert ((entropies > 0) == (expected != 0)).all()
         gradient = gradients(model, log_probs)
@@ -175,7 +175,7 @@ def test_a_lora_is_packed_and_its_gradient_is_that_of_padded_rows():
     policy = get_peft_model(make("Qwen3"), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     found = choose_passes(policy, policy, padding_free=True, share=True)
     assert found == Passes(packed=True, shared=True)
-    ways = ((False, ALONE), (True, ALONE), (True, FAMILIES))
+    ways = ((False, ALONE), (True, ALONE), (True, GROUPS))
     padded, *others = [gradients(policy, score(policy, ROWS, f, packed=p, columns=COLUMNS)[0]) for p, f in ways]
     assert all((other - padded).norm() <= 1e-5 * padded.norm() for other in others)
 
