@@ -317,9 +317,8 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """
     base = base_of(model)
     clean = _empty(base)
-    held = {
-        name_in_base(name): module for name, module in model.named_modules()
-    }  # a wrapper comes before what it wraps
+    # a wrapper comes before what it wraps
+    held = {name_in_base(name): module for name, module in model.named_modules()}
     shared = {name: held[name] for name, fresh in clean.named_modules() if name in held and _differs(held[name], fresh)}
     fresh = dict(clean.named_parameters())
     # Those of the shared layers too, but for packed ones: others may be tied to them.
@@ -328,6 +327,8 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
         for name, p in base_parameters(model)
         if name in fresh and not is_packed(p) and p.shape == fresh[name].shape
     }
+    for name, p in parameters.items():
+        fresh[name].requires_grad_(p.requires_grad)  # which assigning hands on to the base's own parameter
     clean.load_state_dict(parameters, strict=False, assign=True)
     clean.tie_weights()
     own = {name_in_base(name): buffer for name, buffer in model.named_buffers()}
