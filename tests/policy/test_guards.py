@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,27 @@ def test_a_step_below_the_spacing_of_the_numbers_is_said_and_stops_the_run_only_
         movement.at_end()
     with pytest.raises(BrokenPromiseError, match=f"nothing that is trained has moved in {PATIENCE} updates"):
         a_step(movement, held, {pair["one"]: gradient})
+
+
+def is_forgiven(value: float, rate: float, dtype: torch.dtype) -> bool:
+    """A tensor of one number that an optimizer of this learning rate leaves as it is, at a gradient of 1."""
+    model = torch.nn.ParameterDict({"one": torch.full((3,), value, dtype=dtype)})
+    try:
+        a_step(Movement(model), Forgetful(model.parameters(), lr=rate), {model["one"]: 1.0})
+    except BrokenPromiseError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("value", [1.0, 1.5, 3.0, 0.75, 2.0**-10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_tensor_that_stands_still_is_forgiven_where_a_hundredth_of_its_step_is_lost_in_rounding(dtype, value):
+    """Of the rates 1, 1/2, 1/4, ... those below half the distance of two neighbours, in exact fractions."""
+    spacing = Fraction(torch.finfo(dtype).eps) * Fraction(2) ** math.floor(math.log2(value))
+    expected = sum(Fraction(1, 100) / 2**k < spacing / 2 for k in range(40))
+    assert [is_forgiven(value, 2.0**-k, dtype) for k in range(40)].count(True) == expected
+    assert not is_forgiven(value, 2.0 ** -(39 - expected), dtype)
+    assert is_forgiven(value, 2.0 ** -(40 - expected), dtype)
 
 
 def test_steps_below_the_spacing_of_bfloat16_end_no_run_while_others_move(caplog):

@@ -110,10 +110,12 @@ def test_autocast_is_off_and_then_on_again():
 
 def test_an_error_in_between_leaves_the_model_as_it_was():
     model = load_base(ModelSection(dtype="bfloat16"), torch.device("cpu"))
+    before = log_probs(model)
     with pytest.raises(IndexError), in_float32(model):
         model(input_ids=torch.tensor([[10**6]]))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert torch.equal(log_probs(model), before)
 
 
 @pytest.mark.parametrize(

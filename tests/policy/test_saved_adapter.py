@@ -1,6 +1,7 @@
 """What is wrong with a saved adapter is said in one line before any weights are loaded."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,11 @@ def test_an_adapter_is_known_without_loading_it(monkeypatch):
     assert found.config.base_model_name_or_path == "sandbox:base"
     assert found.weights == Path("adapter/adapter_model.safetensors")
     assert found.shapes == {name: tuple(t.shape) for name, t in load_file(found.weights).items()}
-    assert len(found.shapes) == 2 * 4
+    model = load_base(ModelSection(), torch.device("cpu"))
+    adapted = [layer for name, layer in model.named_modules() if name.endswith("q_proj")]
+    assert len(found.shapes) == 2 * len(adapted)
+    numbers = sum(math.prod(shape) for shape in found.shapes.values())  # of rank 3
+    assert numbers == sum(3 * (layer.in_features + layer.out_features) for layer in adapted)
     assert found.base_fingerprint == base_fingerprint(load_base(ModelSection(), torch.device("cpu")))
     assert find_adapter(str(saved(fingerprint=False))).base_fingerprint is None
     monkeypatch.setenv("HOME", str(Path.cwd()))
