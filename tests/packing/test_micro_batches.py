@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -107,39 +108,31 @@ def test_completions_of_one_token_join_those_of_many():
     assert short.advantages.shape == short.mask_NT.shape == (2, 1)
 
 
-def test_only_rows_with_a_token_and_an_advantage_are_live():
+def test_only_rows_with_a_token_and_an_advantage_have_a_gradient():
     window = some_window()
     advantages = torch.tensor([1.0, -2.0, 0.0, 3.0, 1.9e-6, -2.1e-6, 2e-6, 1e-3, 0.0, -1.0, 0.0, 0.5])
-    window = Window(window.rows, window.mask_NT, window.weights_NT, advantages.unsqueeze(1), {}, window.micro_batch_N)
-    assert rows_with_gradient(window, largest_advantage=2.0, skip=True) == [0, 1, 5, 7, 9, 11]
-    assert rows_with_gradient(window, largest_advantage=2.0, skip=False) == [
-        0,
-        1,
-        2,
-        *range(4, 12),
-    ]  # the fourth has no token
     per_token = torch.zeros(12, 12)
     per_token[2, 6], per_token[4, 0] = -1.0, 1e-9
-    window = Window(window.rows, window.mask_NT, window.weights_NT, per_token, {}, window.micro_batch_N)
-    assert rows_with_gradient(window, largest_advantage=1.0, skip=True) == [2]
-
-
-def test_no_row_is_live_where_no_group_has_a_signal():
-    window = some_window()
-    zero_advantage = Window(
-        window.rows, window.mask_NT, window.weights_NT, torch.zeros(12, 1), {}, window.micro_batch_N
-    )
-    assert rows_with_gradient(zero_advantage, largest_advantage=0.0, skip=True) == []
+    with_a_token = [i for i in range(12) if i != 3]
+    none = torch.zeros(12, 1)
+    for values, largest, skip, expected in (
+        (advantages.unsqueeze(1), 2.0, True, [0, 1, 5, 7, 9, 11]),
+        (advantages.unsqueeze(1), 2.0, False, with_a_token),
+        (per_token, 1.0, True, [2]),
+        (none, 0.0, True, []),  # no group has a signal
+    ):
+        given = replace(window, advantages=values)
+        assert rows_with_gradient(given, largest_advantage=largest, skip=skip) == expected
     for packed, share in WAYS:
-        assert micro_batches(zero_advantage, [], budget=16, packed=packed, share=share) == []
-    masked = Window(window.rows, 0 * window.mask_NT, window.weights_NT, window.advantages, {}, window.micro_batch_N)
+        assert micro_batches(replace(window, advantages=none), [], budget=16, packed=packed, share=share) == []
+    masked = replace(window, mask_NT=0 * window.mask_NT)
     assert rows_with_gradient(masked, largest_advantage=1.0, skip=False) == []
 
 
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize(("packed", "share"), WAYS)
-def test_every_live_row_is_in_one_pass_with_all_that_belongs_to_it(packed, share, budget, per_token):
+def test_every_chosen_row_is_in_one_pass_with_all_that_belongs_to_it(packed, share, budget, per_token):
     window, chosen = some_window(per_token=per_token), [0, 1, 2, 4, 5, 6, 7, 9, 10, 11]
     passes = micro_batches(window, chosen, budget=budget, packed=packed, share=share)
     found = [next(i for i in chosen if window.rows[i] is row) for batch in passes for row in batch.rows]
@@ -215,21 +208,19 @@ def test_what_completions_see_of_a_shared_prompt_counts_for_each_of_them(budget,
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_a_family_has_one_prompt_and_rows_that_do_not_share_are_families_of_one(budget):
+def test_a_group_has_one_prompt_that_is_run_once_and_rows_that_do_not_share_are_groups_of_one(budget):
     window = some_window()
     for batch in micro_batches(window, range(12), budget=budget, packed=True, share=True):
         prompts = [{tuple(batch.rows[i].prompt.tolist()) for i in group} for group in batch.groups]
         assert all(len(prompt) == 1 for prompt in prompts)
+        # each prompt, and of each completion all but the last token
+        completions = sum(max(len(row.completion) - 1, 0) for row in batch.rows)
+        assert batch.tokens == sum(len(*prompt) for prompt in prompts) + completions
+        if budget == max(BUDGETS):
+            assert sorted(map(len, batch.groups)) == [1, 2, 4, 5]
     for packed in (True, False):
         for batch in micro_batches(window, range(12), budget=budget, packed=packed, share=False):
             assert all(len(group) == 1 for group in batch.groups)
-
-
-def test_sharing_runs_a_prompt_once_for_all_that_fit():
-    (batch,) = micro_batches(some_window(), range(12), budget=1000, packed=True, share=True)
-    assert sorted(map(len, batch.groups)) == [1, 2, 4, 5]
-    # 3 + 9 + 1 + 5 of prompts, and of each completion all but the last token
-    assert batch.tokens == 18 + sum(max(c - 1, 0) for c in (4, 1, 7, 0, 12, 3, 8, 8, 2, 1, 5, 6))
 
 
 @pytest.mark.parametrize(("packed", "share"), WAYS)

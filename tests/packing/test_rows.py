@@ -78,21 +78,18 @@ def test_positions_count_from_the_rows_first_token(how):
         assert position == len(history(batch, place)) - 1
 
 
-def test_the_last_token_of_a_completion_is_not_run():
+def test_a_row_runs_its_prompt_once_and_all_of_its_completion_but_the_last_token():
     lasts = {one.completion[-1].item() for one in ROWS if len(one.completion)}
     for build in BATCHES.values():
         assert not lasts & set(build().input_ids.flatten().tolist())
-
-
-def test_a_row_alone_runs_as_many_tokens_as_it_says():
-    assert [one.tokens for one in ROWS] == [6, 2, 3, 4, 3, 4, 1, 4]
     for one in ROWS:
-        assert pack([one], [[0]]).input_ids.numel() == pad_right([one]).input_ids.numel() == one.tokens
-
-
-def test_a_shared_prompt_is_run_once():
-    ids = pack(ROWS, GROUPS).input_ids.flatten().tolist()
-    assert sorted(ids) == [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 31, 51, 52, 61, 62, 81]
+        expected = len(one.prompt) + max(len(one.completion) - 1, 0)
+        assert one.tokens == expected
+        assert pack([one], [[0]]).input_ids.numel() == pad_right([one]).input_ids.numel() == expected
+    prompts = {tuple(one.prompt.tolist()) for one in ROWS}
+    shared = [token for prompt in prompts for token in prompt]
+    shared += [token for one in ROWS for token in one.completion[:-1].tolist()]
+    assert sorted(pack(ROWS, GROUPS).input_ids.flatten().tolist()) == sorted(shared)
 
 
 @pytest.mark.parametrize("groups", [ALONE, GROUPS], ids=["alone", "shared"])
