@@ -59,8 +59,8 @@ def test_a_micro_batch_runs_the_tokens_that_its_rows_and_prompts_have(budget):
     shared = micro_batches(whole, range(12), budget=budget, packed=True, share=True)
     for part in shared:
         prompts = {int(r.prompt[0]): len(r.prompt) for r in part.rows}
-        # A prompt that had to be divided over micro-batches stands once in each of its families.
-        again = sum(len(part.rows[family[0]].prompt) for family in part.families) - sum(prompts.values())
+        # A prompt that had to be divided over micro-batches stands once in each of its groups.
+        again = sum(len(part.rows[group[0]].prompt) for group in part.groups) - sum(prompts.values())
         assert part.tokens == sum(prompts.values()) + again + sum(len(r.completion) - 1 for r in part.rows)
 
 

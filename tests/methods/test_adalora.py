@@ -123,10 +123,16 @@ def test_all_layers_of_a_model_together_end_at_the_rank(steps):
 
 
 @pytest.mark.parametrize("steps", [10, 50, 1000])
-def test_the_schedule_leaves_time_before_and_after(steps):
+def test_the_schedule_leaves_time_before_and_after_and_what_the_user_set_stays(steps):
     config = policy_of(steps=steps).peft_config["default"]
     assert (config.total_step, config.tinit, config.tfinal) == (steps, round(0.1 * steps), round(0.3 * steps))
     assert config.deltaT == max(1, steps // 100)
+    policy = policy_of(kwargs={"tinit": 3, "tfinal": 5, "deltaT": 2})
+    adalora.set_schedule(policy, 2 * steps)
+    config = policy.peft_config["default"]
+    assert (config.tinit, config.tfinal, config.deltaT, config.total_step) == (3, 5, 2, 2 * steps)
+    if steps == 10:
+        assert train(policy, optimizer_of(policy), range(1, 21))[-1] == RANK * LAYERS
 
 
 def test_before_the_warm_up_is_over_nothing_is_taken_away():
@@ -136,27 +142,22 @@ def test_before_the_warm_up_is_over_nothing_is_taken_away():
     assert train(policy, optimizer_of(policy), range(1, 6)) == [start] * 5
 
 
-def test_what_the_user_set_stays():
-    policy = policy_of(kwargs={"tinit": 3, "tfinal": 5, "deltaT": 2})
-    adalora.set_schedule(policy, 20)
-    config = policy.peft_config["default"]
-    assert (config.tinit, config.tfinal, config.deltaT, config.total_step) == (3, 5, 2, 20)
-    assert sum(train(policy, optimizer_of(policy), range(1, 21))[-1:]) == RANK * LAYERS
-
-
-def test_one_step_is_too_few():
+@pytest.mark.parametrize(
+    ("steps", "kwargs", "line"),
+    [
+        (1, {}, "train.max_steps: adalora needs 2 optimizer steps to move ranks in"),
+        *(
+            (10, kwargs, "leave none to move ranks in")
+            for kwargs in ({"tinit": 9}, {"tfinal": 9}, {"tfinal": 10}, {"tinit": 5, "tfinal": 4})
+        ),
+    ],
+    ids=str,
+)
+def test_a_schedule_without_a_step_to_move_ranks_in_is_refused(steps, kwargs, line):
     with pytest.raises(RecipeError) as caught:
-        adalora.set_schedule(policy_of(), 1)
-    assert str(caught.value) == "train.max_steps: adalora needs 2 optimizer steps to move ranks in"
-
-
-@pytest.mark.parametrize("kwargs", [{"tinit": 9}, {"tfinal": 9}, {"tfinal": 10}, {"tinit": 5, "tfinal": 4}], ids=str)
-def test_a_schedule_without_a_step_to_move_ranks_in_is_refused(kwargs):
-    policy = policy_of(kwargs=kwargs)
-    with pytest.raises(RecipeError) as caught:
-        adalora.set_schedule(policy, 10)
-    (line,) = str(caught.value).splitlines()
-    assert "leave none to move ranks in" in line
+        adalora.set_schedule(policy_of(kwargs=kwargs), steps)
+    assert line in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_the_regulariser_is_the_one_that_peft_adds_to_its_own_loss():
@@ -179,14 +180,10 @@ def test_the_regulariser_is_the_mean_distance_of_the_factors_from_orthonormal_on
     assert regulariser.item() == pytest.approx(0.5 * sum(expected).item() / len(expected), rel=1e-5)
     regulariser.backward()
     assert all(layer.lora_A["default"].grad.any() for layer in adapted(policy).values())
-
-
-def test_orthonormal_factors_cost_nothing():
-    policy = policy_of()
     for layer in adapted(policy).values():
         for factor in (layer.lora_A["default"], layer.lora_B["default"]):
             torch.nn.init.orthogonal_(factor)
-    assert adalora.regulariser(policy).item() < 1e-5
+    assert adalora.regulariser(policy).item() < 1e-5  # orthonormal ones cost nothing
 
 
 @pytest.mark.parametrize("at", [1, 4, 7, 9])
@@ -202,13 +199,6 @@ def test_an_interrupted_allocation_ends_with_the_same_ranks(at):
     assert kept(after) == kept(uninterrupted)
     assert after.peft_config["default"].rank_pattern == uninterrupted.peft_config["default"].rank_pattern
     assert all(torch.equal(p, q) for p, q in zip(trained(after), trained(uninterrupted), strict=True))
-
-
-def test_the_state_of_an_allocator_that_has_seen_nothing_is_empty():
-    policy = policy_of(steps=10)
-    assert adalora.allocator_state(policy) == {}
-    adalora.load_allocator_state(policy, {})
-    assert policy.peft_config["default"].rank_pattern is None
 
 
 def finished(empty_layer=False) -> PeftModel:
@@ -273,9 +263,13 @@ def test_saving_while_ranks_move_changes_nothing():
     assert all(torch.equal(p, q) for p, q in zip(trained(saved), trained(alone), strict=True))
 
 
-def test_other_policies_have_nothing_to_allocate():
+def test_other_policies_have_nothing_to_allocate_and_a_new_one_has_seen_nothing():
     assert not adalora.allocates(base())
     assert not adalora.allocates(attach_adapter(base(), adaptation(PeftSection())))
+    policy = policy_of(steps=10)
+    assert adalora.allocator_state(policy) == {}
+    adalora.load_allocator_state(policy, {})
+    assert policy.peft_config["default"].rank_pattern is None
 
 
 @functools.cache

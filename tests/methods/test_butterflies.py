@@ -93,7 +93,13 @@ def test_as_many_butterflies_as_were_asked_for(published, builds, caplog):
     with caplog.at_level(logging.WARNING, logger="perl"):
         policy = moved(attach_adapter(copy.deepcopy(published), config(2)))
     assert "plain PEFT loads it only on a GPU" in caplog.text
-    assert {m.boft_R["default"].shape[0] for m in policy.modules() if isinstance(m, boft_layer.BOFTLayer)} == {2}
+    layers = [m for m in policy.modules() if isinstance(m, boft_layer.BOFTLayer)]
+    assert {m.boft_R["default"].shape[0] for m in layers} == {2}
+    for layer in layers:  # whose product rotates: R R^T = 1, and R is neither 1 nor block-diagonal
+        R_II, _ = layer.get_delta_weight("default")
+        torch.testing.assert_close(R_II @ R_II.T, torch.eye(len(R_II)), rtol=0, atol=1e-5)
+        blocks = [R_II[i : i + 4, i : i + 4] for i in range(0, len(R_II), 4)]
+        assert (R_II - torch.block_diag(*blocks)).abs().max() > 1e-3
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
     assert reload_difference(policy, Path("adapter"), torch.arange(8)[None]) == 0.0
     assert not builds

@@ -79,8 +79,8 @@ def run(policy, seed: int, *, shared: bool = True) -> torch.Tensor:
         Row(prompt, torch.randint(VOCABULARY, (n,), generator=generator), torch.ones(n, dtype=torch.bool))
         for n in lengths.tolist()
     ]
-    families = [list(range(len(rows)))] if shared else [[index] for index in range(len(rows))]
-    return score(policy, rows, families, packed=True, columns=COLUMNS)[0]
+    groups = [list(range(len(rows)))] if shared else [[index] for index in range(len(rows))]
+    return score(policy, rows, groups, packed=True, columns=COLUMNS)[0]
 
 
 def with_gradient(policy, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,18 +236,19 @@ def test_two_steps_of_a_compiled_policy_are_those_of_another():
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"packed": False}, "padded"), ({"packed": True, "whole": False}, "shards"), ({"packed": True}, "none")],
-    ids=str,
+    [
+        ({"packed": False}, "padded"),
+        ({"packed": True, "whole": False}, "shards"),
+        ({"packed": True}, "none"),
+        ({"packed": True}, "quantised"),
+    ],
+    ids=["padded", "shards", "none", "quantised"],
 )
-def test_what_is_not_compiled_has_a_reason(options, why):
-    assert why in compile_layers(torch.nn.Linear(2, 2), **options)
-
-
-def test_layers_of_a_quantised_base_are_not_compiled():
-    model = copy.deepcopy(base(torch.float32))
+def test_what_is_not_compiled_has_a_reason_and_stays(options, why):
+    model = copy.deepcopy(base(torch.float32)) if why == "quantised" else torch.nn.Linear(2, 2)
+    model.hf_quantizer = object() if why == "quantised" else None
     kinds = [type(module) for module in model.modules()]
-    model.hf_quantizer = object()
-    assert "quantised" in compile_layers(model, packed=True)
+    assert why in compile_layers(model, **options)
     assert [type(module) for module in model.modules()] == kinds
 
 

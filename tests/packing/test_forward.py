@@ -70,7 +70,7 @@ def some_rows() -> tuple[list[Row], list[list[int]]]:
     return [Row(prompts[name], c, m) for (name, c), m in zip(rows, masks, strict=True)], [[6, 0, 2, 5], [3], [1, 4]]
 
 
-ROWS, FAMILIES = some_rows()
+ROWS, GROUPS = some_rows()
 ALONE = [[index] for index in range(len(ROWS))]
 FACTORS = torch.randn(len(ROWS), COLUMNS, generator=torch.Generator().manual_seed(9))
 
@@ -97,11 +97,11 @@ def test_a_row_has_the_same_numbers_and_gradient_alone_padded_packed_and_behind_
     model = make(name).train()  # no dropout in any of them
     expected = alone(model)
     expected_gradient = gradients(model, expected)
-    ways = [(False, ALONE)] + ([(True, ALONE), (True, ALONE[::-1]), (True, FAMILIES)] if name in PACKED else [])
+    ways = [(False, ALONE)] + ([(True, ALONE), (True, ALONE[::-1]), (True, GROUPS)] if name in PACKED else [])
     if name in PACKED:
         assert use_packed_attention(model) is None
-    for packed, families in ways:
-        log_probs, entropies = score(model, ROWS, families, packed=packed, columns=COLUMNS)
+    for packed, groups in ways:
+        log_probs, entropies = score(model, ROWS, groups, packed=packed, columns=COLUMNS)
         torch.testing.assert_close(log_probs, expected, rtol=0, atol=2e-5)
         assert ((entropies > 0) == (expected != 0)).all()
         gradient = gradients(model, log_probs)
@@ -110,17 +110,14 @@ def test_a_row_has_the_same_numbers_and_gradient_alone_padded_packed_and_behind_
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("name", PACKED)
-def test_models_of_plain_attention_are_packed(name, share):
+def test_models_of_plain_attention_are_packed_unless_padding_is_requested(name, share):
     window = 16 if name == "Mistral" else None
     model = make(name)
+    before = model.config._attn_implementation
+    assert choose_passes(model, model, padding_free=False, share=share) == Passes(packed=False, shared=False)
+    assert model.config._attn_implementation == before
     found = choose_passes(model, model, padding_free=True, share=share)
     assert found == Passes(packed=True, shared=share, longest=window)
-
-
-def test_padding_is_kept_where_it_is_asked_for():
-    model = make("Qwen3")
-    assert choose_passes(model, model, padding_free=False, share=True) == Passes(packed=False, shared=False)
-    assert model.config._attn_implementation == "sdpa"
 
 
 REFUSED = {
@@ -128,23 +125,19 @@ REFUSED = {
     "Lfm2": "conv",
     "FalconH1": "hybrid",
     "Gemma2": "'eager'",  # transformers has no other attention for softcaps
+    "Qwen3": "sdpa",  # eager attention by the user's choice: what to do
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_that_cannot_be_packed_is_refused_with_a_reason_and_goes_on_as_before(name):
-    model = make(name).eval()
+    model = make(name, **({"attn_implementation": "eager"} if name == "Qwen3" else {})).eval()
     with torch.no_grad():
         before = alone(model)
         found = choose_passes(model, model, padding_free=True, share=True)
         assert (found.packed, found.shared) == (False, False)
         assert REFUSED[name] in found.why
         assert torch.equal(alone(model), before)
-
-
-def test_eager_attention_is_refused_with_what_to_do():
-    model = make("Qwen3", attn_implementation="eager")
-    assert "sdpa" in choose_passes(model, model, padding_free=True, share=True).why
 
 
 @pytest.mark.parametrize(
@@ -175,7 +168,7 @@ def test_a_lora_is_packed_and_its_gradient_is_that_of_padded_rows():
     policy = get_peft_model(make("Qwen3"), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     found = choose_passes(policy, policy, padding_free=True, share=True)
     assert found == Passes(packed=True, shared=True)
-    ways = ((False, ALONE), (True, ALONE), (True, FAMILIES))
+    ways = ((False, ALONE), (True, ALONE), (True, GROUPS))
     padded, *others = [gradients(policy, score(policy, ROWS, f, packed=p, columns=COLUMNS)[0]) for p, f in ways]
     assert all((other - padded).norm() <= 1e-5 * padded.norm() for other in others)
 

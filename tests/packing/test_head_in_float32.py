@@ -11,6 +11,7 @@ from perl.policy.attach import continue_adapter
 from perl.policy.guards import RELOAD_TOLERANCE
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_fingerprint, clean_base, evaluating
+from perl.policy.precision import in_float32
 from perl.policy.save_adapter import reload_difference
 from perl.policy.saved.adapter import find_adapter
 from perl.rewards import accuracy_reward
@@ -74,16 +75,18 @@ def test_the_saved_adapter_is_compared_under_the_same_head(trained):
 
 
 @pytest.mark.parametrize(("cast", "dtype"), [(True, "bfloat16"), (False, "bfloat16"), (False, "float32")])
-def test_it_is_continued_with_and_without_the_cast(trained, untied, tmp_path, cast, dtype):
+def test_it_is_continued_where_it_was_with_and_without_the_cast(trained, untied, tmp_path, cast, dtype):
     trainer_ = trainer(untied, tmp_path, cast=cast, dtype=dtype, adapter=str(trained[1]), max_steps=1)
+    plain = loaded(untied, getattr(torch, dtype))
+    if cast:  # by the user, too
+        plain.lm_head.float()
+    continued = continue_adapter(plain, find_adapter(str(trained[1]))).eval()
+    mask = torch.ones_like(PROBE)
+    with evaluating(trainer_.policy), in_float32(trainer_.policy), in_float32(continued):
+        found = token_log_probs(trainer_.policy, PROBE, mask)
+        torch.testing.assert_close(found, token_log_probs(continued, PROBE, mask), rtol=0, atol=1e-4)
     trainer_.train()
     assert trainer_.state.log_history[0]["grad_norm"] > 0
-
-
-def test_it_is_continued_on_a_base_whose_head_the_user_has_cast(trained, untied):
-    base = loaded(untied, torch.bfloat16)
-    base.lm_head.float()
-    continue_adapter(base, find_adapter(str(trained[1])))
 
 
 def test_a_recipe_with_the_cast_is_carried_out_to_the_end(untied, tmp_path):

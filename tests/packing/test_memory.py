@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+import trl.kernels.chunked_logprob
 from accelerate import cpu_offload
 from live_bytes import LiveBytes
 from peft import LoraConfig, get_peft_model
@@ -40,7 +41,7 @@ def test_a_pass_is_as_long_as_what_it_keeps_fits(free, trained):
     plan = plan_memory(free, trained, per_token, longest_row=100)
     assert not plan.recompute
     usable = _SHARE * (free - 12 * trained)  # in float32: a gradient and Adam's two averages
-    assert plan.tokens * per_token.kept <= usable < (plan.tokens + 1) * per_token.kept
+    assert plan.tokens == usable // per_token.kept
 
 
 @pytest.mark.parametrize(("longest", "recompute"), [(500, False), (700, False), (701, True), (2000, True)])
@@ -103,11 +104,13 @@ def test_what_only_kept_activations_need_does_not_shorten_passes_that_compute_th
 
 
 def test_scores_that_attention_keeps_shorten_passes_of_long_rows():
-    scores = TokenBytes(kept=1e5, recomputed=1e4, kept_pair=100.0, recomputed_pair=10.0)
-    assert plan_memory(1e10, 0, scores, longest_row=1000).tokens == int(7e9 / (1e5 + 1e5))
-    longer = plan_memory(1e10, 0, scores, longest_row=20_000)
-    assert longer == MemoryPlan(int(7e9 / (1e4 + 2e5)), recompute=True)
-    assert scores.of_pass(40_000, 20_000, recompute=True) == 40_000 * (1e4 + 2e5)
+    free, kept, pair = 1e10, 1e5, 100.0
+    scores = TokenBytes(kept=kept, recomputed=kept / 10, kept_pair=pair, recomputed_pair=pair / 10)
+    short, long = 1000, 20_000  # a token of a row of n keeps as many pairs
+    assert plan_memory(free, 0, scores, longest_row=short).tokens == _SHARE * free // (kept + pair * short)
+    longer = plan_memory(free, 0, scores, longest_row=long)
+    assert longer == MemoryPlan(int(_SHARE * free / (kept / 10 + pair / 10 * long)), recompute=True)
+    assert scores.of_pass(40_000, long, recompute=True) == 40_000 * (kept / 10 + pair / 10 * long)
 
 
 class Small(nn.Module):
@@ -122,32 +125,26 @@ class Small(nn.Module):
 
 
 def test_bytes_are_counted_as_by_hand_without_parameters_and_each_tensor_once():
+    """Also where gradients are off; a checkpoint keeps its input only."""
     model, x = Small(), torch.randn(10, 4)
+    hidden = model.first(x).nbytes  # 10 x 8 numbers
     # x (10 x 4) for the first weight; ReLU's output (10 x 8) for itself and for the second weight: one tensor
-    assert kept_bytes(lambda: model(x), model) == 4 * (10 * 4 + 10 * 8)
+    assert kept_bytes(lambda: model(x), model) == x.nbytes + hidden == 4 * (10 * 4 + 10 * 8)
+    with torch.no_grad():
+        assert kept_bytes(lambda: model(x), model) == x.nbytes + hidden
+    leaf = torch.randn(10, 4, requires_grad=True)
+    for reentrant in (True, False):
+        assert kept_bytes(lambda again=reentrant: checkpoint(model, leaf, use_reentrant=again), model) == leaf.nbytes
     model.first.requires_grad_(False)  # nothing before the second layer has a gradient
-    assert kept_bytes(lambda: model(x), model) == 4 * (10 * 8)
+    assert kept_bytes(lambda: model(x), model) == hidden
     model.requires_grad_(False)
     assert kept_bytes(lambda: model(x), model) == 0
-    assert kept_bytes(lambda: model(x.clone().requires_grad_()), model) == 4 * (
-        10 * 8
-    )  # ReLU's; the weights are not counted
+    # ReLU's; the weights are not counted
+    assert kept_bytes(lambda: model(x.clone().requires_grad_()), model) == hidden
     buffered = nn.BatchNorm1d(4).eval()
     buffered(x)
     own = {4 * 10 * 4, 4 * 10 * 4 + 2 * 4 * 4}  # x, and in some versions an inverse deviation; not the running averages
     assert kept_bytes(lambda: buffered(x), buffered) in own
-
-
-def test_bytes_are_counted_also_where_gradients_are_off():
-    model, x = Small(), torch.randn(10, 4)
-    with torch.no_grad():
-        assert kept_bytes(lambda: model(x), model) == 4 * (10 * 4 + 10 * 8)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_keeps_its_input_only(reentrant):
-    model, x = Small(), torch.randn(10, 4, requires_grad=True)
-    assert kept_bytes(lambda: checkpoint(model, x, use_reentrant=reentrant), model) == 4 * 10 * 4
 
 
 def qwen(layers=2, dropout=0.0, width=32) -> Qwen3ForCausalLM:
@@ -369,8 +366,9 @@ def test_the_tile_of_logits_is_as_large_as_the_kernels(monkeypatch):
     def tile_bytes(vocabulary: int, dtype: torch.dtype) -> int:
         return head_bytes((vocabulary, 1), torch.float32, dtype, GIGA, fused=False)
 
-    assert tile_bytes(151_936, torch.bfloat16) == 4096 * 32_768 * 2
-    assert tile_bytes(1000, torch.float32) == 4096 * 1000 * 4
+    rows, columns = trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE, 32_768
+    assert tile_bytes(151_936, torch.bfloat16) == rows * columns * torch.bfloat16.itemsize
+    assert tile_bytes(1000, torch.float32) == rows * 1000 * 4
     monkeypatch.setattr(head, "_KERNEL_WIDTH", 64)
     monkeypatch.setattr(head, "TOKEN_CHUNK_SIZE", 32)
     monkeypatch.setattr("trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE", 32)
@@ -440,27 +438,22 @@ def test_an_engine_that_sleeps_wakes_after_passes_that_took_all_that_was_free(mo
         assert device.mapped == device.cache
 
 
-def test_memory_is_planned_alike_while_an_engine_sleeps_and_while_it_is_awake(monkeypatch):
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_memory_is_planned_alike_while_an_engine_sleeps_and_while_it_is_awake(monkeypatch, sleeps):
+    """One that never sleeps holds its cache, and nothing is counted twice."""
     device = Device(monkeypatch)
     engine = engine_on(device)
+    engine._sleeps = sleeps
     awake = free_bytes(engine.asleep_bytes)
-    assert awake == (80 - 3 - 6 - 26) * GIGA
-    engine.sleep()
-    assert engine.asleep_bytes == 26 * GIGA
-    assert free_bytes(engine.asleep_bytes) == awake
-    engine.sleep()  # asleep already: what was released is remembered
-    assert free_bytes(engine.asleep_bytes) == awake
+    assert awake == (device.total - device.allocated - device.engine - device.cache) * GIGA
+    released = device.cache * GIGA if sleeps else 0
+    for _ in range(2):  # asleep already: what was released is remembered
+        engine.sleep()
+        assert engine.asleep_bytes == released
+        assert free_bytes(engine.asleep_bytes) == awake
     device.run_pass(20.0)  # kept by the allocator, and used again by the next pass
     assert free_bytes(engine.asleep_bytes) == awake
-    engine._wake()
+    if sleeps:
+        engine._wake()
     assert engine.asleep_bytes == 0
     assert free_bytes(engine.asleep_bytes) == awake
-
-
-def test_an_engine_that_never_sleeps_holds_its_cache_and_nothing_is_counted_twice(monkeypatch):
-    device = Device(monkeypatch)
-    engine = engine_on(device)
-    engine._sleeps = False
-    engine.sleep()
-    assert engine.asleep_bytes == 0
-    assert free_bytes(engine.asleep_bytes) == (80 - 3 - 6 - 26) * GIGA

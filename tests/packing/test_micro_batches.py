@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from perl.packing.micro_batches import (
     Window,
     idle_micro_batch,
     join,
-    live_rows,
     micro_batches,
     renumbered,
     rows_of,
+    rows_with_gradient,
     token_batches,
 )
 from perl.packing.rows import Row, pack, pad_right
@@ -67,7 +68,7 @@ def padded_size(rows) -> int:
 
 def size(batch: MicroBatch, packed: bool) -> int:
     """Tokens that go through the model, counted where they do."""
-    return (pack(batch.rows, batch.families) if packed else pad_right(batch.rows)).input_ids.numel()
+    return (pack(batch.rows, batch.groups) if packed else pad_right(batch.rows)).input_ids.numel()
 
 
 @pytest.mark.parametrize("tools", [False, True])
@@ -107,42 +108,41 @@ def test_completions_of_one_token_join_those_of_many():
     assert short.advantages.shape == short.mask_NT.shape == (2, 1)
 
 
-def test_only_rows_with_a_token_and_an_advantage_are_live():
+def test_only_rows_with_a_token_and_an_advantage_have_a_gradient():
     window = some_window()
     advantages = torch.tensor([1.0, -2.0, 0.0, 3.0, 1.9e-6, -2.1e-6, 2e-6, 1e-3, 0.0, -1.0, 0.0, 0.5])
-    window = Window(window.rows, window.mask_NT, window.weights_NT, advantages.unsqueeze(1), {}, window.micro_batch_N)
-    assert live_rows(window, largest_advantage=2.0, skip=True) == [0, 1, 5, 7, 9, 11]
-    assert live_rows(window, largest_advantage=2.0, skip=False) == [0, 1, 2, *range(4, 12)]  # the fourth has no token
     per_token = torch.zeros(12, 12)
     per_token[2, 6], per_token[4, 0] = -1.0, 1e-9
-    window = Window(window.rows, window.mask_NT, window.weights_NT, per_token, {}, window.micro_batch_N)
-    assert live_rows(window, largest_advantage=1.0, skip=True) == [2]
-
-
-def test_no_row_is_live_where_no_group_has_a_signal():
-    window = some_window()
-    dead = Window(window.rows, window.mask_NT, window.weights_NT, torch.zeros(12, 1), {}, window.micro_batch_N)
-    assert live_rows(dead, largest_advantage=0.0, skip=True) == []
+    with_a_token = [i for i in range(12) if i != 3]
+    none = torch.zeros(12, 1)
+    for values, largest, skip, expected in (
+        (advantages.unsqueeze(1), 2.0, True, [0, 1, 5, 7, 9, 11]),
+        (advantages.unsqueeze(1), 2.0, False, with_a_token),
+        (per_token, 1.0, True, [2]),
+        (none, 0.0, True, []),  # no group has a signal
+    ):
+        given = replace(window, advantages=values)
+        assert rows_with_gradient(given, largest_advantage=largest, skip=skip) == expected
     for packed, share in WAYS:
-        assert micro_batches(dead, [], budget=16, packed=packed, share=share) == []
-    masked = Window(window.rows, 0 * window.mask_NT, window.weights_NT, window.advantages, {}, window.micro_batch_N)
-    assert live_rows(masked, largest_advantage=1.0, skip=False) == []
+        assert micro_batches(replace(window, advantages=none), [], budget=16, packed=packed, share=share) == []
+    masked = replace(window, mask_NT=0 * window.mask_NT)
+    assert rows_with_gradient(masked, largest_advantage=1.0, skip=False) == []
 
 
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize(("packed", "share"), WAYS)
-def test_every_live_row_is_in_one_pass_with_all_that_belongs_to_it(packed, share, budget, per_token):
-    window, live = some_window(per_token=per_token), [0, 1, 2, 4, 5, 6, 7, 9, 10, 11]
-    passes = micro_batches(window, live, budget=budget, packed=packed, share=share)
-    found = [next(i for i in live if window.rows[i] is row) for batch in passes for row in batch.rows]
-    assert sorted(found) == live
+def test_every_chosen_row_is_in_one_pass_with_all_that_belongs_to_it(packed, share, budget, per_token):
+    window, chosen = some_window(per_token=per_token), [0, 1, 2, 4, 5, 6, 7, 9, 10, 11]
+    passes = micro_batches(window, chosen, budget=budget, packed=packed, share=share)
+    found = [next(i for i in chosen if window.rows[i] is row) for batch in passes for row in batch.rows]
+    assert sorted(found) == chosen
     for batch in passes:
-        assert sorted(index for family in batch.families for index in family) == list(range(len(batch.rows)))
+        assert sorted(index for group in batch.groups for index in group) == list(range(len(batch.rows)))
         columns = max(len(row.completion) for row in batch.rows)
         assert batch.mask_NT.shape == batch.weights_NT.shape == (len(batch.rows), columns)
         for index, row in enumerate(batch.rows):
-            origin = next(i for i in live if window.rows[i] is row)
+            origin = next(i for i in chosen if window.rows[i] is row)
             assert batch.micro_batch_N[index] == window.micro_batch_N[origin]
             assert torch.equal(batch.mask_NT[index], window.mask_NT[origin, :columns])
             assert torch.equal(batch.weights_NT[index], window.weights_NT[origin, :columns])
@@ -151,7 +151,7 @@ def test_every_live_row_is_in_one_pass_with_all_that_belongs_to_it(packed, share
                 assert torch.equal(values[index], window.values[name][origin, : values.size(1)])
             assert len(row.completion) <= columns
     weights = sum(batch.weights_NT.double().sum() for batch in passes)
-    assert weights.item() == pytest.approx(window.weights_NT[live].double().sum().item(), rel=1e-12)
+    assert weights.item() == pytest.approx(window.weights_NT[chosen].double().sum().item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -169,11 +169,11 @@ def test_no_pass_is_longer_than_the_budget_unless_it_is_a_single_row(packed, sha
             if packed:
                 assert one.tokens == size(one, packed)
         plan = token_batches(window.rows, budget=budget, packed=packed, share=share)
-        assert sorted(index for families in plan for family in families for index in family) == list(range(40))
-        for families in plan:
-            rows = [window.rows[index] for family in families for index in family]
+        assert sorted(index for groups in plan for group in groups for index in group) == list(range(40))
+        for groups in plan:
+            rows = [window.rows[index] for group in groups for index in group]
             place = itertools.count()
-            places = [[next(place) for _ in family] for family in families]
+            places = [[next(place) for _ in group] for group in groups]
             used = pack(rows, places).input_ids.numel() if packed else padded_size(rows)
             assert used <= budget or len(rows) == 1
 
@@ -182,8 +182,8 @@ def test_no_pass_is_longer_than_the_budget_unless_it_is_a_single_row(packed, sha
 @pytest.mark.parametrize(("packed", "share"), WAYS)
 def test_the_pass_that_takes_the_most_memory_comes_first(packed, share, budget):
     window = some_window()
-    for live in (range(12), [0, 1, 4, 5], [2, 8, 9, 10]):
-        passes = micro_batches(window, live, budget=budget, packed=packed, share=share)
+    for chosen in (range(12), [0, 1, 4, 5], [2, 8, 9, 10]):
+        passes = micro_batches(window, chosen, budget=budget, packed=packed, share=share)
         sizes = [size(batch, packed) for batch in passes]
         assert sizes == sorted(sizes, reverse=True)
 
@@ -191,45 +191,43 @@ def test_the_pass_that_takes_the_most_memory_comes_first(packed, share, budget):
 @pytest.mark.parametrize("copy_cost", [0.0, 0.25, 2.0])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_what_completions_see_of_a_shared_prompt_counts_for_each_of_them(budget, copy_cost):
-    def cost(rows, families) -> float:
-        layout = pack(rows, families).layout
+    def cost(rows, groups) -> float:
+        layout = pack(rows, groups).layout
         tokens, keys = (ends[-1].item() for ends in (layout.query_ends, layout.key_ends))
         return tokens + copy_cost * (keys - tokens)
 
     window = some_window()
     passes = micro_batches(window, range(12), budget=budget, packed=True, share=True, copy_cost=copy_cost)
-    costs = [cost(batch.rows, batch.families) for batch in passes]
+    costs = [cost(batch.rows, batch.groups) for batch in passes]
     assert [batch.cost(copy_cost) for batch in passes] == costs == sorted(costs, reverse=True)
     if budget:
         assert all(found <= budget or len(batch.rows) == 1 for found, batch in zip(costs, passes, strict=True))
-        for families in token_batches(window.rows, budget=budget, packed=True, share=True, copy_cost=copy_cost):
-            indices, own = renumbered(families)
+        for groups in token_batches(window.rows, budget=budget, packed=True, share=True, copy_cost=copy_cost):
+            indices, own = renumbered(groups)
             assert cost([window.rows[index] for index in indices], own) <= budget or len(indices) == 1
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_a_family_has_one_prompt_and_rows_that_do_not_share_are_families_of_one(budget):
+def test_a_group_has_one_prompt_that_is_run_once_and_rows_that_do_not_share_are_groups_of_one(budget):
     window = some_window()
     for batch in micro_batches(window, range(12), budget=budget, packed=True, share=True):
-        prompts = [{tuple(batch.rows[i].prompt.tolist()) for i in family} for family in batch.families]
+        prompts = [{tuple(batch.rows[i].prompt.tolist()) for i in group} for group in batch.groups]
         assert all(len(prompt) == 1 for prompt in prompts)
+        # each prompt, and of each completion all but the last token
+        completions = sum(max(len(row.completion) - 1, 0) for row in batch.rows)
+        assert batch.tokens == sum(len(*prompt) for prompt in prompts) + completions
+        if budget == max(BUDGETS):
+            assert sorted(map(len, batch.groups)) == [1, 2, 4, 5]
     for packed in (True, False):
         for batch in micro_batches(window, range(12), budget=budget, packed=packed, share=False):
-            assert all(len(family) == 1 for family in batch.families)
-
-
-def test_sharing_runs_a_prompt_once_for_all_that_fit():
-    (batch,) = micro_batches(some_window(), range(12), budget=1000, packed=True, share=True)
-    assert sorted(map(len, batch.families)) == [1, 2, 4, 5]
-    # 3 + 9 + 1 + 5 of prompts, and of each completion all but the last token
-    assert batch.tokens == 18 + sum(max(c - 1, 0) for c in (4, 1, 7, 0, 12, 3, 8, 8, 2, 1, 5, 6))
+            assert all(len(group) == 1 for group in batch.groups)
 
 
 @pytest.mark.parametrize(("packed", "share"), WAYS)
 def test_without_a_budget_rows_stay_in_the_micro_batch_they_came_in(packed, share):
-    window, live = some_window(), [0, 2, 3, 8, 10, 11]
-    passes = micro_batches(window, live, budget=0, packed=packed, share=share)
-    found = {frozenset(i for i in live for row in batch.rows if window.rows[i] is row) for batch in passes}
+    window, chosen = some_window(), [0, 2, 3, 8, 10, 11]
+    passes = micro_batches(window, chosen, budget=0, packed=packed, share=share)
+    found = {frozenset(i for i in chosen for row in batch.rows if window.rows[i] is row) for batch in passes}
     assert found == {frozenset([0, 2, 3]), frozenset([8, 10, 11])}
 
 
@@ -238,7 +236,7 @@ def test_an_idle_pass_is_the_shortest_row_and_weighs_nothing():
     idle = idle_micro_batch(window, packed=True)
     assert idle.tokens == min(row.tokens for row in window.rows)
     assert len(idle.rows) == 1
-    assert idle.families == ((0,),)
+    assert idle.groups == ((0,),)
     assert not idle.counts
     assert not idle.weights_NT.any()
 

@@ -27,7 +27,7 @@ ROWS = [
     row([11, 12, 13], [81, 82], [0, 1]),
 ]
 ALONE = [[index] for index in range(len(ROWS))]
-FAMILIES = [[1, 4, 6], [3], [7, 0, 2], [5]]
+GROUPS = [[1, 4, 6], [3], [7, 0, 2], [5]]
 
 
 def history(batch: Batch, predictor: int) -> list[int]:
@@ -43,7 +43,7 @@ def history(batch: Batch, predictor: int) -> list[int]:
 
 BATCHES = {
     "alone": lambda: pack(ROWS, ALONE),
-    "shared": lambda: pack(ROWS, FAMILIES),
+    "shared": lambda: pack(ROWS, GROUPS),
     "in another order": lambda: pack(ROWS, ALONE[::-1]),
     "padded": lambda: pad_right(ROWS),
 }
@@ -78,46 +78,43 @@ def test_positions_count_from_the_rows_first_token(how):
         assert position == len(history(batch, place)) - 1
 
 
-def test_the_last_token_of_a_completion_is_not_run():
+def test_a_row_runs_its_prompt_once_and_all_of_its_completion_but_the_last_token():
     lasts = {one.completion[-1].item() for one in ROWS if len(one.completion)}
     for build in BATCHES.values():
         assert not lasts & set(build().input_ids.flatten().tolist())
-
-
-def test_a_row_alone_runs_as_many_tokens_as_it_says():
-    assert [one.tokens for one in ROWS] == [6, 2, 3, 4, 3, 4, 1, 4]
     for one in ROWS:
-        assert pack([one], [[0]]).input_ids.numel() == pad_right([one]).input_ids.numel() == one.tokens
+        expected = len(one.prompt) + max(len(one.completion) - 1, 0)
+        assert one.tokens == expected
+        assert pack([one], [[0]]).input_ids.numel() == pad_right([one]).input_ids.numel() == expected
+    prompts = {tuple(one.prompt.tolist()) for one in ROWS}
+    shared = [token for prompt in prompts for token in prompt]
+    shared += [token for one in ROWS for token in one.completion[:-1].tolist()]
+    assert sorted(pack(ROWS, GROUPS).input_ids.flatten().tolist()) == sorted(shared)
 
 
-def test_a_shared_prompt_is_run_once():
-    ids = pack(ROWS, FAMILIES).input_ids.flatten().tolist()
-    assert sorted(ids) == [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 31, 51, 52, 61, 62, 81]
-
-
-@pytest.mark.parametrize("families", [ALONE, FAMILIES], ids=["alone", "shared"])
-def test_segments_cover_the_row_in_order(families):
-    batch = pack(ROWS, families)
+@pytest.mark.parametrize("groups", [ALONE, GROUPS], ids=["alone", "shared"])
+def test_segments_cover_the_row_in_order(groups):
+    batch = pack(ROWS, groups)
     ends = [0, *itertools.accumulate(segment.length for segment in batch.layout.segments)]
     assert [segment.start for segment in batch.layout.segments] == ends[:-1]
     assert ends[-1] == batch.input_ids.size(1)
     assert min(segment.length for segment in batch.layout.segments) > 0
-    assert batch.layout.shares == (families is FAMILIES)
+    assert batch.layout.shares == (groups is GROUPS)
 
 
-def naive_mask(rows: list[Row], families: list[list[int]]) -> torch.Tensor:
-    """(L, L) who sees whom, token by token: (family, row or None for a shared prompt, place in the row)."""
+def naive_mask(rows: list[Row], groups: list[list[int]]) -> torch.Tensor:
+    """(L, L) who sees whom, token by token: (group, row or None for a shared prompt, place in the row)."""
     tokens = []
-    for number, family in enumerate(families):
-        prompt = rows[family[0]].prompt.tolist()
-        shared = len(family) > 1
-        tokens += [(number, None if shared else family[0], i) for i in range(len(prompt))]
-        for index in family:
+    for number, group in enumerate(groups):
+        prompt = rows[group[0]].prompt.tolist()
+        shared = len(group) > 1
+        tokens += [(number, None if shared else group[0], i) for i in range(len(prompt))]
+        for index in group:
             tokens += [(number, index, len(prompt) + i) for i in range(len(rows[index].completion) - 1)]
     mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
-    for i, (family, index, place) in enumerate(tokens):
-        for j, (other_family, other_index, other_place) in enumerate(tokens):
-            mask[i, j] = family == other_family and other_index in (None, index) and other_place <= place
+    for i, (group, index, place) in enumerate(tokens):
+        for j, (other_group, other_index, other_place) in enumerate(tokens):
+            mask[i, j] = group == other_group and other_index in (None, index) and other_place <= place
     return mask
 
 
@@ -133,10 +130,10 @@ def unfolded(layout: Layout, length: int) -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("families", [ALONE, FAMILIES], ids=["alone", "shared"])
-def test_a_token_sees_its_prompt_and_its_own_row_and_nothing_else(families):
-    batch = pack(ROWS, families)
-    expected, layout = naive_mask(ROWS, families), batch.layout
+@pytest.mark.parametrize("groups", [ALONE, GROUPS], ids=["alone", "shared"])
+def test_a_token_sees_its_prompt_and_its_own_row_and_nothing_else(groups):
+    batch = pack(ROWS, groups)
+    expected, layout = naive_mask(ROWS, groups), batch.layout
     assert torch.equal(unfolded(layout, batch.input_ids.size(1)), expected)
     for segment in layout.segments:
         own = expected[segment.start : segment.start + segment.length]

@@ -78,7 +78,7 @@ def test_a_checkpoint_is_complete_if_it_is_sealed_and_whole():
     assert not is_complete(Path("checkpoint-3"))
 
 
-def test_the_latest_checkpoint_is_the_complete_one_with_the_largest_number():
+def test_only_complete_checkpoints_are_found_and_survive_a_discarding():
     folder = Path("checkpoints")
     assert latest_checkpoint(Path("nowhere")) is None
     folder.mkdir()
@@ -92,20 +92,11 @@ def test_the_latest_checkpoint_is_the_complete_one_with_the_largest_number():
     (folder / "checkpoint-100" / "weights.safetensors").write_bytes(b"")
     checkpoint(101, sealed=False)
     assert latest_checkpoint(folder) == folder / "checkpoint-20"
-
-
-def test_discarding_deletes_exactly_the_incomplete_checkpoints():
-    folder = Path("checkpoints")
-    checkpoint(5, sealed=False).rename("checkpoints/checkpoint-best")
-    for step in (5, 10):
-        checkpoint(step)
-    checkpoint(15, sealed=False)
-    (checkpoint(20) / "empty").unlink()
     (folder / "notes.txt").touch()
     discard_incomplete(folder)
-    kept = ["checkpoint-10", "checkpoint-5", "checkpoint-best", "notes.txt"]
+    kept = ["checkpoint-20", "checkpoint-9", "checkpoint-best", "notes.txt"]
     assert sorted(path.name for path in folder.iterdir()) == kept
-    assert Path("checkpoints/checkpoint-best/weights.safetensors").is_file()
+    assert (folder / "checkpoint-best" / "weights.safetensors").is_file()
 
 
 def rollouts(micro_batches: int) -> list[dict[str, torch.Tensor]]:
@@ -121,31 +112,23 @@ def rollouts(micro_batches: int) -> list[dict[str, torch.Tensor]]:
     return split_tensor_dict(whole, micro_batches)
 
 
-def test_unused_rollouts_come_back_as_they_were():
-    for micro_batches in (1, 2, 12):
-        window = rollouts(micro_batches)
-        save_trainer_state(Path(), {"micro_step": 7, "other": 2}, window, rank=0)
-        counters, loaded = load_trainer_state(Path(), 0, CPU)
-        assert counters == {"micro_step": 7, "other": 2}
-        assert len(loaded) == micro_batches
-        for ours, theirs in zip(loaded, window, strict=True):
-            assert ours.keys() == theirs.keys()
-            for name, tensor in theirs.items():
-                assert ours[name].dtype == tensor.dtype
-                assert torch.equal(ours[name], tensor)
-
-
-def test_each_process_keeps_its_own_rollouts_and_the_first_one_the_counters():
+def test_unused_rollouts_come_back_to_the_process_that_kept_them_as_they_were():
     assert load_trainer_state(Path(), 0, CPU) == ({}, None)  # a checkpoint of plain TRL has neither
     save_trainer_state(Path(), {"micro_step": 7}, None, rank=0)
     assert load_trainer_state(Path(), 0, CPU) == ({"micro_step": 7}, None)
-    for rank in (1, 0):
-        save_trainer_state(Path(), {"micro_step": rank}, [{"x": torch.tensor([rank])}], rank)
-    for rank in (0, 1):
-        counters, window = load_trainer_state(Path(), rank, CPU)
-        assert counters == {"micro_step": 0}
-        assert window[0]["x"].item() == rank
-    assert load_trainer_state(Path(), 2, CPU) == ({"micro_step": 0}, None)
+    for micro_batches in (1, 2, 12):
+        windows = [rollouts(micro_batches), rollouts(micro_batches)]
+        for rank in (1, 0):
+            save_trainer_state(Path(), {"micro_step": rank, "other": 2}, windows[rank], rank)
+        for rank in (0, 1):
+            counters, loaded = load_trainer_state(Path(), rank, CPU)
+            assert counters == {"micro_step": 0, "other": 2}  # the main process's
+            for ours, theirs in zip(loaded, windows[rank], strict=True):
+                assert ours.keys() == theirs.keys()
+                for name, tensor in theirs.items():
+                    assert ours[name].dtype == tensor.dtype
+                    assert torch.equal(ours[name], tensor)
+    assert load_trainer_state(Path(), 2, CPU) == ({"micro_step": 0, "other": 2}, None)
 
 
 def base():
@@ -222,7 +205,7 @@ def test_plain_peft_loads_the_saved_adapter_on_a_fresh_base(method, trains_modul
     assert reload_difference(policy, Path("one"), PROBE) <= (1e-5 if method in ANCHORED else 1e-6)
 
 
-def test_the_same_training_gives_the_same_bytes():
+def test_the_same_training_gives_the_same_bytes_with_public_names_in_alphabetical_order():
     for method in ("lora", "pissa"):
         for folder in ("one", "other"):
             torch.manual_seed(3)
@@ -233,9 +216,6 @@ def test_the_same_training_gives_the_same_bytes():
         policy = attach_adapter(base(), LoraConfig(target_modules=targets, task_type="CAUSAL_LM"))
         write_adapter(policy, Path(folder), "sandbox:base", None)
     assert files(Path("one")) == files(Path("other"))  # the order in which targets are named does not show
-
-
-def test_names_in_the_config_are_public_and_in_alphabetical_order():
     policy = policy_of(modules_to_save=["q_norm", "norm"])
     assert policy.get_base_model().config.name_or_path == str(BASE_FOLDER)
     write_adapter(policy, Path("adapter"), *base_identity(policy))
@@ -250,23 +230,40 @@ def test_names_in_the_config_are_public_and_in_alphabetical_order():
 
 @pytest.mark.parametrize("method", sorted(ANCHORED))
 def test_an_adapter_that_starts_on_the_bases_weights_is_saved_as_a_lora_of_twice_the_rank(method):
-    policy = policy_of(method)
-    assert len(list(anchored_layers(policy))) == 28
+    start, policy = attach_adapter(base_for(method), adaptation(section(method))), policy_of(method)
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
     config = json.loads(Path("adapter/adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 8, 8)
     assert config["init_lora_weights"] is True
-    shapes = {name: t.shape for name, t in load_file("adapter/adapter_model.safetensors").items()}
-    assert len(shapes) == 2 * 28
-    assert all(shape[0 if "lora_A" in name else 1] == 8 for name, shape in shapes.items())
+    saved = load_file("adapter/adapter_model.safetensors")
+    assert len(saved) == 2 * 28
+    scale = policy.active_peft_config.lora_alpha / policy.active_peft_config.r
+    for name, _ in anchored_layers(policy):
+        now, then = (model.get_submodule(name) for model in (policy, start))
+        # The update is s (B A - B0 A0), by the factors that the same start gives anew.
+        product, product0 = (layer.lora_B.default.weight @ layer.lora_A.default.weight for layer in (now, then))
+        A_RI, B_OR = saved[f"{name}.lora_A.weight"], saved[f"{name}.lora_B.weight"]
+        assert (len(A_RI), B_OR.size(1)) == (8, 8)
+        expected = scale * (product - product0).detach()
+        torch.testing.assert_close(B_OR.double() @ A_RI.double(), expected, rtol=0, atol=1e-6)
 
 
-def test_saving_leaves_the_policy_as_it_was():
-    policy = policy_of()
-    before, config = log_probs(policy), policy.peft_config["default"].to_dict()
+@pytest.mark.parametrize("training", [True, False])
+def test_saving_and_comparing_leave_the_policy_as_it_was(training):
+    policy = policy_of(modules_to_save=["norm"])
+    policy.train(training)
+    before = {name: (p.detach().clone(), p.requires_grad) for name, p in policy.named_parameters()}
+    config = policy.peft_config["default"].to_dict()
     write_adapter(policy, Path("adapter"), "someone/model", "0123abc")
-    assert torch.equal(log_probs(policy), before)
-    assert policy.peft_config["default"].to_dict() == config
+    reload_difference(policy, Path("adapter"), PROBE)
+    with pytest.raises(Exception, match="nowhere"):  # nor does a comparison that fails
+        reload_difference(policy, Path("nowhere"), PROBE)
+    after = dict(policy.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], p) and after[name].requires_grad == g for name, (p, g) in before.items())
+    assert {name: held.to_dict() for name, held in policy.peft_config.items()} == {"default": config}
+    assert policy.active_adapter == "default"
+    assert policy.training is training
 
 
 def test_an_older_adapter_is_replaced_and_nothing_is_left_beside_it():
@@ -322,37 +319,20 @@ def test_the_distance_of_a_tampered_adapter_is_that_of_its_log_probabilities():
         assert found == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_comparing_leaves_the_policy_as_it_was(training):
-    policy = policy_of(modules_to_save=["norm"])
-    write_adapter(policy, Path("adapter"), "sandbox:base", None)
-    policy.train(training)
-    before = {name: (p.detach().clone(), p.requires_grad) for name, p in policy.named_parameters()}
-    reload_difference(policy, Path("adapter"), PROBE)
-    after = dict(policy.named_parameters())
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], p) and after[name].requires_grad == g for name, (p, g) in before.items())
-    assert list(policy.peft_config) == ["default"]
-    assert policy.active_adapter == "default"
-    assert policy.training is training
-    with pytest.raises(Exception, match="nowhere"):  # nor does one that fails
-        reload_difference(policy, Path("nowhere"), PROBE)
-    assert list(policy.peft_config) == ["default"]
-    assert policy.active_adapter == "default"
-    assert policy.training is training
-
-
 @pytest.mark.parametrize("method", ADAPTERS)
-def test_a_policy_comes_back_from_a_checkpoint_bit_for_bit(method):
+def test_a_policy_and_its_reference_come_back_from_a_checkpoint_bit_for_bit(method):
     policy = policy_of(method, modules_to_save=whole(method))
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     own = {name: tensor.clone() for name, tensor in adapter_tensors(policy).items()}
-    save_policy(Path(), policy, {})
+    snapshot = {name: torch.randn(p.shape) for name, p in policy.named_parameters() if p.requires_grad}
+    save_policy(Path(), policy, snapshot, "rolling:3")
     torch.manual_seed(7)  # parts that are drawn at random are others
     other = attach_adapter(base_for(method), adaptation(section(method, modules_to_save=whole(method)))).eval()
     trainable = [name for name, p in other.named_parameters() if p.requires_grad]
     assert not torch.equal(log_probs(other), log_probs(policy))
-    assert load_policy(Path(), other) == {}
+    loaded = load_policy(Path(), other)
+    assert (reference_of(Path()), loaded.keys()) == ("rolling:3", snapshot.keys())
+    assert all(torch.equal(tensor, snapshot[name]) for name, tensor in loaded.items())
     assert other.state_dict().keys() == before.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
     assert all(torch.equal(tensor, own[name]) for name, tensor in adapter_tensors(other).items())
@@ -375,16 +355,6 @@ def test_adalora_comes_back_with_its_ranks_and_importances():
     assert state.keys() == expected.keys()
     assert len(state) > 28
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
-
-
-def test_the_snapshot_of_a_reference_comes_back_with_the_policy():
-    policy = policy_of()
-    snapshot = {name: torch.randn(p.shape) for name, p in policy.named_parameters() if p.requires_grad}
-    save_policy(Path(), policy, snapshot, "rolling:3")
-    assert reference_of(Path()) == "rolling:3"
-    loaded = load_policy(Path(), policy)
-    assert loaded.keys() == snapshot.keys()
-    assert all(torch.equal(tensor, snapshot[name]) for name, tensor in loaded.items())
 
 
 def test_a_checkpoint_of_another_adapter_or_of_plain_trl_changes_nothing():

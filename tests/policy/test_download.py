@@ -89,16 +89,13 @@ def test_two_files_of_one_commit_are_fetched_and_nothing_else(hub, published, fi
             function(name)
 
 
-def test_what_is_no_name_or_folder_on_the_hub_is_refused_without_asking(hub):
+def test_names_that_are_none_and_files_that_are_absent_pickled_or_too_large_are_not_downloaded(hub, files):
     for folder in ("..", "../x", "a/../b", "/etc", "a\\b", "a//b", "./a", "a b", "a/*", ""):
         assert "is not a folder of a repository" in refusal(REPO, subfolder=folder), folder
     names = ("../x", "user/..", "user/a..b", "/etc/passwd", "user", "user\\lora", "a/b/c", "http://a/b", "user/a b")
     for repo in names:
         assert refusal(repo).endswith(" is not a name on the Hub (user/name)"), repo
     assert hub.requests == 0
-
-
-def test_files_that_are_absent_pickled_or_too_large_are_not_downloaded(hub, files):
     for absent in (CONFIG, WEIGHTS):
         repo = f"user/{absent}"
         hub.create(repo, {name: content for name, content in files.items() if name != absent})

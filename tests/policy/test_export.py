@@ -152,9 +152,18 @@ def test_an_older_export_is_replaced_and_a_refusal_leaves_it_and_the_source_is_o
         assert {path.name: path.read_bytes() for path in Path(source).iterdir()} == before
 
 
-def test_the_lora_belongs_to_the_published_base_and_names_no_path():
-    policy = policy_of("hra")
-    export(saved(policy), "lora")
+@pytest.mark.parametrize("made", ["hra", "in bfloat16", "by another program"])
+def test_the_lora_belongs_to_the_base_that_it_was_trained_or_compared_on_and_names_no_path(made):
+    on = load_base(ModelSection(dtype="bfloat16" if "bfloat16" in made else "float32"), torch.device("cpu"))
+    known = base_fingerprint(on), str(on.dtype).removeprefix("torch.")
+    policy = policy_of("hra" if made == "hra" else "lora", on)
+    source = saved(policy)
+    if made == "by another program":  # whose header names no base
+        write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    for form in ("lora", "merged"):
+        assert export(source, form).difference <= 1e-4
+    found = find_adapter("adapter-lora")
+    assert (found.base_fingerprint, found.base_dtype) == known
     config = json.loads(Path("adapter-lora/adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["peft_type"]) == ("sandbox:base", "LORA")
     assert str(BASE_FOLDER.parent) not in json.dumps(config)
@@ -162,6 +171,8 @@ def test_the_lora_belongs_to_the_published_base_and_names_no_path():
     assert len(tensors) == 2 * 2 * 4
     assert all(re.fullmatch(r"base_model\.model\.\S+_proj\.lora_[AB]\.weight", name) for name in tensors)
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+    exact = load_base(ModelSection(dtype=known[1]), torch.device("cpu")).float()  # the numbers of its base
+    same(PeftModel.from_pretrained(exact, "adapter-lora"), policy.float())
 
 
 def test_ranks_patterns_whole_modules_and_single_tokens_go_along():
@@ -211,19 +222,6 @@ def test_a_merged_model_is_whole():
     }
 
 
-def test_the_lora_of_an_adapter_names_the_base_that_it_was_trained_or_compared_on():
-    policy = policy_of("lora", load_base(ModelSection(dtype="bfloat16"), torch.device("cpu")))
-    source = saved(policy)
-    for form in ("lora", "merged"):
-        assert export(source, form).difference <= 1e-4
-    found = find_adapter("adapter-lora")
-    assert (found.base_fingerprint, found.base_dtype) == (base_fingerprint(policy), "bfloat16")
-    write_adapter(policy_of("lora"), Path("adapter"), "sandbox:base", None)  # as another program does
-    export("adapter", "lora")
-    found = find_adapter("adapter-lora")
-    assert (found.base_fingerprint, found.base_dtype) == (base_fingerprint(base()), "float32")
-
-
 @pytest.mark.parametrize("method", ["lora", "dora", "pissa"])
 def test_merging_leaves_the_policy_and_its_base_alone(method):
     policy = policy_of(method, kwargs={"modules_to_save": ["embed_tokens"]})
@@ -240,33 +238,33 @@ def test_merging_leaves_the_policy_and_its_base_alone(method):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-def test_a_merged_model_whose_embeddings_were_trained_is_right_tied_or_not(module, tied):
+@pytest.mark.parametrize(
+    "trained",
+    [
+        *({"kwargs": {"modules_to_save": [module]}} for module in ("embed_tokens", "lm_head")),
+        *(
+            {"target_modules": names}
+            for names in (["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head", "q_proj"])
+        ),
+        {"target_modules": ["q_proj", "down_proj"]},
+    ],
+    ids=str,
+)
+def test_a_merged_model_whose_embeddings_were_trained_is_right_tied_or_not(trained, tied):
+    """One whose embeddings were not trained stays tied."""
     name = tiny(tied)
-    policy = policy_of("lora", base(name), kwargs={"modules_to_save": [module]})
+    policy = policy_of("lora", base(name), **trained)
     export(saved(policy, name), "merged", base=name)
     model = loaded("adapter-merged")
     same(model, policy)
-    assert not model.config.tie_word_embeddings
-    trained = {"embed_tokens": model.get_input_embeddings(), "lm_head": model.get_output_embeddings()}
-    untouched = "lm_head" if module == "embed_tokens" else "embed_tokens"
-    published = {"embed_tokens": base(name).get_input_embeddings(), "lm_head": base(name).get_output_embeddings()}
-    assert torch.equal(trained[untouched].weight, published[untouched].weight)
-    assert not torch.equal(trained[module].weight, published[module].weight)
-
-
-def test_a_merged_model_whose_tied_embeddings_have_a_lora_is_right_and_one_without_stays_tied():
-    name = tiny(tied=True)
-    for targets in (["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head", "q_proj"]):
-        policy = policy_of("lora", base(name), target_modules=targets)
-        export(saved(policy, name), "merged", base=name)
-        same(loaded("adapter-merged"), policy)
-    policy = policy_of("lora", base(name))
-    export(saved(policy, name), "merged", base=name)
-    model = loaded("adapter-merged")
-    same(model, policy)
-    assert model.config.tie_word_embeddings
-    assert "lm_head.weight" not in load_file("adapter-merged/model.safetensors")
+    of_embeddings = "embed_tokens" in str(trained) or "lm_head" in str(trained)
+    assert model.config.tie_word_embeddings == (tied and not of_embeddings)
+    assert ("lm_head.weight" in load_file("adapter-merged/model.safetensors")) == (of_embeddings or not tied)
+    for part, merged, published in (
+        ("embed_tokens", model.get_input_embeddings(), base(name).get_input_embeddings()),
+        ("lm_head", model.get_output_embeddings(), base(name).get_output_embeddings()),
+    ):
+        assert torch.equal(merged.weight, published.weight) is (part not in str(trained))
 
 
 @pytest.mark.parametrize("method", ["ia3", "road", "oft", "lora"])

@@ -1,12 +1,17 @@
 """Each guard lets a good run pass and stops a broken one with a message that says what broke."""
 
+import copy
 import logging
+import math
+import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -66,6 +71,13 @@ def moved(method: str, dtype: str = "float32"):
     return policy
 
 
+def log_probs(policy: torch.nn.Module, ids_BT: torch.Tensor) -> torch.Tensor:
+    """(B, T-1), by one forward pass and a softmax."""
+    with torch.no_grad():
+        log_probs_BTV = policy(input_ids=ids_BT).logits[:, :-1].log_softmax(-1)
+    return log_probs_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
+
+
 def test_an_optimizer_without_some_trainable_parameters_is_stopped(policy):
     assert BrokenPromiseError.exit_code == EXIT_FAILED  # it is not the user's mistake
     named = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
@@ -118,56 +130,70 @@ def test_a_policy_that_starts_at_its_reference_and_is_saved_as_it_was_trained_pa
 def test_half_precision_hides_no_difference_and_makes_none(method, dtype, autocast):
     policy = moved(method, dtype)
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    exact = copy.deepcopy(policy).float()
     prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(policy) if autocast else policy
     assert (compute_dtype(prepared) == torch.bfloat16) is (autocast or dtype == "bfloat16")
     assert check_saved_adapter(prepared, Path("adapter"), PROBE) <= RELOAD_TOLERANCE
     started = new(method, dtype)
     assert check_start(started, Reference(started), must=True) <= START_TOLERANCE
+    expected = log_probs(exact, PROBE)
     with torch.no_grad():
-        max((p for p in policy.parameters() if p.requires_grad), key=torch.numel).add_(2**-6)
-    with pytest.raises(BrokenPromiseError, match="is not the one that was trained"):
+        for model in (policy, exact):
+            max((p for p in model.parameters() if p.requires_grad), key=torch.numel).add_(2**-6)
+    with pytest.raises(BrokenPromiseError, match="is not the one that was trained") as caught:
         check_saved_adapter(prepared, Path("adapter"), PROBE)
+    found = float(re.search(r"differ by (\S+)", str(caught.value)).group(1))
+    assert found == pytest.approx((log_probs(exact, PROBE) - expected).abs().max().item(), rel=0.02, abs=2e-4)
 
 
-def test_a_saved_adapter_from_before_the_last_steps_or_tampered_with_is_stopped(policy):
+def test_a_saved_adapter_from_before_the_last_steps_or_tampered_with_is_stopped_with_how_far_it_is(policy):
     write_adapter(policy, Path("adapter"), "sandbox:base", None)
     file = Path("adapter/adapter_model.safetensors")
     whole = load_file(file)
+    then = log_probs(policy, PROBE)
+    said = r"adapter is not the one that was trained: log-probabilities differ by (\S+) \(at most 1e-04\)"
     for value in (float("nan"), 1.0):
         tensors = {name: tensor.clone() for name, tensor in whole.items()}
         tensors[max(tensors)][0, 0] = value
         save_file(tensors, file)
-        with pytest.raises(BrokenPromiseError, match="at most 1e-04"):
+        with pytest.raises(BrokenPromiseError, match=said) as caught:
             check_saved_adapter(policy, Path("adapter"), PROBE)
+        there = PeftModel.from_pretrained(load_base(ModelSection(), torch.device("cpu")), "adapter").eval()
+        expected = (log_probs(there, PROBE) - then).abs().max().nan_to_num(math.inf).item()
+        assert float(re.search(said, str(caught.value)).group(1)) == pytest.approx(expected, rel=0.01)
     save_file(whole, file)
     assert check_saved_adapter(policy, Path("adapter"), PROBE) <= RELOAD_TOLERANCE
     with torch.no_grad():
         next(p for n, p in policy.named_parameters() if "layers.3.mlp.down_proj.lora_B" in n).add_(0.05)
-    with pytest.raises(
-        BrokenPromiseError, match="adapter is not the one that was trained: log-probabilities differ by"
-    ):
+    expected = (log_probs(policy, PROBE) - then).abs().max().item()
+    with pytest.raises(BrokenPromiseError, match=said) as caught:
         check_saved_adapter(policy, Path("adapter"), PROBE)
+    assert float(re.search(said, str(caught.value)).group(1)) == pytest.approx(expected, rel=0.01)
 
 
-def test_a_policy_that_starts_elsewhere_is_stopped_or_only_said(policy, caplog):
-    with pytest.raises(BrokenPromiseError, match=r"differs from its reference by .* nats \(at most 1e-04\)"):
-        check_start(policy, Reference(policy), must=True)
-    with caplog.at_level(logging.WARNING, logger="perl"):
-        assert check_start(policy, Reference(policy), must=False) > START_TOLERANCE
-    assert "this adapter does not start as the base" in caplog.text
-    assert check_start(policy, Reference(policy, "initial"), must=True) == 0.0
-
-
-@pytest.mark.parametrize(("dtype", "autocast"), [("bfloat16", False), ("bfloat16", True), ("float32", True)])
-def test_in_half_precision_a_policy_that_starts_somewhat_elsewhere_is_stopped_too(dtype, autocast):
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [("float32", False), ("bfloat16", False), ("bfloat16", True), ("float32", True)]
+)
+def test_a_policy_that_starts_elsewhere_is_stopped_or_only_said_with_how_far(dtype, autocast, caplog):
+    """In float32, whatever the policy computes in; by random tokens, the same at each start."""
     policy = new("lora", dtype)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if "lora_B" in name:
                 parameter += 0.002 * torch.randn(parameter.shape)
+    exact = copy.deepcopy(policy).float()
+    ids = torch.randint(exact.config.vocab_size, (2, 32), generator=torch.Generator().manual_seed(0))
+    with exact.disable_adapter():
+        of_the_base = log_probs(exact, ids)
+    expected = (log_probs(exact, ids) - of_the_base).abs().max().item()
     prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(policy) if autocast else policy
-    with pytest.raises(BrokenPromiseError, match=r"differs from its reference by .* nats \(at most 1e-04\)"):
+    with pytest.raises(BrokenPromiseError, match=r"differs from its reference by .* nats \(at most 1e-04\)") as caught:
         check_start(prepared, Reference(prepared), must=True)
+    assert float(re.search(r"by (\S+) nats", str(caught.value)).group(1)) == pytest.approx(expected, rel=0.02)
+    with caplog.at_level(logging.WARNING, logger="perl"):
+        assert check_start(prepared, Reference(prepared), must=False) == pytest.approx(expected, rel=0.01)
+    assert "this adapter does not start as the base" in caplog.text
+    assert check_start(prepared, Reference(prepared, "initial"), must=True) == 0.0
 
 
 def a_step(movement: Movement, optimizer: torch.optim.Optimizer, gradients: dict) -> None:
@@ -254,8 +280,29 @@ def test_a_step_below_the_spacing_of_the_numbers_is_said_and_stops_the_run_only_
         a_step(movement, held, {pair["one"]: gradient})
 
 
-def test_steps_that_warm_up_beside_the_spacing_of_bfloat16_end_no_run():
-    for seed in range(100):
+def is_forgiven(value: float, rate: float, dtype: torch.dtype) -> bool:
+    """A tensor of one number that an optimizer of this learning rate leaves as it is, at a gradient of 1."""
+    model = torch.nn.ParameterDict({"one": torch.full((3,), value, dtype=dtype)})
+    try:
+        a_step(Movement(model), Forgetful(model.parameters(), lr=rate), {model["one"]: 1.0})
+    except BrokenPromiseError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("value", [1.0, 1.5, 3.0, 0.75, 2.0**-10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_tensor_that_stands_still_is_forgiven_where_a_hundredth_of_its_step_is_lost_in_rounding(dtype, value):
+    """Of the rates 1, 1/2, 1/4, ... those below half the distance of two neighbours, in exact fractions."""
+    spacing = Fraction(torch.finfo(dtype).eps) * Fraction(2) ** math.floor(math.log2(value))
+    expected = sum(Fraction(1, 100) / 2**k < spacing / 2 for k in range(40))
+    assert [is_forgiven(value, 2.0**-k, dtype) for k in range(40)].count(True) == expected
+    assert not is_forgiven(value, 2.0 ** -(39 - expected), dtype)
+    assert is_forgiven(value, 2.0 ** -(40 - expected), dtype)
+
+
+def test_steps_below_the_spacing_of_bfloat16_end_no_run_while_others_move(caplog):
+    for seed in range(100):  # learning rates that warm up beside it
         torch.manual_seed(seed)
         norm, matrix = (1 + 0.02 * torch.randn(8)).to(torch.bfloat16), torch.zeros(8)
         model = torch.nn.ParameterDict({"norm": norm, "matrix": matrix})
@@ -269,9 +316,6 @@ def test_steps_that_warm_up_beside_the_spacing_of_bfloat16_end_no_run():
             movement.after_step(skipped=False)
             if movement.proven:
                 break
-
-
-def test_norms_of_bfloat16_that_cannot_move_beside_matrices_that_can_are_only_said(caplog):
     norm, matrix = torch.ones(3, dtype=torch.bfloat16), torch.full((3,), 1e-3, dtype=torch.bfloat16)
     model = torch.nn.ParameterDict({"norm": norm, "matrix": matrix})
     optimizer, movement = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0), Movement(model)

@@ -52,32 +52,29 @@ def test_log_probs_are_a_softmax_over_the_logits_of_the_token_before(base, tempe
         assert alone(base, row, temperature).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+def with_learned_positions() -> GPT2LMHeadModel:
+    config = GPT2Config(vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        model.transformer.wpe.weight *= 50  # as far apart as trained ones
+    return model
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("width", [12, 19])
-def test_padding_does_not_change_a_rows_numbers_nor_the_token_under_it(base, side, width):
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_padding_does_not_change_a_rows_numbers_nor_the_token_under_it(base, side, width, positions):
+    model = base if positions == "rotary" else with_learned_positions()
     ids, mask = padded(ROWS, side, width)
     with torch.no_grad():
-        together = token_log_probs(base, ids, mask)
-        others = token_log_probs(base, ids.masked_fill(mask == 0, 77), mask)
+        together = token_log_probs(model, ids, mask)
+        others = token_log_probs(model, ids.masked_fill(mask == 0, 77), mask)
     assert together.shape == (len(ROWS), width - 1)
     for row, numbers in zip(ROWS, together, strict=True):
         mine = numbers[width - len(row) :] if side == "left" else numbers[: len(row) - 1]
-        torch.testing.assert_close(mine, alone(base, row), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine, alone(model, row), rtol=1e-5, atol=1e-5)
     real = (mask[:, :-1] * mask[:, 1:]).bool()
     torch.testing.assert_close(others[real], together[real], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_does_not_shift_the_positions_of_a_model_that_learns_them_one_by_one(side):
-    config = GPT2Config(vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
-    model = GPT2LMHeadModel(config).eval()
-    ids, mask = padded(ROWS, side, 19)
-    with torch.no_grad():
-        model.transformer.wpe.weight *= 50  # as far apart as trained ones
-        together = token_log_probs(model, ids, mask)
-    for row, numbers in zip(ROWS, together, strict=True):
-        mine = numbers[19 - len(row) :] if side == "left" else numbers[: len(row) - 1]
-        torch.testing.assert_close(mine, alone(model, row), rtol=1e-5, atol=1e-5)
 
 
 def test_rows_that_do_not_fit_together_go_in_parts(base, monkeypatch):
@@ -114,10 +111,24 @@ def test_a_half_precision_model_gives_single_precision_numbers(base):
     torch.testing.assert_close(numbers, alone(base, ROWS[0]), rtol=0.05, atol=0.1)
 
 
-def test_the_gradient_reaches_the_adapter():
-    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=2)))
+def test_the_gradient_is_the_slope_of_the_log_probs():
+    """For each factor that has one at the start, by a central difference along a random direction."""
+    policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")).double(), adaptation(PeftSection(rank=2)))
     ids, mask = padded(ROWS, "right", 12)
-    token_log_probs(policy, ids, mask)[:, :1].sum().backward()
-    gradients = {n: p.grad for n, p in policy.named_parameters() if p.requires_grad and "lora_B" in n}
-    assert gradients
-    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
+
+    def total() -> torch.Tensor:
+        return token_log_probs(policy, ids, mask)[:, :1].double().sum()
+
+    total().backward()
+    factors = {n: p for n, p in policy.named_parameters() if p.requires_grad and "lora_B" in n}
+    assert len(factors) == 28
+    direction = {name: torch.randn_like(p) for name, p in factors.items()}
+    slope, step = sum((p.grad * direction[name]).sum().item() for name, p in factors.items()), 1e-3
+    with torch.no_grad():
+        ends = []
+        for sign in (1, -2):  # to +step, then to -step
+            for name, p in factors.items():
+                p += sign * step * direction[name]
+            ends.append(total().item())
+    assert all(p.grad.abs().max() > 0 for p in factors.values())
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(slope, rel=1e-2)

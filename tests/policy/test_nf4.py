@@ -4,7 +4,9 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -114,9 +116,12 @@ def test_the_run_says_on_which_base_it_was_trained_and_scored(run):
 
 def test_what_others_load_on_the_base_in_4_bits_is_what_was_trained(run):
     probe = read_probe(run.path)
-    there = probe.difference(log_probs(loaded(run.adapter, AS_QLORA), probe.input_ids_BT))
-    assert max(there, run.facts["reload_difference"]) < 1e-5
-    assert probe.difference(log_probs(loaded(run.adapter), probe.input_ids_BT)) > 1e-2
+    there, elsewhere = (log_probs(loaded(run.adapter, how), probe.input_ids_BT) for how in (AS_QLORA, None))
+    torch.testing.assert_close(probe.log_probs_BT, there, rtol=0, atol=1e-5)
+    assert run.facts["reload_difference"] < 1e-5
+    on_the_ordinary_base = (elsewhere - probe.log_probs_BT).abs().max().item()
+    assert on_the_ordinary_base > 1e-2
+    assert probe.difference(elsewhere) == pytest.approx(on_the_ordinary_base)
 
 
 def test_a_run_that_was_stopped_ends_like_one_that_was_not(run, copied):
@@ -129,19 +134,15 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(run, copied):
     assert again.facts["eval"] == run.facts["eval"]
 
 
-def test_a_run_goes_on_with_no_other_base(copied):
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_a_run_goes_on_with_no_other_base_and_its_type_is_named(copied, dtype):
     copied.record(status="interrupted", fingerprint={**copied.facts["fingerprint"], "base": of_the_file(torch.float32)})
-    with pytest.raises(PerlError, match="was started with other weights"):
+    said = "was started with other weights of sandbox:base"
+    if dtype:
+        copied.record(base_dtype=dtype)
+        said += f": they were loaded in {dtype}, here in float32 (model.dtype={dtype}, or choose another"
+    with pytest.raises(PerlError, match=re.escape(said)):
         perl.train(recipe(), output_dir=copied.path)
-
-
-def test_a_run_that_goes_on_in_another_type_says_which(copied):
-    copied.record(status="interrupted", fingerprint={**copied.facts["fingerprint"], "base": "0" * 64})
-    copied.record(base_dtype="float16")
-    with pytest.raises(PerlError) as refused:
-        perl.train(recipe(), output_dir=copied.path)
-    expected = "was started with other weights of sandbox:base: they were loaded in float16, here in float32"
-    assert f"{expected} (model.dtype=float16, or choose another" in str(refused.value)
 
 
 def scored(adapter, output, quantization="auto"):
@@ -149,7 +150,7 @@ def scored(adapter, output, quantization="auto"):
     return perl.evaluate(adapter, tasks=["sandbox:addition"], k=1, output=output, settings=settings).subject
 
 
-def test_it_is_scored_on_the_base_in_4_bits_unless_someone_says_otherwise(run, tmp_path, caplog):
+def test_an_adapter_is_scored_on_the_base_that_it_was_trained_on_unless_someone_says_otherwise(run, tmp_path, caplog):
     own, base = read_results(run.path / "eval").subject, run.facts["fingerprint"]["base"]
     shutil.copytree(run.adapter, tmp_path / "alone")
     for adapter in (run.path, run.path / "checkpoints" / "checkpoint-4", tmp_path / "alone"):
@@ -163,22 +164,13 @@ def test_it_is_scored_on_the_base_in_4_bits_unless_someone_says_otherwise(run, t
     assert ordinary["base_sha256"] == of_the_file(torch.float32)
     assert ordinary["policy"] != own["policy"]
     assert "base_quantization" not in ordinary
-
-
-def test_an_adapter_of_the_ordinary_base_is_scored_on_it(tmp_path):
-    ordinary = perl.train(
-        recipe(
-            quantization=None,
-            train={"max_steps": 1, "prompts_per_step": 2, "num_generations": 4},
-            eval={"enabled": False},
-        ),
-        output_dir=tmp_path / "run",
-    )
-    assert "base_quantization" not in header(ordinary.adapter)
-    assert ordinary.facts["quantization"] is None
-    assert "source" not in ordinary.facts["fingerprint"]
-    assert find_subject(str(ordinary.path)).base.quantization is None
-    assert find_subject(str(ordinary.path), quantization="nf4").base.quantization == "nf4"
+    train = {"max_steps": 1, "prompts_per_step": 2, "num_generations": 4}
+    plain = perl.train(recipe(quantization=None, train=train, eval={"enabled": False}), output_dir=tmp_path / "run")
+    assert "base_quantization" not in header(plain.adapter)
+    assert plain.facts["quantization"] is None
+    assert "source" not in plain.facts["fingerprint"]
+    assert find_subject(str(plain.path)).base.quantization is None
+    assert find_subject(str(plain.path), quantization="nf4").base.quantization == "nf4"
 
 
 def test_vllm_in_this_process_is_no_engine_for_it(run, tmp_path, monkeypatch):
@@ -198,7 +190,7 @@ def wrong_with(run):
     return [str(problem) for problem in check_card(found.files, found.weights_sha256, found.counted).mistakes]
 
 
-def test_the_card_says_it_and_its_snippet_loads_that_base(run, capsys):
+def test_the_card_says_it_its_snippet_loads_that_base_and_scores_of_another_are_found(run, copied, capsys):
     card = run.card.read_text()
     assert "trained and scored on this base quantised as it was loaded (nf4, by bitsandbytes)" in card
     assert "Base: sandbox:base in 4 bits (nf4); adapter: on-nf4" in card
@@ -215,9 +207,6 @@ def test_the_card_says_it_and_its_snippet_loads_that_base(run, capsys):
     assert answering_fingerprint(found["model"]) == run.facts["fingerprint"]["base"]
     probe = read_probe(run.path)
     assert probe.difference(log_probs(found["model"], probe.input_ids_BT)) < 1e-5
-
-
-def test_a_card_whose_scores_are_of_another_base_is_found(copied):
     file = copied.path / "eval" / "results.json"
     facts = json.loads(file.read_text())
     del facts["perl"]["subject"]["base_quantization"]
@@ -230,7 +219,10 @@ def test_a_card_whose_scores_are_of_another_base_is_found(copied):
 def test_it_is_pushed_and_found_again_with_its_base(run, copied, tmp_path):
     _, difference = push_run(copied, wanted_push(copied, REPO))
     assert difference < 1e-5
-    assert find_adapter(REPO).base_quantization == "nf4"
+    found, probe = find_adapter(REPO), read_probe(run.path)
+    assert found.base_quantization == "nf4"
+    there = log_probs(loaded(found.folder, AS_QLORA), probe.input_ids_BT)
+    torch.testing.assert_close(there, probe.log_probs_BT, rtol=0, atol=1e-5)
     assert find_subject(REPO).base.quantization == "nf4"
     there = scored(REPO, tmp_path / "there")
     assert there["policy"] == read_results(run.path / "eval").subject["policy"]
@@ -254,6 +246,9 @@ def test_it_is_continued_on_either_base_which_the_new_run_names(run, tmp_path, q
     assert "| continued base loaded as | nf4 |" in card
     assert ("in 4 bits (nf4)" in card) == bool(quantization)
     assert wrong_with(continued) == []
+    probe = read_probe(continued.path)
+    there = log_probs(loaded(continued.adapter, AS_QLORA if quantization else None), probe.input_ids_BT)
+    torch.testing.assert_close(there, probe.log_probs_BT, rtol=0, atol=1e-5)
 
 
 def test_it_is_exported_for_the_ordinary_base_and_says_so(run, tmp_path, caplog):
@@ -275,13 +270,17 @@ def test_the_plan_counts_numbers_and_not_bytes():
     plans = [prepare(read_recipe(recipe(quantization=how))) for how in ("nf4", None)]
     nf4, plain = [(plan.total_parameters, plan.trainable_parameters) for plan in plans]
     assert nf4 == plain
-    numbers = sum(tensor.numel() for tensor in load_file(BASE_FOLDER / "model.safetensors").values())
+    tensors = load_file(BASE_FOLDER / "model.safetensors")
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    linear = [tensor.shape for name, tensor in tensors.items() if "_proj" in name]
+    lora = sum(2 * (outputs + inputs) for outputs, inputs in linear)  # of rank 2
+    assert plain == (numbers + lora, lora)
     assert next(plans[0].lines()) == f"model    sandbox:base, {numbers:,} parameters, base in 4 bits (nf4)"
     assert "bits" not in next(plans[1].lines())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_base_in_4_bits_computes_in_the_type_of_the_rest(dtype):
+def test_a_base_in_4_bits_computes_in_the_type_of_the_rest_which_a_gpu_must_have(dtype, monkeypatch):
     base = load_base(ModelSection(quantization="nf4", dtype=dtype), CPU)
     layer = base.model.layers[0].mlp.up_proj
     asked = getattr(torch, dtype)
@@ -289,15 +288,15 @@ def test_a_base_in_4_bits_computes_in_the_type_of_the_rest(dtype):
     assert (layer.weight.quant_state.quant_type, layer.weight.quant_state.nested) == ("nf4", True)
     assert type(base.lm_head) is torch.nn.Linear
     assert quantisation_of(base) == "nf4"
-
-
-def test_a_gpu_without_bfloat16_computes_in_float16(monkeypatch):
-    types, gpu = [torch.float32, torch.bfloat16, torch.float16, None], torch.device("cuda")
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert [half_precision(t, gpu) for t in types] == [torch.float16] * 4
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: True)
-    found = [half_precision(t, gpu) for t in types]
-    assert found == [torch.bfloat16, torch.bfloat16, torch.float16, torch.bfloat16]
+    found = quantising(ModelSection(quantization="nf4"), CPU)
+    assert (found["device_map"], found["dtype"]) == ({"": CPU}, torch.float32)
+    assert quantising(ModelSection(), CPU) == {}
+    gpu = torch.device("cuda")  # where a recipe leaves the type open
+    for has_bfloat16, expected in ((False, torch.float16), (True, asked if asked.itemsize == 2 else torch.bfloat16)):
+        how = (lambda **_: True) if has_bfloat16 else (lambda including_emulation=True: including_emulation)
+        monkeypatch.setattr("torch.cuda.is_bf16_supported", how)
+        assert half_precision(asked, gpu) == expected
+        assert half_precision(None, gpu) == (torch.bfloat16 if has_bfloat16 else torch.float16)
 
 
 def test_the_name_of_a_base_tells_how_it_was_quantised_and_not_in_what_it_computes():
@@ -321,7 +320,7 @@ def fingerprint_of(**how):
     )
 
 
-def test_the_name_of_a_base_in_4_bits_is_counted_from_what_makes_its_numbers():
+def test_the_name_of_a_base_in_4_bits_is_counted_from_what_makes_its_numbers(monkeypatch):
     facts = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "llm_int8_skip_modules": []}
     counted = {"source": "checkpoint", "quantisation": {"load_in_4bit": True, **facts}}
     expected = hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
@@ -331,17 +330,15 @@ def test_the_name_of_a_base_in_4_bits_is_counted_from_what_makes_its_numbers():
     assert skipping[0] == skipping[1]
     eight = [fingerprint_of(load_in_8bit=True, llm_int8_threshold=t) for t in (6.0, 5.0)]
     assert len({expected, *eight}) == 3
-
-
-def test_a_setting_that_transformers_adds_gives_a_base_no_other_name_unless_it_is_set(monkeypatch):
-    expected, plain = fingerprint_of(**NF4), BitsAndBytesConfig.to_dict
-    monkeypatch.setattr(BitsAndBytesConfig, "to_dict", lambda config: plain(config) | {"blocks": 64})
-    assert fingerprint_of(**NF4) == expected
-    added = {"nf4": 32, "fp4": 64}  # only who asks for something has another number
-    monkeypatch.setattr(
-        BitsAndBytesConfig, "to_dict", lambda config: plain(config) | {"blocks": added[config.bnb_4bit_quant_type]}
-    )
-    assert fingerprint_of(**NF4) != expected
+    plain = BitsAndBytesConfig.to_dict
+    for added, counts in (({"nf4": 64, "fp4": 64}, False), ({"nf4": 32, "fp4": 64}, True)):
+        # A setting of tomorrow's transformers: only who asks for another number than the default has another name.
+        monkeypatch.setattr(
+            BitsAndBytesConfig,
+            "to_dict",
+            lambda config, added=added: plain(config) | {"blocks": added[config.bnb_4bit_quant_type]},
+        )
+        assert (fingerprint_of(**NF4) != expected) is counts
 
 
 SERVED = {"backend": "vllm-server", "servers": ["http://a:1"]}
@@ -367,6 +364,8 @@ def test_what_it_cannot_carry_is_refused_when_the_recipe_is_read(changed, line):
     with pytest.raises(RecipeError, match=line) as refused:
         read_recipe(recipe(**changed))
     assert len(refused.value.mistakes) == 1
+    allowed = {name for name, method in METHODS.items() if not method.off_quantised}
+    assert allowed == set(ON_NF4) - {"ln_tuning"}  # what PEFT can put on it
 
 
 def test_without_bitsandbytes_it_is_refused_with_the_extra_to_install(run, monkeypatch, tmp_path):
@@ -384,32 +383,38 @@ def test_without_bitsandbytes_it_is_refused_with_the_extra_to_install(run, monke
         trainer(tmp_path, quantization="nf4")
 
 
-def test_servers_are_given_adapters_only_and_serve_the_base_in_4_bits(monkeypatch):
-    with pytest.raises(ModelError, match=r"dora sends weights after each step, which servers of a quantised base"):
-        prepare(read_recipe(recipe(peft={"method": "dora"}, rollout=SERVED)))
+def test_servers_are_given_adapters_only_and_serve_the_base_in_4_bits():
     plan = prepare(read_recipe(recipe(rollout=SERVED)))
     assert any("its base must be quantised too, as `perl rollout command` starts it" in line for line in plan.lines())
     said = server_command(plan.recipe.model, 100, 8000, on_cpu=False, form=plan.form, rank=plan.served_rank)
     assert "--quantization bitsandbytes" in said
-    monkeypatch.setattr("perl.training.plan.has_bfloat16", lambda _: False)
-    with pytest.raises(ModelError, match=r"model\.dtype: this GPU has no bfloat16"):
-        prepare(read_recipe(recipe(), ["model.dtype=bfloat16"]))
 
 
-def test_a_base_that_is_published_in_4_bits_is_not_quantised_again(tmp_path):
-    shutil.copytree(BASE_FOLDER, tmp_path / "base")
+@pytest.mark.parametrize(
+    ("changed", "overrides", "line"),
+    [
+        (
+            {"peft": {"method": "dora"}, "rollout": SERVED},
+            [],
+            r"dora sends weights after each step, which servers of a quantised base",
+        ),
+        ({}, ["model.dtype=bfloat16"], r"model\.dtype: this GPU has no bfloat16"),
+        (
+            {},
+            ["model.name=published"],
+            r"model\.quantization: .*is published in quantised form already \(bitsandbytes",
+        ),
+    ],
+    ids=["dora", "bfloat16", "quantised again"],
+)
+def test_what_it_cannot_be_is_refused_before_weights_are_loaded(monkeypatch, changed, overrides, line):
+    shutil.copytree(BASE_FOLDER, "published")
     config = json.loads((BASE_FOLDER / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ModelError, match=r"model\.quantization: .*is published in quantised form already \(bitsandbytes"
-    ):
-        prepare(read_recipe(recipe(), [f"model.name={tmp_path / 'base'}"]))
-
-
-def test_the_table_of_methods_knows_what_peft_can_put_on_it():
-    allowed = {name for name, method in METHODS.items() if not method.off_quantised}
-    assert allowed == set(ON_NF4) - {"ln_tuning"}
+    Path("published/config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("perl.training.plan.has_bfloat16", lambda _: False)
+    with pytest.raises(ModelError, match=line):
+        prepare(read_recipe(recipe(**changed), overrides))
 
 
 def test_a_script_asks_for_it_in_a_word(tmp_path):
@@ -446,9 +451,3 @@ def test_a_script_is_refused_what_it_cannot_have(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits cannot be in shards, which FSDP makes"):
         PeftGRPOTrainer("sandbox:base", [len], PeftRLConfig(str(tmp_path), quantization="nf4", use_cpu=True))
-
-
-def test_the_arguments_of_loading_put_the_base_on_its_device():
-    found = quantising(ModelSection(quantization="nf4"), CPU)
-    assert (found["device_map"], found["dtype"]) == ({"": CPU}, torch.float32)
-    assert quantising(ModelSection(), CPU) == {}

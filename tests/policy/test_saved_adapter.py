@@ -1,15 +1,15 @@
 """What is wrong with a saved adapter is said in one line before any weights are loaded."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PromptTuningConfig
-from safetensors.torch import load_file, save_file
+from peft import LoraConfig
+from safetensors.torch import load_file
 
 from perl.errors import ModelError, PerlError
-from perl.methods.settings import method_of
 from perl.policy.attach import attach_adapter, continue_adapter
 from perl.policy.model import base_fingerprint, load_base
 from perl.policy.save_adapter import write_adapter
@@ -32,21 +32,23 @@ def line(name, base=None) -> str:
     return said
 
 
-def test_an_adapter_is_known_without_loading_it():
+def test_an_adapter_is_known_without_loading_it(monkeypatch):
+    """By its folder, the home folder's, or the run that holds it."""
     found = find_adapter(str(saved()), "sandbox:base")
     assert (found.name, found.folder) == ("adapter", Path("adapter"))
     assert type(found.config) is LoraConfig
     assert found.config.base_model_name_or_path == "sandbox:base"
     assert found.weights == Path("adapter/adapter_model.safetensors")
     assert found.shapes == {name: tuple(t.shape) for name, t in load_file(found.weights).items()}
-    assert len(found.shapes) == 2 * 4
+    model = load_base(ModelSection(), torch.device("cpu"))
+    adapted = [layer for name, layer in model.named_modules() if name.endswith("q_proj")]
+    assert len(found.shapes) == 2 * len(adapted)
+    numbers = sum(math.prod(shape) for shape in found.shapes.values())  # of rank 3
+    assert numbers == sum(3 * (layer.in_features + layer.out_features) for layer in adapted)
     assert found.base_fingerprint == base_fingerprint(load_base(ModelSection(), torch.device("cpu")))
-
-
-def test_a_run_or_a_home_folder_may_be_named_and_no_fingerprint_be_there(monkeypatch):
     assert find_adapter(str(saved(fingerprint=False))).base_fingerprint is None
     monkeypatch.setenv("HOME", str(Path.cwd()))
-    assert find_adapter("~/adapter").shapes
+    assert find_adapter("~/adapter").shapes == found.shapes
     Path("whole").mkdir()
     Path("adapter").rename("whole/adapter")
     Path("whole/run.json").write_text("{}")
@@ -77,14 +79,16 @@ def test_what_holds_no_adapter_is_refused_in_a_line_that_names_what_is_missing()
     )
 
 
-def test_a_config_that_is_none_is_refused():
+def test_a_config_that_cannot_be_read_or_trained_is_refused_in_one_line():
     base, config = load_base(ModelSection(), torch.device("cpu")), saved() / "adapter_config.json"
     wrong_type = ('{"peft_type": "NONSENSE"}', '{"peft_type": "LORA", "r": "many"}')
-    for text in ("", "{", "[]", "null", '"lora"', *wrong_type, "{}"):
+    untrainable = json.dumps({"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 4})
+    for text in ("", "{", "[]", "null", '"lora"', *wrong_type, "{}", untrainable):
         config.write_text(text)
         with pytest.raises(PerlError) as caught:
             continue_adapter(base, find_adapter("adapter"))
         assert len(str(caught.value).splitlines()) == 1, text
+    assert str(caught.value).startswith("peft_config: PROMPT_TUNING cannot be trained: ")
 
 
 def test_bases_are_compared_by_their_public_names():
@@ -105,12 +109,3 @@ def test_bases_are_compared_by_their_public_names():
             assert line("adapter", base) == (
                 f"peft.adapter: adapter was made for {made_for}, not for {base} (model.name: {made_for})"
             )
-
-
-def test_an_adapter_of_a_type_that_cannot_be_trained_is_found_and_its_type_refused():
-    Path("adapter").mkdir()
-    PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4).save_pretrained("adapter")
-    save_file({"prompt_embeddings": torch.zeros(4, 8)}, "adapter/adapter_model.safetensors")
-    with pytest.raises(PerlError, match=r"^peft_config: PROMPT_TUNING cannot be trained: ") as caught:
-        method_of(find_adapter("adapter").config)
-    assert len(str(caught.value).splitlines()) == 1

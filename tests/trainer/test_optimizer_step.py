@@ -212,7 +212,7 @@ def test_recomputation_counts_as_asked_for_under_both_of_its_names(name, asked):
     assert not PeftRLConfig("run", **quiet).recompute_asked
 
 
-def test_a_step_without_live_rows_has_gradients_of_zero_and_is_taken():
+def test_a_step_of_zero_advantage_samples_has_gradients_of_zero_and_is_taken():
     seen = []
 
     seen_loss: list[float] = []

@@ -59,7 +59,7 @@ class Passes:
 def score(
     model: nn.Module,
     rows: Sequence[Row],
-    families: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[int]],
     *,
     packed: bool,
     columns: int,
@@ -70,7 +70,7 @@ def score(
     Args:
         model: Prepared by :func:`perl.packing.head.add_scored_forward`; with or without wrappers.
         rows: N rows, of one width.
-        families: Indices of rows with one prompt, which is run once if ``packed``.
+        groups: Indices of rows with one prompt, which is run once if ``packed``.
         packed: Whether the rows are packed.
         columns: T, of the result.
         entropy: Whether entropies are wanted, and with a gradient.
@@ -78,7 +78,7 @@ def score(
     Returns:
         (N, T) log-probabilities, 0 where a token is not scored, and (N, T) entropies in nats or None.
     """
-    batch = pack(rows, families) if packed else pad_right(rows)
+    batch = pack(rows, groups) if packed else pad_right(rows)
     arguments: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
     if batch.layout is not None:
         # A mask of four dimensions is passed on to the layers as it is; ours look at the layout instead.
@@ -109,8 +109,8 @@ def score_all(
     """
     result_NT: torch.Tensor | None = None
     batches = token_batches(rows, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
-    for families in batches + batches[:1] * (agree(len(batches)) - len(batches)):
-        indices, own = renumbered(families)
+    for groups in batches + batches[:1] * (agree(len(batches)) - len(batches)):
+        indices, own = renumbered(groups)
         part, _ = score(model, [rows[i] for i in indices], own, packed=packed, columns=columns, entropy="none")
         if result_NT is None:
             result_NT = part.new_zeros(len(rows), columns)
@@ -181,15 +181,15 @@ def _differs(model: nn.Module, policy: nn.Module, *, shared: bool) -> str | None
     """Why packed rows do not give the numbers of padded ones; None if they do."""
     # Not the size of the embeddings, of which a process may hold nothing.
     vocabulary = base_of(policy).config.get_text_config().vocab_size
-    rows, families = _probe(vocabulary, next(model.parameters()).device, shared=shared)
+    rows, groups = _probe(vocabulary, next(model.parameters()).device, shared=shared)
     columns = max(row.completion.numel() for row in rows)
     dtype = compute_dtype(policy)
     with evaluating(model), torch.no_grad():
         if dtype in HALF:
             rows = [_continued(model, row) for row in rows]
-        expected, _ = score(model, rows, families, packed=False, columns=columns, entropy="none")
+        expected, _ = score(model, rows, groups, packed=False, columns=columns, entropy="none")
         try:
-            found, _ = score(model, rows, families, packed=True, columns=columns, entropy="none")
+            found, _ = score(model, rows, groups, packed=True, columns=columns, entropy="none")
         except Exception as error:  # noqa: BLE001 (a model's own code, of which any kind may come; rows are padded then)
             return str(error).partition("\n")[0] or type(error).__name__
     differences_NT, limit = (found - expected).abs(), _TOLERANCE

@@ -178,10 +178,10 @@ def measure(model: nn.Module, *, packed: bool, shared: bool = False, fused_head:
     inputs = _LayerInputs(model)
 
     def kept_of(rows: list[Row]) -> int:
-        families = [list(range(len(rows)))] if shared else [[index] for index in range(len(rows))]
+        groups = [list(range(len(rows)))] if shared else [[index] for index in range(len(rows))]
         columns = max(row.completion.numel() for row in rows)
         inputs.clear()
-        return kept_bytes(lambda: score(model, rows, families, packed=packed, columns=columns), model)
+        return kept_bytes(lambda: score(model, rows, groups, packed=packed, columns=columns), model)
 
     rows = 2 if shared or not packed else 1
     shorter = 0 if shared else 1

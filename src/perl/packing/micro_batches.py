@@ -17,7 +17,7 @@ import torch
 from perl.packing.rows import Row
 
 # Advantages this far below the largest are rounding, not signal: the gradient would be lost in the sum's last bit.
-DEAD_ADVANTAGE = 1e-6
+ZERO_ADVANTAGE = 1e-6
 # Values a row or a token brings along, under the names of TRL's micro-batches.
 _COLUMNS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
 
@@ -49,7 +49,7 @@ class MicroBatch:
 
     Attributes:
         rows: n of them.
-        families: Indices into ``rows``, by group: members of one have the same prompt, to be run once.
+        groups: Indices into ``rows``, by group: members of one have the same prompt, to be run once.
         mask_NT: As in :class:`Window`, of these rows, cut to their longest completion; so are the next three.
         weights_NT: 0 everywhere in a micro-batch that only keeps step with those of other processes.
         advantages: (n, 1) or (n, T).
@@ -60,7 +60,7 @@ class MicroBatch:
     """
 
     rows: tuple[Row, ...]
-    families: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[int, ...], ...]
     mask_NT: torch.Tensor
     weights_NT: torch.Tensor
     advantages: torch.Tensor
@@ -74,13 +74,13 @@ class MicroBatch:
         """Tokens that are run, padding included."""
         if not self.packed:
             return len(self.rows) * max(row.tokens for row in self.rows)
-        return sum(family_tokens([self.rows[index] for index in family]) for family in self.families)
+        return sum(group_tokens([self.rows[index] for index in group]) for group in self.groups)
 
     def cost(self, copy_cost: float) -> float:
         """In tokens of a budget, as in :func:`micro_batches`."""
         if not self.packed:
             return self.tokens
-        return sum(_family_cost([self.rows[index] for index in family], copy_cost) for family in self.families)
+        return sum(_group_cost([self.rows[index] for index in group], copy_cost) for group in self.groups)
 
 
 def _no_width(_: int) -> int:
@@ -140,7 +140,7 @@ def join(
     )
 
 
-def live_rows(window: Window, *, largest_advantage: float, skip: bool) -> list[int]:
+def rows_with_gradient(window: Window, *, largest_advantage: float, skip: bool) -> list[int]:
     """Rows that have a gradient.
 
     Args:
@@ -151,26 +151,26 @@ def live_rows(window: Window, *, largest_advantage: float, skip: bool) -> list[i
     Returns:
         Indices. A row whose tokens are all masked out never has a gradient.
     """
-    live_N = window.mask_NT.any(dim=1)
+    trained_N = window.mask_NT.any(dim=1)
     if skip:
-        live_N &= have_advantage(window.advantages, largest_advantage)
-    return live_N.nonzero().flatten().tolist()
+        trained_N &= have_advantage(window.advantages, largest_advantage)
+    return trained_N.nonzero().flatten().tolist()
 
 
 def have_advantage(advantages: torch.Tensor, largest: float | torch.Tensor) -> torch.Tensor:
     """(N,) bool, of (N,), (N, 1) or (N, T) advantages: whether a row has one that is not lost beside the largest."""
     # max_t |A_t| > 1e-6 max over the generation batch
-    return advantages.abs().view(len(advantages), -1).amax(dim=1) > DEAD_ADVANTAGE * largest
+    return advantages.abs().view(len(advantages), -1).amax(dim=1) > ZERO_ADVANTAGE * largest
 
 
 def micro_batches(
-    window: Window, live: Sequence[int], *, budget: int, packed: bool, share: bool, copy_cost: float = 0.0
+    window: Window, chosen: Sequence[int], *, budget: int, packed: bool, share: bool, copy_cost: float = 0.0
 ) -> list[MicroBatch]:
     """Distributes rows over micro-batches.
 
     Args:
         window: The rows.
-        live: Indices of those to run.
+        chosen: Indices of those to run.
         budget: Tokens in a micro-batch; a longer row gets one of its own. 0: as the micro-batches came.
         packed: Whether rows will be packed; if not, padding counts as tokens and rows of like length go together.
         share: Whether prompts are run once for all their completions in a micro-batch.
@@ -180,10 +180,10 @@ def micro_batches(
         The micro-batches, the one that costs most first: if memory does not suffice, that shows at once.
     """
     if budget == 0:
-        families = _families([window.rows[index] for index in live], live, share=share)
-        bins = _by_origin(families, window.micro_batch_N.tolist())
+        groups = _groups([window.rows[index] for index in chosen], chosen, share=share)
+        bins = _by_origin(groups, window.micro_batch_N.tolist())
     else:
-        bins = _filled(window.rows, live, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
+        bins = _filled(window.rows, chosen, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
     found = [_cut(window, members, packed=packed) for members in bins]
     return sorted(found, key=lambda batch: batch.cost(copy_cost), reverse=True)
 
@@ -191,24 +191,24 @@ def micro_batches(
 def idle_micro_batch(window: Window, *, packed: bool) -> MicroBatch:
     """A micro-batch that adds exactly zero to every gradient: the shortest row, with weight 0.
 
-    For a window without live rows, where TRL's optimizer takes a step with zero gradients, and for a process that has
-    run out of rows while others, with which it exchanges gradients, have not.
+    For a window of zero-advantage samples alone, where TRL's optimizer takes a step with zero gradients, and for a
+    process that has run out of rows while others, with which it exchanges gradients, have not.
     """
     shortest = min(range(len(window.rows)), key=lambda index: window.rows[index].tokens)
     batch = _cut(window, [[shortest]], packed=packed)
     return replace(batch, weights_NT=torch.zeros_like(batch.weights_NT), counts=False)
 
 
-def family_tokens(rows: Sequence[Row]) -> int:
+def group_tokens(rows: Sequence[Row]) -> int:
     """Tokens that are run for rows with one prompt: P + sum of (C - 1)."""
     prompt = rows[0].prompt.numel()
     return prompt + sum(row.tokens - prompt for row in rows)
 
 
-def _family_cost(rows: Sequence[Row], copy_cost: float) -> float:
+def _group_cost(rows: Sequence[Row], copy_cost: float) -> float:
     """The tokens that are run, and what the keys of a shared prompt cost that attention copies for each completion."""
     seeing = sum(row.completion.numel() > 1 for row in rows) if len(rows) > 1 else 0  # the last token is not run
-    return family_tokens(rows) + copy_cost * seeing * rows[0].prompt.numel()
+    return group_tokens(rows) + copy_cost * seeing * rows[0].prompt.numel()
 
 
 def token_batches(
@@ -218,11 +218,11 @@ def token_batches(
     return _filled(rows, range(len(rows)), budget=budget, packed=packed, share=share, copy_cost=copy_cost)
 
 
-def renumbered(families: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+def renumbered(groups: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
     """The rows of a micro-batch: their indices in order, and its groups as indices into those."""
-    indices = [index for family in families for index in family]
+    indices = [index for group in groups for index in group]
     place = {index: position for position, index in enumerate(indices)}
-    return indices, tuple(tuple(place[index] for index in family) for family in families)
+    return indices, tuple(tuple(place[index] for index in group) for group in groups)
 
 
 def _filled(
@@ -235,13 +235,13 @@ def _filled(
     bins: list[list[list[int]]] = []
     for same in by_width.values():
         if packed:
-            bins += _fill(rows, _families([rows[index] for index in same], same, share=share), budget, copy_cost)
+            bins += _fill(rows, _groups([rows[index] for index in same], same, share=share), budget, copy_cost)
         else:
             bins += _fill_padded(rows, same, budget)
     return bins
 
 
-def _families(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> list[list[int]]:
+def _groups(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> list[list[int]]:
     """Indices of rows by prompt, or each by itself."""
     if not share:
         return [[index] for index in indices]
@@ -251,16 +251,16 @@ def _families(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> li
     return list(by_prompt.values())
 
 
-def _fill(rows: Sequence[Row], families: list[list[int]], budget: int, copy_cost: float) -> list[list[list[int]]]:
+def _fill(rows: Sequence[Row], groups: list[list[int]], budget: int, copy_cost: float) -> list[list[list[int]]]:
     """First fit, longest first; a group that is too long is divided, which costs its prompt once more."""
 
-    def cost(family: list[int]) -> float:
-        return _family_cost([rows[index] for index in family], copy_cost)
+    def cost(group: list[int]) -> float:
+        return _group_cost([rows[index] for index in group], copy_cost)
 
     pieces = []
-    for family in families:
+    for group in groups:
         piece: list[int] = []
-        for index in sorted(family, key=lambda i: -rows[i].tokens):
+        for index in sorted(group, key=lambda i: -rows[i].tokens):
             if piece and cost([*piece, index]) > budget:
                 pieces.append(piece)
                 piece = []
@@ -287,21 +287,21 @@ def _fill_padded(rows: Sequence[Row], indices: Iterable[int], budget: int) -> li
     return bins
 
 
-def _by_origin(families: list[list[int]], origin: list[int]) -> list[list[list[int]]]:
+def _by_origin(groups: list[list[int]], origin: list[int]) -> list[list[list[int]]]:
     """The micro-batches as they came, prompts shared within each."""
     bins: dict[int, list[list[int]]] = {}
-    for family in families:
+    for group in groups:
         parts: dict[int, list[int]] = {}
-        for index in family:
+        for index in group:
             parts.setdefault(origin[index], []).append(index)
         for micro_batch, part in parts.items():
             bins.setdefault(micro_batch, []).append(part)
     return [bins[key] for key in sorted(bins)]
 
 
-def _cut(window: Window, families: list[list[int]], *, packed: bool) -> MicroBatch:
+def _cut(window: Window, groups: list[list[int]], *, packed: bool) -> MicroBatch:
     """The rows of some groups, and their columns up to the longest completion."""
-    indices, own = renumbered(families)
+    indices, own = renumbered(groups)
     rows = tuple(window.rows[index] for index in indices)
     columns = max(row.completion.numel() for row in rows)
     chosen = torch.tensor(indices, device=window.mask_NT.device)
@@ -312,7 +312,7 @@ def _cut(window: Window, families: list[list[int]], *, packed: bool) -> MicroBat
 
     return MicroBatch(
         rows=rows,
-        families=own,
+        groups=own,
         mask_NT=window.mask_NT[chosen][:, :columns],
         weights_NT=window.weights_NT[chosen][:, :columns],
         advantages=cut(window.advantages),

@@ -153,12 +153,12 @@ class Batch:
     scored: Scored
 
 
-def pack(rows: Sequence[Row], families: Sequence[Sequence[int]]) -> Batch:
+def pack(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> Batch:
     """Puts rows end to end, without padding.
 
     Args:
         rows: N rows; the order of ``Scored.rows``.
-        families: Every row's index once, by group. The rows of a group of two or more have the same prompt, which is
+        groups: Every row's index once, by group. The rows of a group of two or more have the same prompt, which is
             run once; every completion sees it and itself, and counts positions from its end.
 
     Returns:
@@ -167,15 +167,15 @@ def pack(rows: Sequence[Row], families: Sequence[Sequence[int]]) -> Batch:
     Source: shared prompts as in PrefixGrouper, arXiv:2506.05433, section 3: same outputs, same gradients.
     """
     builder = _Builder(rows[0].prompt.device)
-    for family in families:
-        first = rows[family[0]]
-        if len(family) == 1:
+    for group in groups:
+        first = rows[group[0]]
+        if len(group) == 1:
             begin = builder.add([first.prompt, first.completion[:-1]], position=0)
-            builder.score(first, family[0], before=begin + first.prompt.numel() - 1, after=begin + first.prompt.numel())
+            builder.score(first, group[0], before=begin + first.prompt.numel() - 1, after=begin + first.prompt.numel())
             continue
         length = first.prompt.numel()
         prompt = builder.add([first.prompt], position=0)
-        for index in family:
+        for index in group:
             row = rows[index]
             begin = builder.add([row.completion[:-1]], position=length, prefix=(prompt, length))
             builder.score(row, index, before=prompt + length - 1, after=begin)

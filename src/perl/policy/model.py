@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, missing_extra
+from perl.errors import MissingExtraError, Mistake, ModelError, PerlError, first_line, missing_extra
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.policy.hub_lookup import look_up
 from perl.policy.quantised import (
@@ -317,9 +317,8 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """
     base = base_of(model)
     clean = _empty(base)
-    held = {
-        name_in_base(name): module for name, module in model.named_modules()
-    }  # a wrapper comes before what it wraps
+    # a wrapper comes before what it wraps
+    held = {name_in_base(name): module for name, module in model.named_modules()}
     shared = {name: held[name] for name, fresh in clean.named_modules() if name in held and _differs(held[name], fresh)}
     fresh = dict(clean.named_parameters())
     # Those of the shared layers too, but for packed ones: others may be tied to them.
@@ -328,6 +327,8 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
         for name, p in base_parameters(model)
         if name in fresh and not is_packed(p) and p.shape == fresh[name].shape
     }
+    for name, p in parameters.items():
+        fresh[name].requires_grad_(p.requires_grad)  # which assigning hands on to the base's own parameter
     clean.load_state_dict(parameters, strict=False, assign=True)
     clean.tie_weights()
     own = {name_in_base(name): buffer for name, buffer in model.named_buffers()}
@@ -425,7 +426,7 @@ def _check_exists(section: ModelSection) -> None:
 
 @contextlib.contextmanager
 def _explained(section: ModelSection) -> Iterator[None]:
-    """Turns what transformers raises for a model that cannot be had into one line."""
+    """Turns what transformers raises for a model that cannot be loaded into one line."""
     try:
         yield
     except PerlError:
@@ -433,11 +434,10 @@ def _explained(section: ModelSection) -> Iterator[None]:
     except (OSError, ValueError, SafetensorError) as error:
         local = Path(section.name).expanduser().is_dir()
         what = "holds no model that can be loaded" if local else "cannot be loaded"
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         hint = f"{BASE_NAME} needs no network"
         if constants.HF_HUB_OFFLINE and not local:
             hint = f"HF_HUB_OFFLINE is set, so only what is cached can be loaded; {hint}"
-        raise ModelError(f"{section.name} {what}: {reason}", "model.name", hint) from error
+        raise ModelError(f"{section.name} {what}: {first_line(error)}", "model.name", hint) from error
 
 
 def processor_name(device: torch.device) -> str:

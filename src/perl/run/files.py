@@ -1,11 +1,13 @@
 """Files and folders that are there whole or not at all.
 
-text -> file; finished folder -> its place; file -> bytes, SHA-256
+text -> file; files -> folder in its place; file -> bytes, SHA-256
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -14,6 +16,30 @@ def write_text(path: Path, text: str) -> None:
     staged = path.with_name(f".{path.name}.tmp")
     staged.write_text(text, encoding="utf-8")
     os.replace(staged, path)
+
+
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file whole or not at all, whatever other processes write the same one."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(staged)
+        os.replace(staged, path)
+    finally:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to write to, which takes the place of an older one if nothing is raised, and else is deleted."""
+    staged = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    try:
+        yield staged
+        replace_folder(staged, path)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def replace_folder(staged: Path, path: Path) -> None:

@@ -201,16 +201,16 @@ class LogProbPasses:
         """The rows of several micro-batches of TRL's, with the weights of their tokens."""
         return join(batches, weights, self._width_of)
 
-    def plan(self, window: Window, live: Sequence[int], budget: int) -> list[MicroBatch]:
+    def plan(self, window: Window, chosen: Sequence[int], budget: int) -> list[MicroBatch]:
         """The micro-batches of a window, as many on every process; at least one, so that every gradient is there.
 
         Args:
             window: The rows.
-            live: Indices of those that are run.
+            chosen: Indices of those that are run.
             budget: Tokens in a micro-batch.
         """
         how = self._grouping(window.rows)
-        plan = micro_batches(window, live, budget=budget, **how)
+        plan = micro_batches(window, chosen, budget=budget, **how)
         idle = most(self._live.accelerator, max(len(plan), 1)) - len(plan)
         return plan + [idle_micro_batch(window, packed=how["packed"]) for _ in range(idle)]
 

@@ -21,7 +21,7 @@ from perl.algorithms.losses import LossInputs, LossSettings, objective, token_we
 from perl.algorithms.metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, SamplingMetrics
 from perl.methods.hooks import hooks_of
 from perl.packing.forward import score
-from perl.packing.micro_batches import MicroBatch, Window, live_rows
+from perl.packing.micro_batches import MicroBatch, Window, rows_with_gradient
 from perl.run.processes import as_copies, average_gradients
 from perl.run.threads import fitting_threads, threads_for
 from perl.trainer.config import own_setting
@@ -184,15 +184,15 @@ class OptimizerStep:
         """
         window = self._passes.window(batches, [self._weights(batch) for batch in batches])
         largest = max((float(b.get("largest_advantage", b["advantages"].abs().max())) for b in batches), default=0.0)
-        live = live_rows(window, largest_advantage=largest, skip=self._settings.skips)
+        chosen = rows_with_gradient(window, largest_advantage=largest, skip=self._settings.skips)
         while True:
-            plan = self._passes.plan(window, live, self._passes.tokens)
+            plan = self._passes.plan(window, chosen, self._passes.tokens)
             loss = self._backward(model, plan, len(batches))
             if loss is not None:
                 if not self._check.stands(self._window_metrics[1].mean_difference(self._live.accelerator)):
                     model.zero_grad()
                     return None
-                self._log_step(window, live, plan)
+                self._log_step(window, chosen, plan)
                 return loss
             model.zero_grad()
             self._save_memory(plan)
@@ -203,7 +203,7 @@ class OptimizerStep:
         mask_NT, values = batch.mask_NT, batch.values
         with self._live.accelerator.autocast():
             policy_log_probs, entropies = score(
-                model, batch.rows, batch.families, packed=batch.packed, columns=mask_NT.size(1)
+                model, batch.rows, batch.groups, packed=batch.packed, columns=mask_NT.size(1)
             )
         if not batch.counts:
             return (policy_log_probs * 0.0).sum() + self._regulariser_if_due()
@@ -236,11 +236,11 @@ class OptimizerStep:
     def evaluation_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """The loss of an evaluation batch, over all of its rows."""
         window = self._passes.window([inputs], [self._weights(inputs)])
-        live = live_rows(window, largest_advantage=0.0, skip=False)
+        chosen = rows_with_gradient(window, largest_advantage=0.0, skip=False)
         self._start_metrics(1)
         self._regulariser_due = False
         loss = torch.zeros((), device=self._live.args.device)
-        for batch in self._passes.plan(window, live, self._passes.tokens_without_gradient):
+        for batch in self._passes.plan(window, chosen, self._passes.tokens_without_gradient):
             loss += self.loss_of(model, batch)
         self._log_metrics("eval")
         return loss
@@ -326,12 +326,12 @@ class OptimizerStep:
             max_completion_length=self._settings.loss.max_completion_length,
         )
 
-    def _log_step(self, window: Window, live: Sequence[int], plan: Sequence[MicroBatch]) -> None:
+    def _log_step(self, window: Window, chosen: Sequence[int], plan: Sequence[MicroBatch]) -> None:
         """The metrics of an optimizer step, and how much of it was run."""
         self._log_metrics("train")
         accelerator, metrics = self._live.accelerator, self._metrics("train")
         counts = torch.tensor(
-            [[len(live), len(window.rows), sum(b.tokens for b in plan), len(plan)]],
+            [[len(chosen), len(window.rows), sum(b.tokens for b in plan), len(plan)]],
             device=accelerator.device,
             dtype=torch.float32,
         )
