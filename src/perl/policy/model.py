@@ -328,6 +328,8 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
         for name, p in base_parameters(model)
         if name in fresh and not is_packed(p) and p.shape == fresh[name].shape
     }
+    for name, parameter in parameters.items():  # assigning gives what is assigned the flag of what was there
+        fresh[name].requires_grad_(parameter.requires_grad)
     clean.load_state_dict(parameters, strict=False, assign=True)
     clean.tie_weights()
     own = {name_in_base(name): buffer for name, buffer in model.named_buffers()}
