@@ -13,8 +13,10 @@ from perl.evaluation.results import read_results
 from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.recipe import load_recipe
 from perl.run.folder import sha256_of
+from perl.sandbox import load_problems
 from perl.training.stages import prepare, read_recipe
 
+QUESTIONS = 32
 TASKS = {"tasks": ["sandbox:chain"], "k": 2, "limit": 6, "max_completion_length": 24}
 
 
@@ -31,6 +33,16 @@ def recipe(**evaluation):
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_questions():
+    """The task's first ones, of 500."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "perl.evaluation.task_data.load_problems", lambda name, split: load_problems(name, split)[:QUESTIONS]
+        )
+        yield
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return perl.train(recipe(every=2), output_dir=tmp_path_factory.mktemp("runs") / "run")
@@ -43,7 +55,7 @@ def rows_of(run):
 def test_a_run_ends_with_base_and_adapter_on_every_task(run):
     results = read_results(run.path / "eval")
     assert [task.name for task in results.tasks] == ["sandbox:addition", "sandbox:chain"]
-    assert [(task.score.n, task.score.k) for task in results.tasks] == [(6, 2), (500, 2)]
+    assert [(task.score.n, task.score.k) for task in results.tasks] == [(6, 2), (QUESTIONS, 2)]
     for task in results.tasks:
         facts = run.facts["eval"][task.name]
         assert facts["base"] == task.base.accuracy
@@ -88,7 +100,7 @@ def test_the_best_adapter_is_kept_with_its_score(run):
 
 
 def test_scores_between_steps_change_nothing_of_the_training(run, tmp_path):
-    other = perl.train(recipe(), output_dir=tmp_path / "run")
+    other = perl.train(recipe(enabled=False, tasks=[]), output_dir=tmp_path / "run")
     assert other.facts["fingerprint"]["adapter"] == run.facts["fingerprint"]["adapter"]
     assert not (other.path / "best").exists()
 
