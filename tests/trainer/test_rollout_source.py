@@ -171,13 +171,21 @@ def test_trls_own_arguments_lead_to_the_same(tmp_path, vllm_server):
 
 
 def test_evaluation_samples_from_the_adapter_too(tmp_path, vllm_server):
-    trained = trainer(tmp_path, [vllm_server], Seen(), per_device_eval_batch_size=4, max_steps=1)
+    lengths = []
+
+    def reward(completion_ids, **_):
+        lengths.append([len(ids) for ids in completion_ids])
+        return [float(position % 4) for position in range(len(completion_ids))]
+
+    trained = trainer(tmp_path, [vllm_server], reward, per_device_eval_batch_size=4, max_steps=1)
     trained.eval_dataset = problems(2)
     trained.train()
     metrics = trained.evaluate()
     trained.rollout_source.close()
     assert metrics["eval_sync/logp_diff"] < 1e-4
-    assert metrics["eval_completions/mean_length"] > 1
+    assert list(map(len, lengths)) == [8, 4, 4]  # of training and of two groups
+    assert metrics["eval_completions/mean_length"] == pytest.approx(sum(map(sum, lengths[1:])) / 8)
+    assert metrics["eval_reward"] == pytest.approx((0 + 1 + 2 + 3) / 4)
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
