@@ -78,72 +78,50 @@ def test_the_documented_defaults_are_the_ones_that_differ():
     assert differing.pop("vllm_importance_sampling_mode") == ("sequence_mask", "token_truncate")
     assert "``vllm_importance_sampling_mode`` is ``token_truncate``" in PeftRLConfig.__doc__
     assert differing == documented
-
-
-def test_the_count_of_differing_defaults_in_the_documentation_is_right():
     (count,) = re.findall(r"(\w+) defaults differ from TRL's", PeftRLConfig.__doc__)
+    assert count.lower() == "seven"
     bullets = re.findall(r"^    \* (.*)$", PeftRLConfig.__doc__.replace("\n      ", " "), re.MULTILINE)
     named = {name for bullet in bullets for name in re.findall(r"``(\w+)``", bullet)}
-    assert named == {
-        "learning_rate",
-        "logging_steps",
-        "save_steps",
-        "bf16",
-        "gradient_checkpointing",
-        "dataloader_pin_memory",
-        "vllm_importance_sampling_mode",
-        "token_truncate",
-        "sequence_mask",
-    }
-    assert count.lower() == "seven"
+    of_sampling = {"vllm_importance_sampling_mode", "token_truncate", "sequence_mask"}
+    assert named == {*documented, *of_sampling, "bf16", "gradient_checkpointing", "dataloader_pin_memory"}
 
 
-def test_a_cpu_needs_no_argument_and_gives_no_warning():
+OFF_ON_A_CPU = ["bf16", "gradient_checkpointing", "activation_checkpointing", "dataloader_pin_memory"]
+
+
+def test_what_a_gpu_is_for_is_off_on_a_cpu_unless_it_is_set():
     config = PeftRLConfig("out", use_cpu=True)
-    assert (config.bf16, config.gradient_checkpointing, config.activation_checkpointing) == (False, False, False)
-    assert config.dataloader_pin_memory is False
     assert config.device.type == "cpu"
+    assert [getattr(config, name) for name in OFF_ON_A_CPU] == [False] * 4
+    for name in OFF_ON_A_CPU:
+        expected = made(GRPOConfig, **{**ON_A_CPU, **LIKE_TRL, name: True})
+        if name == "gradient_checkpointing":
+            expected |= {"gradient_checkpointing": True, "activation_checkpointing": True}
+        assert made(PeftRLConfig, use_cpu=True, **{**LIKE_TRL, name: True}) == expected, name
 
 
-@pytest.mark.parametrize(
-    "name", ["bf16", "gradient_checkpointing", "activation_checkpointing", "dataloader_pin_memory"]
-)
-def test_what_is_asked_for_is_done_on_a_cpu_too(name):
-    expected = made(GRPOConfig, **{**ON_A_CPU, **LIKE_TRL, name: True})
-    if name == "gradient_checkpointing":
-        expected |= {"gradient_checkpointing": True, "activation_checkpointing": True}
-    assert made(PeftRLConfig, use_cpu=True, **{**LIKE_TRL, name: True}) == expected
+COMMAND_LINES = {
+    "": {},
+    "--peft_method dora --peft_rank 4 --peft_alpha 2.5 --peft_dropout 0.1 --peft_target_modules q_proj v_proj": {
+        "method": "dora", "rank": 4, "alpha": 2.5, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]
+    },
+    '--peft_kwargs {"bias":"none","use_rslora":true,"rank_pattern":{"q_proj":2}}': {
+        "kwargs": {"bias": "none", "use_rslora": True, "rank_pattern": {"q_proj": 2}}
+    },
+    "--peft_target_modules all-linear": {"target_modules": "all-linear"},
+    "--peft_target_modules q_proj": {"target_modules": ["q_proj"]},
+    "--peft_target_modules .*self_attn.*_proj": {"target_modules": [".*self_attn.*_proj"]},
+}  # fmt: skip
 
 
-def test_the_command_line_parser_of_transformers_reads_every_field():
-    (config,) = HfArgumentParser(PeftRLConfig).parse_args_into_dataclasses(["--output_dir", "out", "--use_cpu", "true"])
-    assert config == PeftRLConfig("out", use_cpu=True)
-    assert config.peft == PeftSection()
-
-
-def test_the_command_line_parser_of_transformers_reads_the_adapter():
+@pytest.mark.parametrize(("written", "section"), COMMAND_LINES.items())
+def test_the_command_line_parser_of_transformers_reads_every_field(written, section):
     arguments = ["--output_dir", "out", "--use_cpu", "true", "--prompts_per_step", "3", "--learning_rate", "2e-5"]
-    arguments += ["--peft_method", "dora", "--peft_rank", "4", "--peft_alpha", "2.5", "--peft_dropout", "0.1"]
-    arguments += ["--peft_target_modules", "q_proj", "v_proj"]
-    arguments += ["--peft_kwargs", '{"bias": "none", "use_rslora": true, "rank_pattern": {"q_proj": 2}}']
-    (config,) = HfArgumentParser(PeftRLConfig).parse_args_into_dataclasses(arguments)
-    assert config.peft == PeftSection(
-        method="dora",
-        rank=4,
-        alpha=2.5,
-        dropout=0.1,
-        target_modules=["q_proj", "v_proj"],
-        kwargs={"bias": "none", "use_rslora": True, "rank_pattern": {"q_proj": 2}},
-    )
+    (config,) = HfArgumentParser(PeftRLConfig).parse_args_into_dataclasses([*arguments, *written.split()])
+    assert config.peft == PeftSection(**section)
     assert (config.prompts_per_step, config.learning_rate) == (3, 2e-5)
-
-
-@pytest.mark.parametrize("targets", ["all-linear", "q_proj", ".*self_attn.*_proj"])
-def test_one_target_on_the_command_line_is_that_target(targets):
-    arguments = ["--output_dir", "out", "--use_cpu", "true", "--peft_target_modules", targets]
-    (config,) = HfArgumentParser(PeftRLConfig).parse_args_into_dataclasses(arguments)
-    assert config.peft.target_modules in (targets, [targets])
-    assert (config.peft.target_modules == "all-linear") is (targets == "all-linear")
+    if not section:
+        assert config == PeftRLConfig("out", use_cpu=True, prompts_per_step=3, learning_rate=2e-5)
 
 
 @pytest.mark.parametrize("prompts", [1, 2, 5, 16])
@@ -158,23 +136,25 @@ def test_prompts_per_step_gives_the_other_batch_numbers(prompts, generations, fi
         assert rows == max(d for d in range(1, 9) if prompts * generations % d == 0)
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        {"per_device_train_batch_size": 3},
-        {"gradient_accumulation_steps": 5},
-        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
-    ],
+CONTRADICTIONS = (
+    ({"per_device_train_batch_size": 3}, "2 prompts x 8 generations = 16 completions a step"),
+    ({"per_device_train_batch_size": 3}, "cannot be cut into passes of 3 rows"),
+    ({"gradient_accumulation_steps": 5}, "2 prompts x 8 generations = 16 completions a step"),
+    ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, "16 completions a step"),
+    ({"prompts_per_step": 0}, "prompts_per_step"),
+    ({"prompts_per_step": -1}, "prompts_per_step"),
+    ({"train_tokens_per_microbatch": -5}, r"train_tokens_per_microbatch: a pass of -5 tokens"),
+    ({"flat_reward_steps": -1}, "flat_reward_steps"),
+    ({"process_reward_weight": 0.5}, "process_reward_weight"),
+    ({"process_reward_kwargs": {"model": "sandbox:base"}}, "process_reward_kwargs"),
 )
-def test_prompts_per_step_that_contradicts_the_other_numbers_is_refused(numbers):
-    with pytest.raises(RecipeError, match="2 prompts x 8 generations = 16 completions a step"):
-        PeftRLConfig("out", use_cpu=True, prompts_per_step=2, num_generations=8, **numbers)
 
 
-@pytest.mark.parametrize("prompts", [0, -1])
-def test_prompts_per_step_below_one_is_refused(prompts):
-    with pytest.raises(RecipeError):
-        PeftRLConfig("out", use_cpu=True, prompts_per_step=prompts)
+@pytest.mark.parametrize(("changes", "problem"), CONTRADICTIONS)
+def test_numbers_that_are_impossible_or_contradict_each_other_are_refused_by_name(changes, problem):
+    numbers = {"prompts_per_step": 2, "num_generations": 8, **changes}
+    with pytest.raises(RecipeError, match=problem):
+        PeftRLConfig("out", use_cpu=True, **numbers)
 
 
 @pytest.mark.parametrize(
@@ -209,11 +189,16 @@ def test_the_adapter_fields_are_the_recipes_section():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_default_learning_rate_is_the_methods(method):
-    config = PeftRLConfig("out", use_cpu=True, peft_method=method)
-    assert config.learning_rate == pytest.approx(1e-5 * METHODS[method].rate, rel=1e-12)
+    """In a recipe too, and null gives it back to one that extends another."""
+    expected = 1e-5 * METHODS[method].rate
+    assert PeftRLConfig("out", use_cpu=True, peft_method=method).learning_rate == pytest.approx(expected, rel=1e-12)
     assert PeftRLConfig("out", use_cpu=True, peft_method=method, learning_rate=3e-7).learning_rate == 3e-7
-    recipe = load_recipe({"peft": {"method": method}, "engine": {"device": "cpu"}})
-    assert training_arguments(recipe, "out").learning_rate == config.learning_rate
+    of_a_recipe = {"peft": {"method": method}, "engine": {"device": "cpu"}, "train": {"learning_rate": 3e-7}}
+    for recipe in (
+        load_recipe({**of_a_recipe, "train": {}}),
+        load_recipe(of_a_recipe, ["train.learning_rate=null"]),
+    ):
+        assert training_arguments(recipe, "out").learning_rate == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_usual_learning_rates_of_lora_and_of_all_weights_differ_tenfold():
@@ -221,27 +206,18 @@ def test_the_usual_learning_rates_of_lora_and_of_all_weights_differ_tenfold():
     assert rates == pytest.approx([1e-5, 1e-6], rel=1e-12)
 
 
-def test_null_gives_the_methods_learning_rate_back_to_a_recipe_that_extends_another():
-    recipe = load_recipe("quickstart", ["peft.method=dora", "train.learning_rate=null", "engine.device=cpu"])
-    assert training_arguments(recipe, "out").learning_rate == 1e-5 * METHODS["dora"].rate
-
-
-@pytest.mark.parametrize("reference", [None, "base", "initial", "rolling:1", "rolling:50"])
-def test_a_reference_of_the_kl_divergence_is_named(reference):
-    assert PeftRLConfig("out", use_cpu=True, reference=reference).reference == reference
-    recipe = load_recipe({"train": {"reference": reference}, "engine": {"device": "cpu"}})
-    assert training_arguments(recipe, "out").reference == reference
-
-
-@pytest.mark.parametrize("reference", ["", "pristine", "rolling", "rolling:0", "rolling:-2", "rolling:1.5", "base\n"])
-def test_a_reference_that_does_not_exist_is_refused(reference):
-    with pytest.raises(RecipeError) as caught:
-        PeftRLConfig("out", use_cpu=True, reference=reference)
-    (problem,) = caught.value.mistakes
-    assert problem.where == "reference"
-    assert "rolling:N" in problem.hint
-    with pytest.raises(RecipeError, match=r"^train\.reference: must "):
-        load_recipe({"train": {"reference": reference}})
+def test_only_a_reference_of_the_kl_divergence_that_exists_is_taken():
+    for reference in (None, "base", "initial", "rolling:1", "rolling:50"):
+        assert PeftRLConfig("out", use_cpu=True, reference=reference).reference == reference
+        recipe = load_recipe({"train": {"reference": reference}, "engine": {"device": "cpu"}})
+        assert training_arguments(recipe, "out").reference == reference
+    for unknown in ("", "pristine", "rolling", "rolling:0", "rolling:-2", "rolling:1.5", "base\n"):
+        with pytest.raises(RecipeError) as caught:
+            PeftRLConfig("out", use_cpu=True, reference=unknown)
+        (mistake,) = caught.value.mistakes
+        assert (mistake.where, "rolling:N" in mistake.hint) == ("reference", True), unknown
+        with pytest.raises(RecipeError, match=r"^train\.reference: must "):
+            load_recipe({"train": {"reference": unknown}})
 
 
 def test_a_recipes_training_arguments_arrive():
@@ -286,35 +262,31 @@ def test_arguments_that_trl_refuses_are_the_recipes_mistake(train):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_pass_of_less_than_no_tokens_is_refused():
-    with pytest.raises(RecipeError, match=r"train_tokens_per_microbatch: a pass of -5 tokens"):
-        PeftRLConfig("run", train_tokens_per_microbatch=-5)
-
-
 SERVERS = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
 
 
+UNCORRECTED = {"vllm_importance_sampling_correction": False}
+
+
 @pytest.mark.parametrize(
-    ("sampling", "where"),
+    ("sampling", "instead", "where"),
     [
-        ({"top_p": 0.9}, "top_p"),
-        ({"top_k": 20}, "top_k"),
-        ({"min_p": 0.1}, "min_p"),
-        ({"repetition_penalty": 1.1}, None),
+        ({"top_p": 0.9}, UNCORRECTED, r"rollout\.top_p: .* cuts off"),
+        ({"top_k": 20}, UNCORRECTED, r"rollout\.top_k: .* cuts off"),
+        ({"min_p": 0.1}, UNCORRECTED, r"rollout\.min_p: .* cuts off"),
+        ({"repetition_penalty": 1.1}, UNCORRECTED, r"rollout\.repetition_penalty: .* cuts off"),
+        ({"rollout_prefetch": 1, **UNCORRECTED}, {"vllm_importance_sampling_correction": True},
+         r"rollout\.prefetch: .*older policy"),
     ],
-)
-def test_a_cut_off_distribution_is_refused_where_its_log_probabilities_would_be_corrected(sampling, where):
-    with pytest.raises(RecipeError, match=rf"rollout\.{where or 'repetition_penalty'}: .* cuts off"):
+)  # fmt: skip
+def test_a_policy_whose_log_probabilities_could_not_be_corrected_is_not_sampled_from(sampling, instead, where):
+    """A distribution that is cut off, or an older policy's."""
+    with pytest.raises(RecipeError, match=where):
         PeftRLConfig("out", use_cpu=True, **SERVERS, **sampling)
-    PeftRLConfig("out", use_cpu=True, **SERVERS, **sampling, vllm_importance_sampling_correction=False)
-    PeftRLConfig("out", use_cpu=True, rollout_backend="transformers", **sampling)
+    PeftRLConfig("out", use_cpu=True, **SERVERS, **sampling | instead)
     PeftRLConfig("out", use_cpu=True, **SERVERS, temperature=0.7, min_p=0.0)
-
-
-def test_rollouts_ahead_of_their_step_need_the_correction():
-    PeftRLConfig("out", use_cpu=True, **SERVERS, rollout_prefetch=1)
-    with pytest.raises(RecipeError, match=r"rollout\.prefetch: .*older policy"):
-        PeftRLConfig("out", use_cpu=True, **SERVERS, rollout_prefetch=1, vllm_importance_sampling_correction=False)
+    if "rollout_prefetch" not in sampling:
+        PeftRLConfig("out", use_cpu=True, rollout_backend="transformers", **sampling)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import logging
 import math
-import statistics
+import random
+import re
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -61,16 +63,6 @@ def log(callback, arguments, step, logs, first_process=True):
     )
 
 
-def warned_at(callback, arguments, said, steps, logs=FLAT):
-    """The steps after which there was a line."""
-    found = []
-    for step in steps:
-        log(callback, arguments, step, logs)
-        if said():
-            found.append(step)
-    return found
-
-
 @pytest.mark.parametrize(
     ("flat", "named"),
     [
@@ -109,34 +101,31 @@ def test_the_first_fault_that_explains_it_names_the_setting(flat, named):
 
 
 @pytest.mark.parametrize(
-    ("flat", "shares"),
+    ("flat", "part"),
     [
-        (judged(no_answer=1.0), "0 % truncated, 100 % no answer, 0 % wrong, 0 % right;"),
-        (judged(wrong=0.25, timeout=0.25), "0 % truncated, 0 % no answer, 25 % wrong, 50 % right, 25 % timeout;"),
+        (judged(steps=12, wrong=1.0), "for 12 steps no group's rewards differed, so they teach nothing: "),
+        (judged(steps=1, wrong=1.0), "for 1 step no group's"),
+        (judged(reward=None, unjudged=1.0), "for 5 steps no completion got a reward, "),
+        (judged(no_answer=1.0), ": 0 % truncated, 100 % no answer, 0 % wrong, 0 % right;"),
+        (judged(wrong=0.25, timeout=0.25), ": 0 % truncated, 0 % no answer, 25 % wrong, 50 % right, 25 % timeout;"),
         (
             judged(truncated=0.001, wrong=0.004, unjudged=0.996),
-            "<1 % truncated, 0 % no answer, <1 % wrong, 0 % right, >99 % cannot be judged;",
+            ": <1 % truncated, 0 % no answer, <1 % wrong, 0 % right, >99 % cannot be judged;",
         ),
-        (FlatSteps(5, 0.25, 0.125), "12 % truncated, mean reward 0.25;"),
-        (FlatSteps(5, -1 / 3), "mean reward -0.3333;"),
-        (FlatSteps(5, None), "nothing else is known;"),
-        (FlatSteps(5, None, 0.0), "0 % truncated;"),
+        (FlatSteps(5, 0.25, 0.125), ": 12 % truncated, mean reward 0.25;"),
+        (FlatSteps(5, -1 / 3), ": mean reward -0.3333;"),
+        (FlatSteps(5, None), ": nothing else is known;"),
+        (FlatSteps(5, None, 0.0), ": 0 % truncated;"),
+        (
+            FlatSteps(5, 0.0, 0.0, 0.0, 0.5, 0.0, 0.5, 0.0, judge="reasoning_accuracy"),
+            "rewards.reasoning_accuracy.args.timeout_seconds",
+        ),
     ],
 )
-def test_fractions_that_are_known_are_said_and_rare_faults_only_if_they_happened(flat, shares):
-    assert f": {shares}" in diagnose(flat)
-
-
-def test_the_line_begins_with_what_happened_for_how_long():
-    line = diagnose(judged(steps=12, wrong=1.0))
-    assert line.startswith("for 12 steps no group's rewards differed, so they teach nothing: ")
-    assert diagnose(judged(steps=1, wrong=1.0)).startswith("for 1 step no ")
-    assert diagnose(judged(reward=None, unjudged=1.0)).startswith("for 5 steps no completion got a reward, ")
-
-
-def test_the_judge_that_timed_out_is_named():
-    flat = FlatSteps(5, 0.0, 0.0, 0.0, 0.5, 0.0, 0.5, 0.0, judge="reasoning_accuracy")
-    assert "rewards.reasoning_accuracy.args.timeout_seconds" in diagnose(flat)
+def test_the_line_has_for_how_long_which_shares_are_known_and_whose_judge_timed_out(flat, part):
+    """Shares of rare faults only if they happened."""
+    assert part in diagnose(flat)
+    assert diagnose(flat).startswith("for ")
 
 
 @pytest.mark.parametrize(
@@ -150,16 +139,14 @@ def test_the_judge_that_timed_out_is_named():
         ("y" + "x" * 80, f'a typical completion ends "...{"x" * 80}";'),
         ("", "a typical completion is empty;"),
         (" \n\x00", "a typical completion is empty;"),
+        (None, "mean reward 0;"),
     ],
 )
 def test_the_end_of_a_completion_is_shown_on_one_line(completion, ending):
     line = diagnose(FlatSteps(5, 0.0, completion=completion))
     assert ending in line
+    assert ("typical" in line) == (completion is not None)
     assert line.isprintable()
-
-
-def test_without_a_completion_none_is_shown():
-    assert "typical" not in diagnose(FlatSteps(5, 0.0))
 
 
 def test_the_longest_line_is_still_one_that_is_read():
@@ -176,13 +163,11 @@ def test_the_longest_line_is_still_one_that_is_read():
     assert max(map(len, lines)) <= 420
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-def test_the_typical_completion_has_the_median_length(count):
-    completions = ["x" * (7 * i % 11) for i in range(count)]
-    assert len(typical(completions)) == statistics.median_low(map(len, completions))
-
-
-def test_of_no_completions_none_is_typical():
+def test_the_typical_completion_has_the_median_length():
+    for count in (1, 2, 3, 4, 7):
+        lengths = [7 * i % 11 for i in range(count)]
+        median = np.quantile(lengths, 0.5, method="lower")  # of two the shorter one
+        assert len(typical(["x" * length for length in lengths])) == pytest.approx(median, abs=0)
     assert typical([]) is None
 
 
@@ -224,96 +209,118 @@ def test_equal_rewards_are_flat_whatever_trl_rounds_their_deviation_to(reward, g
     assert not is_flat({**logs, "reward_std": nanstd(rewards_PG).item(), "frac_reward_zero_std": 0.75})
 
 
-@pytest.mark.parametrize(("after", "lines"), [(5, [5, 10, 20, 40]), (1, [1, 2, 4, 8, 16, 32, 64]), (70, [])])
-def test_the_line_comes_after_so_many_steps_and_again_when_their_number_has_doubled(arguments, said, after, lines):
-    callback = FlatRewards(after, list)
-    assert warned_at(callback, arguments, said, range(1, 65)) == lines
+FLATS = [(step, FLAT) for step in range(1, 65)]
+EVALUATION = {"eval_loss": 0.1, "eval_reward": 0.5, "eval_frac_reward_zero_std": 0.0}
+# What is logged, at which step, and after which of them there is a line; begin: a training, at that step.
+SITUATIONS = {
+    "so many steps, and again when they have doubled": (5, FLATS, [5, 10, 20, 40]),
+    "from the first": (1, FLATS, [1, 2, 4, 8, 16, 32, 64]),
+    "fewer": (70, FLATS, []),
+    "switched off": (0, FLATS, []),
+    "a step that differs begins anew and is named if there was a warning": (
+        3,
+        [*FLATS[:2], (3, VARIED), *FLATS[3:7], (8, VARIED), (9, VARIED), *FLATS[9:16]],
+        [6, 8, 12, 15],
+    ),
+    "logs of several steps count as such": (
+        5,
+        [*((step, FLAT) for step in range(10, 81, 10)), (90, VARIED)],
+        [10, 20, 40, 80, 90],
+    ),
+    "steps on earlier rollouts and evaluations count neither way": (
+        3,
+        [
+            *((step, logs) for step in range(1, 9) for logs in ((FLAT if step % 2 else {"loss": 0.1}), EVALUATION)),
+            *((9, {"train_runtime": 1.0, "train_loss": 0.1}), (9, None)),
+        ],
+        [5],
+    ),
+    "a resumed run counts from where it begins": (
+        2,
+        [(100, "begin"), (101, FLAT), (102, FLAT), (102, "begin"), (103, FLAT), (104, FLAT)],
+        [102, 104],
+    ),
+}
 
 
-def test_a_step_that_differs_begins_anew_and_is_said_once_if_there_was_a_warning(arguments, said):
-    callback = FlatRewards(3, list)
-    assert warned_at(callback, arguments, said, [1, 2]) == []
-    log(callback, arguments, 3, VARIED)
+@pytest.mark.parametrize(("after", "events", "lines"), SITUATIONS.values(), ids=SITUATIONS)
+def test_a_line_comes_after_so_many_flat_steps_in_a_row_and_again_whenever_they_have_doubled(
+    arguments, said, after, events, lines
+):
+    callback, found = FlatRewards(after, list), []
+    for step, logs in events:
+        if logs == "begin":
+            callback.on_train_begin(arguments, TrainerState(global_step=step), TrainerControl())
+        else:
+            log(callback, arguments, step, logs)
+        for level, line in said():
+            found.append(step)
+            assert level == ("INFO" if logs is VARIED else "WARNING")
+            assert logs is not VARIED or "differ within groups again, after" in line
+    assert found == lines
+    log(FlatRewards(1, list), arguments, 1, FLAT, first_process=False)  # only the main process says it
     assert said() == []
-    assert warned_at(callback, arguments, said, [4, 5, 6, 7]) == [6]
-    log(callback, arguments, 8, VARIED)
-    ((level, line),) = said()
-    assert (level, line) == ("INFO", "rewards differ within groups again, after 4 steps in which they did not")
-    log(callback, arguments, 9, VARIED)
-    assert said() == []
-    assert warned_at(callback, arguments, said, range(10, 17)) == [12, 15]
 
 
-def test_logs_of_several_steps_count_as_such(arguments, said):
-    callback = FlatRewards(5, list)
-    assert warned_at(callback, arguments, said, [10, 20, 30, 40, 50, 60, 70, 80]) == [10, 20, 40, 80]
-    log(callback, arguments, 90, VARIED)
-    assert "after 80 steps" in said()[0][1]
-
-
-def test_steps_on_earlier_rollouts_and_evaluations_count_neither_way(arguments, said):
-    callback = FlatRewards(3, list)
-    for step in range(1, 9):
-        log(callback, arguments, step, FLAT if step % 2 else {"loss": 0.1})
-        log(callback, arguments, step, {"eval_loss": 0.1, "eval_reward": 0.5, "eval_frac_reward_zero_std": 0.0})
-        assert bool(said()) is (step == 5)
-    log(callback, arguments, 9, {"train_runtime": 1.0, "train_loss": 0.1})
-    log(callback, arguments, 9, None)
-    assert said() == []
-
-
-def test_a_resumed_run_counts_from_where_it_begins(arguments, said):
-    callback = FlatRewards(2, list)
-    callback.on_train_begin(arguments, TrainerState(global_step=100), TrainerControl())
-    assert warned_at(callback, arguments, said, [101, 102]) == [102]
-    callback.on_train_begin(arguments, TrainerState(global_step=102), TrainerControl())
-    assert warned_at(callback, arguments, said, [103, 104]) == [104]
-
-
-def test_nothing_is_said_where_it_is_switched_off_or_by_other_processes(arguments, said):
-    callback = FlatRewards(0, list)
-    assert warned_at(callback, arguments, said, range(1, 20)) == []
-    callback = FlatRewards(1, list)
-    log(callback, arguments, 1, FLAT, first_process=False)
-    assert said() == []
+@pytest.mark.parametrize("after", [1, 3, 10])
+def test_a_stretch_of_flat_steps_has_a_line_for_each_doubling(arguments, said, after):
+    """After ``after``, 2 ``after``, 4 ``after`` ... of its steps; and one when it ends."""
+    chance, callback, step = random.Random(after), FlatRewards(after, list), 0
+    for _ in range(30):
+        stretch = chance.randrange(1, 90)
+        for _ in range(stretch):
+            step += 1
+            log(callback, arguments, step, FLAT)
+        warnings = sum(after * 2**doublings <= stretch for doublings in range(8))
+        assert len(said()) == warnings
+        step += 1
+        log(callback, arguments, step, VARIED)
+        assert [f"after {stretch} steps in which" in line for _, line in said()] == [True] * (warnings > 0)
 
 
 def test_fractions_are_means_over_the_flat_steps_alone(arguments, said):
-    callback = FlatRewards(2, lambda: ["a", "bb", "ccc"])
+    """Each log counts as often as it has steps."""
+    chance, steps = np.random.default_rng(0), [1, 4, 2, 7]
+    callback, step = FlatRewards(sum(steps), lambda: ["a", "bb", "ccc"]), 1
     log(callback, arguments, 1, {**VARIED, "completions/clipped_ratio": 1.0, **accuracy_logs(wrong=1.0)})
-    log(callback, arguments, 2, {**FLAT, "completions/clipped_ratio": 0.5, **accuracy_logs(no_answer=1.0)})
-    log(callback, arguments, 3, {**FLAT, "completions/clipped_ratio": 0.1, **accuracy_logs(wrong=0.5, error=0.25)})
+    shares = chance.dirichlet([1.0] * 5, len(steps))  # no answer, wrong, right, timeout, error
+    truncated = chance.random(len(steps))
+    for count, (no_answer, wrong, _, timeout, error), cut in zip(steps, shares, truncated, strict=True):
+        step += count
+        verdicts = accuracy_logs(no_answer=no_answer, wrong=wrong, timeout=timeout, error=error)
+        log(callback, arguments, step, {**FLAT, "completions/clipped_ratio": cut, **verdicts})
     ((level, line),) = said()
     assert level == "WARNING"
-    assert line.startswith("for 2 steps ")
-    assert "30 % truncated, 50 % no answer, 25 % wrong, 12 % right, 12 % cannot be judged; " in line
-    assert 'ends "bb"; ask for the form of the answer' in line
+    assert line.startswith(f"for {sum(steps)} steps ")
+    assert 'ends "bb"; ' in line
+    names = ("truncated", "no answer", "wrong", "right", "timeout", "cannot be judged")
+    found = [float(re.search(rf"(\d+) % {name}", line)[1]) for name in names]
+    expected = np.average(np.column_stack([truncated, shares]), axis=0, weights=steps)
+    assert found == pytest.approx(100 * expected, abs=0.5)
 
 
-def test_fractions_in_single_precision_add_up(arguments, said):
-    """As TRL averages what a reward logs; what is left of 1 is no right completion."""
-    thirds = {name: float(torch.tensor(1 / 3)) for name in ("wrong", "no_answer", "timeout")}
-    log(FlatRewards(1, list), arguments, 1, {**FLAT, **accuracy_logs(**thirds)})
-    assert "33 % no answer, 33 % wrong, 0 % right, 33 % timeout" in said()[0][1]
+THIRDS = {name: float(torch.tensor(1 / 3)) for name in ("wrong", "no_answer", "timeout")}  # as TRL averages them
+NONE = {**FLAT, "reward": None, "reward_std": None, "frac_reward_zero_std": 0.0}
+AFTER_REASONING = {name.replace("accuracy", "reasoning_accuracy"): v for name, v in accuracy_logs(wrong=1.0).items()}
 
 
-def test_a_run_without_the_accuracy_reward_knows_length_and_reward_alone(arguments, said):
-    log(FlatRewards(1, list), arguments, 1, {**FLAT, "reward": 0.7, "completions/clipped_ratio": 0.0})
-    assert ": 0 % truncated, mean reward 0.7; the reward function gives" in said()[0][1]
-
-
-def test_rewards_that_are_all_none_say_so(arguments, said):
-    logs = {**FLAT, "reward": None, "reward_std": None, "frac_reward_zero_std": 0.0}
+@pytest.mark.parametrize(
+    ("logs", "part"),
+    [
+        ({**FLAT, **accuracy_logs(**THIRDS)}, "33 % no answer, 33 % wrong, 0 % right, 33 % timeout"),
+        (
+            {**FLAT, "reward": 0.7, "completions/clipped_ratio": 0.0},
+            ": 0 % truncated, mean reward 0.7; the reward function gives",
+        ),
+        (NONE, "for 1 step no completion got a reward, "),
+        ({**NONE, **accuracy_logs(unparsable_gold=1.0)}, "100 % cannot be judged; the gold answers cannot be read"),
+        ({**FLAT, **AFTER_REASONING}, "100 % wrong, 0 % right"),
+    ],
+)
+def test_what_the_reward_of_a_run_logs_is_in_the_line(arguments, said, logs, part):
     log(FlatRewards(1, list), arguments, 1, logs)
-    assert said()[0][1].startswith("for 1 step no completion got a reward, ")
-    log(FlatRewards(1, list), arguments, 1, {**logs, **accuracy_logs(unparsable_gold=1.0)})
-    assert "100 % cannot be judged; the gold answers cannot be read" in said()[0][1]
-
-
-def test_accuracy_after_reasoning_is_known_as_well(arguments, said):
-    logs = {key.replace("accuracy", "reasoning_accuracy"): share for key, share in accuracy_logs(wrong=1.0).items()}
-    log(FlatRewards(1, list), arguments, 1, {**FLAT, **logs})
-    assert "100 % wrong, 0 % right" in said()[0][1]
+    ((_, line),) = said()
+    assert part in line
 
 
 def trained(steps, tmp_path, said, reward=accuracy_reward, **settings):
@@ -340,27 +347,34 @@ def trained(steps, tmp_path, said, reward=accuracy_reward, **settings):
     return trainer, [line for level, line in said() if level == "WARNING"]
 
 
-def test_a_run_whose_completions_are_cut_off_is_told_to_raise_their_length(tmp_path, said):
-    trainer, lines = trained(3, tmp_path, said, max_completion_length=4, flat_reward_steps=2)
-    (line,) = lines
-    assert line.startswith("for 2 steps no group's rewards differed, so they teach nothing: ")
-    assert ": 100 % truncated, 100 % no answer, 0 % wrong, 0 % right; " in line
-    assert "raise rollout.max_completion_length (now 4)" in line
-    assert trainer.state.log_history[1]["frac_reward_zero_std"] == 1.0
+def constant(completions, **_):
+    return [0.7] * len(completions)
 
 
-def test_a_run_whose_reward_is_constant_or_none_is_told_so(tmp_path, said):
-    def constant(completions, **_):
-        return [0.7] * len(completions)
+def none(completions, **_):
+    return [None] * len(completions)
 
-    def none(completions, **_):
-        return [None] * len(completions)
 
-    _, (line,) = trained(1, tmp_path, said, constant, max_completion_length=64, flat_reward_steps=1)
-    assert "mean reward 0.7; " in line
-    assert "gives all completions of a prompt the same number" in line
-    _, (line,) = trained(1, tmp_path, said, none, max_completion_length=8, flat_reward_steps=1)
-    assert line.startswith("for 1 step no completion got a reward, ")
+@pytest.mark.parametrize(
+    ("reward", "steps", "length", "parts"),
+    [
+        (
+            *(accuracy_reward, 2, 4),
+            [
+                "for 2 steps no group's rewards differed, so they teach nothing: ",
+                ": 100 % truncated, 100 % no answer, 0 % wrong, 0 % right; ",
+                "raise rollout.max_completion_length (now 4)",
+            ],
+        ),
+        (constant, 1, 64, ["mean reward 0.7; ", "gives all completions of a prompt the same number"]),
+        (none, 1, 8, ["for 1 step no completion got a reward, "]),
+    ],
+)
+def test_a_run_is_told_why_it_learns_nothing(tmp_path, said, reward, steps, length, parts):
+    trainer, (line,) = trained(steps, tmp_path, said, reward, max_completion_length=length, flat_reward_steps=steps)
+    assert [part for part in parts if part not in line] == []
+    if reward is not none:
+        assert trainer.state.log_history[0]["frac_reward_zero_std"] == 1.0
 
 
 def masked(share, truncated=None):
@@ -368,33 +382,29 @@ def masked(share, truncated=None):
     return {"loss": 0.0, "reward": 0.5, "rows/masked_fraction": share, "completions/clipped_ratio": truncated}
 
 
-def test_steps_that_mask_nearly_all_rows_are_said_at_the_third_and_whenever_they_have_doubled(arguments, said):
-    callback = MaskedRows()
-    assert warned_at(callback, arguments, said, range(1, 30), masked(0.9)) == [3, 6, 12, 24]
-    assert warned_at(MaskedRows(), arguments, said, range(1, 30), masked(0.89)) == []
-    callback = MaskedRows()
-    for step in range(1, 9):  # they need not follow each other
-        log(callback, arguments, step, masked(1.0 if step % 3 == 0 else 0.5))
-    assert not said()
-    log(callback, arguments, 9, masked(1.0))
-    assert len(said()) == 1
+MASKED = [(step, masked(0.9)) for step in range(1, 30)]
 
 
-def test_the_closing_entry_which_has_the_last_step_once_more_is_no_further_step(arguments, said):
-    callback = MaskedRows()
-    for step in range(1, 3):
-        log(callback, arguments, step, masked(1.0))
-    log(callback, arguments, 2, {**masked(1.0), "train_runtime": 1.0})
-    assert not said()
-
-
-def test_steps_without_rollouts_and_other_processes_say_nothing_of_masked_rows(arguments, said):
-    callback = MaskedRows()
-    for step in range(1, 9):
-        log(callback, arguments, step, {"loss": 0.0})
+@pytest.mark.parametrize(
+    ("events", "lines"),
+    [
+        (MASKED, [3, 6, 12, 24]),
+        ([(step, masked(0.89)) for step in range(1, 30)], []),
+        ([(step, masked(1.0 if step % 3 == 0 else 0.5)) for step in range(1, 10)], [9]),  # they need not be in a row
+        # The entry that closes a training has the last step once more.
+        ([*MASKED[:2], (2, {**masked(1.0), "train_runtime": 1.0})], []),
+        ([(step, logs) for step in range(9) for logs in ({"loss": 0.0}, {"eval_rows/masked_fraction": 1.0})], []),
+    ],
+)
+def test_steps_that_mask_nearly_all_rows_are_named_at_the_third_and_whenever_they_have_doubled(
+    arguments, said, events, lines
+):
+    callback, found = MaskedRows(), []
+    for step, logs in events:
+        log(callback, arguments, step, logs)
         log(callback, arguments, step, masked(1.0), first_process=False)
-        log(callback, arguments, step, {"eval_loss": 0.0, "eval_rows/masked_fraction": 1.0})
-    assert not said()
+        found += [step for _ in said()]
+    assert found == lines
 
 
 def test_rows_that_something_else_masks_are_not_called_truncated(arguments, said):

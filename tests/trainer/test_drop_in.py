@@ -1,11 +1,13 @@
 """A TRL script with two classes renamed: what it is told, what it is refused, what it finds in the log."""
 
 import logging
+import math
 
 import pytest
 import torch
 import transformers
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 
@@ -78,6 +80,10 @@ def test_what_was_asked_for_is_not_told(tmp_path, caplog):
     recipe = load_recipe({"train": {"report_to": []}, "engine": {"device": "cpu"}, "rewards": {"accuracy": 1}})
     made(training_arguments(recipe, str(tmp_path)))
     assert not [line for line in lines(caplog) if "are trained" in line]
+    trainer = made(arguments(tmp_path, model_init_kwargs={"dtype": "bfloat16"}))
+    assert trainer.policy.get_base_model().dtype == torch.bfloat16
+    assert trainer.args.model_init_kwargs == {"dtype": "bfloat16"}
+    assert "will be ignored" not in caplog.text
 
 
 @pytest.mark.parametrize("config", [GRPOConfig, PeftRLConfig])
@@ -87,8 +93,9 @@ def test_full_trains_what_trl_trains(tmp_path, config):
     theirs = GRPOTrainer(
         str(BASE_FOLDER), reward_funcs=by_place, args=GRPOConfig(str(tmp_path), **TRLS), train_dataset=problems(8)
     )
-    counts = [sum(p.numel() for p in t.model.parameters() if p.requires_grad) for t in (trainer, theirs)]
-    assert counts[0] == counts[1]
+    everything = sum(tensor.numel() for tensor in load_file(BASE_FOLDER / "model.safetensors").values())
+    for each in (trainer, theirs):
+        assert sum(p.numel() for p in each.model.parameters() if p.requires_grad) == everything
 
 
 # What is refused, before anything is trained.
@@ -98,23 +105,31 @@ def no_weights(*_, **__):
     raise AssertionError("weights were loaded")
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_a_second_model_to_mix_into_is_refused_and_what_takes_its_place_is_named(tmp_path, monkeypatch, method, beta):
+SECOND_MODEL = {"sync_ref_model": True, "ref_model_sync_steps": 3}
+INSTEAD = r'sync_ref_model: .*reference="rolling:3"'
+PROMPTS = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "peft_config", "message"),
+    [
+        ({**SECOND_MODEL, "beta": 0.0}, None, INSTEAD),
+        ({**SECOND_MODEL, "beta": 0.1}, None, INSTEAD),
+        ({**SECOND_MODEL, "beta": 0.0, "peft_method": "full", "peft_rank": None}, None, INSTEAD),
+        ({**SECOND_MODEL, "beta": 0.1, "peft_method": "full", "peft_rank": None}, None, INSTEAD),
+        ({"hub_token": "hf_secret"}, None, r"hub_token: .*hf auth login"),
+        ({}, PROMPTS, "PROMPT_TUNING cannot be trained"),
+    ],
+)
+def test_what_would_not_be_done_is_refused_before_weights_are_loaded_and_what_takes_its_place_is_named(
+    tmp_path, monkeypatch, changes, peft_config, message
+):
     monkeypatch.setattr("perl.trainer.policy_setup.create_model_from_path", no_weights)
-    args = arguments(
-        tmp_path, peft_method=method, peft_rank=None, beta=beta, sync_ref_model=True, ref_model_sync_steps=3
-    )
-    with pytest.raises(RecipeError, match=r'sync_ref_model: .*reference="rolling:3"') as caught:
-        made(args)
+    with pytest.raises(RecipeError, match=message) as caught:
+        made(arguments(tmp_path, **changes), peft_config=peft_config)
     assert len(str(caught.value).splitlines()) == 1
-    made(arguments(tmp_path, beta=0.1, reference="rolling:3"), model=base())
-
-
-def test_a_token_is_refused_before_weights_are_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("perl.trainer.policy_setup.create_model_from_path", no_weights)
-    with pytest.raises(RecipeError, match=r"hub_token: .*hf auth login"):
-        made(arguments(tmp_path, hub_token="hf_secret"))  # noqa: S106
+    if "sync_ref_model" in changes:
+        made(arguments(tmp_path, beta=0.1, reference="rolling:3"), model=base())
 
 
 def gemma(tied: bool) -> PreTrainedModel:
@@ -141,11 +156,6 @@ def test_a_tied_head_that_trl_cannot_cast_under_an_adapter_is_refused(tmp_path):
     assert trainer.policy.get_base_model().lm_head.weight.dtype == torch.float32
     full = arguments(tmp_path, cast_lm_head_to_fp32=True, peft_method="full", peft_rank=None)
     made(full, model=gemma(tied=True), processing_class=tokenizer)
-
-
-def test_prompt_learning_is_refused_with_the_reason(tmp_path):
-    with pytest.raises(RecipeError, match="PROMPT_TUNING cannot be trained"):
-        made(arguments(tmp_path), peft_config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
 
 
 # Models of which PEFT refuses some layers.
@@ -209,17 +219,21 @@ def test_a_target_that_peft_refuses_is_named_with_the_setting(tmp_path):
 # What is in the log.
 
 
-@pytest.mark.parametrize("steps", [1, 2, 10])
-def test_the_entry_that_closes_a_training_has_the_last_logged_values(tmp_path, steps):
-    trainer = made(arguments(tmp_path / "ours", **{**SHORT, "max_steps": 4}, logging_steps=steps, entropy_coef=0.01))
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_the_entry_that_closes_a_training_has_the_last_values_and_is_a_step_of_a_pushed_log_if_none_has_them(
+    tmp_path, every
+):
+    trainer = made(arguments(tmp_path / "ours", **{**SHORT, "max_steps": 3}, logging_steps=every, entropy_coef=0.01))
     trainer.train()
     *steps_logged, closing = trainer.state.log_history
     assert "train_runtime" in closing
     for name in ("reward", "reward_std", "policy_loss", "entropy", "completions/mean_length", "rewards/by_place/mean"):
         assert closing[name] is not None
-        if steps_logged:
+        if every == 1:
             assert closing[name] == steps_logged[-1][name]
-    assert len(steps_logged) == 4 // steps
+    assert len(steps_logged) == 3 // every
+    rows = write_log(tmp_path, trainer.state.log_history).read_text().splitlines()
+    assert len(rows) == math.ceil(3 / every)  # the last of them after step 3
 
 
 def test_a_log_every_step_closes_like_trls_does_every_ten(tmp_path):
@@ -236,16 +250,6 @@ def test_a_log_every_step_closes_like_trls_does_every_ten(tmp_path):
     assert expected.keys() <= found.keys()
     assert {"rows/unscored", "rows/trained_fraction"} < found.keys() - expected.keys()
     assert found["reward"] == expected["reward"] == 0.25
-
-
-def test_the_closing_entry_is_no_step_of_a_pushed_log(tmp_path):
-    trainer = made(arguments(tmp_path, **{**SHORT, "max_steps": 3}, logging_steps=2))
-    trainer.train()
-    rows = write_log(tmp_path, trainer.state.log_history).read_text().splitlines()
-    assert len(rows) == 2  # after steps 2 and 3
-    trainer = made(arguments(tmp_path, **{**SHORT, "max_steps": 2}))
-    trainer.train()
-    assert len(write_log(tmp_path, trainer.state.log_history).read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
@@ -272,17 +276,8 @@ def test_rows_that_a_reward_leaves_out_are_counted_and_the_logged_reward_is_of_t
     (line,) = [line for line in lines(caplog) if "None" in line]
     assert "second gave None for some completions of a group" in line
     assert "1 of 8" in line
-
-
-def test_rewards_for_all_leave_nothing_out(tmp_path, caplog):
-    trainer = made(arguments(tmp_path, **SHORT))
+    caplog.clear()
+    trainer = made(arguments(tmp_path, **SHORT))  # whose reward is for all
     trainer.train()
     assert trainer.state.log_history[0]["rows/unscored"] == 0.0
     assert not [line for line in lines(caplog) if "None" in line]
-
-
-def test_what_a_model_is_loaded_with_is_not_called_ignored(tmp_path, caplog):
-    trainer = made(arguments(tmp_path, model_init_kwargs={"dtype": "bfloat16"}))
-    assert trainer.policy.get_base_model().dtype == torch.bfloat16
-    assert trainer.args.model_init_kwargs == {"dtype": "bfloat16"}
-    assert "will be ignored" not in caplog.text

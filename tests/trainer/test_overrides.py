@@ -625,11 +625,8 @@ def documented() -> list[str]:
     return re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], flags=re.MULTILINE)
 
 
-def test_the_documents_table_is_what_is_tested():
+def test_the_documents_table_is_what_is_tested_and_has_every_method_of_trls_and_every_one_that_is_extended_here():
     assert sorted(documented()) == sorted(ROWS)
-
-
-def test_every_method_of_trls_trainer_and_every_one_that_is_extended_here_is_in_the_table():
     theirs = {name for kind in (GRPOTrainer, _BaseTrainer) for name, m in vars(kind).items() if callable(m)}
     ours = {name for kind in PeftGRPOTrainer.__mro__ if kind.__module__.startswith("perl.") for name in vars(kind)}
     extended = {name for name, _ in inspect.getmembers(Trainer, inspect.isfunction)} & ours

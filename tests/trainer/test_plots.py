@@ -1,16 +1,15 @@
 """The learning curves show what was logged, leave out what was not, and need only matplotlib."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from perl.cli.main import run_commands
+from perl.errors import MissingExtraError
 from perl.trainer.callbacks.plots import draw_curves, read_reports
-
-WITHOUT_MATPLOTLIB = "import sys\nsys.modules['matplotlib'] = None\n"
 
 
 def write_metrics(path, *absent, steps=20, **extra):
@@ -43,40 +42,53 @@ def size_of(picture):
     return imread(picture).shape[:2]
 
 
-def test_four_quantities_make_four_panels(tmp_path):
-    picture = draw_curves(write_metrics(tmp_path / "metrics.jsonl"), tmp_path / "run" / "plots", "a title")
+@pytest.mark.parametrize(
+    ("absent", "panels"),
+    [((), 4), (("kl",), 3), (("kl", "entropy"), 2), (("kl", "entropy", "completions/mean_length"), 1)],
+)
+@pytest.mark.parametrize("how", ["absent", "null"])
+def test_each_quantity_that_was_logged_has_a_panel(tmp_path, absent, panels, how):
+    left_out = {"absent": absent, "extra": {}} if how == "absent" else {"absent": (), "extra": dict.fromkeys(absent)}
+    metrics = write_metrics(tmp_path / "metrics.jsonl", *left_out["absent"], **left_out["extra"])
+    picture = draw_curves(metrics, tmp_path / "run" / "plots", "a title")
     assert picture == tmp_path / "run" / "plots" / "curves.png"
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
-    for rows in ((0.15, 0.5), (0.55, 1.0)):
-        for columns in ((0.0, 0.5), (0.5, 1.0)):
-            assert has_ink(picture, rows, columns)
-
-
-@pytest.mark.parametrize("how", ["absent", "null"])
-def test_a_quantity_that_was_not_logged_has_no_panel(tmp_path, how):
-    if how == "absent":
-        metrics = write_metrics(tmp_path / "metrics.jsonl", "kl")
-    else:
-        metrics = write_metrics(tmp_path / "metrics.jsonl", kl=None)
-    picture = draw_curves(metrics, tmp_path, "no KL")
-    assert has_ink(picture, (0.55, 1.0), (0.0, 0.45))
-    assert not has_ink(picture, (0.55, 1.0), (0.55, 1.0))
-
-
-def test_the_picture_grows_with_its_panels(tmp_path):
-    metrics = tmp_path / "metrics.jsonl"
     four = size_of(draw_curves(write_metrics(metrics), tmp_path, "t"))
-    two = size_of(draw_curves(write_metrics(metrics, "kl", "entropy"), tmp_path, "t"))
-    one = size_of(draw_curves(write_metrics(metrics, "kl", "entropy", "completions/mean_length"), tmp_path, "t"))
-    assert four[1] == two[1] == 2 * one[1]
-    assert four[0] > two[0] == one[0]
+    rows, columns = (panels + 1) // 2, min(panels, 2)
+    height, width = size_of(picture)
+    assert (height == four[0], height < four[0], width) == (rows == 2, rows == 1, four[1] * columns / 2)
+    inked = [
+        has_ink(picture, (row / rows + 0.15 / rows, (row + 1) / rows), (column / columns, (column + 0.9) / columns))
+        for row in range(rows)
+        for column in range(columns)
+    ]
+    assert sum(inked) == panels
 
 
-def test_the_title_is_drawn(tmp_path):
-    metrics = write_metrics(tmp_path / "metrics.jsonl")
-    untitled = imread(draw_curves(metrics, tmp_path / "a", " "))
-    titled = imread(draw_curves(metrics, tmp_path / "b", "quickstart: lora on sandbox:base"))
-    assert not np.array_equal(untitled, titled)
+def curve_of(picture):
+    """Places of the curve in a picture of one panel: in each column the lowest colourful pixel; the legend is above."""
+    pixels = imread(picture)[..., :3]
+    colourful = pixels.max(axis=2) - pixels.min(axis=2)
+    inked = colourful > 0.6 * colourful.max()
+    columns = np.flatnonzero(inked.any(axis=0))
+    heights = np.array([np.flatnonzero(inked[:, column]).max() for column in columns])
+    begin = np.flatnonzero(np.abs(np.diff(heights)) > 20).max(initial=-1) + 1  # where it is the legend's line no longer
+    return columns[begin:], heights[begin:]
+
+
+def test_the_curve_has_the_heights_that_were_logged(tmp_path):
+    """As means over a tenth of the steps, fewer at the ends; up to a scale and a shift of each axis."""
+    steps = np.arange(1, 41)
+    rewards = 0.2 + 0.6 * (steps / 40) ** 2
+    rows = [{"step": int(step), "reward": float(reward)} for step, reward in zip(steps, rewards, strict=True)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns, heights = curve_of(draw_curves(tmp_path / "metrics.jsonl", tmp_path, " "))
+    means = [rewards[max(0, step - 2) : step + 3].mean() for step in range(40)]
+    at_steps = np.interp(columns, np.linspace(columns.min(), columns.max(), 40), means)
+    slope, shift = np.polyfit(at_steps, heights, 1)
+    assert slope < 0  # rows of a picture are counted from above
+    drawn = (heights - shift) / slope
+    assert drawn == pytest.approx(at_steps, abs=0.01)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -85,65 +97,60 @@ def test_a_short_run_can_be_drawn(tmp_path, steps):
     assert draw_curves(metrics, tmp_path, "short").stat().st_size > 0
 
 
-def test_a_step_that_could_not_be_scored_is_a_gap(tmp_path):
-    metrics = write_metrics(tmp_path / "metrics.jsonl", steps=5)
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    rows[2]["reward"] = None
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [report.reward for report in read_reports(metrics)] == [0.2, 0.4, None, 0.8, 1.0]
-    assert draw_curves(metrics, tmp_path, "gap").is_file()
-
-
-def test_only_training_steps_are_read_in_order(tmp_path):
+def test_training_steps_are_read_in_order_and_one_that_could_not_be_scored_is_a_gap(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     rows = [
         {"step": 1, "reward": 0.5, "completions/mean_length": 7.0, "num_tokens": 10.0},
         {"step": 1, "eval_reward": 0.9},
         {"step": 2, "loss": 0.1},
-        {"step": 3, "reward": 0.75, "kl": 0.25},
+        {"step": 3, "reward": None, "entropy": 0.5},
+        {"step": 4, "reward": 0.75, "kl": 0.25},
     ]
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     reports = read_reports(metrics)
     assert [(r.step, r.reward, r.length, r.kl, r.tokens) for r in reports] == [
         (1, 0.5, 7.0, None, 10.0),
-        (3, 0.75, None, 0.25, 0.0),
+        (3, None, None, None, 0.0),
+        (4, 0.75, None, 0.25, 0.0),
     ]
+    assert draw_curves(metrics, tmp_path, "gap").is_file()
 
 
-def test_an_older_picture_is_replaced(tmp_path):
-    metrics = tmp_path / "metrics.jsonl"
-    first = draw_curves(write_metrics(metrics, steps=5), tmp_path, "t").read_bytes()
-    second = draw_curves(write_metrics(metrics, steps=9), tmp_path, "t").read_bytes()
-    assert first != second
+def test_another_title_or_another_run_is_another_picture(tmp_path):
+    """In the place of an older one."""
+    metrics, pictures = tmp_path / "metrics.jsonl", []
+    for steps, title in ((20, " "), (20, "quickstart: lora on sandbox:base"), (9, "quickstart: lora on sandbox:base")):
+        pictures.append(imread(draw_curves(write_metrics(metrics, steps=steps), tmp_path, title)))
+    assert not np.array_equal(pictures[0], pictures[1])
+    assert not np.array_equal(pictures[1], pictures[2])
 
 
-def test_without_matplotlib_the_error_says_what_to_install(tmp_path):
-    metrics = write_metrics(tmp_path / "metrics.jsonl")
-    code = WITHOUT_MATPLOTLIB + (
-        "from pathlib import Path\n"
-        "from perl.trainer.callbacks.plots import draw_curves\n"
-        "from perl.errors import MissingExtraError\n"
-        "try:\n"
-        f"    draw_curves(Path({str(metrics)!r}), Path('plots'), 't')\n"
-        "except MissingExtraError as error:\n"
-        "    print(isinstance(error, ImportError), error.exit_code, error)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "True 2 drawing curves needs the package matplotlib (pip install 'perl-rl[plots]')\n"
+@pytest.fixture
+def without_matplotlib(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.mark.usefixtures("without_matplotlib")
+def test_without_matplotlib_the_error_names_what_to_install(tmp_path):
+    with pytest.raises(
+        MissingExtraError, match=r"drawing curves .*matplotlib .*pip install 'perl-rl\[plots\]'"
+    ) as raised:
+        draw_curves(write_metrics(tmp_path / "metrics.jsonl"), tmp_path / "plots", "t")
+    assert isinstance(raised.value, ImportError)
+    assert raised.value.exit_code == 2
     assert not (tmp_path / "plots").exists()
 
 
-def test_a_run_without_matplotlib_is_done_and_says_that_nothing_was_drawn(tmp_path):
-    code = WITHOUT_MATPLOTLIB + (
-        "from perl.cli.main import run_commands\n"
-        "sys.exit(run_commands(['train', 'quickstart', 'train.max_steps=1', 'train.prompts_per_step=2',\n"
-        "    'train.num_generations=2', 'train.per_device_train_batch_size=4', 'eval.enabled=false',\n"
-        "    'engine.threads=1'], 'perl'))\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "drawing curves needs the package matplotlib" in result.stderr
-    assert "curves   not drawn: pip install 'perl-rl[plots]'" in result.stdout
+@pytest.mark.usefixtures("without_matplotlib")
+def test_a_run_without_matplotlib_is_done_and_says_that_nothing_was_drawn(tmp_path, capsys):
+    settings = ["train.max_steps=1", "train.prompts_per_step=2", "train.num_generations=2"]
+    settings += ["train.per_device_train_batch_size=4", "eval.enabled=false", "engine.threads=1"]
+    assert run_commands(["train", "quickstart", *settings], "perl") == 0
+    printed = capsys.readouterr()
+    assert "drawing curves needs the package matplotlib" in printed.err
+    assert "curves   not drawn: pip install 'perl-rl[plots]'" in printed.out
     run = tmp_path / "runs" / "quickstart"
     assert json.loads((run / "run.json").read_text())["status"] == "done"
     assert not (run / "plots").exists()

@@ -34,10 +34,14 @@ def log(recorder, arguments, step, logs, first_process=True):
 
 
 def rows_of(path):
+    return rows_of_text(path.read_text(encoding="utf-8"))
+
+
+def rows_of_text(text):
     def refuse(constant):
         raise AssertionError(f"{constant} is no JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
 def test_a_step_is_recorded_with_its_number_its_samples_and_the_reward(run, arguments):
@@ -46,14 +50,10 @@ def test_a_step_is_recorded_with_its_number_its_samples_and_the_reward(run, argu
     log(recorder, arguments, 2, {**STEP, "reward": 0.75})
     assert rows_of(run.metrics) == [{"step": 1, **STEP}, {"step": 2, **STEP, "reward": 0.75}]
     assert rows_of(run.samples) == [{"step": step, **sample} for step in (1, 2) for sample in GROUP]
+    assert "✓" in run.samples.read_text(encoding="utf-8")  # text stays readable
     facts = Run.read(run.path).facts
     assert facts["steps"] == 2
     assert facts["reward"] == {"first": 0.5, "last": 0.75}
-
-
-def test_text_stays_readable(run, arguments):
-    log(Recorder(run, lambda: GROUP), arguments, 1, STEP)
-    assert "✓" in run.samples.read_text(encoding="utf-8")
 
 
 def test_what_json_has_no_number_for_is_null_at_any_depth(run, arguments):
@@ -64,17 +64,9 @@ def test_what_json_has_no_number_for_is_null_at_any_depth(run, arguments):
     assert (row["grad_norm"], row["kl"], row["reward"]) == (None, None, 0.5)
     (sample,) = rows_of(run.samples)
     assert sample["rewards"] == {"a": None, "b": [1.0, None]}
-
-
-def test_a_reward_that_is_no_number_leaves_run_json_readable(run, arguments):
-    log(Recorder(run, list), arguments, 1, {**STEP, "reward": math.nan})
-    rows_of(run.metrics)
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is no JSON")
-
-    facts = json.loads((run.path / "run.json").read_text(), parse_constant=refuse)
-    assert facts["reward"] == {"first": None, "last": None}
+    log(Recorder(run, list), arguments, 2, {**STEP, "reward": math.nan})
+    (facts,) = rows_of_text(" ".join((run.path / "run.json").read_text().split()))
+    assert facts["reward"] == {"first": 0.5, "last": None}
 
 
 def test_logs_without_a_reward_are_metrics_without_samples(run, arguments):
@@ -84,14 +76,12 @@ def test_logs_without_a_reward_are_metrics_without_samples(run, arguments):
     assert not run.samples.exists()
 
 
-@pytest.mark.parametrize("logs", [None, {}, {"train_runtime": 3.0, "train_loss": 0.1}])
-def test_the_summary_at_the_end_is_no_step(run, arguments, logs):
-    log(Recorder(run, lambda: GROUP), arguments, 3, logs)
-    assert list(run.path.iterdir()) == []
-
-
-def test_only_the_first_process_writes(run, arguments):
-    log(Recorder(run, lambda: GROUP), arguments, 1, STEP, first_process=False)
+@pytest.mark.parametrize(
+    ("logs", "first_process"),
+    [(None, True), ({}, True), ({"train_runtime": 3.0, "train_loss": 0.1}, True), (STEP, False)],
+)
+def test_what_is_no_step_or_another_processes_is_not_recorded(run, arguments, logs, first_process):
+    log(Recorder(run, lambda: GROUP), arguments, 3, logs, first_process)
     assert list(run.path.iterdir()) == []
 
 

@@ -143,33 +143,30 @@ def test_a_server_that_turns_wrong_is_left_and_no_step_is_trained_on_it(on_serve
     assert len(asked) == 5 * parts
 
 
-def test_without_a_server_that_passes_the_run_ends_with_its_last_step(on_servers, tmp_path):
+@pytest.mark.parametrize(
+    ("names", "passes", "message"),
+    [
+        (["http://a"], False, r"above .*, and the parity check fails: .*http://a"),
+        (["http://a", "http://b"], True, "again and again, though the engine passes the parity check"),
+    ],
+)
+def test_where_no_servers_rollouts_are_the_policys_the_run_ends_with_its_last_step(
+    on_servers, tmp_path, names, passes, message
+):
     def before(step, servers):
         if step == 2:
-            servers.wrong = {"http://a"}
+            servers.wrong, servers.passes = set(names), passes
 
-    trainer, _, _ = on_servers(before, ("http://a",), save_strategy="steps", save_steps=100)
-    with pytest.raises(RolloutError, match=r"above .*, and the parity check fails: .*http://a") as raised:
+    trainer, _, _ = on_servers(before, names, save_strategy="steps", save_steps=100)
+    with pytest.raises(RolloutError, match=message) as raised:
         trainer.train()
     assert "\n" not in str(raised.value)
     assert trainer.state.global_step == 2
     assert latest_checkpoint(tmp_path).name == "checkpoint-2"
     # The same command goes on, from the step that was kept.
-    on_right, _, _ = on_servers(nothing, ("http://a",), save_strategy="steps", save_steps=100)
+    on_right, _, _ = on_servers(nothing, names, save_strategy="steps", save_steps=100)
     on_right.train(resume_from_checkpoint=True)
     assert on_right.state.global_step == 4
-
-
-def test_servers_that_pass_the_check_and_sample_from_another_policy_end_the_run(on_servers, tmp_path):
-    def before(step, servers):
-        if step == 2:
-            servers.wrong, servers.passes = {"http://a", "http://b"}, True
-
-    trainer, _, _ = on_servers(before, save_strategy="steps", save_steps=100)
-    with pytest.raises(RolloutError, match="again and again, though the engine passes the parity check"):
-        trainer.train()
-    assert trainer.state.global_step == 2
-    assert latest_checkpoint(tmp_path).name == "checkpoint-2"
 
 
 def test_one_bad_answer_from_servers_that_pass_is_sampled_again(on_servers):

@@ -17,6 +17,7 @@ from perl.policy.checkpoint import latest_checkpoint
 from perl.policy.model import base_fingerprint
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
+from tests.rollouts.loopback import Proxy
 from tests.servers import VllmProcess, absent, free_port
 
 SMALL = {
@@ -41,20 +42,29 @@ def problems(count=16) -> Dataset:
     )
 
 
-@pytest.fixture
-def own_servers(tmp_path):
-    """Starts servers of one test's own, several at once; each takes more than 1 GiB, so they end with it."""
+UNTIED = "untied"
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory):
+    """Of this module's own: it takes weights, and of adapters the part that is about ``o_proj``; folder and address.
+
+    Its base has a head of its own: vLLM for CPUs keeps a packed copy of one that is tied to the embeddings, and cannot
+    be given another.
+    """
     if absent():
         pytest.skip(absent())
-    started = []
-
-    def start(count=1, **options):
-        new = [VllmProcess(tmp_path / f"server-{len(started) + i}", **options) for i in range(count)]
-        started.extend(new)
-        return [server.wait() for server in new]
-
-    yield start
-    for server in started:
+    folder = tmp_path_factory.mktemp("own")
+    untied = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    untied.config.tie_word_embeddings = False
+    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
+    untied.save_pretrained(folder / UNTIED)
+    AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(folder / UNTIED)
+    lora = ("--enable-lora", "--max-lora-rank", "16", "--lora-target-modules", "o_proj")
+    server = VllmProcess(folder / "server", ("--model", str(folder / UNTIED), *lora))
+    try:
+        yield str(folder / UNTIED), server.wait().url
+    finally:
         server.kill()
 
 
@@ -72,11 +82,11 @@ class Seen:
         return [float(position % 4) for position in range(len(completions))]
 
 
-def trainer(folder, urls, reward=accuracy_reward, rows=16, **changes) -> PeftGRPOTrainer:
+def trainer(folder, urls, reward=accuracy_reward, rows=16, model="sandbox:base", **changes) -> PeftGRPOTrainer:
     args = PeftRLConfig(
         str(folder), **{**SMALL, "rollout_backend": "vllm-server", "rollout_servers": list(urls), **changes}
     )
-    return PeftGRPOTrainer(model="sandbox:base", reward_funcs=reward, args=args, train_dataset=problems(rows))
+    return PeftGRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=problems(rows))
 
 
 def logged(trained, name):
@@ -111,30 +121,30 @@ def probe():
     return ids, torch.ones_like(ids)
 
 
-def test_methods_without_a_low_rank_sample_from_their_changed_weights(tmp_path, own_servers):
-    (server,) = own_servers()
-    for method in ("dora", "ia3", "ln_tuning", "lora"):  # each finds the weights of the one before
-        trained = trainer(tmp_path / method, [server.url], Seen(), peft_method=method, beta=0.04)
-        trained.train()
-        assert_sampled_from_the_policy(trained)
-        assert logged(trained, "sync/bytes") == [logged(trained, "sync/bytes")[0]] * 3
+ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+NORMS = ["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
 
 
-def test_a_model_that_is_trained_itself_is_sent_whole(tmp_path, own_servers):
-    # vLLM for CPUs keeps a packed copy of a head that is tied to the embeddings, and cannot be given another one.
-    untied = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
-    untied.config.tie_word_embeddings = False
-    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
-    untied.save_pretrained(tmp_path / "untied")
-    AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(tmp_path / "untied")
-    (server,) = own_servers(flags=("--model", str(tmp_path / "untied")))
-    settings = {"rollout_backend": "vllm-server", "rollout_servers": [server.url], "peft_method": "full"}
-    args = PeftRLConfig(str(tmp_path / "run"), **{**SMALL, **settings, "learning_rate": 1e-4})
-    trained = PeftGRPOTrainer(str(tmp_path / "untied"), Seen(), args, train_dataset=problems())
+@pytest.mark.parametrize(
+    ("method", "sent", "changes"),
+    [
+        ("dora", [*ATTENTION, *MLP], {}),
+        ("ia3", [*ATTENTION[:3], "down_proj"], {}),  # vLLM has queries, keys and values in one matrix
+        ("ln_tuning", NORMS, {}),
+        ("full", [*ATTENTION, *MLP, *NORMS, "embed_tokens", "lm_head"], {"learning_rate": 1e-4}),
+        ("lora", ["o_proj"], {"peft_target_modules": ["o_proj"]}),
+    ],
+)
+def test_an_engine_gets_the_weights_that_a_method_changes_or_its_factors(tmp_path, own_server, method, sent, changes):
+    """Whatever it was sent before, by a training with another method."""
+    model, url = own_server
+    trained = trainer(tmp_path, [url], Seen(), model=model, peft_method=method, beta=0.04, **changes)
     trained.train()
     assert_sampled_from_the_policy(trained)
-    numbers = sum(parameter.numel() for parameter in trained.policy.parameters())
-    assert logged(trained, "sync/bytes") == [4.0 * numbers] * 3
+    tensors = [p for n, p in AutoModelForCausalLM.from_pretrained(model).named_parameters() if n.split(".")[-2] in sent]
+    rank = trained.args.peft.rank or 16
+    numbers = sum(rank * sum(p.shape) if method == "lora" else p.numel() for p in tensors)
+    assert logged(trained, "sync/bytes") == [4.0 * numbers] * 3  # in float32
 
 
 def test_trls_own_arguments_lead_to_the_same(tmp_path, vllm_server):
@@ -161,13 +171,21 @@ def test_trls_own_arguments_lead_to_the_same(tmp_path, vllm_server):
 
 
 def test_evaluation_samples_from_the_adapter_too(tmp_path, vllm_server):
-    trained = trainer(tmp_path, [vllm_server], Seen(), per_device_eval_batch_size=4, max_steps=1)
+    lengths = []
+
+    def reward(completion_ids, **_):
+        lengths.append([len(ids) for ids in completion_ids])
+        return [float(position % 4) for position in range(len(completion_ids))]
+
+    trained = trainer(tmp_path, [vllm_server], reward, per_device_eval_batch_size=4, max_steps=1)
     trained.eval_dataset = problems(2)
     trained.train()
     metrics = trained.evaluate()
     trained.rollout_source.close()
     assert metrics["eval_sync/logp_diff"] < 1e-4
-    assert metrics["eval_completions/mean_length"] > 1
+    assert list(map(len, lengths)) == [8, 4, 4]  # of training and of two groups
+    assert metrics["eval_completions/mean_length"] == pytest.approx(sum(map(sum, lengths[1:])) / 8)
+    assert metrics["eval_reward"] == pytest.approx((0 + 1 + 2 + 3) / 4)
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
@@ -189,48 +207,55 @@ def test_rollouts_ahead_are_of_the_same_prompts_and_at_most_so_far_behind(tmp_pa
     assert seen[ahead].prompts == seen[0].prompts
 
 
-def test_an_engine_that_binds_the_adapter_to_nothing_ends_the_run_before_it_samples(tmp_path, own_servers):
-    (server,) = own_servers(flags=("--enable-lora", "--max-lora-rank", "16", "--lora-target-modules", "o_proj"))
-    seen = Seen()
+def test_an_engine_that_does_not_apply_the_adapter_ends_the_run_before_it_samples(tmp_path, own_server):
+    seen, (model, url) = Seen(), own_server
     with pytest.raises(BrokenPromiseError, match="answers like the base, not like the policy"):
-        trainer(tmp_path, [server.url], seen, peft_target_modules=["q_proj", "v_proj"]).train()
+        trainer(tmp_path, [url], seen, model=model, peft_target_modules=["q_proj", "v_proj"]).train()
     assert not seen.prompts
 
 
-def test_an_engine_with_other_weights_ends_the_run_before_it_samples(tmp_path, own_servers):
+def test_an_engine_with_other_weights_ends_the_run_before_it_samples(tmp_path, vllm_server):
     other = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
     other.save_pretrained(tmp_path / "other")
     AutoTokenizer.from_pretrained(BASE_FOLDER).save_pretrained(tmp_path / "other")
-    flags = ("--enable-lora", "--max-lora-rank", "16", "--model", str(tmp_path / "other"))
-    (server,) = own_servers(flags=flags)
-    with pytest.raises(BrokenPromiseError, match="does not answer like the policy"):
-        trainer(tmp_path / "run", [server.url]).train()
-
-
-def test_without_servers_the_last_step_is_kept_and_the_run_goes_on_when_one_is_back(tmp_path, own_servers):
-    servers = own_servers(2)
     seen = Seen()
+    with pytest.raises(BrokenPromiseError, match="does not answer like the policy"):
+        trainer(tmp_path / "run", [vllm_server], seen, model=str(tmp_path / "other")).train()
+    assert not seen.prompts
+
+
+class Door(Proxy):
+    """The way to a server, which may be closed for a while."""
+
+    is_open = True
+
+    def forward(self, *request):
+        return super().forward(*request) if self.is_open else None
+
+
+def test_without_servers_the_last_step_is_kept_and_the_run_goes_on_when_one_is_back(tmp_path, vllm_server):
+    doors, seen = [Door(vllm_server), Door(vllm_server)], Seen()
 
     def reward(prompts, completions, **kwargs):
         if len(seen.prompts) == 1:  # while the second step is trained on: none is left for the third
-            for server in servers:
-                server.kill()
+            for door in doors:
+                door.is_open = False
         return seen(prompts, completions, **kwargs)
 
-    urls = [server.url for server in servers]
     run = {"rollout_server_timeout": 3.0, "max_steps": 4, "save_strategy": "steps", "save_steps": 100}
-    with pytest.raises(RolloutError, match="no vLLM server answers, for 3 seconds"):
-        trainer(tmp_path, urls, reward, **run).train()
-    assert latest_checkpoint(tmp_path).name == "checkpoint-2"
-    servers[1].restart()
-    trained = trainer(tmp_path, urls, seen, **run)
-    trained.train(resume_from_checkpoint=True)
+    with doors[0]() as first, doors[1]() as second:
+        with pytest.raises(RolloutError, match="no vLLM server answers, for 3 seconds"):
+            trainer(tmp_path, [first, second], reward, **run).train()
+        assert latest_checkpoint(tmp_path).name == "checkpoint-2"
+        doors[1].is_open = True
+        trained = trainer(tmp_path, [first, second], seen, **run)
+        trained.train(resume_from_checkpoint=True)
     assert trained.state.global_step == 4
-    undisturbed = Seen()
-    trainer(tmp_path / "undisturbed", urls, undisturbed, **run).train()
+    undisturbed, alone = Seen(), {"rollout_backend": "transformers", "max_completion_length": 1}
+    trainer(tmp_path / "undisturbed", [], undisturbed, **run | alone).train()
     assert seen.prompts == undisturbed.prompts
 
 

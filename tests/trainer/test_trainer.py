@@ -1,7 +1,9 @@
 """PeftGRPOTrainer where it differs from its parent: what is sampled, saved, resumed, written and sent."""
 
 import json
+import shutil
 import socket
+import statistics
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import BrokenPromiseError, RecipeError
+from perl.errors import BrokenPromiseError
 from perl.policy.checkpoint import is_complete, latest_checkpoint
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
@@ -77,12 +79,9 @@ def test_it_is_a_trl_trainer_and_takes_trls_own_config(tmp_path):
     assert isinstance(made, GRPOTrainer)
     made.train()
     assert made.policy.peft_config["default"].r == 2
-
-
-def test_the_adapter_is_the_one_the_arguments_ask_for(tmp_path):
-    made = trainer(tmp_path, peft_method="dora", peft_rank=2, peft_alpha=4, peft_target_modules=["q_proj"])
-    config = made.policy.peft_config["default"]
-    assert (config.r, config.lora_alpha, config.use_dora, config.target_modules) == (2, 4, True, {"q_proj"})
+    ours = trainer(tmp_path, peft_method="dora", peft_rank=2, peft_alpha=4, peft_target_modules=["q_proj"])
+    adapter = ours.policy.peft_config["default"]
+    assert (adapter.r, adapter.lora_alpha, adapter.use_dora, adapter.target_modules) == (2, 4, True, {"q_proj"})
 
 
 def test_the_models_generation_file_has_no_say_in_rollouts(tmp_path):
@@ -123,31 +122,33 @@ def test_an_optimizer_without_all_parameters_is_refused(tmp_path):
         made.create_optimizer()
 
 
-def test_checkpoints_are_sealed_and_a_trainer_resumes_from_the_newest(tmp_path):
-    straight = trainer(tmp_path / "straight", max_steps=4, save_strategy="steps", save_steps=2)
-    straight.train()
-    assert is_complete(tmp_path / "straight" / "checkpoint-2")
-    assert latest_checkpoint(tmp_path / "straight").name == "checkpoint-4"
-    (tmp_path / "straight" / "checkpoint-4" / "complete.json").unlink()  # as if the kill had come before the seal
-    resumed = trainer(tmp_path / "straight", max_steps=4, save_strategy="steps", save_steps=2)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == 4
-    assert torch.equal(weights_of(resumed.policy), weights_of(straight.policy))
-
-
-def test_a_checkpoint_of_the_last_step_is_loaded_without_another_step(tmp_path):
-    first = trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
-    first.train()
-    again = trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
-    again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 2
-    assert torch.equal(weights_of(again.policy), weights_of(first.policy))
-
-
-def test_only_as_many_checkpoints_stay_as_asked_for(tmp_path):
-    made = trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=2)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A training of three steps with a checkpoint of each, of which two are kept; the folder and the adapter."""
+    folder = tmp_path_factory.mktemp("saved")
+    made = trainer(folder, max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=2)
     made.train()
-    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    return folder, weights_of(made.policy)
+
+
+def test_only_as_many_checkpoints_stay_as_asked_for_and_they_are_sealed(saved):
+    folder, _ = saved
+    kept = sorted(folder.glob("checkpoint-*"))
+    assert [path.name for path in kept] == ["checkpoint-2", "checkpoint-3"]
+    assert all(map(is_complete, kept))
+
+
+@pytest.mark.parametrize("newest", [2, 3])
+def test_a_trainer_resumes_from_the_newest_complete_checkpoint_also_of_the_last_step(saved, tmp_path, newest):
+    folder, straight = saved
+    shutil.copytree(folder, tmp_path / "run")
+    if newest == 2:
+        (tmp_path / "run" / "checkpoint-3" / "complete.json").unlink()  # as if the kill had come before the seal
+    assert latest_checkpoint(tmp_path / "run").name == f"checkpoint-{newest}"
+    resumed = trainer(tmp_path / "run", max_steps=3, save_strategy="steps", save_steps=1)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3
+    assert torch.equal(weights_of(resumed.policy), straight)
 
 
 def test_the_card_of_a_script_says_what_is_known(tmp_path):
@@ -177,16 +178,32 @@ def test_a_saved_adapter_gives_the_policys_log_probabilities_on_a_fresh_base(tmp
 
 
 def test_evaluation_while_training_scores_whole_groups(tmp_path):
+    scored = []
+
+    def lengths(prompts, completions, **_):
+        scored.append(
+            [
+                (prompt[0]["content"], float(len(text[0]["content"])))
+                for prompt, text in zip(prompts, completions, strict=True)
+            ]
+        )
+        return [length for _, length in scored[-1]]
+
     made = PeftGRPOTrainer(
         model="sandbox:base",
-        reward_funcs=accuracy_reward,
+        reward_funcs=lengths,
         args=arguments(tmp_path, eval_strategy="steps", eval_steps=1, max_steps=1, per_device_eval_batch_size=4),
         train_dataset=problems(),
         eval_dataset=problems(4),
     )
     made.train()
-    (scored,) = [row for row in made.state.log_history if "eval_reward" in row]
-    assert 0.0 <= scored["eval_reward"] <= 1.0
+    (logged,) = [row for row in made.state.log_history if "eval_reward" in row]
+    evaluated = [row for batch in scored[1:] for row in batch]
+    groups = [[length for prompt, length in evaluated if prompt == problem] for problem in dict(evaluated)]
+    assert [len(group) for group in groups] == [4] * 4
+    assert logged["eval_reward"] == pytest.approx(statistics.fmean(length for _, length in evaluated))
+    flat = sum(len(set(group)) == 1 for group in groups) / 4
+    assert logged["eval_frac_reward_zero_std"] == pytest.approx(flat)
 
 
 def test_rewards_that_do_not_apply_have_no_say(tmp_path):
@@ -203,8 +220,3 @@ def test_rewards_that_do_not_apply_have_no_say(tmp_path):
     assert first == 0.0
     assert sum(others) == pytest.approx(0.0, abs=1e-6)
     assert any(abs(advantage) > 0.1 for advantage in others)
-
-
-def test_a_batch_that_contradicts_itself_is_refused_by_the_arguments(tmp_path):
-    with pytest.raises(RecipeError, match="cannot be cut into passes of 3 rows"):
-        arguments(tmp_path, per_device_train_batch_size=3)

@@ -10,10 +10,8 @@ import pytest
 from datasets import Dataset
 
 from perl import PeftGRPOTrainer, PeftRLConfig
-from perl.errors import RecipeError
 from perl.policy.checkpoint import latest_checkpoint
 from perl.rewards import accuracy_reward
-from perl.rewards.verifier import check_all
 from perl.sandbox import load_problems
 from tests import warm
 
@@ -101,28 +99,33 @@ def test_a_reward_that_keeps_failing_ends_the_run_with_a_checkpoint_and_the_run_
 
 def test_fewer_failures_than_that_are_counted_and_the_run_ends_well():
     Path("broken").touch()
-    done = train("rewards.flaky:reward.max_failures=1000", "train.max_steps=4")
+    done = train("rewards.flaky:reward.max_failures=1000", "train.max_steps=3", "eval.enabled=false")
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
-    shares = [row.get("reward/reward/failed_frac") for row in rows if "reward" in row and "loss" in row]
-    assert shares == [0.0, 0.0, 1.0, 1.0]
+    shares = [row.get("reward/reward/failed_frac") for row in steps_logged()]
+    assert shares == [0.0, 0.0, 1.0]
 
 
 def test_a_reward_that_hangs_costs_its_samples_only():
     patient = "rewards.flaky:patient"
     done = train(
-        "rewards.accuracy=null",
-        "rewards.flaky:reward=null",
-        f"{patient}.workers=2",
-        f"{patient}.timeout_seconds=1",
-        f"{patient}.max_failures=1000",
-        "train.max_steps=1",
-        "rollout.max_completion_length=4",
-        "eval.enabled=false",
+        *("rewards.accuracy=null", "rewards.flaky:reward=null"),
+        *(f"{patient}.workers=2", f"{patient}.timeout_seconds=1", f"{patient}.max_failures=1000"),
+        *("train.max_steps=1", "train.prompts_per_step=1", "train.num_generations=8"),  # one group, all of it recorded
+        *("rollout.max_completion_length=4", "eval.enabled=false"),
     )
     assert done.returncode == 0, done.stderr
-    (row,) = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()][:1]
-    assert 0 < row["reward/patient/timeout_frac"] < 1
+    (row,) = steps_logged()
+    samples = [json.loads(line) for line in Path("runs/recipe/samples.jsonl").read_text().splitlines()]
+    hung = [sample["completion"][0]["content"].startswith("\\") for sample in samples]
+    assert len(hung) == 8
+    assert 0 < sum(hung) < 8
+    assert row["reward/patient/timeout_frac"] == sum(hung) / len(samples)
+    assert [sample["rewards"]["patient"] is None for sample in samples] == hung
+
+
+def steps_logged() -> list[dict]:
+    rows = [json.loads(line) for line in Path("runs/recipe/metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "loss" in row and "train_runtime" not in row]
 
 
 def facts() -> dict:
@@ -188,19 +191,8 @@ def test_a_process_reward_is_one_more_reward_with_its_weight(tmp_path):
     assert log["reward/process_reward/steps"] >= 1
     expected = log["rewards/accuracy_reward/mean"] + 0.5 * log["rewards/process_reward/mean"]
     assert log["reward"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_half_a_process_reward_is_refused(tmp_path):
-    halves = (
-        {"process_reward_weight": 0.5},
-        {"process_reward_kwargs": {"model": "sandbox:base"}},
-        {"flat_reward_steps": -1},
-    )
-    for changes in halves:
-        with pytest.raises(RecipeError, match=next(iter(changes))):
-            arguments(tmp_path, **changes)
-    trainer = PeftGRPOTrainer("sandbox:base", accuracy_reward, arguments(tmp_path / "out"), train_dataset=problems(8))
-    assert trainer.reward_func_names == ["accuracy_reward"]  # without a weight only the outcome counts
+    alone = PeftGRPOTrainer("sandbox:base", accuracy_reward, arguments(tmp_path / "out"), train_dataset=problems(8))
+    assert alone.reward_func_names == ["accuracy_reward"]
 
 
 def test_a_verdict_that_takes_too_long_is_counted_in_the_logs(tmp_path):
@@ -219,10 +211,3 @@ def test_a_verdict_that_takes_too_long_is_counted_in_the_logs(tmp_path):
 
 def hurried_accuracy(completions, solution, **columns):
     return accuracy_reward(completions, solution, timeout_seconds=0.5, **columns)
-
-
-def test_evaluation_and_training_give_the_same_verdicts():
-    golds = ["4", r"\frac{1}{2}", "(1,2]"]
-    completions = [r"\boxed{4.0}", r"\boxed{50\%}", r"\boxed{[1,2]}"]
-    verdicts = check_all(golds, completions)
-    assert [float(verdict.right) for verdict in verdicts] == accuracy_reward(completions, golds) == [1.0, 1.0, 0.0]

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import termios
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -57,6 +56,19 @@ def test_durations_read_like_a_clock():
         assert minutes < 60 > rest or not hours
 
 
+# The same command twice, in one process, since importing takes longer than the run: as it is, then quiet.
+BETWEEN = "<now quiet>"
+LOUD_AND_QUIET = f"""
+import sys
+from perl.cli.main import run_commands
+codes = [run_commands(sys.argv[1:], "perl")]
+for stream in (sys.stdout, sys.stderr):
+    print({BETWEEN!r}, file=stream, flush=True)
+codes.append(run_commands([*sys.argv[1:], "--quiet", "--output", "runs/quiet"], "perl"))
+sys.exit(max(codes))
+"""
+
+
 def run_at_a_terminal(folder, *arguments):
     """Exit code and everything written to a real terminal of 160 columns, to which stderr and stdout go."""
     person, terminal = pty.openpty()
@@ -77,7 +89,7 @@ def run_at_a_terminal(folder, *arguments):
     watcher.start()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "perl", *arguments],
+            [sys.executable, "-c", LOUD_AND_QUIET, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=terminal,
@@ -93,12 +105,31 @@ def run_at_a_terminal(folder, *arguments):
 
 
 @pytest.fixture(scope="module")
-def seen_at_a_terminal(tmp_path_factory):
-    """What two small steps of the quickstart draw."""
+def at_a_terminal(tmp_path_factory):
+    """What two small steps of the quickstart draw, and what they draw when they are quiet."""
     returncode, seen = run_at_a_terminal(tmp_path_factory.mktemp("terminal"), *SMALL, "eval.limit=8", "eval.k=1")
     assert returncode == 0, seen
     assert "Traceback" not in seen
-    return seen
+    loud, *quiet = seen.split(BETWEEN)
+    return loud, "".join(quiet).strip()
+
+
+@pytest.fixture(scope="module")
+def seen_at_a_terminal(at_a_terminal):
+    return at_a_terminal[0]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """The same into a log: the folder, stderr, and what stderr and stdout hold of the quiet run."""
+    folder = tmp_path_factory.mktemp("log")
+    command = [sys.executable, "-c", LOUD_AND_QUIET, *SMALL, "eval.limit=4", "eval.k=1"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env=as_a_person_would_see_it()
+    )
+    assert done.returncode == 0, done.stderr
+    loud, *quiet = done.stderr.split(f"{BETWEEN}\n")
+    return folder, loud, "".join([*quiet, *done.stdout.split(f"{BETWEEN}\n")[1:]])
 
 
 def drawn(seen, label):
@@ -133,26 +164,21 @@ def test_live_lines_are_taken_away_and_no_log_lines_come_between(seen_at_a_termi
     assert any(row.startswith("2 steps, ") for row in rows)
 
 
-def test_quiet_prints_nothing_at_a_terminal(tmp_path):
-    returncode, seen = run_at_a_terminal(tmp_path, *SMALL, "eval.limit=4", "eval.k=1", "--quiet")
-    assert (returncode, seen) == (0, "")
-    assert (tmp_path / "runs" / "quickstart" / "adapter" / "README.md").is_file()
-
-
-def test_quiet_prints_nothing_to_a_log_but_what_is_wrong(perl_command):
-    result = perl_command(*SMALL, "eval.limit=4", "eval.k=1", "--quiet", env=as_a_person_would_see_it())
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+def test_quiet_prints_nothing_at_a_terminal_or_to_a_log_but_what_is_wrong(at_a_terminal, logged, perl_command):
+    assert at_a_terminal[1] == ""
+    folder, _, quiet = logged
+    assert quiet == ""
+    assert (folder / "runs" / "quiet" / "adapter" / "README.md").is_file()
     result = perl_command("train", "quickstart", "peft.rnak=4", "--quiet")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ")
 
 
-def test_a_log_gets_whole_lines_and_only_ours(perl_command):
-    result = perl_command(*SMALL, "eval.limit=4", "eval.k=1", env=as_a_person_would_see_it())
-    assert result.returncode == 0, result.stderr
-    assert "\r" not in result.stderr
-    assert "\x1b" not in result.stderr
-    lines = result.stderr.splitlines()
+def test_a_log_gets_whole_lines_and_only_ours(logged):
+    folder, stderr, _ = logged
+    assert "\r" not in stderr
+    assert "\x1b" not in stderr
+    lines = stderr.splitlines()
     assert len(lines) == 4
     score = r"on sandbox:addition: avg@1 \d+\.\d( ± \d+\.\d| \[\d+\.\d, \d+\.\d\]), in \d+:\d\d"
     step = r"reward \d\.\d{3}  length \d+\.\d"
@@ -160,7 +186,7 @@ def test_a_log_gets_whole_lines_and_only_ours(perl_command):
     assert re.fullmatch(rf"step 1/2  {step}  ETA \d+:\d\d", lines[1])
     assert re.fullmatch(rf"step 2/2  {step}  [\d,]+ tokens/s  ETA 0:00", lines[2])
     assert re.fullmatch(f"adapter {score}", lines[3])
-    run = Path("runs/quickstart")  # the numbers of the lines are those of the files
+    run = folder / "runs" / "quickstart"  # the numbers of the lines are those of the files
     logged = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
     rewards = [float(re.search(r"reward (-?\d\.\d{3})", line)[1]) for line in lines[1:3]]
     assert rewards == [pytest.approx(row["reward"], abs=5e-4 + 1e-9) for row in logged[:2]]

@@ -75,21 +75,16 @@ def estimate_of(name: str) -> MemoryEstimate:
     return next(estimate for estimate in estimates if estimate.gpu == gpu)
 
 
-def test_a_recipe_for_a_gpu_fits_it_by_the_estimate_and_keeps_its_activations():
-    for name in ON_A_GPU:
-        estimate = estimate_of(name)
-        assert estimate.fits, name
-        assert estimate.least < 0.9 * GPUS[estimate.gpu], name
-        assert estimate.plan.tokens >= estimate.in_a_pass, name
-        assert not estimate.plan.recompute, name
-
-
 @pytest.mark.parametrize(("name", "grouped"), [*((name, True) for name in ON_A_GPU), ("a100-7b-vllm", False)])
-def test_the_figures_at_the_head_of_a_recipe_for_a_gpu_are_those_of_the_estimate(name, grouped, monkeypatch):
+def test_a_recipe_for_a_gpu_fits_it_and_has_the_figures_of_the_estimate_at_its_head(name, grouped, monkeypatch):
     monkeypatch.setattr(
         "perl.training.memory_estimate.KERNEL_CALL", KernelCall(grouped=grouped)
     )  # not of the torch at hand
     estimate = estimate_of(name)
+    assert estimate.fits
+    assert estimate.least < 0.9 * GPUS[estimate.gpu]
+    assert estimate.plan.tokens >= estimate.in_a_pass
+    assert not estimate.plan.recompute  # it keeps its activations
     head = " ".join(RECIPES[name].read_text(encoding="utf-8").split("model:")[0].replace("#", "").split())
     for size in (estimate.weights, estimate.adapter, estimate.cache, estimate.engine):
         assert not size or f"{size / GIB:.1f} GiB" in head

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import perl
 from perl.errors import PerlError
@@ -13,8 +14,10 @@ from perl.evaluation.results import read_results
 from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.recipe import load_recipe
 from perl.run.folder import sha256_of
+from perl.sandbox import load_problems
 from perl.training.stages import prepare, read_recipe
 
+QUESTIONS = 32
 TASKS = {"tasks": ["sandbox:chain"], "k": 2, "limit": 6, "max_completion_length": 24}
 
 
@@ -31,6 +34,16 @@ def recipe(**evaluation):
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_questions():
+    """The task's first ones, of 500."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "perl.evaluation.task_data.load_problems", lambda name, split: load_problems(name, split)[:QUESTIONS]
+        )
+        yield
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return perl.train(recipe(every=2), output_dir=tmp_path_factory.mktemp("runs") / "run")
@@ -43,7 +56,7 @@ def rows_of(run):
 def test_a_run_ends_with_base_and_adapter_on_every_task(run):
     results = read_results(run.path / "eval")
     assert [task.name for task in results.tasks] == ["sandbox:addition", "sandbox:chain"]
-    assert [(task.score.n, task.score.k) for task in results.tasks] == [(6, 2), (500, 2)]
+    assert [(task.score.n, task.score.k) for task in results.tasks] == [(6, 2), (QUESTIONS, 2)]
     for task in results.tasks:
         facts = run.facts["eval"][task.name]
         assert facts["base"] == task.base.accuracy
@@ -87,29 +100,38 @@ def test_the_best_adapter_is_kept_with_its_score(run):
     assert find_adapter(str(run.path / "best" / "adapter"), "sandbox:base").config.r == 2
 
 
-def test_scores_between_steps_change_nothing_of_the_training(run, tmp_path):
-    other = perl.train(recipe(), output_dir=tmp_path / "run")
-    assert other.facts["fingerprint"]["adapter"] == run.facts["fingerprint"]["adapter"]
-    assert not (other.path / "best").exists()
+@pytest.fixture(scope="module")
+def unscored(tmp_path_factory):
+    return perl.train(recipe(enabled=False, tasks=[]), output_dir=tmp_path_factory.mktemp("unscored") / "run")
 
 
-def test_a_run_without_tasks_scores_what_it_holds_out(tmp_path):
-    run = perl.train(recipe(tasks=[]), ["train.max_steps=1"], tmp_path / "run")
-    assert [task.name for task in read_results(run.path / "eval").tasks] == ["sandbox:addition"]
+def test_scores_between_steps_change_nothing_of_the_training(run, unscored):
+    ours, other = (load_file(each.adapter / WEIGHTS) for each in (run, unscored))
+    assert ours.keys() == other.keys()
+    assert all(torch.equal(ours[name], other[name]) for name in ours)
+    assert unscored.facts["fingerprint"]["adapter"] == run.facts["fingerprint"]["adapter"]
+    assert not (unscored.path / "best").exists()
 
 
-def test_a_run_that_trains_the_model_itself_is_scored_beside_its_base(tmp_path):
-    run = perl.train(recipe(tasks=[]), ["train.max_steps=1", "peft.method=full", "peft.rank=null"], tmp_path / "run")
+def test_no_evaluation_leaves_no_folder(unscored):
+    assert not (unscored.path / "eval").exists()
+    assert "eval" not in unscored.facts
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_run_without_tasks_scores_base_and_policy_on_what_it_holds_out(tmp_path, method):
+    rank = "null" if method == "full" else 2
+    overrides = ["train.max_steps=1", f"peft.method={method}", f"peft.rank={rank}"]
+    run = perl.train(recipe(tasks=[]), overrides, tmp_path / "run")
     (task,) = read_results(run.path / "eval").tasks
-    assert task.base is not None
-    assert task.adapter is not None
-    assert run.facts["eval"]["sandbox:addition"]["base"] == task.base.accuracy
-
-
-def test_no_evaluation_leaves_no_folder(tmp_path):
-    run = perl.train(recipe(enabled=False, tasks=[]), ["train.max_steps=1"], tmp_path / "run")
-    assert not (run.path / "eval").exists()
-    assert "eval" not in run.facts
+    assert task.name == "sandbox:addition"
+    found = run.facts["eval"]["sandbox:addition"]
+    assert (found["base"], found["adapter"]) == (task.base.accuracy, task.adapter.accuracy)
+    lines = [json.loads(line) for line in (run.path / "eval" / "samples.jsonl").read_text().splitlines()]
+    right = collections.Counter(line["policy"] for line in lines if line["status"] == "right")
+    among = collections.Counter(line["policy"] for line in lines)
+    shares = sorted(right[policy] / count for policy, count in among.items())
+    assert shares == pytest.approx(sorted([task.base.accuracy, task.adapter.accuracy]))
 
 
 def test_what_cannot_be_scored_is_refused_before_weights_are_loaded(tmp_path):
@@ -128,7 +150,8 @@ def test_what_cannot_be_scored_is_refused_before_weights_are_loaded(tmp_path):
             load_recipe(recipe(**evaluation))
 
 
-def test_a_best_adapter_that_is_published_is_scored_as_the_final_one_is(tmp_path, hub):
+def test_a_best_adapter_that_is_published_is_scored_as_the_final_one_is(tmp_path, hub, monkeypatch):
+    monkeypatch.setattr("perl.evaluation.evaluate.lighteval_installed", lambda: False)  # it takes ten seconds a policy
     asked = recipe(every=1, best="sandbox:chain/avg@1", k=1) | {"hub": {"repo_id": "user/best", "push": "best"}}
     asked["train"] = asked["train"] | {"max_steps": 2, "learning_rate": 0.3}  # a second step that ruins the first's
     done = perl.train(asked, output_dir=tmp_path / "run")
