@@ -41,8 +41,8 @@ def accuracy_reward(
         workers: Processes that compare what needs algebra.
 
     Returns:
-        1.0; 0.0 for another answer, for none, and for one whose comparison takes too long; None, no say in its group,
-        where the gold answer cannot be read or the comparison failed.
+        1.0; 0.0 for another answer, for none, and for one whose comparison takes too long; None, masked out of
+        its group, where the gold answer cannot be read or the comparison failed.
 
     Raises:
         RewardError: The worker processes cannot be started.

@@ -203,11 +203,10 @@ def _result(values: Awaitable[Any]) -> Any:  # noqa: ANN401 (what the user's fun
     earlier = asyncio.all_tasks(loop)
     try:
         return _runner().run(_awaited(values))
-    except Exception:
-        raise
-    except BaseException:
-        for task in asyncio.all_tasks(loop) - earlier:
-            task.cancel()
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            for task in asyncio.all_tasks(loop) - earlier:
+                task.cancel()
         raise
 
 

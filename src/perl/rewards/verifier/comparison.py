@@ -84,8 +84,7 @@ def is_plain(gold: str) -> bool:
     """Whether a gold answer can be compared with anything without algebra: numbers and words, also several."""
     if len(gold) > LONGEST_ANSWER:
         return False
-    text = tidy(gold)
-    return bool(text) and all(_is_plain_node(node) for node in readings(text))
+    return bool(tidy(gold)) and next(scalars_of(gold), None) is None
 
 
 def scalars_of(gold: str) -> Iterator[str]:
@@ -101,14 +100,6 @@ def _expressions(node: Node) -> Iterator[str]:
         yield node.text
     for part in parts_of(node):
         yield from _expressions(part)
-
-
-def _is_plain_node(node: Node) -> bool:
-    if isinstance(node, Scalar):
-        return _is_plain_text(node.text)
-    if isinstance(node, Inequality) or (isinstance(node, Equation) and node.label is None):
-        return False
-    return all(_is_plain_node(part) for part in parts_of(node))
 
 
 def _is_plain_text(text: str) -> bool:

@@ -12,48 +12,19 @@ import re
 from collections.abc import Callable
 
 TEXT_START, TEXT_END = "\u27e6", "\u27e7"
-_UNICODE = str.maketrans(
-    {
-        "\u2212": "-",
-        "\u2013": "-",
-        "\u2010": "-",
-        "\u2011": "-",
-        "\u00d7": r"\cdot ",
-        "\u00b7": r"\cdot ",
-        "\u22c5": r"\cdot ",
-        "\u2217": r"\cdot ",
-        "\u00f7": "/",
-        "\u2215": "/",
-        "\u03c0": r"\pi ",
-        "\u221e": r"\infty ",
-        "\u2264": r"\leq ",
-        "\u2265": r"\geq ",
-        "\u2260": r"\neq ",
-        "\u2248": r"\approx ",
-        "\u2208": r"\in ",
-        "\u222a": r"\cup ",
-        "\u00b1": r"\pm ",
-        "\u221a": r"\sqrt ",
-        "\u00b0": r"\circ ",
-        "\u00b2": "^{2}",
-        "\u00b3": "^{3}",
-        "\u00bd": r"\frac{1}{2}",
-        "\u00bc": r"\frac{1}{4}",
-        "\u00be": r"\frac{3}{4}",
-        "\uff0c": ",",
-        "\uff1a": ":",
-        "\uff08": "(",
-        "\uff09": ")",
-        "\uff05": "%",
-        "\u20ac": "",
-        "\u00a3": "",
-        "\u00a0": " ",
-        "\u2009": " ",
-        "\u202f": " ",
-        TEXT_START: "",
-        TEXT_END: "",
-    }
-)
+_MEANT = {  # sign of typography, or several -> LaTeX
+    "\u2212\u2013\u2010\u2011": "-",
+    "\u00d7\u00b7\u22c5\u2217": r"\cdot ",
+    "\u00f7\u2215": "/",
+    "\u00a0\u2009\u202f": " ",
+    f"\u20ac\u00a3{TEXT_START}{TEXT_END}": "",
+    **{"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u221a": r"\sqrt ", "\u00b0": r"\circ ", "\u00b1": r"\pm "},
+    **{"\u2264": r"\leq ", "\u2265": r"\geq ", "\u2260": r"\neq ", "\u2248": r"\approx "},
+    **{"\u2208": r"\in ", "\u222a": r"\cup ", "\u00b2": "^{2}", "\u00b3": "^{3}"},
+    **{"\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}"},
+    **{"\uff0c": ",", "\uff1a": ":", "\uff08": "(", "\uff09": ")", "\uff05": "%"},
+}
+_UNICODE = str.maketrans({sign: meant for signs, meant in _MEANT.items() for sign in signs})
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z{}%$])")
 _SPACES = re.compile(r"\s+")
 _DEGREES = r"\s*(?:\^\s*\{?\s*)?\\(?:circ|degrees?)(?![a-zA-Z])\s*\}?\s*"
