@@ -1,6 +1,5 @@
 """`perl eval` as a process: what it prints where, and what a kill, Ctrl-C or a second process do to it."""
 
-import collections
 import json
 import re
 import shutil
@@ -63,6 +62,13 @@ def tasks_of(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())["perl"]["tasks"]
 
 
+def share_right(folder: Path, who: str) -> float:
+    """Counted from the samples, in which the base's come first."""
+    lines = whole_lines(folder)
+    half = lines[:TOTAL] if who == "base" else lines[TOTAL:]
+    return sum(json.loads(line)["status"] == "right" for line in half) / TOTAL
+
+
 def whole_lines(folder: Path) -> list[str]:
     return (folder / "samples.jsonl").read_text().split("\n")[:-1]
 
@@ -82,22 +88,19 @@ def assert_it_goes_on(saved: Path, output: Path, uninterrupted: Path) -> None:
     assert tasks_of(output) == tasks_of(uninterrupted)
 
 
-@pytest.mark.parametrize("after", [20, TOTAL + 20])
-def test_after_a_kill_the_same_command_goes_on(tmp_path, saved, uninterrupted, after):
-    killed = stopped(saved, tmp_path / "out", signal.SIGKILL, after)
-    assert killed.returncode == -signal.SIGKILL
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGKILL, 20), (signal.SIGKILL, TOTAL + 20), (signal.SIGINT, 40)])
+def test_after_a_kill_or_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninterrupted, number, after):
+    result = stopped(saved, tmp_path / "out", number, after)
     assert after <= len(whole_lines(tmp_path / "out")) < 2 * TOTAL
+    if number == signal.SIGINT:
+        assert (result.returncode, result.stdout) == (130, "")
+        assert "Traceback" not in result.stderr
+        assert result.stderr.splitlines()[-1] == f"error: {tmp_path / 'out'}: stopped (the same command goes on)"
+        assert_it_goes_on(saved, tmp_path / "out", uninterrupted)
+        return
+    assert result.returncode == -signal.SIGKILL
     with (tmp_path / "out" / "samples.jsonl").open("a") as file:
         file.write('{"policy": "4a36131d646466b4", "task": "sandbox:add')
-    assert_it_goes_on(saved, tmp_path / "out", uninterrupted)
-
-
-def test_after_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninterrupted):
-    result = stopped(saved, tmp_path / "out", signal.SIGINT, 40)
-    assert result.returncode == 130
-    assert "Traceback" not in result.stderr
-    assert result.stderr.splitlines()[-1] == f"error: {tmp_path / 'out'}: stopped (the same command goes on)"
-    assert result.stdout == ""
     assert_it_goes_on(saved, tmp_path / "out", uninterrupted)
 
 
@@ -129,11 +132,9 @@ def test_the_table_or_json_goes_to_stdout_and_what_happens_to_stderr(saved, unin
     )
     assert not [line for line in said if "Warning" in line or "Loading" in line]
     (shown,) = re.findall(r": avg@3 (\d+\.\d)", said[-1])
-    shares = collections.defaultdict(float)
-    for row in map(json.loads, whole_lines(uninterrupted)):
-        shares[row["policy"]] += (row["status"] == "right") / TOTAL
     scored = tasks_of(uninterrupted)[TASK]
-    assert sorted(shares.values()) == pytest.approx(sorted(scored[who]["accuracy"] for who in ("base", "adapter")))
+    for who in ("base", "adapter"):
+        assert scored[who]["accuracy"] == pytest.approx(share_right(uninterrupted, who), rel=1e-12)
     assert float(shown) == pytest.approx(100 * scored["adapter"]["accuracy"], abs=0.05 + 1e-9)
     printed = evaluated(saved, uninterrupted, "--json")
     assert (printed.returncode, printed.stderr) == (0, "")
@@ -141,7 +142,7 @@ def test_the_table_or_json_goes_to_stdout_and_what_happens_to_stderr(saved, unin
     assert json.loads(printed.stdout) == json.loads((uninterrupted / "results.json").read_text())
 
 
-def test_the_tasks_are_listed_without_importing_a_library(perl_command):
+def test_the_tasks_are_listed(perl_command):
     result = perl_command("eval", "--list-tasks")
     assert (result.returncode, result.stderr) == (0, "")
     assert [line.split()[0] for line in result.stdout.splitlines()] == list(all_tasks())
@@ -149,12 +150,6 @@ def test_the_tasks_are_listed_without_importing_a_library(perl_command):
     listed = json.loads(perl_command("eval", "--list-tasks", "--json").stdout)
     assert [row["name"] for row in listed] == list(all_tasks())
     assert {"name", "title", "data", "file"} == set(listed[0])
-    script = (
-        "import sys; from perl.cli.commands import run; run(['eval', '--list-tasks'], 'perl'); "
-        "print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_a_dry_run_loads_no_weights_and_writes_nothing(perl_command, saved, tmp_path):
@@ -179,8 +174,8 @@ def test_results_are_compared(perl_command, saved, uninterrupted, tmp_path):
     assert re.search(r"^base .*^lora .*^other ", compared.stdout, re.MULTILINE | re.DOTALL)
     facts = json.loads(perl_command("eval", "compare", str(uninterrupted), str(other), "--json").stdout)
     assert [policy["name"] for policy in facts["policies"]] == ["base", "lora", "other"]
-    scores = [policy["scores"][TASK]["accuracy"] for policy in facts["policies"]]
-    assert scores[1:] == [tasks_of(folder)[TASK]["adapter"]["accuracy"] for folder in (uninterrupted, other)]
+    counted = [share_right(uninterrupted, "base"), share_right(uninterrupted, "adapter"), share_right(other, "adapter")]
+    assert [policy["scores"][TASK]["accuracy"] for policy in facts["policies"]] == pytest.approx(counted, rel=1e-12)
 
     refused = perl_command("eval", "compare", str(uninterrupted), str(hotter))
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -50,7 +50,7 @@ def write_program(file: Path, text: str) -> Path:
 
 
 @needs_language
-def test_a_program_runs_with_its_arguments_stdin_and_exit_status(tmp_path):
+def test_a_program_runs_with_its_arguments_stdin_and_exit_status_also_by_its_first_line(tmp_path):
     (tmp_path / "script.pl").write_text('print "$0: @ARGV";')
     for arguments, stdin, stdout in (
         (("-e", "print 42"), "", "42"),
@@ -64,16 +64,12 @@ def test_a_program_runs_with_its_arguments_stdin_and_exit_status(tmp_path):
     assert run_perl("-e", 'print join("\\0", @ARGV)', "--", *unchanged).stdout.split("\0") == unchanged
     for status in (0, 3, 255):
         assert run_perl("-e", f"exit {status}").returncode == status
-    version = run_perl("-v")
-    assert version.returncode == 0
-    assert "This is perl" in version.stdout
-
-
-@needs_language
-def test_a_script_whose_first_line_finds_perl_on_the_path_runs(tmp_path):
     script = write_program(tmp_path / "hello", '#!/usr/bin/env perl\nuse strict;\nprint "hello @ARGV";\n')
     result = run_perl("a", "b c", program=script)
     assert (result.returncode, result.stdout, result.stderr) == (0, "hello a b c", "")
+    version = run_perl("-v")
+    assert version.returncode == 0
+    assert "This is perl" in version.stdout
 
 
 @needs_language
@@ -88,10 +84,7 @@ def test_the_process_becomes_perl_instead_of_starting_one_and_dies_of_its_signal
     assert int(printed) == process.pid
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):  # a death by a signal is the caller's to see
         assert run_perl("-e", f"kill {int(number)}, $$; sleep 60").returncode == -number
-
-
-@needs_language
-def test_an_endless_program_dies_when_its_reader_leaves():
+    # An endless one dies when its reader leaves.
     process = subprocess.Popen(
         [OURS / "perl", "-e", 'print "x\\n" while 1'],
         env={**os.environ, "PATH": f"{OURS}:{language_perl().parent}"},
@@ -111,7 +104,7 @@ def test_an_endless_program_dies_when_its_reader_leaves():
 
 
 @needs_language
-def test_commands_and_options_of_ours_stay_ours_where_files_bear_their_names(tmp_path):
+def test_commands_and_options_of_ours_stay_ours_and_so_do_perl_rl_and_perl_alone_at_a_terminal(tmp_path):
     for name in ("train", "recipes", "methods"):
         for file in (name, f"{name}.yaml"):
             (tmp_path / file).write_text('print "the language\'s";')
@@ -122,6 +115,24 @@ def test_commands_and_options_of_ours_stay_ours_where_files_bear_their_names(tmp
         result = run_perl(option)
         assert result.returncode == 0, option
         assert result.stdout.startswith(shown)
+    for program, name, further in (
+        (OURS / "perl-rl", "perl-rl", ()),
+        (sys.executable, "python -m perl", ("-m", "perl")),
+    ):
+        mistaken = run_perl(*further, "-e", "print 42", program=program)
+        assert (mistaken.returncode, mistaken.stdout) == (2, ""), name
+        assert f"Usage: {name}" in mistaken.stderr
+        assert run_perl(*further, program=program, stdin="print 7").stdout.startswith(f"Usage: {name}")
+    person, terminal = pty.openpty()
+    try:
+        result = subprocess.run(
+            [OURS / "perl"], stdin=terminal, capture_output=True, text=True, check=False, timeout=ENDS_WITHIN
+        )
+    finally:
+        os.close(terminal)
+        os.close(person)
+    assert result.returncode == 0
+    assert result.stdout.startswith("Usage: perl")
 
 
 SHIM = (
@@ -155,6 +166,24 @@ def test_the_language_is_found_behind_ourselves_shims_and_what_cannot_run(tmp_pa
         assert (result.returncode, result.stdout, result.stderr) == (0, "42", ""), between
 
 
+@needs_language
+def test_a_shim_that_comes_back_to_us_does_not_loop_and_one_is_gone_through_again_by_a_perl_of_its_own(tmp_path):
+    """As pyenv and plenv do: a script called perl that puts a bin folder first and looks perl up again."""
+    shim = write_program(
+        tmp_path / "shims" / "perl",
+        f'#!/bin/sh\nif [ "${{DEPTH:-0}}" -gt 5 ]; then echo loop >&2; exit 99; fi\n'
+        f'export DEPTH=$((${{DEPTH:-0}} + 1))\nexport PATH="{OURS}:$PATH"\nexec perl "$@"\n',
+    )
+    result = run_perl("-e", "print join '|', @ARGV", "a b", path=[OURS, shim.parent, language_perl().parent])
+    assert (result.returncode, result.stdout, result.stderr) == (0, "a b", "")
+    from_the_shim = run_perl("-e", "print 1", program=shim, path=[shim.parent, OURS, language_perl().parent])
+    assert (from_the_shim.returncode, from_the_shim.stdout, from_the_shim.stderr) == (0, "1", "")
+    shim = write_program(tmp_path / "loud" / "perl", f'#!/bin/sh\necho shim >&2\nexec {language_perl()} "$@"\n')
+    inner = 'system("perl", "-e", "print 5")'
+    result = run_perl("-e", inner, path=[OURS, shim.parent, language_perl().parent])
+    assert (result.returncode, result.stdout, result.stderr) == (0, "5", "shim\nshim\n")
+
+
 def test_a_program_that_may_run_but_not_be_read_is_no_crash():
     """The look-up reads the first bytes of what it finds; root may read everything, so it becomes nobody first."""
     with tempfile.TemporaryDirectory() as folder:
@@ -173,40 +202,6 @@ def test_a_program_that_may_run_but_not_be_read_is_no_crash():
 
 
 @needs_language
-def test_a_shim_that_comes_back_to_us_does_not_loop(tmp_path):
-    """As pyenv and plenv do: a script called perl that puts a bin folder first and looks perl up again."""
-    shim = write_program(
-        tmp_path / "shims" / "perl",
-        f'#!/bin/sh\nif [ "${{DEPTH:-0}}" -gt 5 ]; then echo loop >&2; exit 99; fi\n'
-        f'export DEPTH=$((${{DEPTH:-0}} + 1))\nexport PATH="{OURS}:$PATH"\nexec perl "$@"\n',
-    )
-    result = run_perl("-e", "print join '|', @ARGV", "a b", path=[OURS, shim.parent, language_perl().parent])
-    assert (result.returncode, result.stdout, result.stderr) == (0, "a b", "")
-    from_the_shim = run_perl("-e", "print 1", program=shim, path=[shim.parent, OURS, language_perl().parent])
-    assert (from_the_shim.returncode, from_the_shim.stdout, from_the_shim.stderr) == (0, "1", "")
-
-
-@needs_language
-def test_a_perl_started_by_a_shimmed_perl_goes_through_the_shim_again(tmp_path):
-    shim = write_program(tmp_path / "shims" / "perl", f'#!/bin/sh\necho shim >&2\nexec {language_perl()} "$@"\n')
-    inner = 'system("perl", "-e", "print 5")'
-    result = run_perl("-e", inner, path=[OURS, shim.parent, language_perl().parent])
-    assert (result.returncode, result.stdout, result.stderr) == (0, "5", "shim\nshim\n")
-
-
-@needs_language
-def test_perl_rl_and_python_m_perl_are_always_ours():
-    for program, name, further in (
-        (OURS / "perl-rl", "perl-rl", ()),
-        (sys.executable, "python -m perl", ("-m", "perl")),
-    ):
-        mistaken = run_perl(*further, "-e", "print 42", program=program)
-        assert (mistaken.returncode, mistaken.stdout) == (2, ""), name
-        assert f"Usage: {name}" in mistaken.stderr
-        assert run_perl(*further, program=program, stdin="print 7").stdout.startswith(f"Usage: {name}")
-
-
-@needs_language
 def test_a_mistyped_command_is_named_before_perl_complains(tmp_path):
     result = run_perl("trian", "x")
     assert result.returncode == 2
@@ -218,20 +213,6 @@ def test_a_mistyped_command_is_named_before_perl_complains(tmp_path):
     assert (result.returncode, result.stdout, result.stderr) == (0, "1", "")
 
 
-@needs_language
-def test_a_person_at_a_terminal_who_types_perl_alone_sees_our_help():
-    person, terminal = pty.openpty()
-    try:
-        result = subprocess.run(
-            [OURS / "perl"], stdin=terminal, capture_output=True, text=True, check=False, timeout=ENDS_WITHIN
-        )
-    finally:
-        os.close(terminal)
-        os.close(person)
-    assert result.returncode == 0
-    assert result.stdout.startswith("Usage: perl")
-
-
 def modules_after(code: str, suspects: tuple[str, ...]) -> list[str]:
     """Which of the suspects are imported once the code has run in a process of its own."""
     report = f"import sys\n{code}\nprint('LOADED', *[name for name in {suspects!r} if name in sys.modules])"
@@ -239,7 +220,7 @@ def modules_after(code: str, suspects: tuple[str, ...]) -> list[str]:
     return result.stdout.splitlines()[-1].split()[1:]
 
 
-def test_what_needs_no_model_imports_none_of_the_libraries():
+def test_what_needs_no_model_imports_none_of_the_libraries(checkout):
     light = ("click", "torch", "transformers", "pydantic", "yaml", "trl", "peft", "numpy", "subprocess")
     assert modules_after("import perl.cli.main; perl.cli.main.is_ours(['-e'])", light) == []
     suspects = ("torch", "transformers", "trl", "peft", "datasets", "numpy")
@@ -248,7 +229,14 @@ def test_what_needs_no_model_imports_none_of_the_libraries():
         "import perl.cli.commands; perl.cli.commands.run(['--help'], 'perl')",
         "import perl.cli.commands; perl.cli.commands.run(['recipes'], 'perl')",
         "import perl.cli.commands; perl.cli.commands.run(['methods'], 'perl')",
+        "import perl.cli.commands; perl.cli.commands.run(['eval', '--list-tasks'], 'perl')",
         "import perl.cli.commands; assert perl.cli.commands.run(['train', 'no such recipe'], 'perl') == 2",
     )
     assert {code: found for code in codes if (found := modules_after(code, suspects))} == {}
+    shutil.copytree(checkout / "model_cards" / "zoo", "model_cards/zoo")
+    commands = ("list", "show sandbox-lora", "rank sandbox:addition", "html", "render", "render --check")
+    reading = f"all(run(['zoo', *line.split(), '--zoo', 'model_cards/zoo'], 'perl') == 0 for line in {commands})"
+    code = f"from perl.cli.main import run_commands as run; assert {reading}"
+    heavy = ("torch", "transformers", "peft", "datasets", "huggingface_hub", "matplotlib")
+    assert modules_after(code, heavy) == []
     assert modules_after("import yaml", ("yaml", "torch")) == ["yaml"]  # it sees what is imported

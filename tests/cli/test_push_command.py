@@ -19,8 +19,8 @@ def perl(*arguments):
     return run_command(["push", *arguments], "perl")
 
 
-def test_it_says_where_the_adapter_is_and_how_it_was_checked(hub, capsys):
-    publishable()
+def test_it_says_where_the_adapter_is_how_it_was_checked_and_what_was_kept(hub, capsys):
+    run = publishable()
     assert perl("run", "--repo", REPO, "--message", "first") == EXIT_DONE
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"pushed   {hub.url}/{REPO}"
@@ -30,6 +30,14 @@ def test_it_says_where_the_adapter_is_and_how_it_was_checked(hub, capsys):
     assert hub.repo(REPO).head.title == "first"
     assert perl("run") == EXIT_DONE
     assert ", which was there already: " in capsys.readouterr().out
+    add_checkpoint(run, 10)
+    hub.create("user/other", {"LICENSE": b"mine", "eval/old.png": b"old"})
+    assert perl("run", "--repo", "user/other", "--checkpoints") == EXIT_DONE
+    printed = capsys.readouterr().out
+    assert "kept     LICENSE: not ours" in printed
+    assert "deleted  eval/old.png" in printed
+    assert "steps    step-10, each a revision" in printed
+    assert "step-10" in hub.repo("user/other").tags
 
 
 def test_a_dry_run_shows_files_and_card_and_asks_nobody(hub, capsys, tmp_path):
@@ -65,18 +73,6 @@ def test_an_outage_ends_with_one_line_and_the_same_command_goes_on(hub, capsys):
     hub.faults.clear()
     assert perl("run") == EXIT_DONE
     assert hub.repo(REPO).visibility.private
-
-
-def test_checkpoints_and_what_was_kept_are_said(hub, capsys):
-    run = publishable()
-    add_checkpoint(run, 10)
-    hub.create(REPO, {"LICENSE": b"mine", "eval/old.png": b"old"})
-    assert perl("run", "--repo", REPO, "--checkpoints") == EXIT_DONE
-    printed = capsys.readouterr().out
-    assert "kept     LICENSE: not ours" in printed
-    assert "deleted  eval/old.png" in printed
-    assert "steps    step-10, each a revision" in printed
-    assert "step-10" in hub.repo(REPO).tags
 
 
 def test_what_cannot_be_pushed_is_one_line(capsys, hub):

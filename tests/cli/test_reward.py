@@ -83,16 +83,13 @@ VERDICTS = (
 )
 
 
-def test_try_prints_status_answer_and_gold_answer():
+def test_try_prints_status_answer_and_gold_answer_also_of_stdin_and_as_json(perl_command):
     for gold, completion, status, extracted, understood in VERDICTS:
         rows = tried(gold, completion)
         assert float(rows.pop("seconds")) >= 0.0
         assert rows == {"status": status, "extracted": extracted, "gold": understood}
     assert tried("7", "-", input=b"\xff\xfe \\boxed{7\xff}")["status"] == "wrong"  # bytes that are no text
     assert tried("7", "\\boxed{\x1b[31m8\x07}")["extracted"] == "[31m8"  # nothing that a terminal would act on
-
-
-def test_try_reads_a_completion_from_stdin_and_prints_json(perl_command):
     result = perl_command("reward", "try", "7", "-", input="first 9,\nthen \\boxed{7}\n")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines()[:3] == ["status     right", "extracted  7", "gold       7"]
@@ -101,16 +98,6 @@ def test_try_reads_a_completion_from_stdin_and_prints_json(perl_command):
     row = json.loads(result.stdout)
     assert row.pop("seconds") >= 0.0
     assert row == {"status": "wrong", "extracted": "11\n+ 1", "gold": "-12"}
-
-
-def test_both_commands_are_listed_with_a_sentence(perl_command):
-    result = perl_command("reward", "--help")
-    assert (result.returncode, result.stderr) == (0, "")
-    listed = result.stdout.partition("Commands:")[2].splitlines()
-    rows = {line.split()[0]: line.split()[1:] for line in listed if line.strip()}
-    assert set(rows) == {"try", "check"}
-    assert all(len(sentence) > 2 for sentence in rows.values())
-    assert "RECIPE" in perl_command("reward", "check", "--help").stdout
 
 
 def test_the_gold_answers_of_the_sandbox_are_all_right_and_no_torch_is_imported():
@@ -128,7 +115,7 @@ def test_the_gold_answers_of_the_sandbox_are_all_right_and_no_torch_is_imported(
     assert len(load_problems("sandbox:addition", "train")) == TRAIN_COUNT
 
 
-def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row(perl_command):
+def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row_in_the_file(perl_command):
     result = perl_command("reward", "check", write_recipe(ROWS))
     assert (result.returncode, result.stderr) == (1, "")
     lines = result.stdout.splitlines()
@@ -144,9 +131,28 @@ def test_a_gold_answer_that_cannot_be_read_is_listed_with_its_row(perl_command):
     ((train,), rewards) = json.loads(result.stdout).values()
     assert train["failing"] == [{"row": 2, "gold": "the first \\boxed{8} is no #### 7", "status": "wrong"}]
     assert (train["right"], train["unreadable"], rewards) == (1, 0, [])
+    # Also where overlapping rows are dropped, and of the column that training takes.
+    recipe = write_recipe(["1", "2", "\\frac{1}{", "4"])
+    Path("eval.jsonl").write_text(json.dumps({"prompt": "question  1", "answer": "1"}) + "\n")
+    result = perl_command("reward", "check", recipe, "data.eval=eval.jsonl", "data.drop_overlap=true", "--json")
+    assert (result.returncode, result.stderr) == (1, "")
+    train = json.loads(result.stdout)["sets"][0]
+    assert (train["problems"], [row["row"] for row in train["failing"]]) == (3, [3])
+    refused = perl_command("reward", "check", recipe, "data.eval=eval.jsonl")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "1 training prompts are also held out" in refused.stderr
+    rows = [{"prompt": f"{i}?", "answer": str(i), "gold2": "\\frac{1}{" if i == 2 else str(i)} for i in range(4)]
+    Path("two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = "data: {train: two.jsonl, eval: null}\nrewards: {accuracy: {columns: {solution: gold2}}}\n"
+    Path("mapped.yaml").write_text(recipe)
+    for overrides in ([], ["data.train.columns.answer=null"]):
+        ended = perl_command("reward", "check", "mapped.yaml", *overrides, "--json")
+        assert ended.returncode == 1, ended.stderr
+        (checked,) = json.loads(ended.stdout)["sets"]
+        assert [row["row"] for row in checked["failing"]] == [3]
 
 
-def test_at_most_twenty_rows_are_listed_but_all_of_them_as_json(perl_command):
+def test_at_most_twenty_rows_are_listed_but_all_as_json_and_n_rows_are_taken_evenly(perl_command):
     recipe = write_recipe(["1", *[f"\\frac{{{i}}}{{" for i in range(23)]])
     lines = perl_command("reward", "check", recipe).stdout.splitlines()
     assert [line.split(":")[0] for line in lines[1:21]] == [f"  row {row}" for row in range(2, 22)]
@@ -156,9 +162,6 @@ def test_at_most_twenty_rows_are_listed_but_all_of_them_as_json(perl_command):
     ((train,), _) = json.loads(result.stdout).values()
     assert [row["row"] for row in train["failing"]] == list(range(2, 25))
     assert (train["problems"], train["checked"], train["unreadable"]) == (24, 24, 23)
-
-
-def test_n_rows_are_taken_evenly_from_each_set(perl_command):
     recipe = write_recipe([*[f"\\frac{{{i}}}{{" for i in range(10)]], eval={"enabled": False})
     write_rows("eval.jsonl", ["1", "2"])
     Path("eval.jsonl").write_text(Path("eval.jsonl").read_text().replace("question", "held out"))
@@ -170,18 +173,6 @@ def test_n_rows_are_taken_evenly_from_each_set(perl_command):
     assert (held["role"], held["name"], held["problems"], held["checked"], held["right"]) == ("eval", "eval", 2, 2, 2)
     plain = perl_command("reward", "check", recipe, "--n", "4").stdout
     assert plain.startswith("train  train.jsonl: 4 of 10 gold answers, ")
-
-
-def test_rows_are_those_of_the_file_where_overlapping_ones_are_dropped(perl_command):
-    recipe = write_recipe(["1", "2", "\\frac{1}{", "4"])
-    Path("eval.jsonl").write_text(json.dumps({"prompt": "question  1", "answer": "1"}) + "\n")
-    result = perl_command("reward", "check", recipe, "data.eval=eval.jsonl", "data.drop_overlap=true", "--json")
-    assert (result.returncode, result.stderr) == (1, "")
-    train = json.loads(result.stdout)["sets"][0]
-    assert (train["problems"], [row["row"] for row in train["failing"]]) == (3, [3])
-    refused = perl_command("reward", "check", recipe, "data.eval=eval.jsonl")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "1 training prompts are also held out" in refused.stderr
 
 
 def test_other_rewards_are_listed_with_what_they_give_the_boxed_gold_answers(perl_command):
@@ -244,15 +235,3 @@ def test_a_mistake_in_the_recipe_or_its_data_is_one_line(perl_command):
     wrong_use = (("try",), ("try", "7"), ("try", "7", "8", "9"), ("try", "7", "8", "--yaml"))
     for arguments in (*wrong_use, ("check", "quickstart", "--n", "0")):
         assert CliRunner().invoke(command, arguments).exit_code == 2, arguments
-
-
-def test_the_column_that_training_takes_for_gold_answers_is_checked(perl_command):
-    rows = [{"prompt": f"{i}?", "answer": str(i), "gold2": "\\frac{1}{" if i == 2 else str(i)} for i in range(4)]
-    Path("two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = "data: {train: two.jsonl, eval: null}\nrewards: {accuracy: {columns: {solution: gold2}}}\n"
-    Path("mapped.yaml").write_text(recipe)
-    for overrides in ([], ["data.train.columns.answer=null"]):
-        ended = perl_command("reward", "check", "mapped.yaml", *overrides, "--json")
-        assert ended.returncode == 1, ended.stderr
-        (checked,) = json.loads(ended.stdout)["sets"]
-        assert [row["row"] for row in checked["failing"]] == [3]

@@ -20,6 +20,7 @@ def test_what_a_terminal_obeys_is_written_out():
     assert visible(HOSTILE) == SHOWN
     assert visible("π ≤ 3\tand\nÜber ± 1, العربية, 中文") == "π ≤ 3\tand\nÜber ± 1, العربية, 中文"
     assert json.loads(visible(json.dumps({"a": "\u202e\x9b"}, ensure_ascii=False))) == {"a": "\u202e\x9b"}
+    assert str(PerlError("is none", HOSTILE)) == f"{SHOWN.replace(chr(92) + 'u000d', ' ')}: is none"
 
 
 def test_results_errors_and_log_lines_are_made_visible():
@@ -44,10 +45,6 @@ def test_results_errors_and_log_lines_are_made_visible():
     finally:
         logger.handlers[:], logger.propagate = before, propagates
         logger.setLevel(level)
-
-
-def test_an_error_is_visible_in_a_script_too():
-    assert str(PerlError("is none", HOSTILE)) == f"{SHOWN.replace(chr(92) + 'u000d', ' ')}: is none"
 
 
 def test_nothing_else_of_the_command_line_prints():

@@ -65,11 +65,7 @@ class _Eval(click.Group):
 @click.option("--no-base", is_flag=True, help="Do not score the base.")
 @click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
 @click.option(
-    "--backend",
-    type=click.Choice(get_args(Backend)),
-    default="auto",
-    show_default=True,
-    help="What draws completions.",
+    "--backend", type=click.Choice(get_args(Backend)), default="auto", show_default=True, help="What draws completions."
 )
 @click.option(
     "--server",

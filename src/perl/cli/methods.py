@@ -83,15 +83,14 @@ def _other_types() -> list[dict[str, Any]]:
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     named = {method.config for method in METHODS.values()}
+    trained = {"reference": "adapter off", "serving": "as exported", "sync": "as measured", "nf4": "as PEFT has it"}
+    refused = {**dict.fromkeys(trained, ""), "reference": "refused"}
     return [
         {
             "name": f"type: {kind.value}",
             "summary": f"PEFT's {config.__name__}, verbatim",
             "settings": {},
-            "reference": "refused" if kind.value in REFUSED_TYPES else "adapter off",
-            "serving": "" if kind.value in REFUSED_TYPES else "as exported",
-            "sync": "" if kind.value in REFUSED_TYPES else "as measured",
-            "nf4": "" if kind.value in REFUSED_TYPES else "as PEFT has it",
+            **(refused if kind.value in REFUSED_TYPES else trained),
             "tested": "no",
             "refused": REFUSED_TYPES.get(kind.value, ""),
         }

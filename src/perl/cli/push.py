@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from perl.cli.output import say, set_up_output
+from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
     from perl.hub.push.commit import Pushed
     from perl.hub.push.outbox import Push
     from perl.hub.push.package import Package
-
-_WIDEST_NAME = 40
 
 
 @click.command("push", short_help="Publish a run's adapter on the Hub, with its card, scores and recipe.")
@@ -71,10 +70,11 @@ def _preview(package: "Package", wanted: "Push") -> list[str]:
     """The files with their sizes, then the card."""
     from perl.hub.card.form import CARD
 
-    lines = [f"{name:{_WIDEST_NAME}} {len(content):>13,} bytes" for name, content in package.files.items()]
+    sizes = {name: len(content) for name, content in package.files.items()} | {"in all": package.size}
+    *files, total = plain_table([(name, f"{size:,} bytes") for name, size in sizes.items()])
     return [
-        *lines,
-        f"{'in all':{_WIDEST_NAME}} {package.size:>13,} bytes, for {wanted.repo_id}",
+        *files,
+        f"{total}, for {wanted.repo_id}",
         "nothing was sent; the adapter was not loaded and compared, which a push does first",
         "",
         package.files[CARD].decode("utf-8").rstrip("\n"),
@@ -85,11 +85,7 @@ def _summary(done: "Pushed", difference: float | None, steps: tuple[int, ...] | 
     """What was done; ``steps`` of the checkpoints that are there, None if they were not wanted."""
     compared = "loaded anew" if difference is None else f"loaded anew, {difference:.1e} nats from the trained policy"
     news = "" if done.changed else ", which was there already"
-    lines = [
-        f"pushed   {done.url}",
-        f"commit   {done.commit[:12]}{news}: {done.size:,} bytes",
-        f"checked  {compared}",
-    ]
+    lines = [f"pushed   {done.url}", f"commit   {done.commit[:12]}{news}: {done.size:,} bytes", f"checked  {compared}"]
     if steps is not None:
         there = ", ".join(f"step-{step}" for step in steps)
         lines.append(f"steps    {there}, each a revision" if steps else "steps    none: the run holds no checkpoint")

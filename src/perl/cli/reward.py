@@ -90,14 +90,9 @@ def try_completion(*, gold: str, completion: str, as_json: bool) -> None:
     if completion == "-":
         completion = sys.stdin.buffer.read().decode(errors="replace")
     verdict = check(gold, completion)
-    row = {
-        "status": verdict.status,
-        "extracted": verdict.extracted,
-        "gold": gold_answer(gold),
-        "seconds": round(verdict.seconds, 6),
-    }
     if as_json:
-        say(json.dumps(row, indent=2))
+        facts_of = {"status": verdict.status, "extracted": verdict.extracted, "gold": gold_answer(gold)}
+        say(json.dumps({**facts_of, "seconds": round(verdict.seconds, 6)}, indent=2))
         return
     facts = [
         ("status", verdict.status.replace("_", " ")),

@@ -33,13 +33,8 @@ PROVENANCES = ("trained-here", "reproduced", "reported")
 
 
 def _zoo_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    option = click.option(
-        "--zoo",
-        "folder",
-        type=click.Path(),
-        help=f"Folder of the zoo [default: ${VARIABLE}, else the one that comes with the package].",
-    )
-    return option(command)
+    text = f"Folder of the zoo [default: ${VARIABLE}, else the one that comes with the package]."
+    return click.option("--zoo", "folder", type=click.Path(), help=text)(command)
 
 
 def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,12 +81,8 @@ def list_entries(
     wanted = listing.Filter(task=task, **facts)
     entries = list(open_zoo(folder).entries.values())
     # On the Hub there may be what the zoo has not.
-    rows = [
-        listing.row_of(entry)
-        for entry in ([e for e in entries if _passes(e, wanted)] if hub else listing.select(entries, wanted))
-    ]
-    if hub:
-        rows += _hub_rows(wanted)
+    chosen = [e for e in entries if _passes(e, wanted)] if hub else listing.select(entries, wanted)
+    rows = [listing.row_of(entry) for entry in chosen] + (_hub_rows(wanted) if hub else [])
     rows = listing.ordered(rows, sort or task, reverse=reverse)
     a_task = task or (sort if sort not in listing.FACTS else None)
     shown = listing.columns_of(columns, a_task if any(a_task in row for row in rows) else None, rows)
@@ -122,13 +113,7 @@ def show(name: str, *, as_json: bool, folder: str | None) -> None:
 @_format_options
 @_zoo_option
 def rank(
-    task: str,
-    *,
-    base: str | None,
-    provenance: str | None,
-    protocol: str | None,
-    style: str | None,
-    folder: str | None,
+    task: str, *, base: str | None, provenance: str | None, protocol: str | None, style: str | None, folder: str | None
 ) -> None:
     """Rank the adapters that were scored on TASK under one protocol; scores that errors cannot tell apart are ties."""
     from perl.zoo import listing, ranking

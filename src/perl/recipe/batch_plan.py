@@ -6,12 +6,15 @@ Pure arithmetic.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perl.errors import Mistake, RecipeError, raise_all
 
 DEFAULT_PROMPTS_PER_STEP = 16
 DEFAULT_NUM_GENERATIONS = 8
+NUMBERS = ("prompts_per_step", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps")
+"""The training arguments that a plan is made of."""
 # Rows in one forward pass when nobody says: what TRL takes.
 LARGEST_DEFAULT_MICRO_BATCH = 8
 # Of any of the numbers; nobody means more.
@@ -69,14 +72,9 @@ def plan_batch(
     Raises:
         RecipeError: The numbers contradict each other; the hint names ones that fit.
     """
-    _check_positive(
-        prompts_per_step=prompts_per_step,
-        num_generations=num_generations,
-        per_device_train_batch_size=per_device_train_batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-    )
-    generations = num_generations or DEFAULT_NUM_GENERATIONS
     rows, passes = per_device_train_batch_size, gradient_accumulation_steps
+    _check_range(dict(zip(NUMBERS, (prompts_per_step, num_generations, rows, passes), strict=True)))
+    generations = num_generations or DEFAULT_NUM_GENERATIONS
     if prompts_per_step is None and (rows or passes):
         prompts_per_step = _prompts_from_rows(
             (rows or LARGEST_DEFAULT_MICRO_BATCH) * (passes or 1) * world_size, generations
@@ -99,11 +97,11 @@ def plan_batch(
     return BatchPlan(prompts, generations, rows, passes, world_size)
 
 
-def _check_positive(**numbers: int | None) -> None:
-    given = {name: number for name, number in numbers.items() if number is not None}
-    problems = [Mistake(f"must be at least 1, not {n}", f"train.{name}") for name, n in given.items() if n < 1]
-    problems += [Mistake(f"must be at most {_LARGEST:,}", f"train.{name}") for name, n in given.items() if n > _LARGEST]
-    raise_all(RecipeError, problems)
+def _check_range(numbers: Mapping[str, int | None]) -> None:
+    given = {f"train.{name}": number for name, number in numbers.items() if number is not None}
+    mistakes = [Mistake(f"must be at least 1, not {n}", key) for key, n in given.items() if n < 1]
+    mistakes += [Mistake(f"must be at most {_LARGEST:,}", key) for key, n in given.items() if n > _LARGEST]
+    raise_all(RecipeError, mistakes)
 
 
 def _prompts_from_rows(completions: int, generations: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
+from perl.errors import Mistake, RecipeError, did_you_mean, first_line, raise_all
 from perl.recipe.assets import packaged_recipes
 from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
 from perl.recipe.server_address import without_credentials
@@ -131,23 +131,19 @@ def _read_file(path: Path) -> Layer:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"cannot be read: {error}", str(path)) from None
-    return _parse(text, str(path))
-
-
-def _parse(text: str, file: str) -> Layer:
+    file, layer = str(path), Layer()
     try:
         refuse_tags(text, file)
         loader = PlainLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise RecipeError("a recipe is a mapping of sections", file, "see `perl recipes quickstart`")
-        layer = Layer()
         layer.values = _construct(loader, root, (), layer.origins, file)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"not plain YAML: {error.problem}", f"{file}:{line}") from None
     except yaml.YAMLError as error:  # a character that YAML forbids
-        raise RecipeError(f"not plain YAML: {str(error).splitlines()[0]}", file) from None
+        raise RecipeError(f"not plain YAML: {first_line(error)}", file) from None
     return layer
 
 
@@ -192,18 +188,13 @@ def _layer_of_mapping(source: Mapping[str, Any]) -> Layer:
 
 
 def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
-    layer, problems = Layer(), []
+    layer, mistakes = Layer(), []
     for override in overrides:
         key, equals, text = override.partition("=")
         path = key_path(key)
         if not equals or len(path) < 2:
-            problems.append(
-                Mistake(
-                    f"{without_credentials(override)!r} is not an override",
-                    "command line",
-                    "they look like train.max_steps=20",
-                )
-            )
+            message, hint = f"{without_credentials(override)!r} is not an override", "they look like train.max_steps=20"
+            mistakes.append(Mistake(message, "command line", hint))
             continue
         one = Layer(origins={path: "command line"})
         target = one.values
@@ -212,11 +203,11 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         try:
             target[path[-1]] = plain_value(text)
         except yaml.YAMLError:
-            problems.append(Mistake(f"{without_credentials(text)!r} is not a YAML value", f"command line: {key}"))
+            mistakes.append(Mistake(f"{without_credentials(text)!r} is not a YAML value", f"command line: {key}"))
             continue
         _expand_shorthand(target, path[-1], path[:-1])
         layer = _merged(layer, one)
-    raise_all(RecipeError, problems)
+    raise_all(RecipeError, mistakes)
     return layer
 
 

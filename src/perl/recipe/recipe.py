@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
-from perl.recipe.batch_plan import BatchPlan, plan_batch
+from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
 from perl.recipe.layers import KeyPath, Layer, key_path, read_layers
 from perl.recipe.plain_yaml import dump
 from perl.recipe.sections import (
@@ -73,7 +73,7 @@ class Recipe:
             overrides: ``section.key=value``, the value in YAML.
 
         Raises:
-            RecipeError: With every problem of the recipe.
+            RecipeError: With every mistake of the recipe.
         """
         return load_recipe(source, overrides)
 
@@ -105,7 +105,7 @@ class Recipe:
 _SAVED_ORDER = ("model", "peft", "data", "rewards", "train", "rollout", "eval", "hub", "engine")
 
 SectionCheck = Callable[[Mapping[str, Any]], list[tuple[KeyPath, Mistake]]]
-"""Looks at the valid sections by name and returns problems with the key path each belongs to."""
+"""Looks at the valid sections by name and returns mistakes with the key path each belongs to."""
 
 
 def load_recipe(
@@ -116,27 +116,27 @@ def load_recipe(
     Args:
         source: A file, a packaged recipe's name, a mapping, or a recipe (to apply overrides to).
         overrides: ``section.key=value``, the value in YAML.
-        checks: What later stages know about names; their problems are reported together with ours.
+        checks: What later stages know about names; their mistakes are reported together with ours.
 
     Raises:
-        RecipeError: With every problem found.
+        RecipeError: With every mistake found.
     """
     if isinstance(source, Recipe):
         name, layer = source.name, read_layers(source.as_dict(), overrides)[1]
         layer.origins = {**source.written_at.origins, **layer.origins}
     else:
         name, layer = read_layers(source, overrides)
-    problems = [*_move_to_their_section(layer), *_move_process_reward(layer)]
-    problems += _unknown_sections(layer)
+    mistakes = [*_move_to_their_section(layer), *_move_process_reward(layer)]
+    mistakes += _unknown_sections(layer)
     sections: dict[str, Any] = {}
     for section, model in SECTIONS.items():
-        sections |= _validated(section, model, layer, problems)
-    sections |= _validated_rewards(layer, problems)
-    sections |= _validated_train(layer, problems)
+        sections |= _validated(section, model, layer, mistakes)
+    sections |= _validated_rewards(layer, mistakes)
+    sections |= _validated_train(layer, mistakes)
     for check in checks:
-        for path, problem in check(sections):
-            problems.append(Mistake(problem.message, layer.where(path), problem.hint))
-    raise_all(RecipeError, problems)
+        for path, mistake in check(sections):
+            mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
+    raise_all(RecipeError, mistakes)
     return Recipe(name=name, written_at=layer, **sections)
 
 
@@ -207,22 +207,22 @@ def _unknown_sections(layer: Layer) -> Iterator[Mistake]:
             yield Mistake("unknown section", layer.where((name,)), did_you_mean(name, SECTION_NAMES))
 
 
-def _validated(section: str, model: type[BaseModel], layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
-    """The section by name, or nothing if it has problems."""
+def _validated(section: str, model: type[BaseModel], layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:
+    """The section by name, or nothing if it has mistakes."""
     values = layer.values.get(section)
     try:
         return {section: model.model_validate({} if values is None else values)}
     except ValidationError as error:
-        problems += mistakes_of(error, model, values, (section,), layer)
+        mistakes += mistakes_of(error, model, values, (section,), layer)
         return {}
 
 
-def _validated_rewards(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
+def _validated_rewards(layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:
     values = layer.values.get("rewards")
     if values is None:
         return {"rewards": DEFAULT_REWARDS}
     if not isinstance(values, Mapping):
-        problems.append(Mistake("must map names to weights", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
+        mistakes.append(Mistake("must map names to weights", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
         return {}
     rewards: dict[str, RewardSetting] = {}
     for name, value in values.items():
@@ -231,40 +231,33 @@ def _validated_rewards(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
         try:
             rewards[name] = RewardSetting.model_validate(value)
         except ValidationError as error:
-            problems += mistakes_of(error, RewardSetting, value, ("rewards", name), layer)
+            mistakes += mistakes_of(error, RewardSetting, value, ("rewards", name), layer)
     if not rewards and all(value is None for value in values.values()):
-        problems.append(Mistake("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
+        mistakes.append(Mistake("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
     return {"rewards": MappingProxyType(rewards)} if rewards else {}
 
 
-def _validated_train(layer: Layer, problems: list[Mistake]) -> dict[str, Any]:
-    values = layer.values.get("train")
-    values = {} if values is None else values
+def _validated_train(layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:
+    values = {} if layer.values.get("train") is None else layer.values["train"]
     names = tuple(values) if isinstance(values, Mapping) else ()
     refused = [name for name in names if name in REFUSED]
-    problems += [Mistake("has no place in a recipe", layer.where(("train", name)), REFUSED[name]) for name in refused]
+    mistakes += [Mistake("has no place in a recipe", layer.where(("train", name)), REFUSED[name]) for name in refused]
     if refused:
         values = {name: value for name, value in values.items() if name not in REFUSED}
     model = train_model(names)
     try:
         validated = model.model_validate(values)
     except ValidationError as error:
-        problems += mistakes_of(error, model, values, ("train",), layer)
+        mistakes += mistakes_of(error, model, values, ("train",), layer)
         wrong = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
         # What is right goes on to the later stages' checks, so that all mistakes are found at once.
         right = {name: value for name, value in values.items() if name not in wrong} if names else {}
         return {"train": MappingProxyType(right)}
     train = validated.model_dump(exclude_unset=True)
     try:
-        batch = plan_batch(
-            prompts_per_step=train.get("prompts_per_step"),
-            num_generations=train.get("num_generations"),
-            per_device_train_batch_size=train.get("per_device_train_batch_size"),
-            gradient_accumulation_steps=train.get("gradient_accumulation_steps"),
-            world_size=world_size(),
-        )
+        batch = plan_batch(**{name: train.get(name) for name in NUMBERS}, world_size=world_size())
     except PerlError as error:
-        for problem in error.mistakes:
-            problems.append(Mistake(problem.message, layer.where(problem.where.split(".")), problem.hint))
+        for mistake in error.mistakes:
+            mistakes.append(Mistake(mistake.message, layer.where(mistake.where.split(".")), mistake.hint))
         return {"train": MappingProxyType(train)}
     return {"train": MappingProxyType(train), "batch": batch}

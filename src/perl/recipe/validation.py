@@ -26,11 +26,7 @@ _PLAIN = {
 
 
 def mistakes_of(
-    error: ValidationError,
-    model: type[BaseModel],
-    values: object,
-    path: KeyPath,
-    layer: Layer,
+    error: ValidationError, model: type[BaseModel], values: object, path: KeyPath, layer: Layer
 ) -> Iterator[Mistake]:
     """One problem for each key that is wrong, however many alternatives of its type it failed.
 

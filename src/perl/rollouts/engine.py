@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from perl.errors import BrokenPromiseError
 from perl.recipe.engines import Capabilities
 from perl.types import Completion
 
@@ -160,6 +161,27 @@ class FinishedRollouts:
     def result(self) -> list[list[Sampled]]:
         """The completions of each request, in the order of the requests."""
         return self.groups
+
+
+class OneCopy:
+    """What engines have in common whose only copy is in this process."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Empty: nothing here is worth logging."""
+        return {}
+
+    @property
+    def unproven(self) -> bool:
+        """False: the only copy is always the same."""
+        return False
+
+    def expect(self, proof: Proof) -> None:
+        """Does nothing: no copy starts later than this process."""
+
+    def drop(self, failures: Mapping[str, str]) -> None:
+        """Raises: this is the only copy."""
+        raise BrokenPromiseError("; ".join(failures.values()))
 
 
 class Engine(Protocol):

@@ -7,7 +7,7 @@ of logits. The process's random state stays as it was.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,10 +27,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from perl.errors import BrokenPromiseError, ModelError
+from perl.errors import ModelError
 from perl.policy.model import evaluating
 from perl.recipe.engines import TRANSFORMERS, Capabilities
-from perl.rollouts.engine import EngineSampling, FinishedRollouts, OnGroup, Proof, Request, Sampled, Update
+from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
 from perl.run.threads import threads_for
 
 POLICY = "policy"
@@ -54,7 +54,7 @@ class _Row:
     seed: int
 
 
-class TransformersEngine:
+class TransformersEngine(OneCopy):
     """Samples from the model in memory, which is the policy itself, with whatever adapter is active."""
 
     capabilities: ClassVar[Capabilities] = TRANSFORMERS
@@ -70,16 +70,6 @@ class TransformersEngine:
             batch_size: Completions written at a time; fewer, from then on, where the memory does not suffice.
         """
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Empty: nothing here is worth logging."""
-        return {}
-
-    @property
-    def unproven(self) -> bool:
-        """False: its only copy is the policy."""
-        return False
 
     def load(self, update: Update) -> None:
         """Refuses: it needs no update.
@@ -132,13 +122,6 @@ class TransformersEngine:
     def asleep_bytes(self) -> int:
         """0: no device memory is kept for it."""
         return 0
-
-    def expect(self, proof: Proof) -> None:
-        """Does nothing: no copy starts later than this process."""
-
-    def drop(self, failures: Mapping[str, str]) -> None:
-        """Raises: this is the only copy."""
-        raise BrokenPromiseError("; ".join(failures.values()))
 
     def sleep(self) -> None:
         """Does nothing: no memory is held between two calls."""

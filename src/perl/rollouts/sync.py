@@ -24,14 +24,7 @@ from transformers import PreTrainedModel
 
 from perl.errors import BrokenPromiseError, ModelError
 from perl.methods.anchor import anchor_of
-from perl.methods.delta import (
-    LowRank,
-    adapted_layers,
-    balanced,
-    base_weight,
-    closed_form,
-    merged_parameters,
-)
+from perl.methods.delta import LowRank, adapted_layers, balanced, base_weight, closed_form, merged_parameters
 from perl.methods.names import name_in_base
 from perl.methods.registry import LARGEST_RANK
 from perl.methods.settings import method_of
@@ -54,7 +47,6 @@ _FUSED = (
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )
-_MEGABYTE = 1e6
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ class SyncPlan:
     def __str__(self) -> str:
         """One line for a person."""
         what = f"a LoRA of rank {self.largest_rank}" if self.form == "adapter" else "merged weights"
-        return f"an update is {what}, {self.nbytes / _MEGABYTE:.3g} MB in {self.tensors} tensors: {self.why}"
+        return f"an update is {what}, {self.nbytes / 1e6:.3g} MB in {self.tensors} tensors: {self.why}"
 
 
 def choose_form(policy: nn.Module, setting: SyncSetting = "auto") -> SyncPlan:

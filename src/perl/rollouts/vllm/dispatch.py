@@ -287,14 +287,11 @@ class Dispatcher:
             answers = await self.versions.answer(
                 member, job.version, lambda model: member.server.complete(model, job.request, job.sampling, tries=1)
             )
-        except ChangedServerError as error:  # whatever it answered: nobody knows what it answers with
+        except (ChangedServerError, AccessError) as error:  # it may answer with anything; others may let us in
             self.servers.lose(member, str(error))
             return
         except ServerDownError as error:
             await self._lost(member, job, error, began)
-            return
-        except AccessError as error:  # others may let us in
-            self.servers.lose(member, str(error))
             return
         except RolloutError as error:
             self._fail(job.rollouts, error)

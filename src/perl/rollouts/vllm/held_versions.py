@@ -117,6 +117,7 @@ class Versions:
     Attributes:
         current: What new requests are answered with.
         reloads: How often a server was given again what it had forgotten.
+        main: Whether this is the main process, which loads updates.
         needed: In what form updates will come; None: it is not known yet.
     """
 
@@ -125,21 +126,16 @@ class Versions:
 
         Args:
             base_name: Name under which all must serve it; None: that of the first server that answers.
-            main: Whether this is the main process, which loads updates; the others only load those that are absent.
+            main: False: it only loads updates that are absent.
         """
         self.current = Version("", None)
         self.reloads = 0
-        self._base_name, self._main = base_name, main
+        self._base_name, self.main = base_name, main
         self._names: set[str] = set()
         self._foreign: dict[str, str] = {}  # weights of another run, by url, that were reported to the caller
         self._adopted: set[str] = set()
         self._longest_tokens = 0
         self.needed: Form | None = None
-
-    @property
-    def main(self) -> bool:
-        """Whether this process loads updates."""
-        return self._main
 
     def take(self, version: Version) -> None:
         """Makes a version the current one."""
@@ -158,17 +154,17 @@ class Versions:
             ChangedServerError: It is another one than it was.
         """
         facts = await member.server.facts()
-        problems = []
+        mistakes = []
         if self._base_name is None:
             self._base_name = facts.base_name
         elif facts.base_name != self._base_name:
             hint = "all servers must serve one base, under one --served-model-name"
-            problems.append(Mistake(f"{member.url} serves {facts.base_name}, not {self._base_name}", hint=hint))
-        raise_all(PerlError, problems + self._unable(member.url, facts))
+            mistakes.append(Mistake(f"{member.url} serves {facts.base_name}, not {self._base_name}", hint=hint))
+        raise_all(PerlError, mistakes + self._unable(member.url, facts))
         member.facts = facts
         now = await member.server.standing(facts.takes_weights)
         # The main process changes weights; the others learn of it by the name in the next answer.
-        _check_same(member.standing, now, weights=self._main)
+        _check_same(member.standing, now, weights=self.main)
         member.standing, member.trusted = replace(now, weights=owner_of(now.weights)), True
 
     def check(self, longest_tokens: int, form: Form | None, members: list[Member]) -> None:
@@ -231,7 +227,7 @@ class Versions:
         held = owner_of(now.weights)
         if version.form == "merged" and held != version.name:
             raise ChangedServerError(f"holds the weights {held or 'of the base'}, not {version.name}")
-        if version.form == "adapter" and not self._main and version.name not in self._adopted:
+        if version.form == "adapter" and not self.main and version.name not in self._adopted:
             self._adopted.add(version.name)  # the main process may have the same folder under another path
             version.path = now.adapters.get(version.name, version.path)
         if version.form == "adapter" and now.adapters.get(version.name, version.path) != version.path:
@@ -288,7 +284,7 @@ class Versions:
         ours = held is None or finished(held) in self._names
         if held != version.name:
             if not ours and self._foreign.get(member.url) != held:
-                if not self._main:  # they may be those that come next
+                if not self.main:  # they may be those that come next
                     raise ServerDownError(f"holds the weights {held}")
                 raise _taken(member.url, held)
             fresh = held is None or not ours
@@ -297,7 +293,7 @@ class Versions:
                 await member.server.load_weights(version.name, version.path)
             if not announced or not await member.label.kept():
                 raise _taken(member.url, owner_of(await member.server.weight_version()))
-        if held != version.name or self._main:
+        if held != version.name or self.main:
             await member.label.keep(version.name)
         self._foreign.pop(member.url, None)
         member.weights = version.name
@@ -344,7 +340,7 @@ class Versions:
             held = owner_of(await member.server.weight_version())
             # Another run's weights that were reported to the caller may wait for the base, but not serve an adapter.
             known = self._foreign.get(member.url) if version.form is None else None
-            if self._main and held is not None and finished(held) not in self._names and held != known:
+            if self.main and held is not None and finished(held) not in self._names and held != known:
                 raise _taken(member.url, held)
             await self.ensure(member, version)
             try:

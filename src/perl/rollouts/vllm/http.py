@@ -30,6 +30,7 @@ from perl.rollouts.vllm.answers import (
     read_answer,
     trust_of,
 )
+from perl.rollouts.vllm.sampling_arguments import sampling_arguments
 from perl.rollouts.vllm.version import check_version
 
 UNTOUCHED = "default"
@@ -48,6 +49,8 @@ _UNDER_KEY = (401, 403)
 _FIRST_SECONDS = 180.0
 # Tokens after each prompt of a proof; servers allow 20 at most by default.
 _LIKELIEST = 8
+# One token, drawn from the whole distribution.
+_ONE_OF_ALL = {"max_tokens": 1, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 # Counters are made when the engine starts, the process somewhat before.
 _STARTED = ("process_start_time_seconds ", "vllm:generation_tokens_created")
 # vLLM for CPUs alone gives its cache a size in bytes and pages of 128 tokens by default.
@@ -174,25 +177,8 @@ class VllmServer:
             RolloutError: The server refuses the request.
         """
         longest = request.most_tokens(sampling)
-        body = {
-            "model": model,
-            "prompt": list(request.prompt_ids),
-            "n": request.count,
-            "max_tokens": longest,
-            "seed": request.seed,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            # Else the server adds the end tokens of the model's generation_config.
-            "ignore_eos": True,
-            "stop_token_ids": list(sampling.end_token_ids),
-            "logprobs": 0,
-            "return_token_ids": True,
-        }
+        body = {"model": model, "prompt": list(request.prompt_ids), "return_token_ids": True}
+        body |= sampling_arguments(request, sampling)
         choices = sorted(await self._choices(body, tries), key=lambda choice: int(choice.get("index", 0)))
         if len(choices) != request.count:
             raise ServerDownError(f"gave {len(choices)} completions for {request.count}", answered=True)
@@ -211,17 +197,7 @@ class VllmServer:
             AdapterGoneError: The server has no model of that name.
             RolloutError: The server refuses the request.
         """
-        body = {
-            "model": model,
-            "prompt": list(token_ids),
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "prompt_logprobs": 0,
-        }
+        body = {"model": model, "prompt": list(token_ids), "temperature": 1.0, "prompt_logprobs": 0, **_ONE_OF_ALL}
         (choice,) = await self._choices(body, _TRIES)
         try:
             entries = choice["prompt_logprobs"][1:]
@@ -239,12 +215,8 @@ class VllmServer:
         body = {
             "model": model,
             "prompt": [list(prompt) for prompt in prompts],
-            "max_tokens": 1,
             "temperature": temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
+            **_ONE_OF_ALL,
             "ignore_eos": True,
             "logprobs": _LIKELIEST,
             "return_tokens_as_token_ids": True,
@@ -309,26 +281,24 @@ class VllmServer:
         Raises:
             PerlError: The server cannot do so before something is mended.
         """
-        probe = {"weights_path": f"{path}/{PROBE}", "is_checkpoint_format": False}
-        answer = await self._reload(probe)
+        answer = await self._reload(weights_path=f"{path}/{PROBE}", is_checkpoint_format=False)
         if answer.status_code == 404:
             raise PerlError(f"{self.url} cannot take weights", hint=DEV_MODE)
         if not answer.is_success:
             await self.health()
             raise PerlError(f"{self.url} does not see {path}", hint=_SHARE)
-        answer = await self._reload({"weights_path": path})
+        answer = await self._reload(weights_path=path)
         if not answer.is_success:
             await self._refused(answer, f"weights {name}; restart it")
         waited = 0.0
         while not self._field(await self._send("POST", "/reset_prefix_cache"), "success"):
             if waited > _LOAD_SECONDS:
-                raise RolloutError(
-                    f"{self.url} is kept busy by others", hint="give the run servers that no other run uses"
-                )
+                hint = "give the run servers that no other run uses"
+                raise RolloutError(f"{self.url} is kept busy by others", hint=hint)
             await asyncio.sleep(_RESET_PAUSE_SECONDS)
             waited += _RESET_PAUSE_SECONDS
 
-    async def _reload(self, arguments: dict[str, Any]) -> httpx2.Response:
+    async def _reload(self, **arguments: str | bool) -> httpx2.Response:
         body = {"method": "reload_weights", "kwargs": arguments}
         return await self._send("POST", "/collective_rpc", body, seconds=_LOAD_SECONDS)
 

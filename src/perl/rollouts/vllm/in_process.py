@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy
@@ -25,7 +25,8 @@ import torch
 from perl.errors import BrokenPromiseError, MissingExtraError, ModelError, PerlError
 from perl.methods.registry import LARGEST_RANK, served_rank
 from perl.recipe.engines import VLLM, Capabilities
-from perl.rollouts.engine import EngineSampling, FinishedRollouts, OnGroup, Proof, Request, Sampled, Update
+from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
+from perl.rollouts.vllm.sampling_arguments import sampling_arguments
 from perl.rollouts.vllm.version import check_version, explained, missing_vllm
 from perl.run.processes import several, world_of_one
 
@@ -49,7 +50,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 )
 
 
-class InProcessEngine:
+class InProcessEngine(OneCopy):
     """vLLM as a library. Every process of a distributed run has one, and gives it every update itself."""
 
     capabilities: ClassVar[Capabilities] = VLLM
@@ -108,7 +109,8 @@ class InProcessEngine:
             "skip_tokenizer_init": True,
             "use_tqdm_on_load": False,
             **_lora_options(max_lora_rank),
-            **_launcher_options(alone=alone),
+            # Of several processes each has an engine by itself, on the device that its launcher gave it.
+            "distributed_executor_backend": "external_launcher" if several() and not alone else "uni",
         }
         frozen = gc.get_freeze_count()
         world = world_of_one() if alone else contextlib.nullcontext()
@@ -123,16 +125,6 @@ class InProcessEngine:
                 self._llm = vllm.LLM(**options, enforce_eager=platform.is_cpu(), enable_sleep_mode=self._sleeps)
         if not frozen:
             gc.unfreeze()  # vLLM takes all objects that there are, the trainer's too, from the garbage collector
-
-    @property
-    def unproven(self) -> bool:
-        """False: its only copy is always the same."""
-        return False
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Empty: nothing here is worth logging."""
-        return {}
 
     @property
     def asleep_bytes(self) -> int:
@@ -164,13 +156,6 @@ class InProcessEngine:
                     raise BrokenPromiseError("vLLM kept what it had computed with the weights before")
                 self._adapter = None
         self._version = update.name
-
-    def expect(self, proof: Proof) -> None:
-        """Does nothing: no copy starts later than this process."""
-
-    def drop(self, failures: Mapping[str, str]) -> None:
-        """Raises: this is the only copy."""
-        raise BrokenPromiseError("; ".join(failures.values()))
 
     def start(
         self, requests: Sequence[Request], sampling: EngineSampling, on_group: OnGroup | None = None
@@ -354,11 +339,6 @@ def _leave_groups() -> None:
     state._WORLD = state._INNER_DP_WORLD = state._NODE_COUNT = None
 
 
-def _launcher_options(*, alone: bool) -> dict[str, str]:
-    """Of several processes each has an engine by itself, on the device that its launcher gave it."""
-    return {"distributed_executor_backend": "external_launcher" if several() and not alone else "uni"}
-
-
 def _lora_options(rank: int | None) -> dict[str, Any]:
     if rank is None:
         return {}
@@ -417,24 +397,8 @@ def _drawn(sampling: EngineSampling, request: Request) -> _Vllm:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    return SamplingParams(
-        n=request.count,
-        seed=request.seed,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        max_tokens=request.most_tokens(sampling),
-        min_tokens=0,
-        stop_token_ids=list(sampling.end_token_ids),
-        ignore_eos=True,  # the model's end tokens are ordinary tokens unless the request names them
-        logprobs=0,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    drawn = sampling_arguments(request, sampling)
+    return SamplingParams(**drawn, min_tokens=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def _scored() -> _Vllm:

@@ -98,13 +98,13 @@ class Servers:
             await self._versions.meet(member)
 
         outcomes = await asyncio.gather(*map(meet, self.members), return_exceptions=True)
-        problems: list[Mistake] = []
+        mistakes: list[Mistake] = []
         for outcome in outcomes:
             if isinstance(outcome, PerlError):
-                problems += outcome.mistakes
+                mistakes += outcome.mistakes
             elif outcome is not None and not isinstance(outcome, ServerDownError):
                 raise outcome
-        raise_all(PerlError, problems)
+        raise_all(PerlError, mistakes)
         for member, outcome in zip(self.members, outcomes, strict=True):
             if outcome is None:
                 self._serve(member)
@@ -211,17 +211,12 @@ class Servers:
                 if member.reason not in self._said:
                     self._said.add(member.reason)
                     _log.warning("rollouts: not used: %s", member.reason)
-                self._end_if_all_refuted()
+                if all(other.refuted for other in self.members):  # then there is nothing to wait for
+                    reasons = "; ".join(other.reason for other in self.members)
+                    hint = "start the servers with the command of `perl rollout command`"
+                    self._end(BrokenPromiseError(reasons, "rollout", hint))
         _log.warning("rollouts: %s serves", member.url)
         self._serve(member)
-
-    def _end_if_all_refuted(self) -> None:
-        """Where every server answers, and none like the policy, there is nothing to wait for."""
-        if all(member.refuted for member in self.members):
-            reasons = "; ".join(member.reason for member in self.members)
-            self._end(
-                BrokenPromiseError(reasons, "rollout", "start the servers with the command of `perl rollout command`")
-            )
 
     async def _renew(self) -> None:
         """Shows other runs that the merged weights on the servers have an owner."""

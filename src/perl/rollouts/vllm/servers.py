@@ -213,7 +213,7 @@ class ServerPool:
         loaded before it have restored that.
 
         Args:
-            update: Without tensors on a process that does not lead.
+            update: Without tensors on a process that is not the main one.
 
         Raises:
             PerlError: A server cannot load it before something is mended, or the folder cannot be written.

@@ -13,7 +13,7 @@ from functools import cache
 
 from packaging.version import InvalidVersion, Version
 
-from perl.errors import Mistake, PerlError
+from perl.errors import Mistake, PerlError, first_line
 
 logger = logging.getLogger("perl")
 
@@ -67,7 +67,7 @@ def explained(version: str) -> Iterator[None]:
     except (AttributeError, ImportError, TypeError) as error:
         if not version or Version(version) < NEWER:
             raise
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise PerlError(
             f"vLLM {version}, newer than the newest tested, cannot be called as {TESTED}: {reason}",
             "rollout.backend",
