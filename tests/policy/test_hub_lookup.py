@@ -1,25 +1,19 @@
 """One request to the Hub tells apart a name that is wrong, a login that is missing and a network that is down."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-ASK = """
-import json, sys
-from perl.errors import Mistake
+from perl.cli.main import run_commands
 from perl.policy.hub_lookup import look_up
-answer = look_up(*json.loads(sys.argv[1]))
-print(json.dumps({"message": answer.message, "hint": answer.hint} if isinstance(answer, Mistake) else answer))
-"""
+from tests.hub_fixtures import taken_for_the_hub
 
-
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # Name of a repository -> status, X-Error-Code and X-Error-Message with which the Hub answers.
 ANSWERS = {
     "present": (200, "", ""),
@@ -71,21 +65,10 @@ def hub():
     server.server_close()
 
 
-def ask(endpoint, kind, name, revision=None, offline="0", token=""):
-    """What ``look_up`` says in a process of its own: the library reads its endpoint when it is imported."""
-    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": offline, "HF_TOKEN": token, "HF_HOME": os.getcwd()}
-    result = subprocess.run(
-        [sys.executable, "-c", ASK, json.dumps([kind, name, revision])],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    return json.loads(result.stdout)
+def ask(endpoint, kind, name, revision=None):
+    """What ``look_up`` finds on this Hub."""
+    with taken_for_the_hub(SimpleNamespace(url=endpoint, token=""), Path("home")):
+        return look_up(kind, name, revision)
 
 
 def endpoint_of(server):
@@ -98,7 +81,7 @@ def closed_port():
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-def test_what_is_there_gives_its_commit_and_each_refusal_is_told_from_the_others(hub):
+def test_what_is_there_gives_its_commit_and_each_refusal_is_told_from_the_others(hub, capfd):
     """Arguments -> requests made, and the commit; or what the message starts with, holds and does not, and the hint."""
     here, closed = endpoint_of(hub), closed_port()
     model, dataset = "/api/models/owner/present", "/api/datasets/owner/present"
@@ -114,7 +97,7 @@ def test_what_is_there_gives_its_commit_and_each_refusal_is_told_from_the_others
         if (answer, hub.asked) != (COMMIT, paths):
             wrong.append((arguments, answer, list(hub.asked)))
     hub.asked.clear()
-    assert ask(here, "model", "owner/absent", offline="1") is None
+    assert look_up("model", "owner/absent", None) is None
     assert hub.asked == []  # offline
     refused = [
         *(
@@ -130,25 +113,26 @@ def test_what_is_there_gives_its_commit_and_each_refusal_is_told_from_the_others
          "HF_HUB_OFFLINE=1"),
     ]  # fmt: skip
     for endpoint, arguments, start, held, absent, hint in refused:
-        answer = ask(endpoint, *arguments, token="hf_expired" if "expired" in arguments[1] else "")
-        message = answer["message"]
+        answer = ask(endpoint, *arguments)
+        message = answer.message
         fits = message.startswith(start) and held in message and not any(part in message for part in absent)
-        if not fits or hint not in answer["hint"] or ("gated" in start and message != start):
+        if not fits or hint not in answer.hint or ("gated" in start and message != start):
             wrong.append((arguments, answer))
     hub.asked.clear()
     for name in ("a b", "one/two/three", "owner/name with space", "../relative", "owner/a..b"):
         answer = ask(here, "model", name)
-        if "not a name on the Hub" not in answer["message"] or hub.asked:
+        if "not a name on the Hub" not in answer.message or hub.asked:
             wrong.append((name, answer, list(hub.asked)))
     assert wrong == []
+    assert capfd.readouterr().err == ""
 
 
-def test_a_recipe_with_a_wrong_name_is_one_line_and_exit_code_2(hub, perl_command):
-    environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-    environment |= {"HF_ENDPOINT": endpoint_of(hub), "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "HF_HOME": os.getcwd()}
-    result = perl_command("train", "quickstart", "model.name=owner/absent", env=environment)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: command line: model.name: no model 'owner/absent'")
-    assert "sandbox:base needs no network" in result.stderr
+def test_a_recipe_with_a_wrong_name_is_one_line_and_exit_code_2(hub, tmp_path, capsys):
+    with taken_for_the_hub(SimpleNamespace(url=endpoint_of(hub), token=""), tmp_path / "home"):
+        assert run_commands(["train", "quickstart", "model.name=owner/absent"], "perl") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("error: command line: model.name: no model 'owner/absent'")
+    assert "sandbox:base needs no network" in said.err
     assert hub.asked == ["/api/models/owner/absent"]

@@ -188,9 +188,9 @@ def factors(layer: AdaLoraLayer, adapter: str, *, masked: bool) -> tuple[torch.T
 def _rounded_layers(policy: PeftModel) -> Iterator[tuple[str, AdaLoraLayer]]:
     """Layers whose factors PEFT rounds as it loads; beside packed weights it keeps float32."""
     if isinstance(policy.base_model, AdaLoraModel) and _config(policy).rank_pattern:
-        yield from (
-            (n, layer) for n, layer in _named_layers(policy) if layer.get_base_layer().weight.is_floating_point()
-        )
+        for name, layer in _named_layers(policy):
+            if layer.get_base_layer().weight.is_floating_point():
+                yield name, layer
 
 
 def _config(policy: PeftModel) -> AdaLoraConfig:

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from perl.run.files import write_file
 from perl.run.progress import live_line
 
 Factors = dict[str, torch.Tensor]
@@ -85,20 +86,10 @@ def _one(weight: torch.Tensor, rank: int, decomposition: Decomposition, folder: 
         return load_file(path, device=str(weight.device))
     except (OSError, SafetensorError):  # not there, not readable, or cut short by a kill
         factors = decomposition(weight_OI, rank)
-    _keep(factors, path)
-    return factors
-
-
-def _keep(factors: Factors, path: Path) -> None:
-    """Writes the factors whole or not at all; a cache that cannot be written is no reason to stop."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with contextlib.suppress(OSError, SafetensorError):  # a cache that cannot be written is no reason to stop
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(factors, staged)
-        os.replace(staged, path)
-    except (OSError, SafetensorError):
-        with contextlib.suppress(OSError):
-            staged.unlink()
+        write_file(path, lambda staged: save_file(factors, staged))
+    return factors
 
 
 def _cache_folder() -> Path:

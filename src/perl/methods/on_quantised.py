@@ -62,10 +62,8 @@ def _of_adapter(peft: Any) -> Iterator[_Located]:  # noqa: ANN401 (the section)
     if method is not None and method.off_quantised:
         yield ("peft", "method"), Mistake(_said(method.name, method.off_quantised), hint=f"lora, {_WITHOUT}")
     if str(peft.type).upper() == "LN_TUNING":
-        yield (
-            ("peft", "type"),
-            Mistake(_said("LN_TUNING", METHODS["ln_tuning"].off_quantised), hint=f"LORA, {_WITHOUT}"),
-        )
+        why = _said("LN_TUNING", METHODS["ln_tuning"].off_quantised)
+        yield ("peft", "type"), Mistake(why, hint=f"LORA, {_WITHOUT}")
     if peft.kwargs.get("modules_to_save"):
         what = "trains the base's own weights, which a quantised base has not"
         yield ("peft", "kwargs", "modules_to_save"), Mistake(what, hint=f"leave it out, {_WITHOUT}")

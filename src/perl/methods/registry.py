@@ -169,7 +169,7 @@ _LORA_SETTINGS = MappingProxyType({"rank": 16, "alpha": 32.0, "dropout": 0.0, "t
 
 
 def _lora(name: str, summary: str, source: str, **changes: Any) -> Method:  # noqa: ANN401 (a row's other columns)
-    """A row of the LoRA family: LoRA's settings unless the row changes some."""
+    """A row that is a LoRA: LoRA's settings unless the row changes some."""
     settings = {**_LORA_SETTINGS, **changes.pop("settings", {})}
     return Method(name, summary, source, "LoraConfig", settings, _LORA_NAMES, **changes)
 

@@ -207,7 +207,8 @@ def method_of(config: "PeftConfig") -> Method:
         RecipeError: The config's type or initialisation cannot be trained; says why.
     """
     kind = config.peft_type.value
-    _refuse_type(kind, "peft_config")
+    if kind in REFUSED_TYPES:
+        raise RecipeError(f"{kind} cannot be trained: {REFUSED_TYPES[kind]}", "peft_config")
     if getattr(config, "bias", "none") != "none":
         raise RecipeError(
             "trains biases of the base itself, which switching the adapter off does not restore",
@@ -228,11 +229,10 @@ def method_of(config: "PeftConfig") -> Method:
     plain = [row for row in fitting if len(rows) == 1 or row.fixed or not (row.starts or row.frozen)]
     _refuse_dora(config, start is not None)
     by_weight = ("init_lora_weights", "use_dora")  # what says more about a method comes first
-    return max(
-        plain,
-        key=lambda row: (*(name in row.fixed for name in by_weight), len(row.fixed)),
-        default=_made_for(kind, type(config).__name__),
+    as_it_is = Method(
+        kind.lower(), f"PEFT's {kind}, as it is", "PEFT's documentation", type(config).__name__, {}, delta="full"
     )
+    return max(plain, key=lambda row: (*(name in row.fixed for name in by_weight), len(row.fixed)), default=as_it_is)
 
 
 def _refuse_dora(config: "PeftConfig", starts_on_weights: bool) -> None:
@@ -244,10 +244,6 @@ def _refuse_dora(config: "PeftConfig", starts_on_weights: bool) -> None:
 def _same(value: Any, fixed: Any) -> bool:  # noqa: ANN401 (arguments of configs)
     """Whether an argument has a row's fixed value; PiSSA by its fast decomposition is PiSSA."""
     return value == fixed or (fixed == "pissa" and str(value).startswith("pissa"))
-
-
-def _made_for(kind: str, config: str) -> Method:
-    return Method(kind.lower(), f"PEFT's {kind}, as it is", "PEFT's documentation", config, {}, delta="full")
 
 
 def _verbatim(section: PeftSection, settings: Mapping[str, Any]) -> Adaptation:
@@ -299,11 +295,6 @@ def _type_mistakes(section: PeftSection) -> list[tuple[tuple[str, ...], Mistake]
         comes = Mistake("comes from the adapter that is continued", hint="leave it out")
         found += [(("peft", *path), comes) for path in paths]
     return found
-
-
-def _refuse_type(kind: str, where: str) -> None:
-    if kind in REFUSED_TYPES:
-        raise RecipeError(f"{kind} cannot be trained: {REFUSED_TYPES[kind]}", where)
 
 
 def _raise_mistakes(section: PeftSection) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from perl.errors import ModelError
+from perl.errors import ModelError, first_line
 
 _BACKEND = "inductor"
 
@@ -37,10 +37,9 @@ def check_compiler(device: torch.device) -> None:
     """
     try:
         compiled(torch.neg)(torch.ones(2, device=device))
-    except Exception as error:  # the compilers' own errors, of many kinds
+    except (RuntimeError, OSError, ImportError, AssertionError) as error:  # torch makes its compilers' errors the first
         inner = getattr(error, "inner_exception", error)  # torch wraps what the compiler behind it raises
-        first = str(inner).strip().partition("\n")[0]
-        problem = f"torch cannot compile on this machine ({type(inner).__name__}: {first})"
+        problem = f"torch cannot compile on this machine ({type(inner).__name__}: {first_line(inner)})"
         raise ModelError(problem, "train.compile_layers", "install a C++ compiler, or leave it out") from error
 
 

@@ -15,6 +15,7 @@ from peft import PeftModel, PeftType
 from torch import nn
 from transformers import PreTrainedModel
 
+from perl.errors import first_line
 from perl.packing.attention import use_packed_attention
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import renumbered, token_batches
@@ -191,7 +192,7 @@ def _differs(model: nn.Module, policy: nn.Module, *, shared: bool) -> str | None
         try:
             found, _ = score(model, rows, groups, packed=True, columns=columns, entropy="none")
         except Exception as error:  # noqa: BLE001 (a model's own code, of which any kind may come; rows are padded then)
-            return str(error).partition("\n")[0] or type(error).__name__
+            return first_line(error)
     differences_NT, limit = (found - expected).abs(), _TOLERANCE
     difference = differences_NT.max().item()
     if dtype in HALF:

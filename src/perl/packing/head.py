@@ -296,11 +296,9 @@ def _of_tile(
 @functools.cache
 def memory_of(device: torch.device) -> int | None:
     """All bytes of an accelerator; None for a CPU."""
-    return (
-        None
-        if device.type == "cpu"
-        else int(torch.get_device_module(device).get_device_properties(device).total_memory)
-    )
+    if device.type == "cpu":
+        return None
+    return int(torch.get_device_module(device).get_device_properties(device).total_memory)
 
 
 def _transformed(logits_TV: torch.Tensor, settings: LogitSettings) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from perl.errors import BrokenPromiseError, ModelError
+from perl.errors import BrokenPromiseError, ModelError, first_line
 from perl.methods import starts
 from perl.methods.anchor import lift_anchor, without_anchor
 from perl.methods.butterflies import say_who_can_load, without_extension
@@ -43,16 +43,7 @@ _HARMLESS = (
     "Specified to not save",
 )
 # What PEFT raises for values of a config that do not fit, of which it looks at few; NotImplementedError is among them.
-_REFUSALS = (
-    ValueError,
-    TypeError,
-    RuntimeError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,
-    ImportError,
-)
+_REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, ArithmeticError, AssertionError)
 
 
 def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) -> PeftModel:
@@ -88,9 +79,9 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
         policy = get_peft_model(model, config, **adapter_type_options(model))
     if model.device.type != "meta":
         starts.unrounded_magnitudes(policy)
-    if model.device.type != "meta" and adaptation.method.starts:
-        getattr(starts, adaptation.method.starts)(policy, adaptation.options)
-        policy.start = adaptation.method.name
+        if adaptation.method.starts:
+            getattr(starts, adaptation.method.starts)(policy, adaptation.options)
+            policy.start = adaptation.method.name
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)
     return policy
@@ -313,7 +304,7 @@ def _is_base(policy: PeftModel, name: str) -> bool:
 
 
 def _check_numbers(policy: PeftModel, saved: SavedAdapter) -> None:
-    """Weights that are no numbers would spread into every completion; one tensor at a time, before a base is loaded."""
+    """Non-finite weights would spread into every completion; one tensor at a time, before a base is loaded."""
     with safe_open(saved.weights, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (no mapping)
             values = file.get_tensor(name)
@@ -355,10 +346,10 @@ def _explained(model: nn.Module, where: str = "") -> Iterator[None]:
     try:
         with without_harmless_warnings():
             yield
-    except _REFUSALS as error:
+    except (*_REFUSALS, ImportError) as error:
         if isinstance(error, NotImplementedError) and "meta" in str(error):
             raise
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         on_targets = reason.startswith("Target module") or "target_modules" in reason
         hint = f"the linear layers are {', '.join(linear_names(model))}; or all-linear" if on_targets else ""
         place = where or ("peft.target_modules" if on_targets else "peft.kwargs")

@@ -7,9 +7,7 @@ Exact or refused: what is written is loaded again on a clean base and compared w
 
 import copy
 import logging
-import math
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +23,6 @@ from perl.methods.names import name_in_base
 from perl.methods.settings import method_of
 from perl.policy.attach import continue_adapter
 from perl.policy.guards import RELOAD_TOLERANCE, check_saved_model
-from perl.policy.logprobs import token_log_probs
 from perl.policy.model import (
     base_dtype,
     base_identity,
@@ -35,12 +32,12 @@ from perl.policy.model import (
     load_tokenizer,
     source_fingerprint,
 )
-from perl.policy.precision import in_float32
-from perl.policy.save_adapter import reload_difference, write_lora
+from perl.policy.save_adapter import largest_difference, reload_difference, write_lora
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
-from perl.run.folder import Run, replace_folder
+from perl.run.files import new_folder
+from perl.run.folder import Run
 from perl.run.progress import live_line
 
 logger = logging.getLogger("perl")
@@ -98,35 +95,26 @@ def export(
         logger.warning("%s; what is written is for the ordinary base, on which it is another policy", where)
     policy = continue_adapter(load_base(model_section, torch.device("cpu")), saved).eval()
     target = Path(destination) if destination else Path(f"{str(source).rstrip('/').split('@')[0]}-{form}")
-    staged = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir(parents=True)
-    try:
+    with new_folder(target) as staged:
+        largest: int | None = None
+        vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
+        ids = torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0))
         if form == "lora":
-            largest: int | None = _write_lora(policy, saved, staged)
-            difference = _largest_difference(policy, lambda ids: reload_difference(policy, staged, ids))
+            largest = _write_lora(policy, saved, staged)
+            difference = reload_difference(policy, staged, ids)
         else:
-            largest = None
-            _write_merged(policy, getattr(torch, dtype), staged)
+            merged = merge(policy, getattr(torch, dtype))
+            merged.save_pretrained(staged)
+            check_saved_model(merged, staged)  # the files hold it
             load_tokenizer(model_section).save_pretrained(staged)
-            difference = _largest_difference(policy, lambda ids: _saved_difference(policy, staged, ids))
+            written = AutoModelForCausalLM.from_pretrained(staged, dtype="auto", use_safetensors=True).eval()
+            difference = largest_difference(policy, written, ids)
         tolerance = RELOAD_TOLERANCE if form == "lora" or dtype == "float32" else _HALF_TOLERANCE
         if not difference <= tolerance:
             raise BrokenPromiseError(
                 f"what was exported differs from the adapter by {difference:.2e} nats (at most {tolerance:.0e})"
             )
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    replace_folder(staged, target)
     return Export(target, form, largest, difference)
-
-
-def _write_merged(policy: PeftModel, dtype: torch.dtype, folder: Path) -> None:
-    """Writes the merged model and proves that the files hold it."""
-    merged = merge(policy, dtype)
-    merged.save_pretrained(folder)
-    check_saved_model(merged, folder)
 
 
 def merge(policy: PeftModel, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -214,22 +202,6 @@ def _refuse_changed_biases(policy: PeftModel, method: str) -> None:
         bias = getattr(layer.get_base_layer(), "bias", None)
         if bias is not None and not torch.allclose(merged_parameters(layer, adapter)["bias"], bias.double(), atol=1e-7):
             raise ModelError(f"{method} changes the bias of {name}, so it is no LoRA", "--as", "use --as merged")
-
-
-def _largest_difference(policy: PeftModel, difference: Callable[[torch.Tensor], float]) -> float:
-    vocabulary = policy.get_base_model().get_input_embeddings().weight.shape[0]
-    return difference(torch.randint(vocabulary, _PROBE, generator=torch.Generator().manual_seed(0)))
-
-
-def _saved_difference(policy: PeftModel, folder: Path, ids: torch.Tensor) -> float:
-    """As ``reload_difference``, for a whole model."""
-    mask = torch.ones_like(ids)
-    saved = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True).eval()
-    with in_float32(policy):
-        expected = token_log_probs(policy, ids, mask)
-    with in_float32(saved):
-        difference = (token_log_probs(saved, ids, mask) - expected).abs().max().item()
-    return math.inf if math.isnan(difference) else float(difference)
 
 
 def _located(source: str, base: str | None) -> tuple[str, ModelSection]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from perl.run.files import sha256_of
 from perl.run.strict_json import parse_json
 
 # Keys of a config that do not change what a policy answers, and why. Whatever is not listed here counts.
@@ -98,10 +99,7 @@ def weights_digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"there are no weights in {folder.name}")
-    digests = {}
-    for path in files:
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    digests = {path.name: sha256_of(path) for path in files}
     return next(iter(digests.values())) if len(digests) == 1 else _digest(digests)
 
 

@@ -8,7 +8,6 @@ Written beside its place and only then moved there; weights are safetensors, the
 import copy
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +27,7 @@ from perl.policy.model import base_dtype, base_of, clean_base, evaluating, publi
 from perl.policy.precision import in_float32
 from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import BASE_DTYPE, BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, START, WEIGHTS
-from perl.run.folder import replace_folder, write_text
+from perl.run.files import new_folder, write_text
 
 
 def write_adapter(
@@ -51,11 +50,8 @@ def write_adapter(
         fingerprint: Of the base, if it is known; goes into the header of the weights.
         gathered: The adapter's tensors by their names in the policy, where the policy holds only shards of them.
     """
-    staged = destination.with_name(f".{destination.name}.tmp")
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir(parents=True)
-    write_adapter_files(policy, staged, base, revision, fingerprint, gathered)
-    replace_folder(staged, destination)
+    with new_folder(destination) as staged:
+        write_adapter_files(policy, staged, base, revision, fingerprint, gathered)
 
 
 def write_adapter_files(
@@ -126,11 +122,9 @@ def _write(
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, destination: Path) -> None:
     """Saves a whole model with its tokenizer, as safetensors; an older one there is replaced once this one is whole."""
-    staged = destination.with_name(f".{destination.name}.tmp")
-    shutil.rmtree(staged, ignore_errors=True)
-    model.save_pretrained(staged)
-    tokenizer.save_pretrained(staged)
-    replace_folder(staged, destination)
+    with new_folder(destination) as staged:
+        model.save_pretrained(staged)
+        tokenizer.save_pretrained(staged)
 
 
 def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
@@ -216,12 +210,17 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
     Returns:
         Largest difference of any token's log-probability, in nats; infinity if either is not a number.
     """
-    mask_BT = torch.ones_like(input_ids_BT)
     with evaluating(policy):  # the clean base has some of its modules
-        with in_float32(policy):
-            expected = token_log_probs(policy, input_ids_BT, mask_BT)
         with without_harmless_warnings():
             reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
-        with in_float32(reloaded):
-            difference = (token_log_probs(reloaded, input_ids_BT, mask_BT) - expected).abs().max().item()
+        return largest_difference(policy, reloaded, input_ids_BT)
+
+
+def largest_difference(one: torch.nn.Module, other: torch.nn.Module, input_ids_BT: torch.Tensor) -> float:
+    """Of any token's log-probability, in nats, both in float32; infinity if either is not a number."""
+    log_probs = []
+    for model in (one, other):
+        with in_float32(model):
+            log_probs.append(token_log_probs(model, input_ids_BT, torch.ones_like(input_ids_BT)))
+    difference = (log_probs[1] - log_probs[0]).abs().max().item()
     return math.inf if math.isnan(difference) else difference

@@ -12,7 +12,7 @@ from pathlib import Path
 from peft import PeftConfig
 from safetensors import SafetensorError, safe_open
 
-from perl.errors import Mistake, ModelError, PerlError
+from perl.errors import Mistake, ModelError, PerlError, first_line
 from perl.policy.saved.config import check_ranks, is_name_of_a_base, read_config
 from perl.policy.saved.download import CONFIG as CONFIG
 from perl.policy.saved.download import WEIGHTS as WEIGHTS
@@ -144,8 +144,7 @@ def _plain_word(said: str | None) -> str | None:
 
 def _one_line(error: Exception) -> str:
     """The first line of what a library says, with nothing that a terminal would obey."""
-    line = next(iter(str(error).splitlines()), type(error).__name__)
-    return "".join(c if c.isprintable() else "?" for c in line)[:_LONGEST_LINE]
+    return "".join(c if c.isprintable() else "?" for c in first_line(error))[:_LONGEST_LINE]
 
 
 def _is_public(name: str) -> bool:

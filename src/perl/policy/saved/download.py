@@ -177,14 +177,10 @@ def _check_listed(called: str, file: Path, expected: str | None) -> None:
 def _declared(repo: str, commit: str, prefix: str) -> dict[str, RepoSibling]:
     """What the Hub says of the two files."""
     files = list_files(repo, commit)
+    pickles = sorted(name for name in files if name.startswith(f"{prefix}adapter_model") and name.endswith(_PICKLES))
     for name in (CONFIG, WEIGHTS):
-        pickles = sorted(
-            file
-            for file in files
-            if file.startswith(f"{prefix}adapter_model") and file.endswith(_PICKLES) and name == WEIGHTS
-        )
         if f"{prefix}{name}" not in files:
-            if pickles:
+            if pickles and name == WEIGHTS:
                 raise ModelError(f"{repo} holds no {name}, only a pickle, {pickles[0]}", hint=_CONVERT)
             raise ModelError(f"{repo} holds no adapter: {prefix}{name} is absent")
     return {name: files[f"{prefix}{name}"] for name in (CONFIG, WEIGHTS)}
