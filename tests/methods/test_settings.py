@@ -13,8 +13,8 @@ from perl.methods.settings import (
     adaptation,
     continued_adaptation,
     dropout_of,
-    method_of,
     method_mistakes,
+    method_of,
     rate_warning,
     resolved_settings,
 )

@@ -1,6 +1,5 @@
 """Checkpoints count when they are whole, and a saved adapter is the trained one for plain PEFT on a fresh base."""
 
-import contextlib
 import json
 import math
 from pathlib import Path

@@ -13,11 +13,12 @@ from peft import get_peft_model
 from transformers import TrainerState
 
 from perl import PeftRLConfig
+from perl.policy.checkpoint import load_policy
 from perl.recipe.sections import RolloutSection
 from perl.rollouts.engine import EngineSampling
 from perl.trainer.live import Position
-from perl.trainer.log_prob_passes import LogProbPasses, WantedLogProbs, pass_settings
-from perl.trainer.optimizer_step import OptimizerStep, StepHooks, step_settings
+from perl.trainer.log_prob_passes import LogProbPasses
+from perl.trainer.optimizer_step import OptimizerStep, StepHooks
 from perl.trainer.resume_state import ResumeState
 from perl.trainer.rollout_source import Prompts, RolloutSource
 from tests.oracles.rollouts import EOS, PAD
@@ -52,8 +53,7 @@ def bare(tmp_path) -> Bare:
 
 
 def passes_of(bare: Bare) -> LogProbPasses:
-    settings = pass_settings(bare.args)
-    return LogProbPasses(bare, settings, whole_tensors=True, longest_prompt=lambda seen: seen, asleep_bytes=lambda: 0)
+    return LogProbPasses(bare, whole_tensors=True, longest_prompt=lambda seen: seen, asleep_bytes=lambda: 0)
 
 
 def rollouts() -> dict[str, torch.Tensor]:
@@ -87,7 +87,7 @@ def gradient_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def test_log_probs_are_those_of_each_row_by_itself(bare):
     expected = own_log_probs(copy.deepcopy(bare.model), 0.7).detach()
     passes, found, metrics = passes_of(bare), rollouts(), defaultdict(list)
-    passes.add(found, WantedLogProbs(old=True), metrics)
+    passes.add(found, metrics, old=True)
     assert torch.allclose(found["old_per_token_logps"], expected, atol=1e-5)
     assert "ref_per_token_logps" not in found
     assert metrics["rows/masked_fraction"] == [0.0]
@@ -95,10 +95,10 @@ def test_log_probs_are_those_of_each_row_by_itself(bare):
 
 def test_a_budget_that_is_halved_keeps_the_numbers(bare):
     passes, whole, parts = passes_of(bare), rollouts(), rollouts()
-    passes.add(whole, WantedLogProbs(old=True), defaultdict(list))
+    passes.add(whole, defaultdict(list), old=True)
     passes.halve(10)
     assert (passes.tokens, passes.tokens_without_gradient) == (5, 10)
-    passes.add(parts, WantedLogProbs(old=True), defaultdict(list))
+    passes.add(parts, defaultdict(list), old=True)
     assert torch.allclose(parts["old_per_token_logps"], whole["old_per_token_logps"], atol=1e-5)
 
 
@@ -128,13 +128,12 @@ def step_of(bare: Bare, metrics: Any, accumulation: int) -> OptimizerStep:
         accumulation=lambda: accumulation,
         correction=lambda: None,
     )
-    settings = step_settings(bare.args, whole_tensors=True)
     position = Position(bare)
     step = OptimizerStep(
         bare,
         passes_of(bare),
         Stands(),
-        settings,
+        whole_tensors=True,
         position=position,
         metrics=lambda mode: metrics[mode],
         hooks=hooks,
@@ -182,7 +181,7 @@ def test_a_checkpoint_brings_back_the_counter_and_the_rollouts_that_are_left(bar
     resume.restore(checkpoint)
     assert (position.micro_batch, position.step_begin[0]) == (6, 6)
     assert torch.equal(position.rollouts[1]["completion_ids"], rollouts()["completion_ids"])
-    assert resume.load_policy(tmp_path / "checkpoint-3") is not None
+    assert load_policy(tmp_path / "checkpoint-3", bare.model) is not None
     assert all(torch.equal(p, trained[name]) for name, p in bare.model.named_parameters() if p.requires_grad)
     bare.args.max_steps = 4
     assert resume.finished(checkpoint) is None

@@ -2,7 +2,7 @@
 
 a complete trainer -> RolloutSource, LogProbPasses, OptimizerStep, ResumeState
 
-This module alone hands the trainer's methods and arguments out; each part receives what its constructor names.
+This module alone hands the trainer's methods out; each part receives what its constructor names.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from transformers import Trainer
 from transformers.integrations.fsdp import is_fsdp_managed_module
 from trl import GRPOTrainer
 
-from perl.algorithms.importance import SamplingCorrection
 from perl.methods.optim import lora_plus_optimizer
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
@@ -28,11 +27,11 @@ from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
 from perl.trainer.config import PeftRLConfig, rollout_section
 from perl.trainer.group_rewards import GroupRewards
 from perl.trainer.live import Metrics, Position
-from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt, pass_settings
-from perl.trainer.optimizer_step import OptimizerStep, StepHooks, step_settings
+from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt
+from perl.trainer.optimizer_step import OptimizerStep, StepHooks
 from perl.trainer.resume_state import ResumeState
 from perl.trainer.rollout_check import RolloutCheck
-from perl.trainer.rollout_choice import Circumstances, choose_backend
+from perl.trainer.rollout_choice import choose_backend
 from perl.trainer.rollout_source import Prompts, RolloutSource
 
 
@@ -63,11 +62,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     source = _source(trainer, position, metrics)
     check = RolloutCheck(source, position, metrics, prepare)
     passes = LogProbPasses(
-        trainer,
-        pass_settings(trainer.args),
-        whole_tensors=whole,
-        longest_prompt=longest,
-        asleep_bytes=lambda: source.asleep_bytes,
+        trainer, whole_tensors=whole, longest_prompt=longest, asleep_bytes=lambda: source.asleep_bytes
     )
     hooks = StepHooks(
         prepare=prepare,
@@ -76,8 +71,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         accumulation=lambda: trainer.current_gradient_accumulation_steps,
         correction=lambda: trainer.correction,
     )
-    settings = step_settings(trainer.args, whole_tensors=whole)
-    step = OptimizerStep(trainer, passes, check, settings, position=position, metrics=metrics, hooks=hooks)
+    step = OptimizerStep(trainer, passes, check, whole_tensors=whole, position=position, metrics=metrics, hooks=hooks)
     rewards = GroupRewards(
         trainer.reward_func_names,
         scale=trainer.scale_rewards,
@@ -96,17 +90,6 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
         trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions))
 
 
-def sampling_correction(trainer: GRPOTrainer) -> SamplingCorrection | None:
-    """The correction for an engine that samples from other numbers, if there is one."""
-    if not (trainer.use_vllm and trainer.vllm_importance_sampling_correction):
-        return None
-    return SamplingCorrection(
-        trainer.vllm_importance_sampling_mode,
-        trainer.vllm_importance_sampling_clip_min,
-        trainer.vllm_importance_sampling_clip_max,
-    )
-
-
 def lora_plus(trainer: GRPOTrainer) -> torch.optim.Optimizer:
     """LoRA+'s optimizer, of the class that the arguments or a subclass choose."""
     kind, arguments = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(
@@ -119,15 +102,6 @@ def lora_plus(trainer: GRPOTrainer) -> torch.optim.Optimizer:
 def _source(trainer: GRPOTrainer, position: Position, metrics: Metrics) -> RolloutSource:
     """What samples; from here on TRL's code takes an engine's rollouts for vLLM's, with log-probabilities."""
     args = trainer.args
-    here = Circumstances(
-        args=args,
-        policy=trainer.policy,
-        whole_tensors=trainer.whole_tensors,
-        processes=trainer.accelerator.num_processes,
-        rollout_function=trainer.rollout_func is not None,
-        images=trainer._is_vlm,
-        conversations=bool(trainer.tools) or trainer.environment_factories is not None,
-    )
     sampling = EngineSampling(
         temperature=args.temperature,
         max_completion_length=args.max_completion_length,
@@ -138,7 +112,7 @@ def _source(trainer: GRPOTrainer, position: Position, metrics: Metrics) -> Rollo
         repetition_penalty=args.repetition_penalty,
     )
     prompts = Prompts(trainer.processing_class, partial(_tokens, trainer), partial(longest_that_may_come, trainer))
-    how = choose_backend(rollout_section(args), here)
+    how = choose_backend(rollout_section(args), trainer)
     source = RolloutSource(trainer, how, sampling, prompts, position=position, metrics=metrics)
     if any(judge in trainer.reward_funcs for judge in JUDGES):
         source.judging = Judging()

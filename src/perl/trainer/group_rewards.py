@@ -37,11 +37,7 @@ class GroupRewards:
         self._warns = warns
 
     def advantages(
-        self,
-        rewards_PGK: torch.Tensor,
-        weights_K: torch.Tensor,
-        metrics: dict[str, list[float]],
-        logged: deque[float],
+        self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, metrics: dict[str, list[float]], logged: deque[float]
     ) -> torch.Tensor:
         """(N,) advantages over all processes, from rewards of P prompts, G completions each, by K functions.
 
@@ -51,7 +47,11 @@ class GroupRewards:
             metrics: Gets the share of zero-advantage groups, and how many completions have no reward.
             logged: TRL's table of advantages, whose latest are replaced.
         """
-        advantages_N = self._advantages(rewards_PGK, weights_K.to(rewards_PGK.device))
+        weights_K = weights_K.to(rewards_PGK.device)
+        if self._aggregation == "normalize_then_sum":
+            advantages_N = normalized_sum_advantages(rewards_PGK, weights_K).flatten()
+        else:
+            advantages_N = group_advantages(weighted_rewards(rewards_PGK, weights_K), scale=self._scale).flatten()
         self._log_unscored(rewards_PGK, weights_K, metrics)
         # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
         flat_P = (advantages_N.view(rewards_PGK.shape[:2]) == 0).all(dim=1)
@@ -60,11 +60,6 @@ class GroupRewards:
             logged.pop()
         logged.extend(advantages_N.tolist())
         return advantages_N
-
-    def _advantages(self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
-        if self._aggregation == "normalize_then_sum":
-            return normalized_sum_advantages(rewards_PGK, weights_K).flatten()
-        return group_advantages(weighted_rewards(rewards_PGK, weights_K), scale=self._scale).flatten()
 
     def _log_unscored(
         self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, metrics: dict[str, list[float]]
@@ -109,7 +104,7 @@ def prepared_rewards(
     processing_classes: Any,  # noqa: ANN401
     args: GRPOConfig,
 ) -> tuple[Any, Any, list[float] | None]:
-    """The reward functions, their processing classes and weights, with the process reward that is asked for."""
+    """The reward functions, their processing classes and weights, with the process reward of the arguments."""
     if any(judge in (reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]) for judge in JUDGES):
         start_workers()  # they import while the weights are read
     if not isinstance(args, PeftRLConfig):

@@ -6,13 +6,11 @@ padded batch -> rows -> packed micro-batches -> log-probabilities of policy, old
 import heapq
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from datasets import Dataset
-from trl import GRPOConfig
 from trl.models.utils import disable_gradient_checkpointing
 
 from perl.packing.compiled import check_compiler, compile_layers
@@ -60,79 +58,12 @@ _LONGEST_TEXTS = 64
 _FORWARD_ONLY = 2
 
 
-@dataclass(frozen=True)
-class PassSettings:
-    """How rows may be run; see :class:`perl.PeftRLConfig`.
-
-    Attributes:
-        budget: Tokens in a micro-batch; 0: the rows of each as TRL cuts them; None: as memory allows.
-        padding_free: Rows end to end, where the model allows it.
-        share_prompts: A prompt once for all completions of its group.
-        fused_lora: Plain LoRA layers as one operation.
-        fused_head: The head's derivative in its forward pass; None: on a CPU.
-        compiles: Whether layers are compiled.
-        temperature: Of the logits.
-        float32_head: Whether the head is computed in float32.
-        longest_completion: Tokens; None: open.
-        entropy_quantile: TRL's ``top_entropy_quantile``.
-        recompute_asked: Whether the arguments themselves ask for recomputed activations, or against them.
-    """
-
-    budget: int | None
-    padding_free: bool
-    share_prompts: bool
-    fused_lora: bool
-    fused_head: bool | None
-    compiles: bool
-    temperature: float
-    float32_head: bool
-    longest_completion: int | None
-    entropy_quantile: float
-    recompute_asked: bool
-
-
-def pass_settings(args: GRPOConfig) -> PassSettings:
-    """The settings in the arguments of a trainer; TRL's own leave ours at their defaults."""
-    return PassSettings(
-        budget=own_setting(args, "train_tokens_per_microbatch"),
-        padding_free=own_setting(args, "padding_free"),
-        share_prompts=own_setting(args, "share_prompts"),
-        fused_lora=own_setting(args, "fused_lora"),
-        fused_head=own_setting(args, "fused_head"),
-        compiles=own_setting(args, "compile_layers"),
-        temperature=args.temperature,
-        float32_head=args.cast_lm_head_to_fp32,
-        longest_completion=args.max_completion_length,
-        entropy_quantile=args.top_entropy_quantile,
-        recompute_asked=getattr(args, "recompute_asked", True),
-    )
-
-
-@dataclass(frozen=True)
-class WantedLogProbs:
-    """Which log-probabilities rollouts are given before a loss is made of them.
-
-    Attributes:
-        old: Whether the old policy's: an update lies between rollout and loss, or they are asked for; else the
-            training's own micro-batches have them.
-        reference: Whose, for a KL term.
-        skips: Whether zero-advantage samples need none.
-        score: Scores all rows of a padded batch, where TRL's hook has to; else only rows that need it are scored.
-    """
-
-    old: bool = False
-    reference: Reference | None = None
-    skips: bool = False
-    score: Callable[[dict[str, Any]], torch.Tensor] | None = None
-
-
 class LogProbPasses:
     """Runs rows without padding, wherever the model allows it. Owns the budget of tokens in a micro-batch."""
 
     def __init__(
         self,
         live: LiveTrainer,
-        settings: PassSettings,
         *,
         whole_tensors: bool,
         longest_prompt: Callable[[int], int],
@@ -141,41 +72,45 @@ class LogProbPasses:
         """Teaches a complete model to run rows without padding.
 
         Args:
-            live: Has the policy.
-            settings: How rows may be run.
+            live: Has the policy, and arguments that decide how rows may be run.
             whole_tensors: Whether each process holds the whole of each tensor.
             longest_prompt: Tokens of the longest prompt that may come, from those of the longest seen.
             asleep_bytes: Bytes of the device that are free now and taken again before the next rollouts.
         """
-        self._live, self._settings, self._whole_tensors = live, settings, whole_tensors
+        self._live, self._whole_tensors = live, whole_tensors
         self._longest_prompt, self._asleep_bytes = longest_prompt, asleep_bytes
-        self._budget, self._copy_cost = settings.budget, 0.0
+        args, model = live.args, base_of(live.policy)
+        # Tokens in a micro-batch; 0: the rows of each as TRL cuts them; None: as memory allows.
+        self._budget: int | None = own_setting(args, "train_tokens_per_microbatch")
+        self._copy_cost = 0.0
         self._scored_tokens: int | None = None
-        if settings.fused_lora and whole_tensors:
+        self._fused_head: bool | None = own_setting(args, "fused_head")
+        self._compiles: bool = own_setting(args, "compile_layers")
+        if own_setting(args, "fused_lora") and whole_tensors:
             fuse_lora(live.policy)
-        model = base_of(live.policy)
         self._width_of = rope_width(model)
-        if settings.compiles:
+        if self._compiles:
             check_compiler(live.accelerator.device)
-        logits = logit_settings(model.config, temperature=settings.temperature, float32=settings.float32_head)
-        add_scored_forward(model, logits, fused=settings.fused_head, compiled=settings.compiles)
+        logits = logit_settings(model.config, temperature=args.temperature, float32=args.cast_lm_head_to_fp32)
+        add_scored_forward(model, logits, fused=self._fused_head, compiled=self._compiles)
 
     @cached_property
     def passes(self) -> Passes:
-        """How rows go through this model; found out, with a warning if it is not as asked for, when first needed."""
-        live, settings = self._live, self._settings
+        """How rows go through this model; found out, with a warning if it is not as requested, when first needed."""
+        live = self._live
+        # With dropout a shared prompt would draw one mask for all.
         dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in live.policy.modules())
         with live.accelerator.autocast():  # whoever asks: the types decide what difference is rounding
             how = choose_passes(
                 self._runs,
                 live.policy,
-                padding_free=settings.padding_free,
-                share=settings.share_prompts and not dropout,  # a shared prompt would draw one mask for all
+                padding_free=own_setting(live.args, "padding_free"),
+                share=own_setting(live.args, "share_prompts") and not dropout,
             )
         if how.why:
             what = "prompts are not shared" if how.packed else "rows are padded to the longest of each pass"
             logger.warning("%s: %s", what, how.why)
-        if settings.compiles:
+        if self._compiles:
             why = compile_layers(base_of(live.policy), packed=how.packed, whole=self._whole_tensors)
             if why:
                 logger.warning("layers are not compiled: %s", why)
@@ -266,36 +201,49 @@ class LogProbPasses:
                 rows,
                 [[index] for index in range(len(rows))],
                 # Equal tokens of a group have equal entropies in a rectangle only, and a quantile must not divide them.
-                packed=self.passes.packs(rows) and self._settings.entropy_quantile >= 1.0,
+                packed=self.passes.packs(rows) and self._live.args.top_entropy_quantile >= 1.0,
                 columns=columns,
                 entropy=entropy,
             )
 
-    def add(self, rollouts: dict[str, Any], wanted: WantedLogProbs, metrics: dict[str, list[float]]) -> None:
+    def add(
+        self,
+        rollouts: dict[str, Any],
+        metrics: dict[str, list[float]],
+        *,
+        old: bool = False,
+        reference: Reference | None = None,
+        skips: bool = False,
+        score: Callable[[dict[str, Any]], torch.Tensor] | None = None,
+    ) -> None:
         """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
 
         Args:
             rollouts: TRL's padded tensors; gets ``old_per_token_logps`` and ``ref_per_token_logps``, (N, T).
-            wanted: Which ones.
             metrics: Gets the share of rows that are masked out.
+            old: Whether the old policy's: an update lies between rollout and loss, or they are requested; else the
+                training's own micro-batches have them.
+            reference: Whose, for a KL term.
+            skips: Whether zero-advantage samples need none.
+            score: Scores all rows of a padded batch, where TRL's hook has to; else only rows that need it are scored.
         """
         self._plan_memory(rollouts["prompt_ids"].size(1))
         mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
         needed_N = mask_NT.any(dim=1)
         masked_N = self._live.accelerator.gather(~needed_N)
         metrics[MASKED].append(masked_N.float().mean().item())
-        if wanted.skips and "largest_advantage" in rollouts:
+        if skips and "largest_advantage" in rollouts:
             needed_N &= have_advantage(rollouts["advantages"], rollouts["largest_advantage"])
 
         def scored() -> torch.Tensor:
-            if wanted.score is not None:
-                return wanted.score(rollouts)
+            if score is not None:
+                return score(rollouts)
             return self._scattered(rollouts, mask_NT, needed_N.nonzero().flatten())
 
-        if wanted.old:
+        if old:
             rollouts["old_per_token_logps"] = scored()
-        if wanted.reference is not None:
-            with wanted.reference.in_place_of(self._live.policy):
+        if reference is not None:
+            with reference.in_place_of(self._live.policy):
                 rollouts["ref_per_token_logps"] = scored()
 
     def _scattered(self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -347,7 +295,7 @@ class LogProbPasses:
         if self._budget is not None:
             return
         self._budget = CPU_TOKENS
-        live, settings = self._live, self._settings
+        live = self._live
         if live.accelerator.device.type != "cuda":
             return
         with (
@@ -355,15 +303,16 @@ class LogProbPasses:
             disable_gradient_checkpointing(live.model, live.args.gradient_checkpointing_kwargs),
         ):
             how = self.passes
-            per_token = measure(self._runs, packed=how.packed, shared=how.shared, fused_head=settings.fused_head)
-        longest = self._longest_prompt(longest_seen) + (settings.longest_completion or 0)
+            per_token = measure(self._runs, packed=how.packed, shared=how.shared, fused_head=self._fused_head)
+        longest = self._longest_prompt(longest_seen) + (live.args.max_completion_length or 0)
         free = free_bytes(self._asleep_bytes())
         plan = plan_memory(free, trainable_parameters(live.policy), per_token, longest_row=longest)
         found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=live.accelerator.device)
         tokens, fits = live.accelerator.gather(found).amin(dim=0).tolist()
         self._budget, self._copy_cost = int(tokens), plan.copy_cost
         model = base_of(live.policy)
-        if fits and model.is_gradient_checkpointing and not settings.recompute_asked:
+        recompute_asked = getattr(live.args, "recompute_asked", True)  # by the user, for or against it
+        if fits and model.is_gradient_checkpointing and not recompute_asked:
             model.activation_checkpointing_disable()
         logger.info("%d tokens in a pass, activations %s", tokens, "kept" if fits else "computed again")
 

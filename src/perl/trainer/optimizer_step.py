@@ -11,10 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from trl import GRPOConfig
 
 from perl.algorithms.importance import SamplingCorrection, on_policy_rows, sampling_ratio
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
@@ -27,50 +26,11 @@ from perl.run.threads import fitting_threads, threads_for
 from perl.trainer.config import own_setting
 from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, most
 from perl.trainer.log_prob_passes import LogProbPasses
+from perl.trainer.rollout_check import RolloutCheck
 
 logger = logging.getLogger("perl")
 
 _STEPS_BETWEEN_WARNINGS = 50
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """What an optimizer step's loss is.
-
-    Attributes:
-        loss: Of the rows.
-        steps_per_generation: Micro-batches that a generation batch is cut into.
-        off_policy_threshold: TRL's ``off_policy_mask_threshold``.
-        skips: Whether zero-advantage samples, which add exactly nothing to the gradient, are left out.
-        whole_tensors: Whether each process holds the whole of each tensor.
-    """
-
-    loss: LossSettings
-    steps_per_generation: int
-    off_policy_threshold: float | None
-    skips: bool
-    whole_tensors: bool
-
-
-def step_settings(args: GRPOConfig, *, whole_tensors: bool) -> StepSettings:
-    """The settings in the arguments of a trainer."""
-    skips = bool(own_setting(args, "skip_zero_advantage")) and args.beta == 0.0
-    return StepSettings(
-        LossSettings.of(args), args.steps_per_generation, args.off_policy_mask_threshold, skips, whole_tensors
-    )
-
-
-class Check(Protocol):
-    """Decides whether rollouts may be trained on; see :class:`perl.trainer.rollout_check.RolloutCheck`."""
-
-    def begin(self) -> None:
-        """The rollouts of an optimizer step come next."""
-
-    def stands(self, gap: float | None) -> bool:
-        """Whether a step may be trained on its rollouts, which are so far from the policy, in nats."""
-
-    def make_again(self, asked: Sequence[Any]) -> list[dict[str, Any]]:
-        """The micro-batches with new rollouts of the same prompts."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +53,19 @@ class StepHooks:
 
 
 class OptimizerStep:
-    """Runs no token that the gradient does not need. Owns the accumulation window and its metrics."""
+    """Runs no token that the gradient does not need. Owns the accumulation window and its metrics.
+
+    Attributes:
+        skips: Whether zero-advantage samples, which add exactly nothing to the gradient, are left out.
+    """
 
     def __init__(
         self,
         live: LiveTrainer,
         passes: LogProbPasses,
-        check: Check,
-        settings: StepSettings,
+        check: RolloutCheck,
         *,
+        whole_tensors: bool,
         position: Position,
         metrics: Metrics,
         hooks: StepHooks,
@@ -109,26 +73,23 @@ class OptimizerStep:
         """Takes over the optimizer step of a training.
 
         Args:
-            live: The training.
+            live: The training, whose arguments have the loss.
             passes: How rows go through the policy.
             check: Decides whether rollouts may be trained on.
-            settings: What the loss is.
+            whole_tensors: Whether each process holds the whole of each tensor.
             position: Where the training is among TRL's micro-batches.
             metrics: Where metrics go.
             hooks: What is asked of the trainer.
         """
-        self._live, self._passes, self._check, self._settings = live, passes, check, settings
+        self._live, self._passes, self._check, self._whole_tensors = live, passes, check, whole_tensors
+        self._loss = LossSettings.of(live.args)
+        self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and live.args.beta == 0.0
         self._position, self._metrics, self._hooks = position, metrics, hooks
         self._window: list[dict[str, Any]] = []
         self._asked: list[Any] = []
         self._seconds = 0.0
         self._next_warning = 0
         self._regulariser_due = False
-
-    @property
-    def skips(self) -> bool:
-        """Whether zero-advantage samples, which add exactly nothing to the gradient, are left out."""
-        return self._settings.skips
 
     def begin_training(self) -> None:
         """Drops what is left of a step that an exception ended; says how many threads are used."""
@@ -184,7 +145,7 @@ class OptimizerStep:
         """
         window = self._passes.window(batches, [self._weights(batch) for batch in batches])
         largest = max((float(b.get("largest_advantage", b["advantages"].abs().max())) for b in batches), default=0.0)
-        chosen = rows_with_gradient(window, largest_advantage=largest, skip=self._settings.skips)
+        chosen = rows_with_gradient(window, largest_advantage=largest, skip=self.skips)
         while True:
             plan = self._passes.plan(window, chosen, self._passes.tokens)
             loss = self._backward(model, plan, len(batches))
@@ -209,7 +170,7 @@ class OptimizerStep:
             return (policy_log_probs * 0.0).sum() + self._regulariser_if_due()
         old_log_probs = values.get("old_per_token_logps", policy_log_probs.detach())
         sampling_log_probs = values.get("sampling_per_token_logps")
-        correction, threshold = self._hooks.correction(), self._settings.off_policy_threshold
+        correction, threshold = self._hooks.correction(), self._live.args.off_policy_mask_threshold
         ratio = keep = None
         if correction is not None and sampling_log_probs is not None:
             ratio = sampling_ratio(old_log_probs, sampling_log_probs, mask_NT, correction)
@@ -225,7 +186,7 @@ class OptimizerStep:
             sampling_ratio=ratio,
             keep=keep,
         )
-        result = objective(inputs, self._settings.loss)
+        result = objective(inputs, self._loss)
         of_loss, of_sampling = self._window_metrics
         if entropies is not None:
             of_loss.add(result, inputs, entropies, batch.micro_batch_N)
@@ -287,7 +248,7 @@ class OptimizerStep:
         self._regulariser_due = True
         loss, failed = torch.zeros((), device=self._live.args.device), False
         copies = as_copies(model)
-        alone = self._settings.whole_tensors and self._live.accelerator.num_processes == 1
+        alone = self._whole_tensors and self._live.accelerator.num_processes == 1
         retried = copies is not None or alone
         for batch in plan:
             exchanged = batch is plan[-1] and not retried
@@ -316,14 +277,14 @@ class OptimizerStep:
         """(N, T) weights of a micro-batch's tokens in the loss of its optimizer step."""
         steps, generation_batches = 1.0, 1.0  # evaluation neither accumulates nor splits
         if self._live.model.training:
-            steps, generation_batches = self._hooks.accumulation(), self._settings.steps_per_generation
+            steps, generation_batches = self._hooks.accumulation(), self._live.args.steps_per_generation
         tokens = batch["num_items_in_batch"].clamp(min=1.0) / self._live.accelerator.num_processes
         return token_weights(
             batch["completion_mask"] * batch.get("tool_mask", 1),
-            self._settings.loss.loss_type,
+            self._loss.loss_type,
             micro_batches=steps,
             window_tokens=tokens * steps / generation_batches,
-            max_completion_length=self._settings.loss.max_completion_length,
+            max_completion_length=self._loss.max_completion_length,
         )
 
     def _log_step(self, window: Window, chosen: Sequence[int], plan: Sequence[MicroBatch]) -> None:
@@ -344,10 +305,7 @@ class OptimizerStep:
         """Empty sums for a window of so many micro-batches."""
         device = self._live.accelerator.device
         corrects = self._hooks.correction() is not None
-        self._window_metrics = (
-            LossMetrics(count, self._settings.loss, device),
-            SamplingMetrics(device, corrects=corrects),
-        )
+        self._window_metrics = LossMetrics(count, self._loss, device), SamplingMetrics(device, corrects=corrects)
 
     def _log_metrics(self, mode: Mode) -> None:
         for source in self._window_metrics:

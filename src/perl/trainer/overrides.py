@@ -48,18 +48,11 @@ def check_overrides(trainer: GRPOTrainer) -> None:
         PerlError: Names them, and the methods to override instead.
     """
     kind = type(trainer).__name__
-    found = [
-        Mistake(
-            "TRL 1.16 does not call it", f"{kind}.{name}", f"override {now}, or give a method of your own another name"
-        )
-        for name, now in _GONE.items()
-        if hasattr(trainer, name)
-    ]
-    found += [
-        Mistake("is not called", f"{kind}.{name}", f"override {now}")
-        for name, now in _UNCALLED.items()
-        if is_replaced(trainer, name)
-    ]
+    gone = {name: now for name, now in _GONE.items() if hasattr(trainer, name)}
+    uncalled = {name: now for name, now in _UNCALLED.items() if is_replaced(trainer, name)}
+    hint = "override {}, or give a method of your own another name"
+    found = [Mistake("TRL 1.16 does not call it", f"{kind}.{name}", hint.format(now)) for name, now in gone.items()]
+    found += [Mistake("is not called", f"{kind}.{name}", f"override {now}") for name, now in uncalled.items()]
     raise_all(PerlError, found)
 
 

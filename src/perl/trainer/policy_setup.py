@@ -71,13 +71,19 @@ def given_policy(
     Raises:
         PerlError: The method, the adapter or the model is not what it must be.
     """
+    if args.sync_ref_model:
+        raise RecipeError(
+            "would mix the policy into a second model, and there is none here",
+            "sync_ref_model",
+            f'PeftRLConfig(reference="rolling:{args.ref_model_sync_steps}") takes the policy itself as often',
+        )
     if isinstance(model, str):
         model = resolve_model(model)
         if processing_class is None:
             processing_class = load_processor(model, args)
     by_name, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
     model, how, continued = adapted_policy(model, args, peft_config, quantization_config)
-    for note in what_to_say(model, args, how, named=named):
+    for note in script_notes(model, args, how, named=named):
         logger.warning("%s", note)
     trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
     loaded = by_name and not isinstance(model, str)
@@ -111,12 +117,11 @@ def adapted_policy(
     """The policy that the trainer's arguments describe, with a new, a continued, or no adapter.
 
     Returns:
-        The model; how it is adapted; whether an adapter is continued. A name stays a name if no adapter is asked for.
+        The model; how it is adapted; whether an adapter is continued. A name stays a name if no adapter is requested.
 
     Raises:
         PerlError: The method, the adapter or the model is not what it must be.
     """
-    _check_arguments(args)
     quantization = _asked_quantization(model, args, quantization_config)
     if isinstance(model, nn.Module):
         keep_packing(model)
@@ -151,7 +156,7 @@ def adapted_policy(
     return attach_adapter(model, how), how, False
 
 
-def what_to_say(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) -> Iterator[str]:  # noqa: ANN401
+def script_notes(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) -> Iterator[str]:  # noqa: ANN401
     """What a script should know before it trains, a line each.
 
     Args:
@@ -164,20 +169,13 @@ def what_to_say(model: Any, args: GRPOConfig, how: Adaptation, *, named: bool) -
     asked = named or not isinstance(args, PeftRLConfig) or args.of_a_recipe
     if not asked and how.config is not None and args.process_index == 0:
         yield what_is_trained(model, args, how)
-    unused = peft_fields_set(args) if named and isinstance(args, PeftRLConfig) else []
+    unused: list[str] = []
+    if named and isinstance(args, PeftRLConfig):  # that are not as they are by default
+        found, default = (dict(section) for section in (args.peft, PeftSection()))
+        unused = [f"peft_{name}" for name in found if name != "adapter" and found[name] != default[name]]
     if unused and args.process_index == 0:
         do = "does" if len(unused) == 1 else "do"
         yield f"{', '.join(unused)} {do} nothing: the adapter is that of the peft_config; leave one of them out"
-
-
-def peft_fields_set(args: PeftRLConfig) -> list[str]:
-    """Names of the ``peft_*`` fields that are not as they are by default."""
-    untouched = PeftSection()
-    return [
-        f"peft_{name}"
-        for name in PeftSection.model_fields
-        if name != "adapter" and getattr(args.peft, name) != getattr(untouched, name)
-    ]
 
 
 def what_is_trained(model: Any, args: PeftRLConfig, how: Adaptation) -> str:  # noqa: ANN401 (a policy)
@@ -188,16 +186,6 @@ def what_is_trained(model: Any, args: PeftRLConfig, how: Adaptation) -> str:  # 
     if args.adapter:
         return f"{what}, which goes on from {args.adapter}"
     return f'no peft_config: {what}; PeftRLConfig(peft_method="full") trains the whole model, as TRL does'
-
-
-def _check_arguments(args: GRPOConfig) -> None:
-    """Refuses what TRL does with a second model."""
-    if args.sync_ref_model:
-        raise RecipeError(
-            "would mix the policy into a second model, and there is none here",
-            "sync_ref_model",
-            f'PeftRLConfig(reference="rolling:{args.ref_model_sync_steps}") takes the policy itself as often',
-        )
 
 
 def _check_with_adapter(args: GRPOConfig) -> None:
@@ -227,7 +215,7 @@ def _to_continue(args: GRPOConfig, peft_config: PeftConfig | None, model: Any) -
             "peft_config",
             "leave one of the two out",
         )
-    return find_adapter(args.adapter, _base_name(model))
+    return find_adapter(args.adapter, None if isinstance(model, str) else base_identity(model)[0])
 
 
 def _check_method(how: Adaptation, model: Any, quantization: Quantization | None) -> None:  # noqa: ANN401 (a model)
@@ -273,10 +261,6 @@ def _loaded(name: str, args: GRPOConfig, quantization_config: Any, quantization:
     model = create_model_from_path(name, **options)
     keep_packing(model)
     return model
-
-
-def _base_name(model: Any) -> str | None:  # noqa: ANN401 (a name or a model)
-    return None if isinstance(model, str) else base_identity(model)[0]
 
 
 def load_processor(name: str, args: GRPOConfig) -> Any:  # noqa: ANN401 (a tokenizer or a multimodal processor)

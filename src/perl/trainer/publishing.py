@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import TrainerState
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from perl.errors import PerlError
 from perl.hub.card.fact_form import plain_word, showable_settings
@@ -22,7 +21,6 @@ from perl.hub.card.names import has_hub_form, label
 from perl.hub.card.run_facts import RUN_FACTS, made_facts, perl_version
 from perl.hub.gate.snapshot import take
 from perl.hub.push.script_push import full_repo_id, pack_folder, push_script, write_log
-from perl.methods.settings import Adaptation
 from perl.policy.guards import check_saved_adapter
 from perl.policy.model import base_identity, base_of, public_name, trainable_parameters
 from perl.policy.quantised import quantisation_of
@@ -31,27 +29,6 @@ from perl.trainer.callbacks.plots import draw_curves
 
 _PROBE_TOKENS = 64  # on which a saved adapter is compared with the one in memory before it is pushed
 _SHOWN_SETTINGS = ("r", "lora_alpha", "target_modules")  # of an adapter's config
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What is known of a trained policy.
-
-    Attributes:
-        policy: With its adapter.
-        adaptation: Its method and config.
-        args: Of its training.
-        state: Of its training.
-        rewards: Weights of the reward functions, by name.
-        num_generations: Completions of a prompt.
-    """
-
-    policy: Any
-    adaptation: Adaptation
-    args: GRPOConfig
-    state: TrainerState
-    rewards: dict[str, float]
-    num_generations: int
 
 
 @dataclass(frozen=True)
@@ -74,21 +51,21 @@ class Push:
 
 
 def write_card(
-    trained: Trained, folder: Path, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
+    trainer: GRPOTrainer, folder: Path, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
 ) -> None:
     """Writes ``README.md``: what the arguments and the state of the training tell of the adapter.
 
     Args:
-        trained: The adapter.
+        trainer: Of the adapter.
         folder: Where.
         name: What the adapter is called; None: by its method and base.
         dataset: Name of the training problems.
         tags: Further ones.
     """
-    args, config = trained.args, trained.adaptation.config
+    args, config = trainer.args, trainer.adaptation.config
     shown = {key: getattr(config, key, None) for key in _SHOWN_SETTINGS}
-    base, revision = public_name(*base_identity(trained.policy))
-    quantisation = quantisation_of(base_of(trained.policy))
+    base, revision = public_name(*base_identity(trainer.policy))
+    quantisation = quantisation_of(base_of(trainer.policy))
     facts = {
         "perl": perl_version(),
         "name": plain_word(name) if name else None,
@@ -96,10 +73,10 @@ def write_card(
         "base": label(base),
         "revision": revision,
         "quantization": quantisation,
-        "method": trained.adaptation.method.name,
+        "method": trainer.adaptation.method.name,
         "dataset": plain_word(label(dataset)) if dataset else None,
-        "trainable_parameters": trainable_parameters(trained.policy),
-        "step": trained.state.global_step,
+        "trainable_parameters": trainable_parameters(trainer.policy),
+        "step": trainer.state.global_step,
         "seed": args.seed,
         "loss": args.loss_type,
         "ratio_level": args.importance_sampling_level,
@@ -108,24 +85,21 @@ def write_card(
                 **{key: _readable(value) for key, value in shown.items() if value is not None},
                 "learning rate": f"{args.learning_rate:g}",
                 "KL coefficient (beta)": args.beta,
-                "completions a prompt": trained.num_generations,
+                "completions a prompt": trainer.num_generations,
             }
         ),
-        "rewards": trained.rewards,
+        "rewards": dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)),
         "tags": list(tags),
         "versions": installed_versions(quantised=quantisation is not None),
     }
     write_folder_card(folder, made_facts(facts, CARD))
 
 
-def push_adapter(
-    trained: Trained, save_adapter: Callable[[Path], None], own_card: Callable[..., None] | None, push: Push
-) -> Any:  # noqa: ANN401 (transformers' result)
+def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, push: Push) -> Any:  # noqa: ANN401 (transformers' result)
     """One commit of the adapter, its card, log and curves, once what was saved is found to be what was trained.
 
     Args:
-        trained: The adapter.
-        save_adapter: Writes it to a folder.
+        trainer: Of the adapter.
         own_card: A subclass's, which writes ``README.md`` in the output folder; None: the card is ours.
         push: How.
 
@@ -136,20 +110,20 @@ def push_adapter(
         PerlError: The files or the repository are not fit for it, or the Hub refuses.
         HubOutageError: It cannot be reached.
     """
-    args = trained.args
+    args = trainer.args
     repo_id = full_repo_id(args.hub_model_id or Path(args.output_dir).resolve().name)
     with TemporaryDirectory() as place:
         folder = Path(place) / "adapter"
-        save_adapter(folder)
-        vocabulary = trained.policy.get_base_model().get_input_embeddings().weight.shape[0]
+        trainer.save_adapter(folder)
+        vocabulary = trainer.policy.get_base_model().get_input_embeddings().weight.shape[0]
         probe = torch.arange(min(vocabulary, _PROBE_TOKENS), device=args.device)[None]
-        check_saved_adapter(trained.policy, folder, probe)
+        check_saved_adapter(trainer.policy, folder, probe)
         name, dataset = push.card.get("model_name") or repo_id, push.card.get("dataset_name")
         tags = tags_of(push.card.get("tags"))
-        log = write_log(folder, trained.state.log_history)
+        log = write_log(folder, trainer.state.log_history)
         if log is not None and importlib.util.find_spec("matplotlib"):
             draw_curves(log, folder / "plots", title=repo_id)
-        write_card(trained, folder, name, dataset, tags)  # last: it is rendered from what else is there
+        write_card(trainer, folder, name, dataset, tags)  # last: it is rendered from what else is there
         if own_card is not None:
             own_card(model_name=name, dataset_name=dataset, tags=list(tags))
             (folder / CARD).write_bytes(take(Path(args.output_dir), CARD, LARGEST_CARD))

@@ -19,7 +19,6 @@ from perl.errors import ModelError
 from perl.methods.hooks import hooks_of
 from perl.policy.checkpoint import (
     latest_checkpoint,
-    load_policy,
     load_trainer_state,
     reference_of,
     save_policy,
@@ -107,8 +106,9 @@ class ResumeState:
             unseal(checkpoint)
         yield
         if args.should_save and self._whole_tensors:
-            spec = self._reference.spec if self._reference is not None else ""
-            save_policy(checkpoint, self._live.policy, self._reference_to_keep(), spec)
+            reference = self._reference
+            snapshot = {} if reference is None or reference.is_the_base else reference.snapshot  # a base is made anew
+            save_policy(checkpoint, self._live.policy, snapshot, "" if reference is None else reference.spec)
         counters = {"micro_step": self._position.micro_batch}
         save_trainer_state(checkpoint, counters, self._unused_rollouts(), args.process_index)
         self._live.accelerator.wait_for_everyone()
@@ -120,14 +120,6 @@ class ResumeState:
                 best_model_checkpoint=state.best_model_checkpoint,
                 use_mtime=False,
             )
-
-    def load_policy(self, checkpoint: Path) -> dict[str, torch.Tensor] | None:
-        """Puts every tensor of the policy back, bit for bit.
-
-        Returns:
-            The reference's snapshot; None: transformers has to load the policy.
-        """
-        return load_policy(checkpoint, self._live.policy)
 
     def load_reference(self, checkpoint: Path, snapshot: dict[str, torch.Tensor]) -> None:
         """Puts the reference back. The base and the policy at the start, this process has found again by itself.
@@ -154,12 +146,6 @@ class ResumeState:
         if not self._warned_of_pushes:
             self._warned_of_pushes = True
             logger.warning("checkpoints are not pushed while a script trains; trainer.push_to_hub() pushes")
-
-    def _reference_to_keep(self) -> dict[str, torch.Tensor]:
-        """The reference's snapshot for a checkpoint; that of a whole model's base is made anew instead."""
-        if self._reference is None or self._reference.is_the_base:
-            return {}
-        return self._reference.snapshot
 
     def _unused_rollouts(self) -> list[dict[str, Any]] | None:
         """The current generation batch, if later steps still train on it.

@@ -32,7 +32,6 @@ from perl.rollouts.open_engine import EngineSettings, open_engine
 from perl.rollouts.parity_check import ParityCheck
 from perl.rollouts.sync import choose_form, make_update
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
-from perl.trainer.rollout_choice import is_in_each_process, is_shared, is_the_trainers
 
 logger = logging.getLogger("perl")
 
@@ -118,7 +117,7 @@ class RolloutSource:
     @property
     def is_served(self) -> bool:
         """Whether an engine samples; else TRL does, with transformers."""
-        return not is_the_trainers(self.rollout)
+        return self.rollout.capabilities.takes_updates
 
     @property
     def engine(self) -> Engine:
@@ -303,7 +302,7 @@ class RolloutSource:
     @property
     def _asks(self) -> bool:
         """Whether this process asks the engine for all: always its own one, shared ones only on the main process."""
-        return self._live.accelerator.is_main_process or not is_shared(self.rollout)
+        return self._live.accelerator.is_main_process or not self.rollout.capabilities.needs_servers
 
     def _most(self, count: int) -> int:
         return most(self._live.accelerator, count)
@@ -337,7 +336,7 @@ class RolloutSource:
             return  # the reward will raise it
 
     def _begin_ahead(self) -> None:
-        """Begins the rollouts of the next steps, as many as are asked for and not begun yet."""
+        """Begins the rollouts of the next steps, as many as are requested and not begun yet."""
         state, now = self._live.state, self._position.micro_batch
         last = state.max_steps * self._live.args.gradient_accumulation_steps
         for ahead in range(len(self._ahead) + 1, self.rollout.prefetch + 1):
@@ -372,7 +371,7 @@ class RolloutSource:
         of a script is looked for, in the prompts with the longest text.
         """
         known: int | None = self._live.args.vllm_max_model_length
-        if known is not None or not is_shared(self.rollout):
+        if known is not None or not self.rollout.capabilities.needs_servers:
             return known
         return self._prompts.longest(max(map(len, prompt_ids)), _MOST_PROMPTS) + self._sampling.max_completion_length
 
@@ -391,11 +390,11 @@ class RolloutSource:
     def _load(self, kind: str) -> Update:
         """Makes the policy's update and gives it to the engine."""
         name, form = f"{self._name}-{kind}{next(self._versions)}", self._sync_plan.form
-        needed = is_in_each_process(self.rollout) or self._live.accelerator.is_main_process
+        needed = self.rollout.capabilities.in_process or self._live.accelerator.is_main_process
 
         def load() -> Update:
             update = make_update(self._live.policy, form, name) if needed else Update(name, form)
-            proven = is_shared(self.rollout)
+            proven = self.rollout.capabilities.needs_servers
             self.engine.load(replace(update, proof=self._parity_check.proof()) if proven else update)
             return update
 

@@ -2,7 +2,7 @@
 
 trainer or arguments -> the same, with other values as long as TRL's own code runs
 
-TRL has no hook or argument at these places. Everything else is said by an override or a constructor's argument.
+TRL has no hook or argument at these places. Everything else is set by an override or a constructor's argument.
 """
 
 import contextlib

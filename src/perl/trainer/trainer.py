@@ -22,6 +22,7 @@ from perl.errors import ModelError
 from perl.methods.optim import precondition_lora_fa
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
+from perl.policy.checkpoint import load_policy
 from perl.policy.guards import check_optimizer
 from perl.policy.model import base_of
 from perl.policy.sharding import check_push
@@ -31,11 +32,11 @@ from perl.run.devices import check_device
 from perl.run.threads import threads_for
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.adapted_policy import AdaptedPolicy
-from perl.trainer.assembly import add_callbacks, lora_plus, make_parts, sampling_correction
+from perl.trainer.assembly import add_callbacks, lora_plus, make_parts
 from perl.trainer.config import own_setting
 from perl.trainer.group_rewards import latest_group, prepared_rewards
 from perl.trainer.live import mode_of
-from perl.trainer.log_prob_passes import WantedLogProbs, images_of, padded_rows
+from perl.trainer.log_prob_passes import images_of, padded_rows
 from perl.trainer.overrides import OF_A_LOSS, SCORES, check_overrides, is_replaced, received
 from perl.trainer.policy_setup import check_trained, default_arguments, given_policy
 from perl.trainer.prompt_order import ResumableRepeatSampler
@@ -166,7 +167,10 @@ class PeftGRPOTrainer(GRPOTrainer):
     @property
     def correction(self) -> SamplingCorrection | None:
         """The correction for an engine that samples from other numbers, if there is one."""
-        return sampling_correction(self)
+        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+            return None
+        bounds = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+        return SamplingCorrection(self.vllm_importance_sampling_mode, *bounds)
 
     def policy_log_probs(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The policy's log-probabilities at temperature 1, in float32, without dropout and without gradient.
@@ -203,7 +207,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         self, folder: Path, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
     ) -> None:
         """Writes ``README.md``; arguments as of :func:`perl.trainer.publishing.write_card`."""
-        publishing.write_card(self._trained(), folder, name, dataset, tags)
+        publishing.write_card(self, folder, name, dataset, tags)
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Puts metrics of this step into its log."""
@@ -284,13 +288,14 @@ class PeftGRPOTrainer(GRPOTrainer):
         aligned = args.gradient_accumulation_steps % (args.steps_per_generation * self.num_iterations) == 0
         asked = self.correction is not None and not own_setting(args, "reuse_old_log_probs")
         padded = images_of(rollouts) or is_replaced(self, SCORES)
-        wanted = WantedLogProbs(
+        self.log_prob_passes.add(
+            rollouts,
+            self._metrics[mode_of(self.model)],
             old=ours and (not aligned or asked),
             reference=self._adapted.needed_reference() if self.beta != 0.0 else None,
             skips=ours and self.optimizer_step.skips,
             score=self._score_as_trl if padded else None,
         )
-        self.log_prob_passes.add(rollouts, wanted, self._metrics[mode_of(self.model)])
 
     def _score_as_trl(self, rollouts: dict[str, Any]) -> torch.Tensor:
         """(N, T) log-probabilities without gradient, padded as TRL has them: of images, or by a subclass's method."""
@@ -354,7 +359,11 @@ class PeftGRPOTrainer(GRPOTrainer):
         taken when the checkpoint is the last one, and without rollouts the last whole step is kept.
         """
         self.optimizer_step.begin_training()
-        with self.rollout_source.serving(self._keep_last_step):
+
+        def keep_last_step() -> None:
+            self.resume_state.keep_last_step(lambda: self._save_checkpoint(self.model, trial=None))
+
+        with self.rollout_source.serving(keep_last_step):
             checkpoint = self.resume_state.chosen(resume_from_checkpoint)
             finished = self.resume_state.finished(checkpoint)
             if finished is not None:
@@ -395,9 +404,6 @@ class PeftGRPOTrainer(GRPOTrainer):
         with self.resume_state.completing(folder), shown_to_trl.for_checkpoint(self.args):
             super()._save_checkpoint(model, trial)
 
-    def _keep_last_step(self) -> None:
-        self.resume_state.keep_last_step(lambda: self._save_checkpoint(self.model, trial=None))
-
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Replaces ``Trainer._save`` for adapters: what plain PEFT loads on the pristine base, and no pickles."""
         folder = Path(output_dir or self.args.output_dir)
@@ -411,7 +417,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """Replaces ``Trainer._load_from_checkpoint`` for adapters: every tensor as it was, and the reference."""
         checkpoint = Path(resume_from_checkpoint)
-        snapshot = self.resume_state.load_policy(checkpoint)
+        snapshot = load_policy(checkpoint, self.policy)
         if snapshot is None or not isinstance(self.policy, PeftModel):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         self.resume_state.load_reference(checkpoint, snapshot or {})
@@ -419,7 +425,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     def _load_best_model(self) -> None:
         """Replaces ``Trainer._load_best_model`` for adapters; the engine no longer has the policy."""
         best = Path(self.state.best_model_checkpoint)
-        if not isinstance(self.policy, PeftModel) or self.resume_state.load_policy(best) is None:
+        if not isinstance(self.policy, PeftModel) or load_policy(best, self.policy) is None:
             super()._load_best_model()
         self.rollout_source.policy_changed()
 
@@ -474,7 +480,7 @@ class PeftGRPOTrainer(GRPOTrainer):
             return None
         card = self.create_model_card if is_replaced(self, "create_model_card") else None
         how = publishing.Push(commit_message, blocking, revision, private, kwargs)
-        return publishing.push_adapter(self._trained(), self.save_adapter, card, how)
+        return publishing.push_adapter(self, card, how)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Replaces ``Trainer._push_from_checkpoint`` for adapters, which sends pickles too: sends nothing.
@@ -485,7 +491,3 @@ class PeftGRPOTrainer(GRPOTrainer):
             super()._push_from_checkpoint(checkpoint_folder)
         elif self.args.hub_strategy != HubStrategy.END:
             self.resume_state.warn_of_pushes()
-
-    def _trained(self) -> publishing.Trained:
-        rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
-        return publishing.Trained(self.policy, self.adaptation, self.args, self.state, rewards, self.num_generations)

@@ -143,7 +143,10 @@ def make_plan(recipe: Recipe) -> Plan:
     Raises:
         PerlError: Whatever is wrong, before any weights are loaded.
     """
-    _check_extras(recipe)
+    missing = list(missing_packages(recipe.train))  # that are not part of the core
+    if not recipe.rollout.capabilities.installed:
+        missing.append(missing_vllm("rollout.backend"))
+    raise_all(MissingExtraError, missing)
     rewards = resolve_rewards(recipe.rewards, recipe.rollout)
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
@@ -236,14 +239,6 @@ def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
     if saved.base_quantization is not None:
         shown["continued base loaded as"] = saved.base_quantization
     return {"continues": saved.name, **{ours: value for ours, value in shown.items() if value is not None}}
-
-
-def _check_extras(recipe: Recipe) -> None:
-    """Packages that this recipe needs and that are not part of the core."""
-    missing = list(missing_packages(recipe.train))
-    if not recipe.rollout.capabilities.installed:
-        missing.append(missing_vllm("rollout.backend"))
-    raise_all(MissingExtraError, missing)
 
 
 def _check_quantised(recipe: Recipe, how: Adaptation, arguments: PeftRLConfig) -> None:
@@ -355,10 +350,7 @@ def _steps(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
 
 
 def _longest_prompt(
-    problems: ProblemSet,
-    tokenizer: PreTrainedTokenizerBase,
-    model_config: PreTrainedConfig,
-    arguments: PeftRLConfig,
+    problems: ProblemSet, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig, arguments: PeftRLConfig
 ) -> int:
     """Tokens of the longest prompt; refuses one that leaves no room for the completion in the model's context."""
     sets = [rows for rows in (problems.train, problems.heldout) if rows is not None]

@@ -66,9 +66,7 @@ _PROBE_PROMPTS = 4
 
 
 def train(
-    recipe: str | Path | Mapping[str, Any] | Recipe,
-    overrides: Sequence[str] = (),
-    output_dir: str | Path | None = None,
+    recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = (), output_dir: str | Path | None = None
 ) -> Run:
     """Trains a recipe, or goes on with it where it was stopped.
 
@@ -133,9 +131,7 @@ def _prepared(plan: Plan, run: Run) -> PreTrainedModel:
 
 
 def read_recipe(
-    source: str | Path | Mapping[str, Any] | Recipe,
-    overrides: Sequence[str] = (),
-    output_dir: str | Path | None = None,
+    source: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = (), output_dir: str | Path | None = None
 ) -> Recipe:
     """The recipe with everything checked that needs neither data nor model, method and reward names included.
 
@@ -310,9 +306,7 @@ def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
         check_saved_model(trainer.policy, run.adapter)
         digest = weights_digest(run.adapter)
     run.record(
-        steps=trainer.state.global_step,
-        fingerprint={**fingerprint, "adapter": digest},
-        reload_difference=difference,
+        steps=trainer.state.global_step, fingerprint={**fingerprint, "adapter": digest}, reload_difference=difference
     )
 
 

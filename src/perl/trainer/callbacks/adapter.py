@@ -3,54 +3,31 @@
 trainer events -> the hooks of the method, the rolling reference, guards
 """
 
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from peft import PeftModel
 from transformers import TrainerCallback, TrainerState
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from perl.methods.hooks import hooks_of
 from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_start
 from perl.policy.model import base_fingerprint, source_fingerprint
 from perl.policy.quantised import was_quantised
-from perl.policy.reference import Reference
-
-
-class AdapterTrainer(Protocol):
-    """What this callback uses of the trainer."""
-
-    base_fingerprint: str | None
-    reference: Reference | None
-
-    @property
-    def whole_tensors(self) -> bool: ...  # noqa: D102
-    @property
-    def policy(self) -> torch.nn.Module: ...  # noqa: D102
-    @property
-    def starts_as_reference(self) -> bool: ...  # noqa: D102
 
 
 class AdapterCallback(TrainerCallback):
     """Runs a method's own steps and the guards; the trainer adds it by itself."""
 
-    def __init__(self, trainer: AdapterTrainer) -> None:
+    def __init__(self, trainer: GRPOTrainer) -> None:
         """Takes the trainer whose policy is trained."""
         self.trainer = trainer
         self.movement: Movement | None = None
         self.weights: str | None = None  # fingerprint of what is in memory; quantised, it is no checkpoint's
         self._started = False
 
-    def on_train_begin(
-        self,
-        args: GRPOConfig,
-        state: TrainerState,
-        *_: Any,  # noqa: ANN401 (transformers')
-        train_dataloader: Any = None,  # noqa: ANN401
-        **__: Any,  # noqa: ANN401
-    ) -> None:
+    def on_train_begin(self, args: GRPOConfig, state: TrainerState, *_: Any, **given: Any) -> None:  # noqa: ANN401
         """Prepares the method for the number of steps; proves that the policy starts where it should."""
-        check_enough_prompts(args, train_dataloader)
+        check_enough_prompts(args, given.get("train_dataloader"))
         policy = self.trainer.policy
         hooks_of(policy).before_training(policy, state.max_steps)
         if not self.trainer.whole_tensors:

@@ -1,4 +1,4 @@
-"""Says why nothing is learned: rewards that do not differ within any group, or completions that are masked out.
+"""Reports why nothing is learned: rewards that do not differ within any group, or completions that are masked out.
 
 logs of a step -> FlatSteps -> one line with the setting to change, when flat steps follow each other
 logs of a step -> one line with the setting to change, when steps leave nearly all completions out of the loss
@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 logger = logging.getLogger("perl")
+
+Logs = Mapping[str, Any] | None
 
 # Rewards that judge answers and log what became of them, the first one that a run has; see ``rewards/accuracy.py``.
 _JUDGES = ("accuracy", "reasoning_accuracy", "cosine_length", "length_penalty")
@@ -106,25 +108,12 @@ class FlatRewards(TrainerCallback):
         self._logged_step = 0
         self._forget()
 
-    def on_train_begin(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401 (transformers')
         """Begins to count; a resumed run counts anew."""
         self._logged_step = state.global_step
         self._forget()
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, logs: Logs = None, **__: Any) -> None:  # noqa: ANN401
         """Counts the steps that were logged; those that train on earlier rollouts have no rewards of their own."""
         if self.after_steps < 1 or not state.is_world_process_zero or not logs:
             return
@@ -193,14 +182,7 @@ class MaskedRows(TrainerCallback):
         """No step was masked yet."""
         self._steps, self._warn_at = 0, _MASKED_STEPS
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, logs: Logs = None, **__: Any) -> None:  # noqa: ANN401
         """Counts the steps whose rollouts were masked out."""
         if logs and "train_runtime" in logs:  # the last step's once more
             return
@@ -242,10 +224,10 @@ def _shares(flat: FlatSteps) -> str:
         (flat.unjudged, "cannot be judged", False),
     ]
     known = [(round(share, _DIGITS), name, always) for share, name, always in shares if share is not None]
-    said = [f"{_percent(share)} {name}" for share, name, always in known if share or always]
+    shown = [f"{_percent(share)} {name}" for share, name, always in known if share or always]
     if flat.right is None and flat.reward is not None:
-        said.append(f"mean reward {flat.reward:.4g}")
-    return ", ".join(said) or "nothing else is known"
+        shown.append(f"mean reward {flat.reward:.4g}")
+    return ", ".join(shown) or "nothing else is known"
 
 
 def _advice(flat: FlatSteps) -> str:
@@ -259,25 +241,20 @@ def _advice(flat: FlatSteps) -> str:
     if _share(flat.right) >= _ALL_RIGHT:
         return "too easy, other rewards are saturated: harder problems (data.train)"
     if _share(flat.truncated) >= _MOST:
-        return (
-            f"raise rollout.max_completion_length{_now(flat, 'max_completion_length')} or ask for shorter completions"
-        )
+        now = _now(flat, "max_completion_length")
+        return f"raise rollout.max_completion_length{now} or ask for shorter completions"
     if _share(flat.timeout) >= _MANY_TIMEOUTS:
         return f"look at the answers in samples.jsonl, or raise rewards.{flat.judge}.args.timeout_seconds"
     if _share(flat.no_answer) >= _MOST:
         form = r'e.g. "put your final answer within \boxed{}"'
         return f"ask for the form of the answer in data.prompt_template or data.system_prompt, {form}"
+    generations = f"train.num_generations{_now(flat, 'num_generations')}"
     if flat.right is not None and flat.right > _NEARLY_NONE_RIGHT:
-        temperature, generations = _now(flat, "temperature"), _now(flat, "num_generations")
-        return (
-            "the completions of a prompt are all right or all wrong: raise "
-            f"rollout.temperature{temperature} or train.num_generations{generations}"
-        )
+        fault = "the completions of a prompt are all right or all wrong"
+        return f"{fault}: raise rollout.temperature{_now(flat, 'temperature')} or {generations}"
     if flat.right is not None:
-        return (
-            "too hard: easier problems (data.train), a stronger base, more train.num_generations"
-            f"{_now(flat, 'num_generations')}; or wrong gold answers: `perl reward check RECIPE`"
-        )
+        remedy = f"easier problems (data.train), a stronger base, more {generations}"
+        return f"too hard: {remedy}; or wrong gold answers: `perl reward check RECIPE`"
     if flat.reward is None:
         return "every reward function returns None or fails: try them on the gold answers, `perl reward check RECIPE`"
     return (

@@ -5,7 +5,6 @@ metrics.jsonl -> plots/curves.png
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +20,12 @@ _INK, _LINE, _FAINT = "#333333", "#1f5fa8", "#b9cfe8"
 _SMOOTHED_SHARE = 0.1
 
 
-@dataclass(frozen=True)
-class _Panel:
-    attribute: str
-    title: str
-    unit: str
-
-
-_PANELS = (
-    _Panel("reward", "Reward", "mean of a step's completions"),
-    _Panel("length", "Completion length", "tokens"),
-    _Panel("entropy", "Entropy of the policy", "nats per token"),
-    _Panel("kl", "KL to the reference", "nats per token"),
-)
+_PANELS = {  # title and unit of each quantity
+    "reward": ("Reward", "mean of a step's completions"),
+    "length": ("Completion length", "tokens"),
+    "entropy": ("Entropy of the policy", "nats per token"),
+    "kl": ("KL to the reference", "nats per token"),
+}
 
 
 def draw_curves(metrics: Path, folder: Path, title: str) -> Path:
@@ -51,7 +43,7 @@ def draw_curves(metrics: Path, folder: Path, title: str) -> Path:
         MissingExtraError: matplotlib is not installed.
     """
     reports = read_reports(metrics)
-    panels = [panel for panel in _PANELS if any(getattr(report, panel.attribute) is not None for report in reports)]
+    panels = [name for name in _PANELS if any(getattr(report, name) is not None for report in reports)]
     columns = 2 if len(panels) > 1 else 1
     rows = max(1, -(-len(panels) // columns))
     figure = new_figure(5.0 * columns, 3.1 * rows + 0.5, "drawing curves")
@@ -67,18 +59,19 @@ def read_reports(metrics: Path) -> list[StepReport]:
     return [report_of(row["step"], row) for row in rows if "reward" in row]
 
 
-def _draw(axes: "Axes", panel: _Panel, reports: Sequence[StepReport]) -> None:
-    points = [(r.step, getattr(r, panel.attribute)) for r in reports if getattr(r, panel.attribute) is not None]
+def _draw(axes: "Axes", name: str, reports: Sequence[StepReport]) -> None:
+    title, unit = _PANELS[name]
+    points = [(r.step, getattr(r, name)) for r in reports if getattr(r, name) is not None]
     steps, values = [p[0] for p in points], [p[1] for p in points]
     axes.plot(steps, values, color=_FAINT, linewidth=1, label="each step")
     axes.plot(steps, _smoothed(values), color=_LINE, linewidth=2, label="smoothed")
-    axes.set_title(panel.title, loc="left", color=_INK, fontsize=10)
+    axes.set_title(title, loc="left", color=_INK, fontsize=10)
     axes.set_xlabel("optimizer step", fontsize=8)
-    axes.set_ylabel(panel.unit, fontsize=8)
+    axes.set_ylabel(unit, fontsize=8)
     axes.tick_params(labelsize=8)
     axes.grid(color="#e8e8e8", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    if panel is _PANELS[0]:
+    if name == "reward":
         axes.legend(fontsize=8, frameon=False, loc="best")
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from perl.run.folder import Run
 from perl.types import StepReport
@@ -41,14 +41,7 @@ class Recorder(TrainerCallback):
         self.run = run
         self.latest_group = latest_group
 
-    def on_log(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_log(self, _: Any, state: TrainerState, *__: Any, logs: Mapping[str, Any] | None = None, **___: Any) -> None:  # noqa: ANN401
         """Records a step; the summary at the end of training is not one."""
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return

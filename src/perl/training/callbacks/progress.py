@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from perl.run.progress import duration, live_line
 from perl.trainer.callbacks.recorder import report_of
@@ -29,26 +29,13 @@ class LiveProgress(TrainerCallback):
         self._previous: tuple[float, float] | None = None
         self._text = ""
 
-    def on_train_begin(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401 (transformers')
         """Starts the clock; a resumed run counts the steps that are done."""
         self._started, self._first_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
             self._bar = live_line(state.max_steps, "training", state.global_step)
 
-    def on_log(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_log(self, _: Any, state: TrainerState, *__: Any, logs: Mapping[str, Any] | None = None, **___: Any) -> None:  # noqa: ANN401
         """Shows the step that was logged."""
         if self._bar is None or not logs or "loss" not in logs:
             return
@@ -56,18 +43,14 @@ class LiveProgress(TrainerCallback):
             self._text = self._describe(report_of(state.global_step, logs))
         self._bar.set_description_str(f"training  {self._text}", refresh=False)
         self._bar.update(state.global_step - self._bar.n)
-        if self._bar.disable and self._is_tenth(state):
+        every = max(1, state.max_steps // _LINES_IN_A_LOG)
+        is_due = state.global_step % every == 0 or state.global_step in (self._first_step + 1, state.max_steps)
+        if self._bar.disable and is_due:
             elapsed = time.monotonic() - self._started
             left = elapsed / (state.global_step - self._first_step) * (state.max_steps - state.global_step)
             logger.info("step %d/%d  %s  ETA %s", state.global_step, state.max_steps, self._text, duration(left))
 
-    def on_train_end(
-        self,
-        _args: TrainingArguments,
-        _state: TrainerState,
-        _control: TrainerControl,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 (transformers')
         """Takes the line away."""
         if self._bar is not None:
             self._bar.close()
@@ -84,7 +67,3 @@ class LiveProgress(TrainerCallback):
             parts.append(f"{(report.tokens - tokens) / max(now - then, 1e-9):,.0f} tokens/s")
         self._previous = (report.tokens, now)
         return "  ".join(parts)
-
-    def _is_tenth(self, state: TrainerState) -> bool:
-        every = max(1, state.max_steps // _LINES_IN_A_LOG)
-        return state.global_step % every == 0 or state.global_step in (self._first_step + 1, state.max_steps)

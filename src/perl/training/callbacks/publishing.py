@@ -10,7 +10,7 @@ import logging
 import threading
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from perl.errors import PerlError
 from perl.hub.push.outbox import Push, alone
@@ -39,13 +39,7 @@ class Publishing(TrainerCallback):
         self._something, self._ended = threading.Event(), False
         self._thread: threading.Thread | None = None
 
-    def on_save(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_save(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401 (transformers')
         """Puts the checkpoint into the outbox; never fails."""
         if not state.is_world_process_zero:
             return
@@ -61,13 +55,7 @@ class Publishing(TrainerCallback):
             self._thread = threading.Thread(target=self._send, name="perl-publishing", daemon=True)
             self._thread.start()
 
-    def on_train_end(
-        self,
-        _args: TrainingArguments,
-        _state: TrainerState,
-        _control: TrainerControl,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 (transformers')
         """Waits for what is being sent, within reason."""
         self._ended = True
         self._something.set()

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl
 
 from perl.rewards.custom import Failures
 
@@ -64,13 +64,7 @@ class OrderlyStop(TrainerCallback):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def on_step_end(
-        self,
-        _args: TrainingArguments,
-        _state: TrainerState,
-        control: TrainerControl,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_step_end(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:  # noqa: ANN401 (transformers')
         """Requests a checkpoint and the end of training, on all processes at the same step."""
         if self.look():
             control.should_save = True

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from perl.run.facts import BEST, read_best
 from perl.run.folder import replace_folder, write_text
@@ -49,13 +49,7 @@ class TaskScores(TrainerCallback):
         self._every, self._by, self._folder = every, best, folder
         self._staged = folder.with_name(f".{folder.name}.tmp")
 
-    def on_step_end(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        **_: Any,  # noqa: ANN401
-    ) -> None:
+    def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401 (transformers')
         """Scores, where it is due."""
         if state.global_step % self._every:
             return
