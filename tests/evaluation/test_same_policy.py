@@ -10,7 +10,6 @@ import pytest
 import perl
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
-from perl.policy.name import adapter_policy_name
 from tests.saved_adapters import save_adapter
 
 TASK = "sandbox:addition"
@@ -73,18 +72,6 @@ def test_what_only_says_where_the_base_lies_is_the_same_policy(saved, said):
     edit("lora", inference_mode=False, peft_version="0.1")
     evaluate("lora")
     assert len([line for line in said() if "4 of 4 completions are there already" in line]) == 1
-
-
-def test_results_name_the_policy_by_the_files(saved):
-    subject = evaluate(saved).subject
-    text = (saved / "adapter_config.json").read_text()
-    assert subject["policy"] == adapter_policy_name(text, subject["adapter_sha256"], subject["base_sha256"])
-
-
-def test_another_type_of_weights_is_drawn_again(saved, said):
-    evaluate(saved)
-    evaluate(saved, dtype="bfloat16")
-    assert not [line for line in said() if "there already" in line]
 
 
 def flip(row):
