@@ -74,7 +74,9 @@ def test_what_differs_of_the_same_policy_is_said(tmp_path, said, other, what):
     assert line.count(" was ") == 1
 
 
-def test_the_same_again_and_other_tasks_of_it_move_nothing(tmp_path, said):
+def test_an_empty_folder_the_same_again_and_other_tasks_of_it_move_nothing(tmp_path, said):
+    set_aside(OURS, tmp_path)
+    assert list(tmp_path.iterdir()) == []
     products = results(task_result("products", ["11"], ["10"]))
     for one in (OURS, OURS, products, OURS):
         put(one, tmp_path)
@@ -100,8 +102,3 @@ def test_results_that_cannot_be_read_are_kept_as_they_are(tmp_path, said):
         assert (place / "results.json").read_text() == text
     assert len(said()) == 2
     assert "version is 1" in said()[1]
-
-
-def test_an_empty_folder_stays_empty(tmp_path):
-    set_aside(OURS, tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -24,9 +24,11 @@ def test_samples_come_back_as_they_were(file):
     assert len(file.path.read_text(encoding="utf-8").split("\n")) == 4  # a line each, whatever the text holds
 
 
-def test_a_file_that_is_not_there_holds_nothing(file):
+def test_a_file_that_is_not_there_holds_nothing_and_is_empty_once_it_was_put_in_order(file):
     assert file.read("policy") == {}
     assert not file.path.exists()
+    file.put_first(["policy"], [ONE.place])
+    assert file.path.read_text() == ""
 
 
 def test_a_policys_samples_are_its_own(file):
@@ -86,15 +88,6 @@ def test_what_a_result_stands_on_comes_first_in_order_and_the_rest_stays_after_i
     assert file.read("adapter") == {ONE.place: ONE, TWO.place: TWO}
     assert file.read("another") == {ONE.place: ONE, TWO.place: TWO}
     assert [path.name for path in file.path.parent.iterdir()] == ["samples.jsonl"]
-
-
-def test_putting_nothing_first_drops_nothing(file):
-    file.append("policy", [ONE, TWO])
     content = file.path.read_text()
-    file.put_first([], [])
+    file.put_first([], [])  # nothing is first, nothing is lost
     assert file.path.read_text() == content
-
-
-def test_a_file_that_is_not_there_is_empty_afterwards(file):
-    file.put_first(["policy"], [ONE.place])
-    assert file.path.read_text() == ""
