@@ -64,18 +64,23 @@ def test_the_first_is_compared_with_each_other_problem_by_problem():
     assert_paired(differences["runs/dora"]["sums"], LORA, DORA)
 
 
-def test_problems_are_paired_by_their_ids_not_by_their_order():
-    turned = replace(SUMS_OF_DORA, problems=SUMS_OF_DORA.problems[::-1])
-    assert compare([FIRST, replace(OTHER, tasks=(turned,))]) == compare([FIRST, OTHER])
-
-
 @pytest.mark.parametrize(
-    "change", [{"problems": SUMS.problems[1:]}, {"data": {**SUMS.data, "sha256": "f" * 64}}], ids=["ids", "data"]
+    ("change", "paired"),
+    [
+        ({"problems": SUMS_OF_DORA.problems[::-1]}, True),  # by their ids, not by their order
+        ({"problems": SUMS.problems[1:]}, False),
+        ({"data": {**SUMS.data, "sha256": "f" * 64}}, False),
+    ],
+    ids=["another order", "other ids", "other data"],
 )
-def test_other_problems_are_not_paired(change):
+def test_only_the_same_problems_are_paired_in_whatever_order_they_stand(change, paired):
     comparison = compare([FIRST, replace(OTHER, tasks=(replace(SUMS_OF_DORA, **change),))])
-    assert by_name(comparison)["runs/dora"].differences == {}
-    assert "Difference" not in as_markdown(comparison)
+    assert ("Difference" in as_markdown(comparison)) is paired
+    differences = by_name(comparison)["runs/dora"].differences
+    if paired:
+        assert_paired(differences["sums"], LORA, DORA)
+    else:
+        assert differences == {}
 
 
 def test_a_score_is_marked_unless_the_interval_of_its_difference_excludes_0_and_p_is_at_most_5_percent():

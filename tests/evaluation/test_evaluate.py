@@ -5,6 +5,7 @@ import json
 import logging
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -301,10 +302,12 @@ def test_lightevals_own_score_stands_beside_ours(saved):
         assert facts["perl"]["tasks"][TASK]["lighteval"][who]["only_ours"] == own.only_ours == 0
     assert facts["results"][f"{TASK}|0"]["avg@n:n=2"] == found.lighteval["adapter"].metrics["avg@n:n=2"]
     assert facts["results"][f"{TASK}|0"]["avg@2"] == found.adapter.accuracy
+    # It judged in another process: importing it switches autograd off.
     assert torch.is_grad_enabled()
+    assert "lighteval" not in sys.modules
 
 
-def test_where_lighteval_is_broken_our_own_score_stands(monkeypatch, said):
+def test_where_lighteval_is_broken_our_own_score_stands(monkeypatch, said, capfd):
     Path("broken/lighteval").mkdir(parents=True)
     Path("broken/lighteval/__init__.py").write_text("raise RuntimeError('its latex2sympy2 is of another version')\n")
     monkeypatch.syspath_prepend(str(Path("broken").resolve()))
@@ -312,5 +315,6 @@ def test_where_lighteval_is_broken_our_own_score_stands(monkeypatch, said):
     found = evaluate(base=BASE, lighteval=True, limit=2).task(TASK)
     assert found == expected
     [warning] = [line for line in said() if line.startswith("lighteval")]
-    assert "its latex2sympy2 is of another version" in warning
+    assert "ended with 1: RuntimeError: its latex2sympy2 is of another version" in warning
+    assert "Traceback" in capfd.readouterr().err
     assert warning.endswith("; our own score stands")

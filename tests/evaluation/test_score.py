@@ -40,10 +40,19 @@ def test_a_score_against_numbers_counted_by_hand():
     assert score.g_pass == {}
 
 
-@pytest.mark.parametrize(("count", "k"), [(2, 1), (5, 4), (12, 8), (3, 16)])
-def test_every_mean_has_the_error_and_the_interval_of_the_problems_values(count, k):
+def chance(count: int, k: int) -> list[str]:
     rng = random.Random(count)
-    problems = samples(["".join(rng.choice("01") for _ in range(k)) for _ in range(count)])
+    return ["".join(rng.choice("01") for _ in range(k)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [chance(2, 1), chance(5, 4), chance(12, 8), chance(3, 16), ["11"] * 30, ["0"] * 4],
+    ids=["2 of 1", "5 of 4", "12 of 8", "3 of 16", "always right", "never"],
+)
+def test_every_mean_has_the_error_and_the_interval_of_the_problems_values(texts):
+    """Also of what is always right: 0.025 ** (1 / 30) is the share at which 30 rights of 30 are so rare."""
+    rng, problems = random.Random(1), samples(texts)
     answers = ["2", "3", "5"]
     problems = [[s if s.right else replace(s, extracted=rng.choice([*answers, None])) for s in row] for row in problems]
     right = [[sample.right for sample in row] for row in problems]
@@ -56,13 +65,6 @@ def test_every_mean_has_the_error_and_the_interval_of_the_problems_values(count,
         assert found == pytest.approx(by_hand.pass_at(right, j))
     found = score.majority, score.majority_stderr, score.majority_low, score.majority_high
     assert found == pytest.approx(by_hand.majority([[s.extracted for s in row] for row in problems], right))
-
-
-def test_what_is_always_right_is_not_sure_to_be():
-    score = score_samples(samples(["11"] * 30))
-    assert (score.accuracy, score.stderr, score.high) == (1.0, 0.0, 1.0)
-    expected = pytest.approx(0.025 ** (1 / 30))  # so rare are 30 rights of 30 at this share
-    assert score.low == score.majority_low == score.pass_at_low[2] == expected
 
 
 def test_a_single_problem_has_neither_error_nor_interval():

@@ -58,28 +58,25 @@ def mistake(*arguments) -> str:
             "checkpoints/checkpoint-9/adapter_model.safetensors",
         ),
         ("full", "runs/mine", "mine", "runs/mine/evals", "model/model.safetensors"),
+        ("lora", "elsewhere/lora", "lora", "evals/lora", "../../elsewhere/lora/adapter_model.safetensors"),
     ],
-    ids=["run", "its adapter", "a checkpoint", "a run of method full"],
+    ids=["run", "its adapter", "a checkpoint", "a run of method full", "an adapter's folder"],
 )
-def test_what_lies_in_a_run_has_the_base_as_the_run_loaded_it(saved, method, named, name, folder, weights):
+def test_what_lies_in_a_run_has_the_base_as_the_run_loaded_it_and_another_adapter_names_its_own(
+    saved, method, named, name, folder, weights
+):
     run = a_run(saved, method=method)
+    shutil.copytree(saved, "elsewhere/lora")
     shutil.copytree(saved, run / "checkpoints/checkpoint-9")
     subject = find_subject(named)
-    assert (subject.name, subject.base.name, subject.base.dtype) == (name, BASE, "float32")
+    dtype = "float32" if named.startswith("runs") else "auto"
+    assert (subject.name, subject.base.name, subject.base.dtype) == (name, BASE, dtype)
     assert subject.folder == Path(folder)
     assert subject.adapter_sha256 == sha256(run / weights)
     assert subject.trained
     where = Path(subject.model.name) if method == "full" else subject.adapter.folder
-    assert where == (run / weights).parent
+    assert where.resolve() == (run / weights).parent.resolve()
     assert (subject.adapter is None) == (method == "full") == (subject.model is not None)
-
-
-def test_an_adapter_folder_names_its_base(saved):
-    subject = find_subject(str(saved))
-    assert (subject.name, subject.base.name, subject.model) == ("lora", BASE, None)
-    assert subject.adapter_sha256 == sha256(saved / "adapter_model.safetensors")
-    assert subject.trained
-    assert subject.folder == Path("evals/lora")
 
 
 @pytest.mark.parametrize(

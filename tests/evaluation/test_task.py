@@ -40,9 +40,11 @@ def test_a_list_of_tasks_imports_nothing_heavy():
     assert json.loads(printed) == [16, []]
 
 
-def test_a_prompt_has_one_place_for_the_problem():
-    for task in all_tasks().values():
-        assert task.prompt.count("{problem}") == 1, task.name
+def test_every_definition_has_one_place_for_the_problem_and_its_data_are_of_one_commit():
+    tasks = all_tasks().values()
+    assert [task.name for task in tasks if task.prompt.count("{problem}") != 1] == []
+    commits = [task.revision for task in tasks if task.revision is not None]
+    assert [commit for commit in commits if not re.fullmatch(r"[0-9a-f]{40}", commit)] == []
 
 
 def test_only_lightevals_own_ways_of_asking_bear_its_names():
@@ -59,11 +61,6 @@ def test_the_boxed_tasks_differ_from_their_twins_in_the_way_of_asking_only():
         asks, boxed = (dataclasses.asdict(tasks[n]) for n in (name, f"{name}_boxed"))
         differ = {key for key in asks if asks[key] != boxed[key]}
         assert differ <= {"name", "title", "prompt", "version", "max_new_tokens", "stop", "lighteval", "source"}
-
-
-def test_revisions_are_commits():
-    for task in all_tasks().values():
-        assert task.revision is None or re.fullmatch(r"[0-9a-f]{40}", task.revision), task.name
 
 
 def test_tasks_are_found_in_the_order_asked_for():
