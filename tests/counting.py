@@ -1,10 +1,8 @@
-"""A score without the package: seeds by hand, completions straight from the model, answers by a regular expression.
+"""Completions straight from the model, each with its seed and alone.
 
-questions, model -> which completions are right
+prompts, seeds, model -> completions
 """
 
-import hashlib
-import re
 from collections.abc import Sequence
 
 import torch
@@ -15,11 +13,6 @@ from perl.rollouts.engine import Request, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.types import Completion
 from tests.completing import Drawing, sampling_of
-
-
-def seed_by_hand(task: str, problem: str, index: int, seed: int = 0) -> int:
-    """Half of the first 32 bits of a hash."""
-    return int(hashlib.sha256(f"{seed}\n{task}\n{problem}\n{index}".encode()).hexdigest()[:8], 16) // 2
 
 
 def complete_with_seeds(
@@ -37,9 +30,3 @@ def complete_with_seeds(
         [[sampled]] = engine.start([Request(tuple(prompt), 1, seed)], sampling_of(drawing, ends)).result()
         found.append(completion_of(sampled, ends, tokenizer))
     return found
-
-
-def is_right(text: str, gold: str) -> bool:
-    """Whether the last box holds the gold answer, a whole number, literally."""
-    answers = re.findall(r"\\boxed\{(.*?)\}", text)
-    return bool(answers) and answers[-1] == gold

@@ -14,7 +14,8 @@ from perl.rollouts.engine import Sampled, completion_of
 from perl.rollouts.hf_engine import TransformersEngine
 from perl.sandbox import load_problems
 from tests.completing import Drawing
-from tests.counting import complete_with_seeds, is_right, seed_by_hand
+from tests.counting import complete_with_seeds
+from tests.oracles import evaluation as by_hand
 from tests.saved_adapters import clean_base
 
 TASK, ENDS = "sandbox:addition", (1,)
@@ -39,7 +40,7 @@ def wanted(tokenizer) -> TaskRequest:
     return TaskRequest(TASK, asked, 28, ENDS)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sampled(base, tokenizer):
     """The samples of each problem, and those that were new."""
 
@@ -51,14 +52,20 @@ def sampled(base, tokenizer):
     return ask
 
 
+@pytest.fixture(scope="module")
+def whole(wanted, sampled):
+    """All samples of each problem, drawn at once."""
+    return sampled(wanted)[0]
+
+
 def flat(groups):
     return [sample for group in groups for sample in group]
 
 
-def test_samples_are_what_the_model_writes_with_their_seeds(base, tokenizer, wanted, sampled):
-    found = flat(sampled(wanted)[0])
+def test_samples_are_what_the_model_writes_with_their_seeds(base, tokenizer, wanted, whole):
+    found = flat(whole)
     assert [sample.place for sample in found] == [(TASK, f"p{i}", index) for i in range(6) for index in range(3)]
-    seeds = [seed_by_hand(*sample.place) for sample in found]
+    seeds = [by_hand.seed_by_hand(*sample.place) for sample in found]
     assert [sample.seed for sample in found] == seeds
     assert len(set(seeds)) == len(seeds)
     prompts = [asked.prompt_ids for asked in wanted.asked for _ in range(3)]
@@ -66,47 +73,52 @@ def test_samples_are_what_the_model_writes_with_their_seeds(base, tokenizer, wan
     assert [sample.text for sample in found] == [completion.text for completion in completions]
     assert [sample.tokens for sample in found] == [len(completion.token_ids) for completion in completions]
     assert [sample.truncated for sample in found] == [completion.truncated for completion in completions]
-    golds = [asked.gold for asked in wanted.asked for _ in range(3)]
-    assert [sample.right for sample in found] == [is_right(s.text, gold) for s, gold in zip(found, golds, strict=True)]
-    assert 0 < sum(sample.right for sample in found) < len(found)
     assert any(sample.truncated for sample in found)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_the_number_written_at_a_time_changes_nothing(wanted, sampled, batch_size):
-    assert sampled(wanted, batch_size=batch_size)[0] == sampled(wanted)[0]
+def test_each_sample_is_judged_against_its_own_problem(wanted, whole):
+    golds = [asked.gold for asked in wanted.asked for _ in range(3)]
+    right = [by_hand.is_right(sample.text, gold) for sample, gold in zip(flat(whole), golds, strict=True)]
+    assert [sample.right for sample in flat(whole)] == right
+    assert 0 < sum(right) < len(right)
+    others = [by_hand.is_right(sample.text, gold) for sample, gold in zip(flat(whole), golds[::-1], strict=True)]
+    assert sum(others) < sum(right)  # so that it would show
 
 
-def test_another_order_or_fewer_problems_have_the_same_samples(wanted, sampled):
-    whole = dict(zip([asked.problem for asked in wanted.asked], sampled(wanted)[0], strict=True))
-    for asked in (wanted.asked[::-1], wanted.asked[2:4], wanted.asked[5:]):
-        found, _ = sampled(replace(wanted, asked=asked))
-        assert found == [whole[one.problem] for one in asked]
+@pytest.mark.parametrize(
+    ("batch_size", "k", "chosen"),
+    [
+        (1, 3, slice(None)),
+        (4, 3, slice(None)),
+        (64, 1, slice(None)),  # of a larger k the first are kept
+        (64, 3, slice(None, None, -1)),
+        (64, 3, slice(2, 4)),
+        (4, 2, slice(5, None)),
+    ],
+    ids=["one at a time", "four at a time", "smaller k", "another order", "some problems", "all of these"],
+)
+def test_a_sample_depends_on_nothing_else_that_is_drawn(wanted, sampled, whole, batch_size, k, chosen):
+    found, _ = sampled(replace(wanted, asked=wanted.asked[chosen]), replace(PROTOCOL, k=k), batch_size=batch_size)
+    assert found == [group[:k] for group in whole[chosen]]
 
 
-def test_a_larger_k_keeps_the_first_samples(wanted, sampled):
-    assert [group[:1] for group in sampled(wanted)[0]] == sampled(wanted, replace(PROTOCOL, k=1))[0]
-
-
-def test_what_is_there_is_not_drawn_again(wanted, sampled):
-    expected, _ = sampled(wanted)
-    done = {sample.place: replace(sample, text="as it was") for sample in flat(expected)[1::2]}
+def test_what_is_there_is_not_drawn_again(wanted, sampled, whole):
+    done = {sample.place: replace(sample, text="as it was") for sample in flat(whole)[1::2]}
     found, new = sampled(wanted, done=done)
     assert {sample.place for sample in new}.isdisjoint(done)
     assert len(new) == 18 - len(done)
-    assert flat(found) == [done.get(sample.place, sample) for sample in flat(expected)]
-    assert sampled(wanted, done={sample.place: sample for sample in flat(expected)}) == (expected, [])
+    assert flat(found) == [done.get(sample.place, sample) for sample in flat(whole)]
+    assert sampled(wanted, done={sample.place: sample for sample in flat(whole)}) == (whole, [])
 
 
-def test_another_seed_draws_others_and_greedy_asks_none(wanted, sampled):
-    assert sampled(wanted, replace(PROTOCOL, seed=1))[0] != sampled(wanted)[0]
+def test_another_seed_draws_others_and_greedy_asks_none(wanted, sampled, whole):
+    assert sampled(wanted, replace(PROTOCOL, seed=1))[0] != whole
     greedy = replace(PROTOCOL, temperature=0.0, k=1)
     texts = [[sample.text for sample in group] for group in sampled(wanted, greedy)[0]]
     assert [[sample.text for sample in group] for group in sampled(wanted, replace(greedy, seed=9))[0]] == texts
 
 
-def test_a_stop_text_ends_a_completion_which_is_then_not_cut_off(wanted, sampled):
-    whole, _ = sampled(wanted)
+def test_a_stop_text_ends_a_completion_which_is_then_not_cut_off(wanted, sampled, whole):
     stopped, _ = sampled(replace(wanted, stop=("nowhere", "{", "boxed")))
     assert [s.text for s in flat(stopped)] == [s.text.partition("boxed")[0].partition("{")[0] for s in flat(whole)]
     assert [s.tokens for s in flat(stopped)] == [s.tokens for s in flat(whole)]  # they were written all the same

@@ -5,6 +5,7 @@ import json
 import logging
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,12 @@ from perl.evaluation.lighteval.score import lighteval_installed
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
 from perl.policy.model import base_fingerprint, load_tokenizer
+from perl.policy.name import adapter_policy_name
 from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, load_problems
 from tests.completing import Drawing
-from tests.counting import complete_with_seeds, is_right, seed_by_hand
+from tests.counting import complete_with_seeds
+from tests.oracles.evaluation import difference, estimate, is_right, pass_at, seed_by_hand, shares
 from tests.saved_adapters import BASE, clean_base, policy_of, save_adapter
 
 TASK = "sandbox:addition"
@@ -59,6 +62,14 @@ def numbers(folder) -> dict:
     return json.loads((Path(folder) / "results.json").read_text())["perl"]["tasks"]
 
 
+@pytest.fixture(scope="module")
+def done(saved, tmp_path_factory) -> Path:
+    """The folder of an evaluation of base and adapter."""
+    folder = tmp_path_factory.mktemp("done") / "out"
+    evaluate(saved, output=folder)
+    return folder
+
+
 def counted_by_hand(policy, k) -> list[list[bool]]:
     """Problem by problem, which completions are right."""
     problems = load_problems(TASK, "heldout")[:N]
@@ -74,82 +85,69 @@ def counted_by_hand(policy, k) -> list[list[bool]]:
     return right
 
 
-@pytest.fixture(scope="module")
-def by_hand():
-    """Of base and adapter."""
-    return {"base": counted_by_hand(clean_base(), 2), "adapter": counted_by_hand(policy_of(), 2)}
-
-
-def test_the_scores_of_base_and_adapter_are_counts_by_hand(saved, by_hand):
-    results = evaluate(saved)
-    found = results.task(TASK)
+def test_the_scores_of_base_and_adapter_are_counts_by_hand(done):
+    found = read_results(done).task(TASK)
+    rows = {"base": counted_by_hand(clean_base(), 2), "adapter": counted_by_hand(policy_of(), 2)}
     for who, score in (("base", found.base), ("adapter", found.adapter)):
-        rows = by_hand[who]
-        assert [list(getattr(problem, who)) for problem in found.problems] == rows
+        assert [list(getattr(problem, who)) for problem in found.problems] == rows[who]
         assert (score.n, score.k) == (N, 2)
-        assert score.accuracy == pytest.approx(sum(map(sum, rows)) / (2 * N))
-        assert score.pass_at == pytest.approx({1: score.accuracy, 2: sum(map(any, rows)) / N})
-    assert found.difference.mean == pytest.approx(found.adapter.accuracy - found.base.accuracy)
-    assert by_hand["base"] != by_hand["adapter"]
+        expected = estimate(shares(rows[who]))
+        assert (score.accuracy, score.stderr, score.low, score.high) == pytest.approx(expected)
+        assert score.pass_at == pytest.approx({k: pass_at(rows[who], k).mean for k in (1, 2)})
+    gain = found.difference
+    expected = difference(rows["base"], rows["adapter"])
+    assert (gain.mean, gain.stderr, gain.low, gain.high) == pytest.approx(expected)
+    assert rows["base"] != rows["adapter"]
     assert 0 < found.base.accuracy < 1
 
 
-def test_the_hashes_are_those_of_the_files(saved):
-    subject = evaluate(saved).subject
-    weights = (saved / "adapter_model.safetensors").read_bytes()
+def test_results_name_base_adapter_and_policy_by_the_digests_of_the_files(saved, done):
+    subject = read_results(done).subject
+    weights, config = (saved / "adapter_model.safetensors").read_bytes(), (saved / "adapter_config.json").read_text()
     assert subject["adapter_sha256"] == hashlib.sha256(weights).hexdigest()
     assert subject["base_sha256"] == base_fingerprint(clean_base())
+    assert subject["policy"] == adapter_policy_name(config, subject["adapter_sha256"], subject["base_sha256"])
     assert (subject["base"], subject["name"]) == (BASE, "lora")
 
 
-def test_the_base_under_an_adapter_is_the_base(saved):
-    evaluate(saved, output="both")
-    alone = evaluate(base=BASE, output="alone")
-    key = alone.task(TASK).samples["base"]
-    assert {place: text for place, text in texts("both").items() if place[0] == key} == texts("alone")
-    assert read_results("both").task(TASK).base == alone.task(TASK).base
-    assert alone.task(TASK).adapter is None
-    assert alone.subject["adapter_sha256"] is None
+def test_each_policy_scores_alone_as_beside_the_other(saved, done):
+    both = read_results(done).task(TASK)
+    base, adapter = evaluate(base=BASE, output="base"), evaluate(saved, output="adapter", with_base=False)
+    assert (base.task(TASK).base, base.task(TASK).adapter) == (both.base, None)
+    assert (adapter.task(TASK).base, adapter.task(TASK).adapter) == (None, both.adapter)
+    assert base.task(TASK).difference is adapter.task(TASK).difference is None
+    assert texts("base") | texts("adapter") == texts(done)
+    assert base.subject["adapter_sha256"] is None
 
 
-def test_without_the_base_the_adapter_scores_the_same(saved):
-    both = evaluate(saved, output="both").task(TASK)
-    alone = evaluate(saved, output="alone", with_base=False).task(TASK)
-    assert (alone.base, alone.difference) == (None, None)
-    assert alone.adapter == both.adapter
-    assert len(lines("both")) == 2 * len(lines("alone"))
-
-
-def test_what_is_there_is_not_drawn_again(saved, said):
-    first = evaluate(saved)
-    before = lines()
-    again = evaluate(saved)
-    assert lines() == before
-    assert again.tasks == first.tasks
-    assert said().count(f"base on {TASK}: 12 of 12 completions are there already") == 1
-    assert said().count(f"adapter on {TASK}: 12 of 12 completions are there already") == 1
-
-
-def test_a_larger_k_keeps_the_first_completions_and_draws_the_rest(saved, said):
-    evaluate(saved, k=1)
-    first = texts()
-    evaluate(saved, k=3)
-    assert f"base on {TASK}: 6 of 18 completions are there already" in said()
-    assert first.items() <= texts().items()
-    assert len(lines()) == len(texts()) == 2 * 18
-    evaluate(saved, k=3, output="at once")
-    assert numbers("at once") == numbers("out")
-    assert lines("at once") == lines()
-    evaluate(saved, k=1, output="out")  # fewer again: all stay
-    assert len(lines()) == 2 * 18
-    assert numbers("out")[TASK]["adapter"]["k"] == 1
+@pytest.mark.parametrize(
+    ("settings", "cut", "base", "adapter"),
+    [
+        ({}, 0, "12 of 12", "12 of 12"),
+        ({}, 30, "12 of 12", "11 of 12"),  # the last line was cut short
+        ({"k": 3}, 0, "12 of 18", "12 of 18"),
+        ({"k": 1}, 0, "6 of 6", "6 of 6"),
+    ],
+    ids=["the same again", "a cut line", "larger k", "smaller k"],
+)
+def test_what_is_there_is_kept_and_only_the_rest_is_drawn(saved, done, said, settings, cut, base, adapter):
+    shutil.copytree(done, "out")
+    before, content = texts(), Path("out/samples.jsonl").read_bytes()
+    Path("out/samples.jsonl").write_bytes(content[: len(content) - cut])
+    evaluate(saved, **settings)
+    for who, there in (("base", base), ("adapter", adapter)):
+        assert said().count(f"{who} on {TASK}: {there} completions are there already") == 1
+    assert before.items() <= texts().items()
+    evaluate(saved, output="fresh", **settings)
+    assert numbers("out") == numbers("fresh")
+    assert lines("fresh") == lines()[: len(lines("fresh"))]
+    assert len(lines()) == len(texts()) == 2 * N * max(2, settings.get("k", 2))
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5}, {"limit": 3}, {"limit": 9}])
-def test_batch_size_and_number_of_problems_change_no_completion(saved, settings):
-    evaluate(saved, output="one")
+def test_batch_size_and_number_of_problems_change_no_completion(saved, done, settings):
     evaluate(saved, output="other", **settings)
-    one, other = (by_policy(folder) for folder in ("one", "other"))
+    one, other = (by_policy(folder) for folder in (done, "other"))
     shared = one.keys() & other.keys()
     assert len(shared) == 2 * 2 * min(N, settings.get("limit", N))
     assert all(one[place] == other[place] for place in shared)
@@ -161,84 +159,66 @@ def by_policy(folder) -> dict:
     return {(keys[row["policy"]], row["problem"], row["index"]): (row["text"], row["status"]) for row in lines(folder)}
 
 
-def test_another_order_of_tasks_changes_no_completion(saved):
-    evaluate(saved, output="one", tasks=(TASK, "sandbox:chain"))
-    evaluate(saved, output="other", tasks=("sandbox:chain", TASK))
-    assert texts("one") == texts("other")
-    assert list(numbers("other")) == ["sandbox:chain", TASK]
-    assert numbers("one") == numbers("other")
-
-
-def test_a_task_that_is_added_later_joins_the_others(saved):
-    evaluate(saved)
+def test_a_task_that_is_added_later_joins_the_others_as_if_all_were_asked_at_once(saved, done):
+    shutil.copytree(done, "out")
     results = evaluate(saved, tasks=("sandbox:chain",))
     assert [task.name for task in results.tasks] == ["sandbox:chain", TASK]
     evaluate(saved, output="at once", tasks=("sandbox:chain", TASK))
+    assert list(numbers("at once")) == ["sandbox:chain", TASK]
     assert numbers("out") == numbers("at once")
+    assert texts("out") == texts("at once")
     assert len(lines()) == 48
 
 
 @pytest.mark.parametrize(
-    "change", [{"temperature": 0.9}, {"seed": 1}, {"max_new_tokens": 20}, {"system_prompt": "1+1="}]
+    "change",
+    [{"temperature": 0.9}, {"seed": 1}, {"max_new_tokens": 20}, {"system_prompt": "1+1="}, {"dtype": "bfloat16"}],
+    ids=str,
 )
-def test_what_was_drawn_otherwise_is_not_taken_for_it(saved, change, said):
-    evaluate(saved, with_base=False)
+def test_what_was_drawn_otherwise_is_not_taken_for_it(saved, done, change, said):
+    shutil.copytree(done, "out")
     evaluate(saved, with_base=False, **change)
     assert not [line for line in said() if "there already" in line]
     evaluate(saved, with_base=False, output="fresh", **change)
     assert numbers("out") == numbers("fresh")
-    assert len(lines()) == 24
+    assert len(lines()) == 24 + 12
 
 
-def test_an_adapter_that_was_trained_again_at_the_same_place_is_another_one(saved, said):
-    shutil.copytree(saved, "lora")
-    old = evaluate("lora")
+def test_an_adapter_that_was_trained_again_at_the_same_place_is_another_one(done, said):
+    shutil.copytree(done, "out")
+    old = numbers("out")[TASK]
     save_adapter("lora", seed=5, size=0.03)
-    new = evaluate("lora")
-    assert new.task(TASK).samples["base"] == old.task(TASK).samples["base"]
-    assert new.task(TASK).samples["adapter"] != old.task(TASK).samples["adapter"]
+    evaluate("lora")
+    new = numbers("out")[TASK]
+    assert new["samples"]["base"] == old["samples"]["base"]
+    assert new["samples"]["adapter"] != old["samples"]["adapter"]
     assert [line for line in said() if "there already" in line] == [
         f"base on {TASK}: 12 of 12 completions are there already"
     ]
     evaluate("lora", output="fresh")
     assert numbers("out") == numbers("fresh")
-    assert numbers("out")[TASK]["adapter"] != json.loads(json.dumps(old.as_dict()))["perl"]["tasks"][TASK]["adapter"]
+    assert new["adapter"] != old["adapter"]
     assert len(lines()) == 36  # what the old one wrote stays
 
 
-def test_a_line_that_was_cut_short_is_drawn_again_and_nothing_else(saved, said):
-    evaluate(saved)
-    file, expected = Path("out/samples.jsonl"), (lines(), numbers("out"))
-    content = file.read_bytes()
-    file.write_bytes(content[: len(content) - 30])
-    evaluate(saved)
-    assert f"adapter on {TASK}: 11 of 12 completions are there already" in said()
-    assert (lines(), numbers("out")) == expected
-
-
-def test_the_folder_holds_what_is_promised(saved):
-    evaluate(saved)
-    names = {path.name for path in Path("out").iterdir()} - {".lock"}
-    assert names - {"problems.png"} == {"results.json", "samples.jsonl", "table.md"}
+def test_the_folder_holds_what_is_promised(saved, done):
+    evaluate(saved, output="single", limit=1, k=1)
 
     def refuse(constant):
         raise AssertionError(f"{constant} is no JSON")
 
-    facts = json.loads(Path("out/results.json").read_text(), parse_constant=refuse)
-    assert set(facts["results"]) == {f"{TASK}|0"}
-    assert {"avg@2", "avg@2_stderr", "pass@1", "pass@2", "maj@2"} <= set(facts["results"][f"{TASK}|0"])
-    assert facts["config_general"]["model_config"]["backend"] == "transformers"
-    kept = {row["policy"] for row in lines()}
-    assert set(facts["perl"]["tasks"][TASK]["samples"].values()) == kept
-    assert str(Path.cwd()) not in Path("out/results.json").read_text()
-    assert str(saved) not in Path("out/results.json").read_text()
-
-
-def test_a_single_problem_is_valid_json_too(saved):
-    evaluate(saved, limit=1, k=1)
-    facts = numbers("out")[TASK]
-    assert facts["difference"] is None
-    assert facts["adapter"]["stderr"] is None
+    for folder, k in ((done, 2), (Path("single"), 1)):
+        names = {path.name for path in folder.iterdir()} - {".lock"}
+        assert names - {"problems.png"} == {"results.json", "samples.jsonl", "table.md"}
+        text = (folder / "results.json").read_text()
+        facts = json.loads(text, parse_constant=refuse)
+        assert set(facts["results"]) == {f"{TASK}|0"}
+        assert {f"avg@{k}", f"avg@{k}_stderr", "pass@1", f"pass@{k}", f"maj@{k}"} <= set(facts["results"][f"{TASK}|0"])
+        assert facts["config_general"]["model_config"]["backend"] == "transformers"
+        assert set(facts["perl"]["tasks"][TASK]["samples"].values()) == {row["policy"] for row in lines(folder)}
+        assert [path for path in (str(Path.cwd()), str(folder), str(saved)) if path in text] == []
+    single = numbers("single")[TASK]
+    assert (single["difference"], single["adapter"]["stderr"]) == (None, None)
 
 
 def test_a_run_of_method_full_is_compared_with_its_base():
@@ -258,25 +238,28 @@ def test_a_run_of_method_full_is_compared_with_its_base():
     assert (run / "evals" / "perl" / "results.json").is_file()
 
 
-def test_a_checkpoint_and_a_folder_score_like_the_run(saved):
+def test_a_run_its_checkpoint_and_its_folder_score_alike(saved, done):
     run = Path("runs/mine")
     for folder in ("adapter", "checkpoints/checkpoint-3"):
         shutil.copytree(saved, run / folder)
     (run / "run.json").write_text(json.dumps({"status": "done", "method": "lora"}))
     (run / "recipe.yaml").write_text("model: {name: sandbox:base}\n")
-    expected = evaluate(run, output=None)
-    assert read_results(run / "evals" / "perl").tasks == expected.tasks
-    for folder in ("adapter", "checkpoints/checkpoint-3"):
-        assert evaluate(run / folder, output=f"of {folder}").tasks == expected.tasks
-    assert evaluate(run / "adapter", output=None).subject["name"] == "mine"
-    assert Path("evals/mine/perl/results.json").is_file()
+    expected = read_results(done).tasks
+    places = {
+        "runs/mine": "runs/mine/evals/perl",
+        "runs/mine/adapter": "evals/mine/perl",
+        "runs/mine/checkpoints/checkpoint-3": "evals/mine-checkpoint-3/perl",
+    }
+    for named, place in places.items():
+        assert evaluate(named, output=None).tasks == expected
+        assert read_results(place).tasks == expected
 
 
 def test_the_process_is_as_it_was(saved):
     torch.manual_seed(3)
     random.seed(3)
     before = torch.get_rng_state(), random.getstate()
-    evaluate(saved)
+    evaluate(saved, limit=1, k=1)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert torch.is_grad_enabled()
@@ -291,7 +274,7 @@ def test_a_folder_in_use_is_refused_before_anything_is_loaded(saved):
         evaluate(saved, base="weightless")
     assert str(caught.value) == "out: another process is evaluating here (choose another with --output)"
     assert sorted(path.name for path in Path("out").iterdir()) == [".lock"]
-    evaluate(saved)  # it is free again
+    evaluate(saved, limit=1, k=1)  # it is free again
 
 
 def test_a_base_that_is_not_the_adapters_is_refused_even_if_it_fits(saved):
@@ -319,16 +302,19 @@ def test_lightevals_own_score_stands_beside_ours(saved):
         assert facts["perl"]["tasks"][TASK]["lighteval"][who]["only_ours"] == own.only_ours == 0
     assert facts["results"][f"{TASK}|0"]["avg@n:n=2"] == found.lighteval["adapter"].metrics["avg@n:n=2"]
     assert facts["results"][f"{TASK}|0"]["avg@2"] == found.adapter.accuracy
+    # It judged in another process: importing it switches autograd off.
     assert torch.is_grad_enabled()
+    assert "lighteval" not in sys.modules
 
 
-def test_where_lighteval_is_broken_our_own_score_stands(monkeypatch, said):
+def test_where_lighteval_is_broken_our_own_score_stands(monkeypatch, said, capfd):
     Path("broken/lighteval").mkdir(parents=True)
     Path("broken/lighteval/__init__.py").write_text("raise RuntimeError('its latex2sympy2 is of another version')\n")
     monkeypatch.syspath_prepend(str(Path("broken").resolve()))
-    expected = evaluate(base=BASE, output="without").task(TASK)
-    found = evaluate(base=BASE, lighteval=True).task(TASK)
+    expected = evaluate(base=BASE, output="without", limit=2).task(TASK)
+    found = evaluate(base=BASE, lighteval=True, limit=2).task(TASK)
     assert found == expected
     [warning] = [line for line in said() if line.startswith("lighteval")]
-    assert "its latex2sympy2 is of another version" in warning
+    assert "ended with 1: RuntimeError: its latex2sympy2 is of another version" in warning
+    assert "Traceback" in capfd.readouterr().err
     assert warning.endswith("; our own score stands")

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from perl.evaluation.metrics import average_at_k, pass_at_k, pass_at_k_error, standard_error
-from perl.rewards.verifier import check_all
 from tests.conftest import CHECKOUT
+from tests.oracles import evaluation as by_hand
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("evaluate") is None, reason="evaluate is not installed")
 
@@ -27,6 +26,7 @@ COMPLETIONS = [
     [r"\boxed{x \cdot x}", r"\boxed{x^2}", r"\boxed{x^{2}}", r"\boxed{xx}"],
     [r"\boxed{8}", "", r"\boxed{}", r"\boxed{9}"],
 ]
+RIGHT = by_hand.marks(["1100", "1000", "1111", "0000"])
 SCRIPT = """
 import json, sys
 import evaluate
@@ -43,18 +43,28 @@ info = metric.info
 features = {name: str(feature) for name, feature in info.features.items()}
 print(json.dumps({"answers": answers, "features": features, "citation": info.citation, "doc": metric.compute.__doc__}))
 """
+WHOLE = {"predictions": COMPLETIONS, "references": GOLDS}
+ONE_BY_ONE = [{"predictions": [row], "references": [gold]} for row, gold in zip(COMPLETIONS, GOLDS, strict=True)]
+# Arguments of a metric, and the words of a refusal.
+REFUSED = [
+    ("avg_at_k", {**WHOLE, "k": 8}, "avg@8 needs 8 completions of every problem, there are 4 of one"),
+    (
+        "avg_at_k",
+        {"predictions": [["1"], ["1", "2"]], "references": ["1", "2"]},
+        "avg@2 needs 2 completions of every problem, there are 1 of one",
+    ),
+    ("pass_at_k", {**WHOLE, "k": 8}, "pass@8 needs 8 completions a problem, there are 4"),
+    ("pass_at_k", {"predictions": [], "references": []}, "at least one"),
+    ("avg_at_k", {"predictions": [], "references": []}, "at least one"),
+]
 CASES = [
-    ["avg_at_k", {"predictions": COMPLETIONS, "references": GOLDS}],
-    ["avg_at_k", {"predictions": COMPLETIONS, "references": GOLDS, "k": 4}],
-    ["avg_at_k", {"predictions": COMPLETIONS[:1], "references": GOLDS[:1]}],
-    ["avg_at_k", {"predictions": COMPLETIONS, "references": GOLDS, "k": 8}],
-    ["avg_at_k", {"predictions": [["1"], ["1", "2"]], "references": ["1", "2"]}],
-    ["avg_at_k", {"predictions": COMPLETIONS[:1], "references": [""]}],
-    *(["pass_at_k", {"predictions": COMPLETIONS, "references": GOLDS, "k": k}] for k in (1, 2, 4)),
-    ["pass_at_k", {"predictions": COMPLETIONS, "references": GOLDS}],
-    ["pass_at_k", {"predictions": COMPLETIONS, "references": GOLDS, "k": 8}],
-    ["pass_at_k", {"predictions": [], "references": []}],
-    ["avg_at_k", {"predictions": [], "references": []}],
+    ("avg_at_k", WHOLE),
+    ("avg_at_k", {**WHOLE, "k": 4}),
+    *(("avg_at_k", one) for one in ONE_BY_ONE),
+    ("pass_at_k", WHOLE),
+    *(("pass_at_k", {**WHOLE, "k": k}) for k in (1, 2, 4)),
+    ("avg_at_k", {"predictions": COMPLETIONS[:1], "references": [""]}),
+    *((name, arguments) for name, arguments, _ in REFUSED),
 ]
 
 
@@ -77,57 +87,37 @@ def ran(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
 
 @pytest.fixture(scope="module")
 def answers(ran) -> list[dict]:
-    return json.loads(ran[0].stdout)["answers"]
+    found = json.loads(ran[0].stdout)["answers"]
+    assert [answer["name"] for answer in found] == [name for name, _ in CASES]
+    return found
 
 
-@pytest.fixture(scope="module")
-def right() -> list[list[bool]]:
-    rows = []
-    for gold, completions in zip(GOLDS, COMPLETIONS, strict=True):
-        rows.append([verdict.right for verdict in check_all([gold] * 4, completions)])
-    return rows
+def results_of(answers, name) -> list[dict]:
+    return [answer["result"] for answer in answers if answer["name"] == name and "result" in answer]
 
 
-def test_the_completions_tell_the_metrics_apart(right):
-    assert right == [
-        [True, True, False, False],
-        [True, False, False, False],
-        [True, True, True, True],
-        [False, False, False, False],
-    ]
+def test_avg_at_k_is_the_share_of_right_completions(answers):
+    whole, with_k, *one_by_one, _ = results_of(answers, "avg_at_k")
+    expected = by_hand.estimate(by_hand.shares(RIGHT))
+    assert whole == with_k == pytest.approx({"avg@k": expected.mean, "avg@k_stderr": expected.stderr, "k": 4})
+    assert [found["avg@k"] for found in one_by_one] == pytest.approx([float(s) for s in by_hand.shares(RIGHT)])
+    assert all(math.isnan(found["avg@k_stderr"]) for found in one_by_one)
 
 
-def test_avg_at_k_is_perls(answers, right):
-    expected = {"avg@k": average_at_k(right), "avg@k_stderr": standard_error(right), "k": 4}
-    assert answers[0] == answers[1] == {"name": "avg_at_k", "result": expected}
-    assert expected["avg@k"] == 7 / 16
-    alone = answers[2]["result"]
-    assert (alone["avg@k"], alone["k"]) == (0.5, 4)
-    assert math.isnan(alone["avg@k_stderr"])
+def test_pass_at_k_is_the_share_of_choices_and_k_is_1_if_not_said(answers):
+    for found, k in zip(results_of(answers, "pass_at_k"), (1, 1, 2, 4), strict=True):
+        expected = by_hand.pass_at(RIGHT, k)
+        assert found == pytest.approx({"pass@k": expected.mean, "pass@k_stderr": expected.stderr, "k": k})
 
 
-def test_pass_at_k_is_perls_and_k_is_1_if_not_said(answers, right):
-    for answer, k in zip(answers[6:10], (1, 2, 4, 1), strict=True):
-        expected = {"pass@k": pass_at_k(right, k), "pass@k_stderr": pass_at_k_error(right, k), "k": k}
-        assert answer == {"name": "pass_at_k", "result": expected}
-    assert answers[8]["result"]["pass@k"] == 3 / 4
-
-
-def test_a_k_that_the_completions_do_not_have_is_refused(answers):
-    assert [answers[i]["error"] for i in (3, 4, 10)] == [
-        "avg@8 needs 8 completions of every problem, there are 4 of one",
-        "avg@2 needs 2 completions of every problem, there are 1 of one",
-        "pass@8 needs 8 completions a problem, there are 4",
-    ]
-
-
-def test_no_problem_has_no_score(answers):
-    assert all("at least one" in answer["error"] for answer in answers[11:])
-    assert len(answers) == len(CASES) == 13
+def test_what_cannot_be_scored_is_refused(answers):
+    reasons = [reason for *_, reason in REFUSED]
+    errors = [answer["error"] for answer in answers if "error" in answer]
+    assert [reason for reason, error in zip(reasons, errors, strict=True) if reason not in error] == []
 
 
 def test_completions_that_cannot_be_compared_are_not_right_and_said_to_be(ran, answers):
-    assert answers[5]["result"]["avg@k"] == 0.0
+    assert results_of(answers, "avg_at_k")[-1]["avg@k"] == 0.0
     said = [line for line in ran[0].stderr.splitlines() if line.strip()]
     assert said == ["4 of 4 completions could not be compared with the gold answer and count as not right"]
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +11,7 @@ from matplotlib.image import imread
 from perl.evaluation.figure import draw_problems, paired_shares
 from tests.evaluations import results, task_result
 
+DOTS_AN_INCH = 120
 BLUE, ORANGE, GREY = (31, 95, 168), (200, 100, 30), (128, 128, 128)
 MIXED = task_result("sums", ["1100", "0000", "1111", "1000"], ["1110", "0000", "1100", "1111"])
 
@@ -26,12 +26,6 @@ def amount(picture, color, alpha=0.85):
     return int((abs(pixels_of(picture) - seen).max(axis=-1) <= 4).sum())
 
 
-def test_the_picture_lies_in_the_folder(tmp_path):
-    picture = draw_problems(results(MIXED), tmp_path / "run" / "eval")
-    assert picture == tmp_path / "run" / "eval" / "problems.png"
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
-
-
 def test_shares_of_a_problem_are_pairs():
     half, three = Fraction(1, 2), Fraction(3, 4)
     assert paired_shares(MIXED) == [(half, three), (0, 0), (1, half), (Fraction(1, 4), 1)]
@@ -42,26 +36,44 @@ def test_shares_of_a_problem_are_pairs():
     ("base", "adapter", "color"),
     [("1100", "1110", BLUE), ("1100", "1000", ORANGE), ("1100", "0011", GREY)],
 )
-def test_the_colour_of_a_point_says_which_policy_is_better(tmp_path, base, adapter, color):
+def test_the_colour_and_the_place_of_a_point_say_which_policy_is_better(tmp_path, base, adapter, color):
     picture = draw_problems(results(task_result("sums", [base], [adapter])), tmp_path)
     found = {other: amount(picture, other) for other in (BLUE, ORANGE, GREY)}
     assert found[color] > 20
     assert found[BLUE] + found[ORANGE] == (found[color] if color != GREY else 0)
+    if color == GREY:  # of the diagonal
+        return
+    corners = [("0000", "1111", BLUE), ("1111", "0000", ORANGE)]  # up left, down right
+    drawn = [draw_problems(results(task_result("sums", [one], [other])), tmp_path / one) for one, other, _ in corners]
+    (top, left), (bottom, right) = (place_of(one, hue) for one, (*_, hue) in zip(drawn, corners, strict=True))
+    expected = bottom + adapter.count("1") / 4 * (top - bottom), left + base.count("1") / 4 * (right - left)
+    assert place_of(picture, color) == pytest.approx(expected, abs=2)
+    assert top < bottom
+    assert left < right
 
 
-def test_better_is_above_the_diagonal(tmp_path):
-    picture = draw_problems(results(task_result("sums", ["0000"], ["1111"])), tmp_path)
-    points = np.argwhere(abs(pixels_of(picture) - [65, 119, 181]).max(axis=-1) <= 4)
-    height, width = pixels_of(picture).shape[:2]
-    assert (points.mean(axis=0) < [height * 0.4, width * 0.3]).all()
+def place_of(picture, color):
+    """Row and column of the middle of a point."""
+    seen = np.array([round(255 - 0.85 * (255 - part)) for part in color])
+    rows, columns = np.nonzero(abs(pixels_of(picture) - seen).max(axis=-1) <= 4)
+    return (rows.min() + rows.max()) / 2, (columns.min() + columns.max()) / 2
 
 
-def test_many_problems_in_one_place_are_a_larger_point(tmp_path):
-    sizes = [
-        amount(draw_problems(results(task_result("sums", ["0000"] * n, ["1111"] * n)), tmp_path / str(n)), BLUE)
-        for n in (1, 4, 16)
-    ]
-    assert sizes[0] * 2 < sizes[1] < sizes[2] / 2
+def inked(picture, color, alpha=0.85):
+    """How many pixels a point of a colour covers, those at its edge in part: by their darkest channel."""
+    pixels = pixels_of(picture)
+    part = color.index(min(color))
+    points = abs(pixels - np.array([round(255 - alpha * (255 - one)) for one in color])).max(axis=-1) <= 4
+    rows, columns = np.argwhere(points).min(axis=0) - 2, np.argwhere(points).max(axis=0) + 3
+    around = pixels[rows[0] : columns[0], rows[1] : columns[1], part]
+    return float((255 - around).sum() / (alpha * (255 - color[part])))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_area_of_a_point_is_24_square_points_for_each_problem_in_its_place(tmp_path, count):
+    picture = draw_problems(results(task_result("sums", ["0000"] * count, ["1100"] * count)), tmp_path)
+    expected = np.pi / 4 * 24 * count * (DOTS_AN_INCH / 72) ** 2
+    assert inked(picture, BLUE) == pytest.approx(expected, rel=0.2)
 
 
 @pytest.mark.parametrize(("panels", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 2, 2), (5, 3, 2)])
@@ -74,18 +86,27 @@ def test_panels_stand_in_rows(tmp_path, panels, columns, rows):
 
 
 def test_without_a_base_the_shares_are_bars(tmp_path):
-    alone = task_result("sums", None, ["1111", "1111", "0000", "0000"])
-    picture = pixels_of(draw_problems(results(alone), tmp_path))
-    blue = np.argwhere((picture == BLUE).all(axis=-1))
-    columns = Counter(column for _, column in blue)
-    assert len(columns) > picture.shape[1] * 0.3  # two of four bars
-    assert max(columns) < picture.shape[1] * 0.65  # the right ones are to the left
-    assert len(set(columns.values())) <= 2  # and as high as each other
+    def bars(*rows):
+        """Heights in pixels of the columns, from the left."""
+        picture = draw_problems(results(task_result("sums", None, rows)), tmp_path / str(len(rows)) / rows[-1])
+        blue = (pixels_of(picture) == BLUE).all(axis=-1).sum(axis=0)
+        return blue[blue > 0]
+
+    one = bars("1111", "1111", "1111", "1111")
+    # Best first: a quarter of the width each, as high as the share is; the bar of a problem never solved is not there.
+    found = bars("1100", "0000", "1000", "1111")
+    expected = np.repeat([1.0, 0.5, 0.25], len(one) // 4) * one.max()
+    assert len(found) == pytest.approx(len(one) * 3 / 4, abs=3)
+    middles = [len(one) // 8, len(one) * 3 // 8, len(one) * 5 // 8]
+    assert [found[middle] for middle in middles] == pytest.approx([expected[middle] for middle in middles], abs=2)
 
 
-def test_five_hundred_problems_are_drawn(tmp_path):
+def test_five_hundred_problems_are_drawn_into_the_folder(tmp_path):
     base = [f"{i % 65536:016b}" for i in range(0, 500 * 97, 97)]
-    picture = draw_problems(results(task_result("sums", base, base[::-1]), task_result("all", base)), tmp_path)
+    problems = results(task_result("sums", base, base[::-1]), task_result("all", base))
+    picture = draw_problems(problems, tmp_path / "run" / "eval")
+    assert picture == tmp_path / "run" / "eval" / "problems.png"
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
     assert amount(picture, BLUE) > 1000
     assert amount(picture, ORANGE) > 1000
 

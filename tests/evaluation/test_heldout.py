@@ -1,7 +1,5 @@
 """Problems that a run holds out are asked as training asks them, and score what counting by hand gives."""
 
-import math
-import statistics
 from dataclasses import replace
 
 import pytest
@@ -17,7 +15,8 @@ from perl.recipe.sections import ModelSection, PeftSection
 from perl.sandbox import load_problems
 from perl.types import Prompt
 from tests.completing import Drawing
-from tests.counting import complete_with_seeds, is_right, seed_by_hand
+from tests.counting import complete_with_seeds
+from tests.oracles import evaluation as by_hand
 
 PROTOCOL = Protocol(max_new_tokens=28, seed=3, k=2)  # too short for some
 
@@ -41,15 +40,15 @@ def prompts(tokenizer) -> list[Prompt]:
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_score_is_the_share_of_boxed_answers_that_are_the_solution(base, tokenizer, prompts, k):
     asked = [(i, prompt, index) for i, prompt in enumerate(prompts) for index in range(k)]
-    seeds = [seed_by_hand("heldout", str(i), index, seed=3) for i, _, index in asked]
+    seeds = [by_hand.seed_by_hand("heldout", str(i), index, seed=3) for i, _, index in asked]
     ids = [prompt.token_ids for _, prompt, _ in asked]
     completions = complete_with_seeds(base, tokenizer, ids, seeds, Drawing(longest=28))
-    right = [is_right(c.text, prompt.solution) for c, (_, prompt, _) in zip(completions, asked, strict=True)]
-    means = [statistics.fmean(right[i : i + k]) for i in range(0, len(right), k)]
+    right = [by_hand.is_right(c.text, prompt.solution) for c, (_, prompt, _) in zip(completions, asked, strict=True)]
+    rows = [right[i : i + k] for i in range(0, len(right), k)]
     score = evaluate_policy(base, tokenizer, prompts, replace(PROTOCOL, k=k))
     assert (score.k, score.n) == (k, 12)
-    assert score.accuracy == pytest.approx(sum(right) / len(right))
-    assert score.stderr == pytest.approx(statistics.stdev(means) / math.sqrt(12))
+    found = score.accuracy, score.stderr, score.low, score.high
+    assert found == pytest.approx(by_hand.estimate(by_hand.shares(rows)))
     assert score.mean_tokens == pytest.approx(sum(len(c.token_ids) for c in completions) / len(completions))
     assert score.truncated == pytest.approx(sum(c.token_ids[-1] != 1 for c in completions) / len(completions))
     assert score.no_answer == pytest.approx(sum("boxed{" not in c.text for c in completions) / len(completions))
@@ -74,18 +73,20 @@ def test_what_cannot_be_judged_is_said_and_is_not_right(base, tokenizer, prompts
 
 
 def test_an_adapter_that_does_nothing_scores_like_its_base(base, tokenizer, prompts):
-    expected = evaluate_policy(base, tokenizer, prompts, PROTOCOL)
     policy = attach_adapter(load_base(ModelSection(), torch.device("cpu")), adaptation(PeftSection(rank=2)))
-    assert evaluate_policy(policy, tokenizer, prompts, PROTOCOL) == expected
+    some = prompts[:4]
+    assert evaluate_policy(policy, tokenizer, some, PROTOCOL) == evaluate_policy(base, tokenizer, some, PROTOCOL)
     assert policy.training
 
 
-def test_each_completion_is_told_once(base, tokenizer, prompts):
+def test_each_completion_is_told_once_and_the_score_is_theirs(base, tokenizer, prompts):
     told = []
-    evaluate_policy(base, tokenizer, prompts, replace(PROTOCOL, max_new_tokens=4), told.append)
+    score = evaluate_policy(base, tokenizer, prompts, PROTOCOL, told.append)
     places = [("heldout", str(i), index) for i in range(12) for index in range(2)]
     assert sorted(sample.place for sample in told) == sorted(places)
-    assert all(sample.tokens <= 4 for sample in told)
+    assert score.accuracy == pytest.approx(sum(sample.right for sample in told) / len(told))
+    assert score.tokens == sum(sample.tokens for sample in told)
+    assert score.truncated == pytest.approx(sum(sample.truncated for sample in told) / len(told))
 
 
 def test_held_out_problems_are_a_task_like_any_other(prompts):
@@ -100,11 +101,12 @@ def test_held_out_problems_are_a_task_like_any_other(prompts):
     )
 
 
-def test_a_problem_without_solution_is_refused(base, tokenizer, prompts):
-    with pytest.raises(ValueError, match="no solution to compare with: '1"):
-        evaluate_policy(base, tokenizer, [Prompt("1+1=", prompts[0].token_ids)], PROTOCOL)
-
-
-def test_no_problem_is_refused(base, tokenizer):
-    with pytest.raises(ValueError, match="at least one"):
-        evaluate_policy(base, tokenizer, [], PROTOCOL)
+def test_problems_that_cannot_be_scored_are_refused(base, tokenizer, prompts):
+    cases = [
+        ([Prompt("1+1=", prompts[0].token_ids)], PROTOCOL, "no solution to compare with: '1"),
+        ([], PROTOCOL, "at least one"),
+        (prompts, replace(PROTOCOL, max_new_tokens=None), "a length"),
+    ]
+    for asked, protocol, reason in cases:
+        with pytest.raises(ValueError, match=reason):
+            evaluate_policy(base, tokenizer, asked, protocol)

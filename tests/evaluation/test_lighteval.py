@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 
 from perl.errors import MissingExtraError
 from perl.evaluation.lighteval import score as lighteval_score
-from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval
+from perl.evaluation.lighteval.score import lighteval_installed, score_with_lighteval
+from perl.evaluation.metrics import g_pass_at_k, mean_g_pass_at_k, pass_at_k
 from perl.evaluation.task import TaskData, all_tasks, questions_hash
 from perl.evaluation.task_data import load_task_data, question_of
 from perl.recipe.assets import evaluation_tasks
@@ -34,48 +36,51 @@ GPQA_ROW = {
     **{f"Incorrect Answer {i}": f"that {i}" for i in (1, 2, 3)},
 }
 
-# Prints what lighteval makes of each row, with its own prompt functions, and its own definitions.
-DEFINITIONS = """
-import json, logging, sys
+# What one process that has imported all of lighteval finds, printed at its end.
+BESIDE_LIGHTEVAL = """
+import json, sys, types
+request = json.load(sys.stdin)
+# In place of the modules that ask the network when they are imported; the rest is lighteval as it is.
+for name in ("tiny_benchmarks", "mix_eval.main", "mt_bench.main"):
+    sys.modules[f"lighteval.tasks.tasks.{name}"] = types.ModuleType(name)
+import lighteval.pipeline
+import torch
+assert not torch.is_grad_enabled()
+from lighteval.metrics.metrics_sample import GPassAtK, PassAtK
+from lighteval.tasks.registry import Registry
 from perl.evaluation.lighteval.tasks import lighteval_config, lighteval_row
 from perl.evaluation.task import all_tasks
-tasks, found = all_tasks(), {}
-for name, rows in json.load(sys.stdin).items():
+from perl.rewards.verifier import check_all
+
+# What lighteval makes of each row, with its own prompt functions, and its own definitions.
+tasks, definitions = all_tasks(), {}
+for name, rows in request["rows"].items():
     config = lighteval_config(tasks[name])
     docs = [config.prompt_function(lighteval_row(tasks[name], row), name) for row in rows]
     fields = ("name", "hf_repo", "hf_subset", "evaluation_splits", "generation_size", "stop_sequence", "version")
-    found[name] = {
+    definitions[name] = {
         "asked": [[doc.query, doc.get_golds()] for doc in docs],
         "config": {field: getattr(config, field) for field in fields},
         "of": config.prompt_function.__module__,
     }
-print(json.dumps(found))
-"""
 
-# Stands in for the modules that ask the network when they are imported; the rest is lighteval's registry as it is.
-REGISTRY = """
-import json, sys, types
-for name in ("tiny_benchmarks", "mix_eval.main", "mt_bench.main"):
-    sys.modules[f"lighteval.tasks.tasks.{name}"] = types.ModuleType(name)
-from lighteval.tasks.registry import Registry
+# What its registry finds in our modules.
 found = {}
-for path, task in json.loads(sys.argv[1]):
-    registry = Registry(tasks=f"{task}|0", custom_tasks=path)
-    (config,) = registry.task_to_configs[task]
-    doc = config.prompt_function(json.loads(sys.argv[2]), task)
+for path, task in request["modules"]:
+    (config,) = Registry(tasks=f"{task}|0", custom_tasks=path).task_to_configs[task]
+    doc = config.prompt_function(request["row"], task)
     found[task] = [config.hf_repo, config.hf_revision, doc.query, doc.get_golds()]
-print(json.dumps(found))
-"""
 
-VERDICTS = """
-import json, sys
-if sys.argv[1] == "with":
-    import lighteval.pipeline
-    import torch
-    assert not torch.is_grad_enabled()
-from perl.rewards.verifier import check_all
-pairs = json.load(sys.stdin)
-print(json.dumps([[v.status, v.extracted] for v in check_all(*zip(*pairs))]))
+verdicts = [[v.status, v.extracted] for v in check_all(*zip(*request["pairs"]))]
+
+thresholds, scores = request["thresholds"], []
+for row in request["right"]:
+    score = {}
+    for k in request["pass_ks"]:
+        score[f"pass@{k}"] = PassAtK(k=k, n=len(row), sample_scoring_function=lambda *_: 0.0).pass_at_k(row)
+    general = GPassAtK(k=request["ks"], n=len(row), thresholds=thresholds, sample_scoring_function=lambda *_: 0.0)
+    scores.append(score | general.g_pass_at_k(row))
+print(json.dumps({"definitions": definitions, "found": found, "verdicts": verdicts, "scores": scores}, default=float))
 """
 
 # Gold and completion of every kind that training meets.
@@ -124,13 +129,6 @@ COMPLEX_CASES = [
     ("It is $\\boxed{R}$.", True, True, ""),
     ("ANSWER: 6 - 5i", True, False, "lighteval reads the first number of a formula without $ signs"),
 ]
-
-
-def run(program, *arguments, stdin=""):
-    command = [sys.executable, "-c", program, *arguments]
-    result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
 
 
 def data_of(task, *rows):
@@ -214,25 +212,50 @@ def test_the_results_are_lightevals_and_name_no_folder_of_this_machine(scored):
         assert "perl-lighteval-" not in json.dumps(score.results)
 
 
-@needs_lighteval
-def test_lighteval_judges_in_another_process(scored):
-    import torch
-
-    assert scored
-    assert torch.is_grad_enabled()
-    assert not [name for name in sys.modules if name.split(".")[0] == "lighteval"]
-
-
-@needs_lighteval
-def test_definitions_with_lightevals_names_are_lightevals():
-    rows = {"aime24": [AIME_ROW], "aime25": [AIME_ROW], "math_500": [MATH_ROW], "gsm8k": [GSM_ROW]}
-    rows |= {"amc23": [AIME_ROW], "gpqa_diamond": [GPQA_ROW]}
+@pytest.fixture(scope="module")
+def rows():
+    """Task -> rows of its data, all there are where the public data is beside the checkout."""
+    found = {"aime24": [AIME_ROW], "aime25": [AIME_ROW], "math_500": [MATH_ROW], "gsm8k": [GSM_ROW]}
+    found |= {"amc23": [AIME_ROW], "gpqa_diamond": [GPQA_ROW]}
     if PUBLIC_DATA.is_dir():
         for task in AS_LIGHTEVAL:
-            rows[task] += [dict(question.row) for question in load_task_data(TASKS[task], PUBLIC_DATA).questions]
-        assert sum(map(len, rows.values())) > 1800
-    found = run(DEFINITIONS, stdin=json.dumps(rows))
-    for name, told in found.items():
+            found[task] += [dict(question.row) for question in load_task_data(TASKS[task], PUBLIC_DATA).questions]
+        assert sum(map(len, found.values())) > 1800
+    return found
+
+
+OURS = [
+    (str(path), task.name)
+    for stem, path in evaluation_tasks().items()
+    for task in TASKS.values()
+    if task.lighteval is None and task.name.split(":")[0].removesuffix("_boxed") == stem
+]
+ROW_OF_ALL = AIME_ROW | {key: str(value) for key, value in GPQA_ROW.items()}
+PASS_KS, KS, THRESHOLDS = (1, 2, 4, 16), (2, 8, 16), (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def some_rights() -> list[list[bool]]:
+    """Of 20 problems that differ in how hard they are, 16 completions each."""
+    rng = random.Random(1)
+    chances = [rng.random() for _ in range(20)]
+    return [[rng.random() < chance for _ in range(16)] for chance in chances]
+
+
+@pytest.fixture(scope="module")
+def beside(rows):
+    """What a process finds that has imported lighteval: its definitions, its metrics, our verdicts."""
+    request = {"rows": rows, "modules": OURS, "row": ROW_OF_ALL, "pairs": PAIRS, "right": some_rights()}
+    request |= {"pass_ks": PASS_KS, "ks": KS, "thresholds": THRESHOLDS}
+    command = [sys.executable, "-c", BESIDE_LIGHTEVAL]
+    result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@needs_lighteval
+def test_definitions_with_lightevals_names_are_lightevals(beside, rows):
+    assert beside["definitions"].keys() == rows.keys()
+    for name, told in beside["definitions"].items():
         task, config = TASKS[name], told["config"]
         assert told["of"].startswith("lighteval.") == (name in AS_LIGHTEVAL)
         assert config == {
@@ -260,19 +283,11 @@ def expected_gold(task, row, gold):
 
 
 @needs_lighteval
-def test_every_module_with_tasks_of_ours_is_a_custom_task_module_of_lighteval():
-    ours = [
-        (str(path), task.name)
-        for stem, path in evaluation_tasks().items()
-        for task in TASKS.values()
-        if task.lighteval is None and task.name.split(":")[0].removesuffix("_boxed") == stem
-    ]
-    assert len(ours) == 12
-    row = AIME_ROW | {key: str(value) for key, value in GPQA_ROW.items()}
-    found = run(REGISTRY, json.dumps(ours), json.dumps(row))
-    for _, name in ours:
-        question = question_of(TASKS[name], row, "")
-        repository, revision, query, (gold,) = found[name]
+def test_every_module_with_tasks_of_ours_is_a_custom_task_module_of_lighteval(beside):
+    assert len(OURS) == 12
+    for _, name in OURS:
+        question = question_of(TASKS[name], ROW_OF_ALL, "")
+        repository, revision, query, (gold,) = beside["found"][name]
         assert repository == TASKS[name].repository.replace(":", "/")
         assert revision == TASKS[name].revision
         assert query == question.text
@@ -280,29 +295,22 @@ def test_every_module_with_tasks_of_ours_is_a_custom_task_module_of_lighteval():
 
 
 @needs_lighteval
-def test_verdicts_are_the_same_in_a_process_that_has_imported_lighteval():
+def test_verdicts_are_the_same_in_a_process_that_has_imported_lighteval(beside):
     assert len(PAIRS) == 30
-    with_it, without_it = (run(VERDICTS, how, stdin=json.dumps(PAIRS)) for how in ("with", "without"))
-    assert with_it == without_it
-    assert {status for status, _ in with_it} >= {"right", "wrong", "no_answer"}
-
-
-def test_texts_that_do_not_belong_to_the_questions_are_refused():
-    data = data_of("aime24", AIME_ROW, AIME_ROW)
-    for texts in ([["a"]], [["a"], ["a", "b"]], [[], []]):
-        with pytest.raises(ValueError, match="aime24"):
-            score_with_lighteval([data], {"aime24": texts}, "x")
+    here = [[verdict.status, verdict.extracted] for verdict in check_all(*zip(*PAIRS, strict=True))]
+    assert beside["verdicts"] == here
+    assert {status for status, _ in here} >= {"right", "wrong", "no_answer"}
 
 
 @needs_lighteval
-def test_when_lighteval_fails_its_words_are_shown(capfd):
-    """A row that its prompt function cannot read."""
-    data = data_of("gpqa_diamond", GPQA_ROW)
-    (question,) = data.questions
-    broken = dataclasses.replace(data, questions=(dataclasses.replace(question, row={"Question": "Which?"}),))
-    with pytest.raises(LightevalError, match="ended with 1: KeyError: 'Correct Answer'"):
-        score_with_lighteval([broken], {"gpqa_diamond": [["A"]]}, "x")
-    assert "Traceback" in capfd.readouterr().err
+def test_pass_at_k_and_g_pass_at_k_are_lightevals(beside):
+    for row, theirs in zip(some_rights(), beside["scores"], strict=True):
+        for k in PASS_KS:
+            assert pass_at_k([row], k) == pytest.approx(theirs[f"pass@{k}"])
+        for k in KS:
+            assert mean_g_pass_at_k([row], k) == pytest.approx(theirs[f"mg-pass@{k}"])
+            for threshold in THRESHOLDS:
+                assert g_pass_at_k([row], k, threshold) == pytest.approx(theirs[f"g-pass@{k}_{threshold}"])
 
 
 @needs_lighteval
@@ -320,8 +328,19 @@ def test_the_process_ends_with_its_parent(tmp_path):
     assert b"Traceback" not in said
 
 
-def test_without_lighteval_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lighteval", None)  # no import finds it
-    assert not lighteval_installed()
-    with pytest.raises(MissingExtraError, match=r"needs the package lighteval \(pip install 'perl-rl\[eval\]'\)"):
-        lighteval_score.score_with_lighteval([data_of("aime24", AIME_ROW)], {"aime24": [["x"]]}, "x")
+@pytest.mark.parametrize(
+    ("questions", "texts", "installed", "error", "words"),
+    [
+        (2, [["a"]], True, ValueError, "aime24"),
+        (2, [["a"], ["a", "b"]], True, ValueError, "aime24"),
+        (2, [[], []], True, ValueError, "aime24"),
+        (1, [["x"]], False, MissingExtraError, r"needs the package lighteval \(pip install 'perl-rl\[eval\]'\)"),
+    ],
+    ids=["too few", "not equally many", "none", "no lighteval"],
+)
+def test_what_lighteval_cannot_score_is_refused(monkeypatch, questions, texts, installed, error, words):
+    if not installed:
+        monkeypatch.setitem(sys.modules, "lighteval", None)  # no import finds it
+        assert not lighteval_installed()
+    with pytest.raises(error, match=words):
+        score_with_lighteval([data_of("aime24", *[AIME_ROW] * questions)], {"aime24": texts}, "x")

@@ -83,6 +83,21 @@ def evaluated(output, *servers: str, adapter: str | None = None, base: str | Non
 GREEDY = {"preset": "greedy", "temperature": None, "top_p": None}
 
 
+@pytest.fixture(scope="module")
+def by_transformers(tmp_path_factory):
+    """Results from transformers with their folder; the same request is carried out once."""
+    made = {}
+
+    def by_transformers(**request):
+        key = repr(sorted(request.items()))
+        if key not in made:
+            folder = tmp_path_factory.mktemp("by_transformers")
+            made[key] = evaluated(folder, **request), folder
+        return made[key]
+
+    return by_transformers
+
+
 def lines_of(folder: Path) -> list[dict]:
     """Samples as they are on the disk; a line under way is none."""
     path = folder / "samples.jsonl"
@@ -107,7 +122,7 @@ def shares(results, who: str) -> list[float]:
 def assert_same_within_noise(one: list[float], other: list[float]) -> None:
     """Of two draws of one policy on the same problems."""
     differences = [a - b for a, b in zip(one, other, strict=True)]
-    assert abs(fmean(differences)) <= 4 * stdev(differences) / math.sqrt(len(differences))
+    assert abs(fmean(one) - fmean(other)) <= 4 * stdev(differences) / math.sqrt(len(differences))
 
 
 def assert_mostly_same(one: dict[str, str], other: dict[str, str]) -> None:
@@ -148,17 +163,10 @@ def give_away(url: str, folder: Path, noise: float, version: str) -> None:
     assert answer.is_success
 
 
-def assert_base_answers(url: str, folder: Path) -> None:
-    """The server writes what transformers writes with the base."""
-    served = evaluated(folder / "served", url, base="sandbox:base", **GREEDY)
-    here = evaluated(folder / "here", base="sandbox:base", **GREEDY)
-    assert_mostly_same(texts(folder / "served", served, "base"), texts(folder / "here", here, "base"))
-
-
-def test_base_and_adapter_score_on_a_server_as_with_transformers(lone_server, adapter, tmp_path):
+def test_base_and_adapter_score_on_a_server_as_with_transformers(lone_server, adapter, tmp_path, by_transformers):
     lora = adapter("lora")
     served = evaluated(tmp_path / "served", lone_server, adapter=lora)
-    here = evaluated(tmp_path / "here", adapter=lora)
+    here, _ = by_transformers(adapter=lora)
     for who in ("base", "adapter"):
         assert_same_within_noise(shares(served, who), shares(here, who))
     assert served.task(TASK).protocol_hash == here.task(TASK).protocol_hash
@@ -169,13 +177,15 @@ def test_base_and_adapter_score_on_a_server_as_with_transformers(lone_server, ad
     assert served.engine["backend"] == "vllm-server"
 
 
-def test_greedy_answers_of_a_server_are_those_of_transformers_for_base_and_adapter(lone_server, adapter, tmp_path):
+def test_greedy_answers_of_a_server_are_those_of_transformers_for_base_and_adapter(
+    lone_server, adapter, tmp_path, by_transformers
+):
     lora = adapter("lora")
     served = evaluated(tmp_path / "served", lone_server, adapter=lora, **GREEDY)
-    here = evaluated(tmp_path / "here", adapter=lora, **GREEDY)
+    here, folder = by_transformers(adapter=lora, **GREEDY)
     for who in ("base", "adapter"):
-        assert_mostly_same(texts(tmp_path / "served", served, who), texts(tmp_path / "here", here, who))
-    base, trained = (texts(tmp_path / "here", here, who) for who in ("base", "adapter"))
+        assert_mostly_same(texts(tmp_path / "served", served, who), texts(folder, here, who))
+    base, trained = (texts(folder, here, who) for who in ("base", "adapter"))
     assert fmean(base[problem] == trained[problem] for problem in base) < 0.8
 
 
@@ -187,19 +197,17 @@ def test_afterwards_the_server_knows_the_adapter_no_longer_and_the_disk_neither(
     assert not (tmp_path / "out" / "sync").exists()
 
 
-def test_a_base_alone_is_scored_by_a_server(lone_server, tmp_path):
-    results = evaluated(tmp_path / "served", lone_server, base="sandbox:base")
-    here = evaluated(tmp_path / "here", base="sandbox:base")
-    assert_same_within_noise(shares(results, "base"), shares(here, "base"))
-    assert results.engine["logp_diff"] < 1e-4
-    assert results.task(TASK).adapter is None
-
-
-def test_the_adapter_alone_is_scored_by_a_server(lone_server, adapter, tmp_path):
-    results = evaluated(tmp_path / "served", lone_server, adapter=adapter("lora"), with_base=False)
-    here = evaluated(tmp_path / "here", adapter=adapter("lora"), with_base=False)
-    assert_same_within_noise(shares(results, "adapter"), shares(here, "adapter"))
-    assert results.task(TASK).base is None
+@pytest.mark.parametrize("who", ["base", "adapter"])
+def test_a_policy_alone_is_scored_by_a_server_as_with_transformers(
+    lone_server, adapter, tmp_path, who, by_transformers
+):
+    subject = {"base": "sandbox:base"} if who == "base" else {"adapter": adapter("lora"), "with_base": False}
+    served = evaluated(tmp_path / "served", lone_server, **subject)
+    here, _ = by_transformers(adapter=adapter("lora"))  # where each is scored beside the other as alone
+    assert_same_within_noise(shares(served, who), shares(here, who))
+    assert served.engine["logp_diff"] < 1e-4
+    task = served.task(TASK)
+    assert (task.base is None, task.adapter is None) == (who == "adapter", who == "base")
 
 
 def test_completions_of_a_single_token_can_be_asked_for(adapter, tmp_path, lone_server):
@@ -209,23 +217,23 @@ def test_completions_of_a_single_token_can_be_asked_for(adapter, tmp_path, lone_
 
 @pytest.mark.parametrize("method", ["dora", "ia3"])
 def test_an_adapter_sent_as_weights_scores_as_with_transformers_and_leaves_the_base_behind(
-    pair, adapter, tmp_path, method
+    pair, adapter, tmp_path, method, by_transformers
 ):
     url, folder = pair[0].url, adapter(method, noise=0.25 if method == "ia3" else NOISE)
     served = evaluated(tmp_path / "served", url, adapter=folder)
-    here = evaluated(tmp_path / "here", adapter=folder)
+    here, written = by_transformers(adapter=folder)
     for who in ("base", "adapter"):
         assert_same_within_noise(shares(served, who), shares(here, who))
     assert here.task(TASK).difference.high < 0
     assert served.engine["logp_diff"] < 1e-4
     # As anyone finds it who knows nothing of us: asked by hand, without an evaluation that would put it in order.
     assert asked(url, "/weight_info")["weight_version"].endswith("-restored")
-    line = next(line for line in lines_of(tmp_path / "here") if line["policy"] == here.task(TASK).samples["base"])
-    assert_greedy_text_is_the_bases(url, line["problem"], tmp_path)
+    line = next(line for line in lines_of(written) if line["policy"] == here.task(TASK).samples["base"])
+    greedy, answers = by_transformers(base="sandbox:base", **GREEDY)
+    assert greedy_text_of(url, line["problem"]) == texts(answers, greedy, "base")[line["problem"]]
 
 
-def assert_greedy_text_is_the_bases(url: str, problem: str, folder: Path) -> None:
-    greedy = evaluated(folder / "greedy", base="sandbox:base", **GREEDY)
+def greedy_text_of(url: str, problem: str) -> str:
     tokenizer = perl_tokenizer()
     question = next(q for q in sandbox_questions() if q.id == problem)
     ids = tokenizer.apply_chat_template(
@@ -233,8 +241,7 @@ def assert_greedy_text_is_the_bases(url: str, problem: str, folder: Path) -> Non
     )
     body = {"model": models(url)[0], "prompt": ids, "max_tokens": LONGEST, "temperature": 0.0, "return_token_ids": True}
     written = httpx2.post(f"{url}/v1/completions", json=body, trust_env=False).json()["choices"][0]["token_ids"]
-    text = tokenizer.decode(written, skip_special_tokens=True)
-    assert text == texts(folder / "greedy", greedy, "base")[problem]
+    return tokenizer.decode(written, skip_special_tokens=True)
 
 
 def perl_tokenizer():
@@ -251,17 +258,19 @@ def sandbox_questions():
 
 
 def test_weights_that_a_stopped_evaluation_left_are_replaced_by_the_bases_before_anything_is_scored(
-    pair, adapter, tmp_path
+    pair, adapter, tmp_path, by_transformers
 ):
     url = pair[0].url
     give_away(url, tmp_path / "given", 0.1, "somebody")
     served = evaluated(tmp_path / "served", url, adapter=adapter("lora"), **GREEDY)
-    here = evaluated(tmp_path / "here", adapter=adapter("lora"), **GREEDY)
+    here, folder = by_transformers(adapter=adapter("lora"), **GREEDY)
     for who in ("base", "adapter"):
-        assert_mostly_same(texts(tmp_path / "served", served, who), texts(tmp_path / "here", here, who))
+        assert_mostly_same(texts(tmp_path / "served", served, who), texts(folder, here, who))
 
 
-def test_a_server_with_another_model_under_the_same_name_is_refused_before_anything_is_scored(pair, adapter, tmp_path):
+def test_a_server_with_another_model_under_the_same_name_is_refused_before_anything_is_scored(
+    pair, adapter, tmp_path, by_transformers
+):
     url = pair[0].url
     give_away(url, tmp_path / "given", 0.1, "default")  # it does not say that these are not the base's
     for subject in ({"adapter": adapter("lora")}, {"base": "sandbox:base"}):
@@ -271,7 +280,9 @@ def test_a_server_with_another_model_under_the_same_name_is_refused_before_anyth
         assert "rollout.tolerance" not in str(raised.value)
         assert lines_of(tmp_path / "out") == []
     pair[0].restart()
-    assert_base_answers(url, tmp_path)
+    served = evaluated(tmp_path / "served", url, base="sandbox:base", **GREEDY)
+    here, folder = by_transformers(base="sandbox:base", **GREEDY)
+    assert_mostly_same(texts(tmp_path / "served", served, "base"), texts(folder, here, "base"))
 
 
 @pytest.fixture(scope="module")
@@ -281,22 +292,27 @@ def poor_server(own_servers) -> str:
     return server.url
 
 
-@pytest.mark.parametrize(("method", "flag"), [("lora", "--enable-lora"), ("dora", "VLLM_SERVER_DEV_MODE=1")])
-def test_a_server_that_cannot_be_given_the_adapter_is_refused_before_the_base_is_scored(
-    poor_server, adapter, tmp_path, method, flag
+@pytest.mark.parametrize(
+    ("method", "settings", "error", "flag"),
+    [
+        ("lora", {}, PerlError, "--enable-lora"),
+        ("dora", {}, PerlError, "VLLM_SERVER_DEV_MODE=1"),
+        (None, {"temperature": 0.6}, BrokenPromiseError, "processed_logprobs"),
+        (None, {"limit": 3}, None, None),  # at temperature 1 raw log-probabilities are those of what is drawn
+    ],
+    ids=["lora", "dora", "base, cold", "base, at 1"],
+)
+def test_a_server_that_lacks_what_an_evaluation_needs_is_refused_before_anything_is_scored(
+    poor_server, adapter, tmp_path, method, settings, error, flag
 ):
-    with pytest.raises(PerlError, match=flag) as raised:
-        evaluated(tmp_path / "out", poor_server, adapter=adapter(method))
-    assert (raised.value.exit_code, "\n" in str(raised.value)) == (2, False)
+    subject = {"base": "sandbox:base"} if method is None else {"adapter": adapter(method)}
+    if error is None:
+        assert evaluated(tmp_path / "out", poor_server, **subject, **settings).engine["logp_diff"] < 1e-4
+        return
+    with pytest.raises(error, match=flag) as raised:
+        evaluated(tmp_path / "out", poor_server, **subject, **settings)
+    assert method is None or (raised.value.exit_code, "\n" in str(raised.value)) == (2, False)
     assert lines_of(tmp_path / "out") == []
-
-
-def test_a_server_whose_log_probabilities_are_not_of_what_it_draws_is_refused(poor_server, tmp_path):
-    with pytest.raises(BrokenPromiseError, match="processed_logprobs"):
-        evaluated(tmp_path / "cold", poor_server, base="sandbox:base", temperature=0.6)
-    assert lines_of(tmp_path / "cold") == []
-    # At temperature 1 the two are the same.
-    assert evaluated(tmp_path / "warm", poor_server, base="sandbox:base", limit=3).engine["logp_diff"] < 1e-4
 
 
 def test_too_long_completions_and_too_high_ranks_are_refused_before_anything_is_scored(lone_server, adapter, tmp_path):
@@ -324,14 +340,6 @@ def test_where_no_server_answers_the_evaluation_ends_when_it_was_told_to(perl_co
     assert done.returncode == 1
     assert [line for line in done.stderr.splitlines() if line.startswith("error:")] == done.stderr.splitlines()[-1:]
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
-def test_a_time_to_wait_for_servers_must_be_more_than_none(perl_command, seconds):
-    command = ["eval", "--base", "sandbox:base", "--tasks", TASK, "--server", "http://localhost:8000"]
-    done = perl_command(*command, "--server-timeout", seconds)
-    assert done.returncode == 2
-    assert "--server-timeout" in done.stderr
 
 
 def assert_each_once(folder: Path, results, problems: int, k: int) -> None:
@@ -388,9 +396,10 @@ def test_when_the_last_server_is_killed_the_same_command_goes_on_once_it_is_back
     assert missing <= measured(server.url, "generation_tokens_total") <= missing + 500
 
 
-def test_vllm_in_this_process_scores_as_transformers(adapter, checkout, tmp_path):
+def test_vllm_in_this_process_scores_as_transformers(adapter, checkout, tmp_path, by_transformers):
     python = python_with_vllm(checkout)
-    settings = ["--temperature", "1", "--top-p", "1", "--max-new-tokens", str(LONGEST), "--limit", "50", "-k", "4"]
+    settings = ["--temperature", "1", "--top-p", "1", "--max-new-tokens", str(LONGEST), "-k", "4"]
+    settings += ["--limit", str(PROBLEMS)]
     command = [python, "-m", "perl", "eval", "--backend", "vllm", "--adapter", adapter("lora"), "--tasks", TASK]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -400,7 +409,7 @@ def test_vllm_in_this_process_scores_as_transformers(adapter, checkout, tmp_path
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     inside = perl.evaluation.results.read_results(tmp_path / "inside")
-    here = evaluated(tmp_path / "here", adapter=adapter("lora"), limit=50)
+    here, _ = by_transformers(adapter=adapter("lora"))
     for who in ("base", "adapter"):
         assert_same_within_noise(shares(inside, who), shares(here, who))
     assert inside.engine["logp_diff"] < 1e-4

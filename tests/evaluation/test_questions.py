@@ -1,5 +1,6 @@
 """A question is put as the chat template puts it, and what a protocol hash stands for changes it."""
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
+from tests.oracles.evaluation import digest
 
 [ADDITION] = find_tasks(["sandbox:addition"])
 DATA = load_task_data(ADDITION, None, 5)
@@ -40,39 +42,43 @@ def test_a_question_is_a_user_message(tokenizer):
     assert (found.request.task, found.request.end_token_ids) == ("sandbox:addition", (1,))
 
 
-def test_a_system_prompt_is_a_message_before_it(tokenizer):
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}={% endfor %}"
-    found = prepared(tokenizer, replace(PROTOCOL, system_prompt="1+1"))
-    texts = [tokenizer.decode(asked.prompt_ids) for asked in found.request.asked]
-    assert texts == [f"s1+1=u{question.text}=" for question in DATA.questions]
-
-
-def test_without_a_chat_template_a_question_is_plain_text(tokenizer):
-    tokenizer.chat_template = None
-    plain = [tokenizer.decode(asked.prompt_ids) for asked in prepared(tokenizer).request.asked]
-    assert plain == [question.text for question in DATA.questions]
-    with_system = prepared(tokenizer, replace(PROTOCOL, system_prompt="1+1="))
-    assert tokenizer.decode(with_system.request.asked[0].prompt_ids).startswith("1+1=")
-    assert template_hash(tokenizer) is None
+@pytest.mark.parametrize(
+    ("template", "system", "before", "after"),
+    [
+        ("{% for m in messages %}{{ m.role[0] }}{{ m.content }}={% endfor %}", "1+1", "s1+1=u", "="),
+        (None, None, "", ""),  # plain text
+        (None, "1+1=", "1+1=\n\n", ""),
+    ],
+    ids=["a template", "none", "none, with a system prompt"],
+)
+def test_a_system_prompt_stands_before_it_and_without_a_template_it_is_plain_text(
+    tokenizer, template, system, before, after
+):
+    tokenizer.chat_template = template
+    found = prepared(tokenizer, replace(PROTOCOL, system_prompt=system))
+    expected = [tokenizer(f"{before}{question.text}{after}")["input_ids"] for question in DATA.questions]
+    assert [list(asked.prompt_ids) for asked in found.request.asked] == expected
 
 
 def test_the_template_is_known_by_its_hash(tokenizer):
-    before = template_hash(tokenizer)
-    assert len(before) == 12
-    tokenizer.chat_template += " "
-    assert template_hash(tokenizer) != before
+    for template in (tokenizer.chat_template, tokenizer.chat_template + " "):
+        tokenizer.chat_template = template
+        assert template_hash(tokenizer) == hashlib.sha256(template.encode()).hexdigest()[:12]
+    tokenizer.chat_template = None
+    assert template_hash(tokenizer) is None
 
 
-def test_the_length_is_the_protocols_then_the_tasks_and_fits_the_context(tokenizer):
-    longest = max(len(asked.prompt_ids) for asked in prepared(tokenizer).request.asked)
-    own = replace(DATA, task=replace(ADDITION, max_new_tokens=100))
-    left_open = Protocol(max_new_tokens=None)
-    assert prepared(tokenizer, PROTOCOL, own).request.max_new_tokens == 64
-    assert prepared(tokenizer, left_open, own).request.max_new_tokens == 100
-    assert prepared(tokenizer, left_open).request.max_new_tokens == 1024 - longest
-    assert prepared(tokenizer, left_open, context=None).request.max_new_tokens == 32_768
-    assert prepared(tokenizer, context=longest + 10).request.max_new_tokens == 10
-    assert prepared(tokenizer, context=longest + 1).request.max_new_tokens == 1
+@pytest.mark.parametrize("room", [None, 1, 10, 80, 5000])
+@pytest.mark.parametrize("own", [None, 100])
+@pytest.mark.parametrize("given", [None, 64])
+def test_the_length_is_the_protocols_then_the_tasks_and_fits_the_context(tokenizer, given, own, room):
+    longest = max(len(rendered(tokenizer, [{"role": "user", "content": q.text}])) for q in DATA.questions)
+    data = replace(DATA, task=replace(ADDITION, max_new_tokens=own))
+    context = None if room is None else longest + room
+    found = prepared(tokenizer, Protocol(max_new_tokens=given), data, context)
+    expected = min(given or own or 32_768, 10**9 if room is None else context - longest)
+    assert found.request.max_new_tokens == expected
+    assert found.longest == longest + expected
 
 
 def test_a_prompt_that_leaves_no_room_is_named(tokenizer):
@@ -86,21 +92,23 @@ def test_a_prompt_that_leaves_no_room_is_named(tokenizer):
     assert any(f"{problem} has {context}" in message for problem in full)
 
 
-def test_the_protocol_hash_changes_with_what_a_score_depends_on(tokenizer):
-    expected = prepared(tokenizer).protocol_hash
-    assert len(expected) == 16
-    assert prepared(tokenizer, replace(PROTOCOL, seed=5, preset="base")).protocol_hash == expected
+def test_the_protocol_hash_is_of_the_task_its_data_and_all_that_a_score_depends_on(tokenizer):
     fewer = replace(DATA, questions=DATA.questions[:4], sha256="other")
-    others = [
-        *(
-            prepared(tokenizer, replace(PROTOCOL, **change))
-            for change in ({"k": 4}, {"temperature": 0.5}, {"top_p": 0.5}, {"system_prompt": "1"}, {"top_k": 5})
-        ),
-        prepared(tokenizer, replace(PROTOCOL, max_new_tokens=63)),
-        prepared(tokenizer, data=fewer),
-        prepared(tokenizer, data=replace(DATA, task=replace(ADDITION, version=2))),
-        prepared(tokenizer, context=70),
+    changes = ({"k": 4}, {"temperature": 0.5}, {"top_p": 0.5}, {"system_prompt": "1"}, {"top_k": 5})
+    cases = [
+        (PROTOCOL, DATA, 64),
+        (replace(PROTOCOL, seed=5, preset="base"), DATA, 64),  # the same
+        *((replace(PROTOCOL, **change), DATA, 64) for change in changes),
+        (replace(PROTOCOL, max_new_tokens=63), DATA, 63),
+        (PROTOCOL, fewer, 64),
+        (PROTOCOL, replace(DATA, task=replace(ADDITION, version=2)), 64),
     ]
-    hashes = {found.protocol_hash for found in others}
-    assert len(hashes) == len(others)
-    assert expected not in hashes
+    hashes = []
+    for protocol, data, length in cases:
+        hashes.append(prepared(tokenizer, protocol, data).protocol_hash)
+        task = {"task": data.task.name, "task_version": data.task.version, "prompt": data.task.prompt}
+        asked = {**protocol.drawn(), "k": protocol.k, "data": data.sha256, "max_new_tokens": length}
+        assert hashes[-1] == digest({**task, **asked})
+    cut = prepared(tokenizer, context=70)  # of the length, what it really was
+    assert cut.request.max_new_tokens < 64
+    assert len({*hashes, cut.protocol_hash}) == len(cases)

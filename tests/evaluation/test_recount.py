@@ -22,6 +22,7 @@ from perl.policy.name import policy_name
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all, verifier_version
 from perl.types import Verdict
 from tests.evaluation.forgeries import FORGERIES, TASK
+from tests.oracles import evaluation as by_hand
 
 K, COUNT = 4, 8
 KEYS = {"base": "b" * 16, "adapter": "a" * 16}
@@ -126,20 +127,31 @@ def test_honest_results_are_the_same_from_texts_from_verdicts_and_from_bits(fold
 
 def test_the_figures_are_those_of_a_count_by_hand(made):
     task = recount_folder(made).results.task(TASK)
-    marks = "".join(ADAPTER)
-    assert task.adapter.accuracy == pytest.approx(marks.count("1") / len(marks))
-    assert task.adapter.no_answer == marks.count("-") / len(marks)
-    assert task.adapter.tokens == len(ADAPTER) * (20 + 21 + 22 + 23)
-    gains = [a.count("1") / 4 - b.count("1") / 4 for a, b in zip(ADAPTER, BASE, strict=True)]
-    assert task.difference.mean == pytest.approx(sum(gains) / len(gains))
-    assert 3 in task.adapter.pass_at
+    right = {who: by_hand.marks(texts) for who, texts in (("base", BASE), ("adapter", ADAPTER))}
+    for who, texts in (("base", BASE), ("adapter", ADAPTER)):
+        score, rows = getattr(task, who), right[who]
+        found = score.accuracy, score.stderr, score.low, score.high
+        assert found == pytest.approx(by_hand.estimate(by_hand.shares(rows)))
+        for k in (1, 2, 3, 4):
+            found = score.pass_at[k], score.pass_at_stderr[k], score.pass_at_low[k], score.pass_at_high[k]
+            assert found == pytest.approx(by_hand.pass_at(rows, k))
+        # Wrong answers of a problem are all different; where there is none, "-", nobody votes.
+        answers = [[None if m == "-" else "1" if m == "1" else f"wrong {i}" for i, m in enumerate(t)] for t in texts]
+        found = score.majority, score.majority_stderr, score.majority_low, score.majority_high
+        assert found == pytest.approx(by_hand.majority(answers, rows))
+        assert score.no_answer == "".join(texts).count("-") / (COUNT * K)
+        assert score.tokens == COUNT * (20 + 21 + 22 + 23)
+    gain = task.difference
+    expected = by_hand.difference(right["base"], right["adapter"])
+    assert (gain.mean, gain.stderr, gain.low, gain.high) == pytest.approx(expected)
+    assert gain.p_value == pytest.approx(by_hand.p_value(right["base"], right["adapter"]))
 
 
-@pytest.mark.parametrize("name", [name for name, forgery in FORGERIES.items() if forgery.said])
-def test_a_forgery_is_shown_from_the_samples_and_their_texts(folder, name):
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forgery_is_shown_from_the_samples_and_their_texts_unless_everything_was_forged_together(folder, name):
     forgery = FORGERIES[name]
     forgery.edit(folder)
-    assert re.search(forgery.said, said(folder)), said(folder)
+    assert said(folder) == "" if forgery.said is None else re.search(forgery.said, said(folder)), said(folder)
 
 
 @pytest.mark.parametrize("name", [n for n, f in FORGERIES.items() if f.said and f.needs != "texts"])
@@ -154,27 +166,19 @@ def test_a_forgery_is_shown_from_what_was_published(folder, name):
     assert re.search(forgery.said, said(folder)), said(folder)
 
 
-@pytest.mark.parametrize("name", [name for name, forgery in FORGERIES.items() if forgery.said is None])
-def test_a_forgery_of_everything_together_is_not_shown(folder, name):
-    FORGERIES[name].edit(folder)
-    assert said(folder) == ""
-
-
 def compared(*folders, options=()):
     return run_command(["eval", "compare", *options, *map(str, folders)], "perl")
 
 
-def test_results_are_compared_only_as_they_were_counted(folder, made, capsys):
+def test_results_are_compared_only_as_they_were_counted_and_else_as_reported(folder, made, capsys):
     assert compared(made, folder) == EXIT_DONE
+    assert "reported" not in capsys.readouterr().out
     FORGERIES["every bit 1 and every figure that follows"].edit(folder)
-    capsys.readouterr()
     assert compared(made, folder) == EXIT_USER_MISTAKE
     printed = capsys.readouterr()
     assert printed.out == ""
     assert f"{folder}: results.json: {TASK}: the adapter's rights differ on 5 problems" in printed.err
-
-
-def test_what_was_not_counted_is_compared_as_reported(folder, made, capsys):
+    shutil.copy(made / RESULTS, folder / RESULTS)
     (folder / SAMPLES).unlink()
     assert compared(made, folder) == EXIT_DONE
     said = " ".join(capsys.readouterr().out.split())
@@ -182,12 +186,25 @@ def test_what_was_not_counted_is_compared_as_reported(folder, made, capsys):
     assert f"{made}: reported" not in said
 
 
-def test_each_problem_is_one_line_that_names_figure_file_and_count(folder):
-    FORGERIES["accuracy"].edit(folder)
-    line = said(folder)
-    right = "".join(ADAPTER).count("1") / (K * COUNT)
-    figure = f"adapter.accuracy is 0.99 in the file, counted is {right:.10g}"
-    assert line == f"results.json: {TASK}: {figure} (perl eval writes it anew)"
+RIGHTS = by_hand.marks(BASE), by_hand.marks(ADAPTER)
+
+
+@pytest.mark.parametrize(
+    ("forgery", "figure", "counted"),
+    [
+        ("accuracy", "adapter.accuracy is 0.99", by_hand.estimate(by_hand.shares(RIGHTS[1])).mean),
+        ("standard error", "adapter.stderr is 0.0001", by_hand.estimate(by_hand.shares(RIGHTS[1])).stderr),
+        ("pass@k", "adapter.pass_at.2 is 1", by_hand.pass_at(RIGHTS[1], 2).mean),
+        ("difference", "difference.mean is 0.526", by_hand.difference(*RIGHTS).mean),
+        ("p", "difference.p_value is 0.0001", by_hand.p_value(*RIGHTS)),
+    ],
+)
+def test_a_wrong_figure_is_one_line_that_names_file_figure_and_what_was_counted(folder, forgery, figure, counted):
+    FORGERIES[forgery].edit(folder)
+    line = next(line for line in said(folder).splitlines() if line.startswith(f"results.json: {TASK}: "))
+    assert f"{figure} in the file" in line
+    assert "perl eval" in line
+    assert float(re.search(r"counted is ([\d.e-]+)", line)[1]) == pytest.approx(counted, rel=1e-9)
 
 
 def test_fields_that_need_more_than_rights_are_known():
@@ -252,20 +269,18 @@ def test_a_published_line_that_is_none_is_one_line(folder, line, reason):
     assert len(said(folder).splitlines()) == 1
 
 
-def test_published_samples_that_the_results_do_not_name_are_told(folder):
-    publish(folder)
-    lines = (folder / SAMPLES).read_text().splitlines()
-    stranger = json.dumps({**json.loads(lines[0]), "policy": "c" * 16})
-    (folder / SAMPLES).write_text("\n".join([*lines, stranger]) + "\n")
-    assert "has 1 samples of policy 'cccccccccccccccc'" in said(folder)
-
-
-def test_kept_samples_of_other_policies_are_no_problem(folder):
+@pytest.mark.parametrize("published", [True, False])
+def test_samples_of_other_policies_are_told_where_they_were_published(folder, published):
     """An evaluation keeps what earlier adapters answered in the same file."""
+    if published:
+        publish(folder)
     lines = (folder / SAMPLES).read_text().splitlines()
-    others = [json.dumps({**json.loads(line), "policy": "c" * 16}) for line in lines]
+    adapters = [line for line in map(json.loads, lines) if line["policy"] == KEYS["adapter"]]
+    others = [json.dumps({**line, "policy": "c" * 16}) for line in adapters]
     (folder / SAMPLES).write_text("\n".join([*lines, *others]) + "\n")
-    assert said(folder) == ""
+    found = said(folder)
+    assert len(others) == COUNT * K
+    assert (f"has {len(others)} samples of policy 'cccccccccccccccc'" in found) if published else found == ""
 
 
 INTEGRAL = r"\int_0^1 x^2 dx"
@@ -284,7 +299,9 @@ def says_other_verdicts(found):
 
 
 @pytest.mark.parametrize("gold", ["1", "1+1", INTEGRAL])
-def test_an_undecided_verdict_does_not_stand_where_the_verifier_decides(made, gold):
+def test_an_undecided_verdict_does_not_stand_where_the_verifier_decides(made, gold, monkeypatch):
+    # However busy this machine is.
+    monkeypatch.setattr("perl.evaluation.recounting.judged_again._SOON_SECONDS", 30.0)
     for status in ("timeout", "error"):
         found = judged(made, gold, status=status)
         assert says_other_verdicts(found)
@@ -294,12 +311,14 @@ def test_an_undecided_verdict_does_not_stand_where_the_verifier_decides(made, go
 @pytest.mark.parametrize(
     ("there", "now", "stands"),
     [
-        ("timeout", "timeout", True),
-        ("error", "timeout", True),
-        ("timeout", "wrong", False),
-        ("right", "timeout", False),
-        ("wrong", "timeout", False),
+        ({"status": "timeout"}, "timeout", True),
+        ({"status": "error"}, "timeout", True),
+        ({"status": "timeout"}, "wrong", False),
+        ({"status": "right"}, "timeout", False),
+        ({"status": "wrong"}, "timeout", False),
+        ({"status": "timeout", "extracted": "7"}, "timeout", False),  # the answer is that of the text
     ],
+    ids=str,
 )
 def test_where_the_verifier_does_not_decide_nothing_but_an_undecided_verdict_stands(
     made, monkeypatch, there, now, stands
@@ -311,22 +330,14 @@ def test_where_the_verifier_does_not_decide_nothing_but_an_undecided_verdict_sta
         return [Verdict(now, None) for _ in golds]
 
     monkeypatch.setattr("perl.evaluation.recounting.judged_again.check_all", as_told)
-    found = judged(made, INTEGRAL, status=there)
+    found = judged(made, INTEGRAL, **there)
     assert says_other_verdicts(found) is not stands
     undecided = f"8 completions on {TASK} that the verifier could not decide"
     assert (undecided in found.reported) is (now == "timeout")
     # What the file leaves open is asked for a moment only: else it would be undecided after every evaluation.
-    open_there = there in ("timeout", "error")
+    open_there = there["status"] in ("timeout", "error")
     assert {seconds for count, seconds in asked if count} == {1.0 if open_there else 30.0}
     assert sum(count for count, _ in asked) == 2 * K
-
-
-def test_the_answer_of_an_undecided_completion_is_that_of_its_text(made, monkeypatch):
-    monkeypatch.setattr(
-        "perl.evaluation.recounting.judged_again.check_all",
-        lambda golds, *_, **__: [Verdict("timeout", None) for _ in golds],
-    )
-    assert says_other_verdicts(judged(made, INTEGRAL, status="timeout", extracted="7"))
 
 
 def of_benchmark(made, held_out=None, **changes):
@@ -344,35 +355,46 @@ def of_benchmark(made, held_out=None, **changes):
     return [str(problem) for problem in found.mistakes], found.reported
 
 
+AIME = all_tasks()["aime24"]
+
+
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("title", "data", "held_out", "said"),
     [
-        ({}, None),
-        ({"source": "aime24.jsonl", "revision": None}, None),
-        ({"revision": None}, None),
-        ({"source": "MathArena/aime_2026"}, "its data is from 'MathArena/aime_2026', the task's is from 'HuggingFace"),
-        ({"source": "aime24.jsonl"}, "which is none of 'aime24.jsonl'"),
-        ({"revision": "refs/pr/1"}, "its data has the revision 'refs/pr/1'"),
+        (AIME.title, {}, None, None),
+        (AIME.title, {"source": "aime24.jsonl", "revision": None}, None, None),
+        (AIME.title, {"revision": None}, None, None),
+        (
+            AIME.title,
+            {"source": "MathArena/aime_2026"},
+            None,
+            "its data is from 'MathArena/aime_2026', the task's is from 'HuggingFace",
+        ),
+        (AIME.title, {"source": "aime24.jsonl"}, None, "which is none of 'aime24.jsonl'"),
+        (AIME.title, {"revision": "refs/pr/1"}, None, "its data has the revision 'refs/pr/1'"),
+        # Problems that a run held out bear a benchmark's name only if the run's data has that name.
+        ("aime24 (held out)", {"source": "aime24", "revision": None}, "aime24", None),
+        ("aime24 (held out)", {"source": "aime24", "revision": None}, None, None),
+        (
+            "aime24 (held out)",
+            {"source": "aime24", "revision": None},
+            "mine",
+            "its title is 'aime24 (held out)', the run held out 'mine'",
+        ),
+        (
+            "aime24 (held out)",
+            {"source": "HuggingFaceH4/aime_2024", "revision": None},
+            "aime24",
+            "its data is from 'HuggingFaceH4/aime_2024', the task's is from 'aime24'",
+        ),
     ],
 )
-def test_a_benchmarks_data_is_what_its_definition_says(made, changes, said):
-    known = all_tasks()["aime24"]
-    data = {"source": known.repository, "revision": known.revision, "sha256": "a" * 64, **changes}
-    problems, _ = of_benchmark(made, data=data)
-    assert problems == [] if said is None else len(problems) == 1 and said in problems[0], problems
-
-
-def test_held_out_problems_bear_a_benchmarks_name_only_if_the_run_held_out_data_of_that_name(made):
-    title = "aime24 (held out)"
-    data = {"source": "aime24", "revision": None, "sha256": "a" * 64}
-    assert of_benchmark(made, "aime24", title=title, data=data)[0] == []
-    (said,), _ = of_benchmark(made, "mine", title=title, data=data)
-    assert "its title is 'aime24 (held out)', the run held out 'mine'" in said
-    problems, reported = of_benchmark(made, None, title=title, data=data)
-    assert problems == []
-    assert "that the problems of 'aime24 (held out)' are those of a run, and not the benchmark's" in reported
-    (said,), _ = of_benchmark(made, "aime24", title=title, data={**data, "source": "HuggingFaceH4/aime_2024"})
-    assert "its data is from 'HuggingFaceH4/aime_2024', the task's is from 'aime24'" in said
+def test_a_benchmarks_name_is_borne_by_its_own_data_or_by_what_the_run_held_out(made, title, data, held_out, said):
+    whole = {"source": AIME.repository, "revision": AIME.revision, "sha256": "a" * 64, **data}
+    mistakes, reported = of_benchmark(made, held_out, title=title, data=whole)
+    assert mistakes == [] if said is None else len(mistakes) == 1 and said in mistakes[0], mistakes
+    unknown = f"that the problems of {title!r} are those of a run, and not the benchmark's"
+    assert (unknown in reported) is (title.endswith("(held out)") and held_out is None)
 
 
 def test_a_stranger_does_not_choose_how_his_samples_are_read(folder):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -62,16 +63,31 @@ def test_it_is_planned_without_weights(saved):
         assert part in lines
 
 
-def test_whom_it_asks(saved):
-    assert plan(saved, with_base=False).policies == ("adapter",)
-    assert plan().policies == ("base",)
-    assert plan(with_base=False).policies == ("base",)
-    assert "adapter" not in "\n".join(plan().lines())
-
-
-def test_results_go_where_they_are_wanted(saved):
-    assert plan(saved, output="~/there").folder == Path("~/there").expanduser()
-    assert plan(preset="greedy").folder == Path("evals/weightless/greedy")
+@pytest.mark.parametrize(
+    ("trained", "arguments", "expected"),
+    [
+        (True, {"with_base": False}, {"policies": ("adapter",)}),
+        (False, {}, {"policies": ("base",)}),
+        (False, {"with_base": False}, {"policies": ("base",)}),
+        (True, {"output": "~/there"}, {"folder": Path("~/there").expanduser()}),
+        (False, {"preset": "greedy"}, {"folder": Path("evals/weightless/greedy")}),
+        (False, {"device": "cpu"}, {"device": torch.device("cpu")}),
+        (
+            False,
+            {"servers": ("http://localhost:8000",), "sync_folder": "sync", "server_timeout": 3},
+            {
+                "engine.backend": "vllm-server",
+                "engine.servers": ["http://localhost:8000"],
+                "engine.server_timeout": 3,
+                "engine.sync_folder": "sync",
+            },
+        ),
+    ],
+)
+def test_policies_folder_device_and_engine_are_those_that_were_asked_for(saved, trained, arguments, expected):
+    found = plan(saved if trained else None, **arguments)
+    assert {name: attrgetter(name)(found) for name in expected} == expected
+    assert trained or "adapter" not in "\n".join(found.lines())
 
 
 def test_what_a_preset_leaves_open_is_the_bases(weightless):
@@ -103,13 +119,6 @@ def test_a_base_that_does_not_say_how_much_it_reads_is_not_limited(weightless):
     assert task.request.max_new_tokens == 32_768
 
 
-def test_servers_decide_the_engine():
-    found = plan(servers=("http://localhost:8000",), sync_folder="sync", server_timeout=3).engine
-    assert (found.backend, found.servers, found.server_timeout) == ("vllm-server", ["http://localhost:8000"], 3)
-    assert found.sync_folder == "sync"
-    assert plan(device="cpu").device == torch.device("cpu")
-
-
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -117,22 +126,26 @@ def test_servers_decide_the_engine():
         ({"backend": "vllm-server"}, "--backend: vllm-server needs the address of one (--server http://"),
         ({"backend": "transformers", "servers": ("http://a",)}, "--server: transformers asks no server (leave "),
         ({"servers": ("http://a", "http://a/")}, "--server: the same server is named twice"),
-        ({"servers": ("http://a",), "server_timeout": 0}, "--server-timeout: 0 is out of range (more than 0 seconds)"),
+        *(
+            (
+                {"servers": ("http://a",), "server_timeout": seconds},
+                f"--server-timeout: {seconds:g} is out of range (more than 0 seconds)",
+            )
+            for seconds in (0, -1.0, float("nan"))
+        ),
         ({"limit": 0}, "--limit: 0 problems are too few (at least 1)"),
         ({"pass_at": (3, 32)}, "--pass-at: pass@32 needs 32 completions a problem, there are 16 (--k 32)"),
         ({"pass_at": (0, 3)}, "--pass-at: there is no pass@0 (1 to 16)"),
+        (
+            {"tasks": ("sandbox:additon", "sandbox:chian")},
+            "--tasks: there is no task 'sandbox:additon' (did you mean sandbox:addition?)\n"
+            "--tasks: there is no task 'sandbox:chian' (did you mean sandbox:chain?)",
+        ),
         ({"preset": "gredy"}, "--preset: no preset 'gredy' (did you mean greedy?)"),
     ],
 )
 def test_a_setting_that_cannot_be_is_said_of_its_option(settings, line):
     assert mistake(**settings).startswith(line)
-
-
-def test_every_task_that_does_not_exist_is_named():
-    assert mistake(tasks=("sandbox:additon", "sandbox:chian")).splitlines() == [
-        "--tasks: there is no task 'sandbox:additon' (did you mean sandbox:addition?)",
-        "--tasks: there is no task 'sandbox:chian' (did you mean sandbox:chain?)",
-    ]
 
 
 def test_what_needs_a_package_that_is_absent_says_how_to_install_it():

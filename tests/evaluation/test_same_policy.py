@@ -10,7 +10,6 @@ import pytest
 import perl
 from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import read_results
-from perl.policy.name import adapter_policy_name
 from tests.saved_adapters import save_adapter
 
 TASK = "sandbox:addition"
@@ -47,14 +46,28 @@ def scored(results) -> tuple:
     return found.adapter, found.problems
 
 
+@pytest.fixture(scope="module")
+def done(saved, tmp_path_factory) -> Path:
+    """The folder of an evaluation."""
+    folder = tmp_path_factory.mktemp("done") / "out"
+    evaluate(saved, output=folder)
+    return folder
+
+
+@pytest.fixture
+def out(done) -> Path:
+    """An evaluation that a test may edit."""
+    return Path(shutil.copytree(done, "out"))
+
+
 def edit(folder, **changes) -> None:
     file = Path(folder) / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_a_config_that_was_edited_is_another_policy_whose_completions_are_drawn(saved, said):
+def test_a_config_that_was_edited_is_another_policy_whose_completions_are_drawn(saved, out, said):
     shutil.copytree(saved, "lora")
-    first = evaluate("lora")
+    first = read_results(out)
     edit("lora", lora_alpha=1e-4)
     second = evaluate("lora")
     assert not [line for line in said() if "there already" in line]
@@ -67,24 +80,12 @@ def test_a_config_that_was_edited_is_another_policy_whose_completions_are_drawn(
     assert read_results(Path("out", "earlier", first.subject["policy"][:8])).tasks == first.tasks
 
 
+@pytest.mark.usefixtures("out")
 def test_what_only_says_where_the_base_lies_is_the_same_policy(saved, said):
     shutil.copytree(saved, "lora")
-    evaluate("lora")
     edit("lora", inference_mode=False, peft_version="0.1")
     evaluate("lora")
     assert len([line for line in said() if "4 of 4 completions are there already" in line]) == 1
-
-
-def test_results_name_the_policy_by_the_files(saved):
-    subject = evaluate(saved).subject
-    text = (saved / "adapter_config.json").read_text()
-    assert subject["policy"] == adapter_policy_name(text, subject["adapter_sha256"], subject["base_sha256"])
-
-
-def test_another_type_of_weights_is_drawn_again(saved, said):
-    evaluate(saved)
-    evaluate(saved, dtype="bfloat16")
-    assert not [line for line in said() if "there already" in line]
 
 
 def flip(row):
@@ -111,8 +112,8 @@ def reword(row):
     ],
     ids=["status", "answer", "seed", "long", "no tokens", "many", "number", "list", "unknown", "no seed"],
 )
-def test_edited_samples_change_no_score_and_are_said(saved, change, drawn_again, said):
-    expected = scored(evaluate(saved)), samples()
+def test_edited_samples_change_no_score_and_are_said(saved, out, change, drawn_again, said):
+    expected = scored(read_results(out)), samples()
     rows = samples()
     change(rows[1])
     write(rows)
@@ -122,8 +123,8 @@ def test_edited_samples_change_no_score_and_are_said(saved, change, drawn_again,
     assert len([line for line in said() if "dropped" in line or "others now" in line or "malformed lines" in line]) == 1
 
 
+@pytest.mark.usefixtures("out")
 def test_an_edited_text_is_judged_by_what_it_says_now(saved):
-    evaluate(saved)
     rows = samples()
     for row in rows:
         reword(row)
@@ -133,9 +134,8 @@ def test_an_edited_text_is_judged_by_what_it_says_now(saved):
     assert {row["status"] for row in samples()} == {"wrong"}
 
 
-def test_verdicts_of_another_verifier_are_given_again_and_both_are_kept(saved, said):
-    first = evaluate(saved)
-    file = Path("out/results.json")
+def test_verdicts_of_another_verifier_are_given_again_and_both_are_kept(saved, out, said):
+    first, file = read_results(out), out / "results.json"
     facts = json.loads(file.read_text())
     facts["perl"]["verifier"] = "0 (of old)"
     file.write_text(json.dumps(facts))

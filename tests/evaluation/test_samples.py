@@ -24,17 +24,25 @@ def test_samples_come_back_as_they_were(file):
     assert len(file.path.read_text(encoding="utf-8").split("\n")) == 4  # a line each, whatever the text holds
 
 
-def test_a_file_that_is_not_there_holds_nothing(file):
+def test_a_file_that_is_not_there_holds_nothing_and_is_empty_once_it_was_put_in_order(file):
     assert file.read("policy") == {}
     assert not file.path.exists()
+    file.put_first(["policy"], [ONE.place])
+    assert file.path.read_text() == ""
 
 
-def test_a_policys_samples_are_its_own(file):
+def test_a_policys_samples_are_its_own_and_of_two_of_a_place_the_later_counts(file):
     file.append("old weights", [ONE])
     file.append("new weights", [replace(ONE, status="wrong")])
     assert file.read("old weights") == {ONE.place: ONE}
     assert not file.read("new weights")[ONE.place].right
     assert file.read("other weights") == {}
+    again = replace(ONE, status="wrong")
+    file.append("old weights", [again])
+    assert file.read("old weights") == {ONE.place: again}
+    file.put_first(["old weights"], [ONE.place])
+    assert file.read("old weights") == {ONE.place: again}
+    assert file.path.read_text(encoding="utf-8").count("\n") == 2
 
 
 def test_a_kill_at_any_byte_costs_the_last_sample_only(file):
@@ -62,15 +70,6 @@ def test_lines_of_something_else_are_passed_over(file):
     assert set(file.read("policy")) == {ONE.place, TWO.place}
 
 
-def test_the_later_of_two_samples_of_a_place_counts(file):
-    again = replace(ONE, status="wrong")
-    file.append("policy", [ONE, again])
-    assert file.read("policy") == {ONE.place: again}
-    file.put_first(["policy"], [ONE.place])
-    assert file.read("policy") == {ONE.place: again}
-    assert file.path.read_text(encoding="utf-8").count("\n") == 1
-
-
 def test_what_a_result_stands_on_comes_first_in_order_and_the_rest_stays_after_it(file):
     file.append("adapter", [TWO, ONE])
     file.append("another", [TWO, ONE])
@@ -86,15 +85,6 @@ def test_what_a_result_stands_on_comes_first_in_order_and_the_rest_stays_after_i
     assert file.read("adapter") == {ONE.place: ONE, TWO.place: TWO}
     assert file.read("another") == {ONE.place: ONE, TWO.place: TWO}
     assert [path.name for path in file.path.parent.iterdir()] == ["samples.jsonl"]
-
-
-def test_putting_nothing_first_drops_nothing(file):
-    file.append("policy", [ONE, TWO])
     content = file.path.read_text()
-    file.put_first([], [])
+    file.put_first([], [])  # nothing is first, nothing is lost
     assert file.path.read_text() == content
-
-
-def test_a_file_that_is_not_there_is_empty_afterwards(file):
-    file.put_first(["policy"], [ONE.place])
-    assert file.path.read_text() == ""

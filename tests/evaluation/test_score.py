@@ -1,14 +1,16 @@
 """The score of a policy is what its samples say, counted by hand."""
 
 import math
+import random
 import statistics
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
-from perl.evaluation.score import rights, score_samples
-from perl.intervals import interval
-from tests.evaluations import rows, samples
+from perl.evaluation.score import score_samples
+from tests.evaluations import samples
+from tests.oracles import evaluation as by_hand
 
 
 def test_a_score_against_numbers_counted_by_hand():
@@ -30,9 +32,6 @@ def test_a_score_against_numbers_counted_by_hand():
     errors = {k: statistics.stdev(values) / math.sqrt(3) for k, values in by_problem.items()}
     assert score.pass_at_stderr == pytest.approx(errors)
     assert score.majority_stderr == pytest.approx(errors[4])
-    for k, error in errors.items():
-        assert (score.pass_at_low[k], score.pass_at_high[k]) == interval(score.pass_at[k], error, 3)
-    assert (score.majority_low, score.majority_high) == interval(score.majority, score.majority_stderr, 3)
     assert score.tokens == 10 * 11 + 70
     assert score.mean_tokens == pytest.approx(180 / 12)
     assert score.truncated == pytest.approx(1 / 12)
@@ -41,11 +40,31 @@ def test_a_score_against_numbers_counted_by_hand():
     assert score.g_pass == {}
 
 
-def test_what_is_always_right_is_not_sure_to_be():
-    score = score_samples(samples(["11"] * 30))
-    assert (score.accuracy, score.stderr, score.high) == (1.0, 0.0, 1.0)
-    expected = pytest.approx(0.025 ** (1 / 30))  # so rare are 30 rights of 30 at this share
-    assert score.low == score.majority_low == score.pass_at_low[2] == expected
+def chance(count: int, k: int) -> list[str]:
+    rng = random.Random(count)
+    return ["".join(rng.choice("01") for _ in range(k)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [chance(2, 1), chance(5, 4), chance(12, 8), chance(3, 16), ["11"] * 30, ["0"] * 4],
+    ids=["2 of 1", "5 of 4", "12 of 8", "3 of 16", "always right", "never"],
+)
+def test_every_mean_has_the_error_and_the_interval_of_the_problems_values(texts):
+    """Also of what is always right: 0.025 ** (1 / 30) is the share at which 30 rights of 30 are so rare."""
+    rng, problems = random.Random(1), samples(texts)
+    answers = ["2", "3", "5"]
+    problems = [[s if s.right else replace(s, extracted=rng.choice([*answers, None])) for s in row] for row in problems]
+    right = [[sample.right for sample in row] for row in problems]
+    score = score_samples(problems)
+    assert (score.accuracy, score.stderr, score.low, score.high) == pytest.approx(
+        by_hand.estimate(by_hand.shares(right))
+    )
+    for j, mean in score.pass_at.items():
+        found = mean, score.pass_at_stderr[j], score.pass_at_low[j], score.pass_at_high[j]
+        assert found == pytest.approx(by_hand.pass_at(right, j))
+    found = score.majority, score.majority_stderr, score.majority_low, score.majority_high
+    assert found == pytest.approx(by_hand.majority([[s.extracted for s in row] for row in problems], right))
 
 
 def test_a_single_problem_has_neither_error_nor_interval():
@@ -56,31 +75,48 @@ def test_a_single_problem_has_neither_error_nor_interval():
     assert score.pass_at_stderr == score.pass_at_low == score.pass_at_high == {}
 
 
-def test_pass_at_further_numbers_is_reported_where_asked():
-    assert sorted(score_samples(samples(["110010"]), pass_at=[3, 6]).pass_at) == [1, 2, 3, 4, 6]
-    assert sorted(score_samples(samples(["1"])).pass_at) == [1]
-    assert sorted(score_samples(samples(["111"])).pass_at) == [1, 2, 3]  # k too, whether or not a power of two
+@pytest.mark.parametrize(
+    ("text", "more", "numbers"),
+    [
+        ("110010", [3, 6], [1, 2, 3, 4, 6]),
+        ("1", [], [1]),
+        ("101", [], [1, 2, 3]),  # k too, whether or not a power of two
+        ("10000100", [5], [1, 2, 4, 5, 8]),
+    ],
+)
+def test_pass_at_k_is_reported_for_powers_of_two_for_k_and_where_asked(text, more, numbers):
+    (right,) = by_hand.marks([text])
+    expected = {k: float(by_hand.share_of_draws(right, k)) for k in numbers}
+    assert score_samples(samples([text]), pass_at=more).pass_at == pytest.approx(expected)
+
+
+def test_what_cannot_be_scored_is_refused():
     with pytest.raises(ValueError, match="needs 7 completions"):
         score_samples(samples(["110010"]), pass_at=[7])
-
-
-def test_g_pass_needs_sixteen_completions():
-    assert score_samples(samples(["1" * 15])).g_pass == {}
-    found = score_samples(samples(["1" * 8 + "0" * 8, "1" * 16])).g_pass
-    assert found == pytest.approx({"0.25": 1.0, "0.5": 1.0, "0.75": 0.5, "1": 0.5, "mean": 0.5})
-
-
-@pytest.mark.parametrize(("answers", "score"), [(["2", r"\frac{4}{2}", "1", "1"], 0.5), (["2", "3", "1", "1"], 1.0)])
-def test_wrong_answers_that_mean_the_same_vote_together(answers, score):
-    [problem] = samples(["0011"])
-    problem = [replace(sample, extracted=answer) for sample, answer in zip(problem, answers, strict=True)]
-    assert score_samples([problem]).majority == score
-
-
-def test_without_a_problem_there_is_no_score():
     with pytest.raises(ValueError, match="no problem"):
         score_samples([])
 
 
-def test_rights_are_verdicts_in_order():
-    assert rights(samples(["100", "011"])) == [list(row) for row in rows(["100", "011"])]
+def test_g_pass_needs_sixteen_completions():
+    assert score_samples(samples(["1" * 15])).g_pass == {}
+    texts = ["1" * 8 + "0" * 8, "1" * 16, "1" * 13 + "0" * 3]
+    right = by_hand.marks(texts)
+    expected = {f"{t:g}": by_hand.g_pass_at(right, 16, Fraction(t)) for t in (0.25, 0.5, 0.75, 1)}
+    # The thresholds above one half are 9/16 to 16/16.
+    upper = [by_hand.g_pass_at(right, 16, Fraction(i, 16)) for i in range(9, 17)]
+    assert score_samples(samples(texts)).g_pass == pytest.approx({**expected, "mean": sum(upper) / 8})
+
+
+@pytest.mark.parametrize(
+    ("answers", "meant"),
+    [
+        (["2", r"\frac{4}{2}", "1", "1"], ["2", "2", "1", "1"]),
+        (["2", "3", "1", "1"], ["2", "3", "1", "1"]),
+        (["50\\%", "0.5", "1", "1"], ["1/2", "1/2", "1", "1"]),
+    ],
+)
+def test_wrong_answers_that_mean_the_same_vote_together(answers, meant):
+    [problem] = samples(["0011"])
+    problem = [replace(sample, extracted=answer) for sample, answer in zip(problem, answers, strict=True)]
+    expected = by_hand.share_of_votes(meant, [False, False, True, True])
+    assert score_samples([problem]).majority == float(expected)

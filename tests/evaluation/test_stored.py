@@ -23,55 +23,48 @@ def stored(*samples):
     return stored_samples({one.place: one for one in samples}, WANTED, PROTOCOL)
 
 
-def test_what_is_right_as_it_stands_stays_as_it_is():
-    good = sample()
-    long = sample("p1", 1, "so 4", "no_answer", None, tokens=8, truncated=True)
-    empty = sample("p1", 0, "", "no_answer", None, tokens=1)
-    found = stored(good, long, empty)
-    assert found.samples == {one.place: one for one in (good, long, empty)}
-    assert (found.judged_otherwise, list(found.dropped)) == (0, [])
-
-
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
+        ({}, ("right", "3")),  # as it stands
+        ({"problem": "p1", "index": 1, "text": "so 4", "status": "no_answer", "extracted": None, "tokens": 8}, None),
+        ({"problem": "p1", "text": "", "status": "no_answer", "extracted": None, "tokens": 1}, None),
         ({"status": "wrong"}, ("right", "3")),
         ({"problem": "p1", "status": "right"}, ("wrong", "3")),
         ({"text": "\\boxed{5}"}, ("wrong", "5")),
         ({"extracted": "7"}, ("right", "3")),
         ({"status": "no_answer", "extracted": None}, ("right", "3")),
     ],
+    ids=str,
 )
 def test_verdict_and_answer_are_those_of_the_text_whatever_stands_there(written, expected):
-    found = stored(sample(**written))
-    (again,) = found.samples.values()
-    assert (again.status, again.extracted) == expected
-    assert found.judged_otherwise == 1
+    one = sample(**written, truncated=written.get("tokens") == 8)
+    expected = expected or ("no_answer", None)
+    found = stored(one)
+    assert found.samples == {one.place: replace(one, status=expected[0], extracted=expected[1])}
+    assert found.judged_otherwise == ((one.status, one.extracted) != expected)
+    assert list(found.dropped) == []
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "dropped"),
     [
-        {"seed": 1},
-        {"tokens": 9},
-        {"tokens": -1},
-        {"tokens": 0},
-        {"tokens": 7, "truncated": True},
-        {"tokens": 2**62},
-        {"problem": "p7"},
-        {"task": "products"},
-        {"index": -1},
+        ({"seed": 1}, True),
+        ({"tokens": 9}, True),
+        ({"tokens": -1}, True),
+        ({"tokens": 0}, True),
+        ({"tokens": 7, "truncated": True}, True),
+        ({"tokens": 2**62}, True),
+        ({"problem": "p7"}, True),
+        ({"task": "products"}, True),
+        ({"index": -1}, True),
+        # Beyond k it is neither taken nor dropped: it is another, larger evaluation's.
+        ({"index": 5, "seed": PROTOCOL.seed_of("sums", "p0", 5)}, False),
     ],
     ids=str,
 )
-def test_what_this_evaluation_cannot_have_drawn_is_dropped(change):
-    bad = sample(**change) if set(change) & {"seed", "tokens"} else replace(sample(), **change)
-    found = stored(bad, sample("p1", 0, "\\boxed{4}", extracted="4"))
-    assert list(found.dropped) == [bad.place]
-    assert len(found.samples) == 1
-
-
-def test_a_place_beyond_k_is_neither_taken_nor_dropped():
-    further = replace(sample(), index=5, seed=PROTOCOL.seed_of("sums", "p0", 5))
-    found = stored(further)
-    assert (dict(found.samples), list(found.dropped)) == ({}, [])
+def test_what_this_evaluation_cannot_have_drawn_is_dropped(change, dropped):
+    bad, good = replace(sample(), **change), sample("p1", 0, "\\boxed{4}", extracted="4")
+    found = stored(bad, good)
+    assert list(found.dropped) == [bad.place] * dropped
+    assert found.samples == {good.place: good}

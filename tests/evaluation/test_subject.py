@@ -45,57 +45,56 @@ def mistake(*arguments) -> str:
     return str(caught.value)
 
 
-def test_an_adapter_folder_names_its_base(saved):
-    subject = find_subject(str(saved))
-    assert (subject.name, subject.base.name, subject.model) == ("lora", BASE, None)
-    assert subject.adapter_sha256 == sha256(saved / "adapter_model.safetensors")
+@pytest.mark.parametrize(
+    ("method", "named", "name", "folder", "weights"),
+    [
+        ("lora", "runs/mine", "mine", "runs/mine/evals", "adapter/adapter_model.safetensors"),
+        ("lora", "runs/mine/adapter", "mine", "evals/mine", "adapter/adapter_model.safetensors"),
+        (
+            "lora",
+            "runs/mine/checkpoints/checkpoint-9",
+            "mine-checkpoint-9",
+            "evals/mine-checkpoint-9",
+            "checkpoints/checkpoint-9/adapter_model.safetensors",
+        ),
+        ("full", "runs/mine", "mine", "runs/mine/evals", "model/model.safetensors"),
+        ("lora", "elsewhere/lora", "lora", "evals/lora", "../../elsewhere/lora/adapter_model.safetensors"),
+    ],
+    ids=["run", "its adapter", "a checkpoint", "a run of method full", "an adapter's folder"],
+)
+def test_what_lies_in_a_run_has_the_base_as_the_run_loaded_it_and_another_adapter_names_its_own(
+    saved, method, named, name, folder, weights
+):
+    run = a_run(saved, method=method)
+    shutil.copytree(saved, "elsewhere/lora")
+    shutil.copytree(saved, run / "checkpoints/checkpoint-9")
+    subject = find_subject(named)
+    dtype = "float32" if named.startswith("runs") else "auto"
+    assert (subject.name, subject.base.name, subject.base.dtype) == (name, BASE, dtype)
+    assert subject.folder == Path(folder)
+    assert subject.adapter_sha256 == sha256(run / weights)
     assert subject.trained
-    assert subject.folder == Path("evals/lora")
+    where = Path(subject.model.name) if method == "full" else subject.adapter.folder
+    assert where.resolve() == (run / weights).parent.resolve()
+    assert (subject.adapter is None) == (method == "full") == (subject.model is not None)
 
 
-def test_a_run_has_its_results_beside_its_adapter(saved):
-    run = a_run(saved)
-    subject = find_subject(str(run))
-    assert (subject.name, subject.base.dtype) == ("mine", "float32")
-    assert subject.folder == run / "evals"
-    assert subject.adapter.folder == run / "adapter"
-    assert subject.adapter_sha256 == sha256(run / "adapter" / "adapter_model.safetensors")
-
-
-@pytest.mark.parametrize(("folder", "name"), [("adapter", "mine"), ("checkpoints/checkpoint-9", "mine-checkpoint-9")])
-def test_what_lies_in_a_run_has_the_base_as_the_run_loaded_it(saved, folder, name):
-    run = a_run(saved)
-    shutil.copytree(saved, run / folder, dirs_exist_ok=True)
-    subject = find_subject(str(run / folder))
-    assert (subject.name, subject.base.dtype) == (name, "float32")
-    assert subject.folder == Path("evals") / name
-
-
-def test_of_a_run_of_method_full_the_model_was_trained(saved):
-    run = a_run(saved, method="full")
-    subject = find_subject(str(run))
-    assert subject.adapter is None
-    assert subject.model.name == str(run / "model")
-    assert subject.adapter_sha256 == sha256(run / "model" / "model.safetensors")
-    assert subject.trained
-
-
-@pytest.mark.parametrize("base", [BASE, "user/base", "user/base@rev"])
-def test_a_base_alone(base):
+@pytest.mark.parametrize(
+    ("base", "repository", "revision", "name", "folder"),
+    [
+        (BASE, BASE, None, BASE, "evals/sandbox-base"),
+        ("user/base", "user/base", None, "user/base", "evals/user/base"),
+        ("user/base@rev", "user/base", "rev", "user/base", "evals/user/base"),
+        ("models/mine@home", "models/mine@home", None, "mine@home", "evals/mine@home"),  # a folder
+    ],
+)
+def test_a_base_alone(base, repository, revision, name, folder):
+    shutil.copytree(BASE_FOLDER, "models/mine@home")
     subject = find_subject(None, base)
     assert not subject.trained
     assert (subject.adapter, subject.model, subject.adapter_sha256) == (None, None, None)
-    repository, _, revision = base.partition("@")
-    assert (subject.base.name, subject.base.revision) == (repository, revision or None)
-    assert subject.name == repository
-    assert subject.folder == Path("evals") / repository.replace(":", "-")
-
-
-def test_a_base_in_a_folder_is_called_by_its_last_part():
-    shutil.copytree(BASE_FOLDER, "models/mine@home")
-    subject = find_subject(None, "models/mine@home")
-    assert (subject.base.name, subject.base.revision) == ("models/mine@home", None)
-    assert subject.folder == Path("evals/mine@home")
+    assert (subject.base.name, subject.base.revision) == (repository, revision)
+    assert (subject.name, subject.folder) == (name, Path(folder))
 
 
 def test_another_base_and_type_may_be_asked_for(saved):
@@ -118,35 +117,25 @@ def test_the_folder_it_is_called_in_says_nothing_of_a_hub_id(saved, monkeypatch)
     assert subject.folder == Path("evals/user/name")
 
 
-def test_nothing_is_named():
-    assert mistake(None) == "--adapter: nothing to evaluate is named (or --base for a base alone)"
-
-
-def test_a_run_that_is_not_done_and_has_no_checkpoint_is_to_be_finished(saved):
+def test_what_cannot_be_evaluated_is_refused_with_what_to_do(saved):
     run = a_run(saved, status="interrupted")
-    assert mistake(str(run)) == f"{run}: has no trained adapter yet, it is interrupted (perl train finishes it)"
-
-
-def test_a_whole_model_is_told_from_an_adapter(saved):
-    assert mistake(str(BASE_FOLDER)) == (
-        f"--adapter: {BASE_FOLDER} is a whole model, not an adapter (--base {BASE_FOLDER})"
-    )
-    assert mistake(None, str(saved)) == f"--base: {saved} is an adapter, no whole model (--adapter {saved})"
-
-
-def test_a_folder_without_either():
     Path("empty").mkdir()
-    assert mistake("empty") == "--adapter: empty holds no adapter: adapter_config.json is absent"
-    assert mistake(None, "empty") == (
-        "--base: empty has no config.json (the folder of a whole model, or a name on the Hub)"
-    )
-
-
-def test_an_adapter_that_names_no_base(saved):
     shutil.copytree(saved, "nameless")
     config = json.loads(Path("nameless/adapter_config.json").read_text())
     Path("nameless/adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    assert mistake("nameless") == (
-        "--base: nameless does not say in its adapter_config.json which base it belongs to (name it)"
-    )
-    assert find_subject("nameless", BASE).base.name == BASE
+    cases = [
+        ((None,), ["--adapter: nothing", "--base"]),
+        ((str(run),), [f"{run}: ", "no trained adapter", "interrupted", "perl train"]),
+        ((str(BASE_FOLDER),), ["--adapter: ", "is a whole model", f"--base {BASE_FOLDER}"]),
+        ((None, str(saved)), ["--base: ", "is an adapter", f"--adapter {saved}"]),
+        (("empty",), ["--adapter: empty", "adapter_config.json is absent"]),
+        ((None, "empty"), ["--base: empty has no config.json", "a name on the Hub"]),
+        (("nameless",), ["--base: nameless", "adapter_config.json", "which base"]),
+    ]
+    wrong = [(arguments, mistake(*arguments)) for arguments, parts in cases if not has(mistake(*arguments), parts)]
+    assert wrong == []
+    assert find_subject("nameless", BASE).base.name == BASE  # the base is named
+
+
+def has(message, parts) -> bool:
+    return message.startswith(parts[0]) and all(part in message for part in parts)

@@ -1,6 +1,8 @@
 """The table says what was measured, how, and what speaks against it, for a paper and for a terminal."""
 
 import math
+import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,11 +10,13 @@ import pytest
 from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.results import OtherScore
-from perl.evaluation.table import WIDEST, difference_cell, is_shown, markdown, p_cell, percent, plain, score_cell
+from perl.evaluation.table import WIDEST, difference_cell, is_shown, markdown, p_cell, plain
 from tests.evaluations import results, task_result
+from tests.oracles import evaluation as by_hand
 
 # Three of four problems gain two of four completions, the last is always right: +0.375 on average.
-BETTER = task_result("sums", ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5)
+BASE, ADAPTER = ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5
+BETTER = task_result("sums", BASE, ADAPTER)
 ALIKE = task_result("products", ["10", "01", "11"], ["01", "11", "10"])
 
 
@@ -23,43 +27,68 @@ def cells(text, row):
     return dict(zip(split[0], split[2 + row], strict=True))
 
 
+def numbers_of(cell) -> list[float]:
+    """The numbers of a cell, in percent."""
+    return [float(number) for number in re.findall(r"[+-]?[\d.]+", cell.replace("**", ""))]
+
+
+def printed(*values) -> list[float]:
+    """Shares as a cell has them, but for how they are rounded."""
+    return pytest.approx([100 * value for value in values], abs=0.05 + 1e-9)
+
+
 def test_a_row_says_what_was_measured():
     found = cells(markdown(results(BETTER)), 0)
-    # Base: 0, 25, 50, 100 %, five times: standard deviation 38.0, over the root of 20.
-    error = math.sqrt(sum((x - 43.75) ** 2 for x in (0, 25, 50, 100)) * 5 / 19) / math.sqrt(20)
-    assert found["avg@4 base"] == f"43.8 ± {error:.1f}"
-    assert found["avg@4 adapter"].startswith("**81.2 ± ")
-    assert found["difference [95 % interval]"].startswith("+37.5 [+")
+    base, adapter = by_hand.marks(BASE), by_hand.marks(ADAPTER)
+    scores = [by_hand.estimate(by_hand.shares(right)) for right in (base, adapter)]
+    assert numbers_of(found["avg@4 base"]) == printed(scores[0].mean, scores[0].stderr)
+    assert numbers_of(found["avg@4 adapter"]) == printed(scores[1].mean, scores[1].stderr)
+    gain = by_hand.difference(base, adapter)
+    assert numbers_of(found["difference [95 % interval]"]) == printed(gain.mean, gain.low, gain.high)
     assert found["p"] == "<0.001"
-    # Of 20 problems 15 are solved at least once by the base, all by the adapter; five tie half and half by vote.
-    error = 100 * math.sqrt(0.75 * 0.25 / 19)
-    assert found["pass@4"] == f"75.0 ± {error:.1f} → 100.0 [{100 * 0.025 ** (1 / 20):.1f}, 100.0]"
-    error = 100 * math.sqrt(sum((x - 0.375) ** 2 for x in (0, 0, 0.5, 1)) * 5 / 19 / 20)
-    assert found["maj@4"].startswith(f"37.5 ± {error:.1f} → 87.5 ± ")
+    # Of the adapter all problems are solved at least once: an interval stands in place of an error of 0.
+    solved = [by_hand.pass_at(right, 4) for right in (base, adapter)]
+    expected = solved[0].mean, solved[0].stderr, solved[1].mean, solved[1].low, solved[1].high
+    assert numbers_of(found["pass@4"]) == printed(*expected)
+    votes = [by_hand.majority([["1" if r else "2" for r in row] for row in right], right) for right in (base, adapter)]
+    assert numbers_of(found["maj@4"]) == printed(*(number for one in votes for number in (one.mean, one.stderr)))
     assert found["mean tokens"] == "10 → 1,234"
     assert (found["Task"], found["n"], found["truncated"], found["no answer"]) == (
         *("Sums", "20", "0.0 → 0.0", "0.0 → 0.0"),
     )
 
 
-def test_the_better_one_is_bold_only_if_the_interval_excludes_zero():
-    worse = replace(BETTER, base=BETTER.adapter, adapter=BETTER.base, difference=Difference(-0.4, 0.1, -0.6, -0.2, 0.0))
-    touching = replace(BETTER, difference=Difference(0.4, 0.2, 0.0, 0.8, 0.05))
-    denied = replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125))
-    assert is_shown(Difference(0.4, 0.2, 0.1, 0.8, 0.05))
-    cases = ((BETTER, "avg@4 adapter"), (worse, "avg@4 base"), (touching, None), (denied, None), (ALIKE, None))
-    for task, bold in cases:
-        found = cells(markdown(results(task)), 0)
-        assert [heading for heading, cell in found.items() if "**" in cell] == ([bold] if bold else [])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_difference_is_shown_if_its_interval_excludes_zero_and_p_is_at_most_five_percent(seed):
+    """Of random completions; the better score is then bold, or marked in a terminal, and else neither."""
+    rng, shown = random.Random(seed), []
+    for gain in (0.0, 0.1, 0.2, 0.3, 0.4, -0.3):
+        base, adapter = (
+            ["".join("01"[rng.random() < share] for _ in range(4)) for _ in range(12)] for share in (0.5, 0.5 + gain)
+        )
+        task = task_result("sums", base, adapter)
+        rights = by_hand.marks(base), by_hand.marks(adapter)
+        interval = by_hand.difference(*rights)
+        expected = (interval.low > 0 or interval.high < 0) and by_hand.p_value(*rights) <= 0.05
+        assert is_shown(task.difference) is expected
+        bold = [heading for heading, cell in cells(markdown(results(task)), 0).items() if "**" in cell]
+        assert bold == [f"avg@4 {'adapter' if interval.mean > 0 else 'base'}"] * expected
         marked = [line for line in plain(results(task)).splitlines() if line.startswith(task.title) and "*" in line]
-        assert len(marked) == (1 if bold else 0)
+        assert len(marked) == expected
+        shown.append(expected)
+    assert 0 < sum(shown) < len(shown)
 
 
 def test_what_the_sample_cannot_tell_is_not_shown():
-    """Six problems of which the adapter solves all and the base half of the completions; two of 16 that are gained."""
-    for base, adapter, p in ((["10"] * 6, ["11"] * 6, 0.031), (["0"] * 2 + ["1"] * 14, ["1"] * 16, 0.5)):
+    touching = replace(BETTER, difference=Difference(0.4, 0.2, 0.0, 0.8, 0.05))
+    denied = replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125))
+    assert is_shown(Difference(0.4, 0.2, 0.1, 0.8, 0.05))
+    assert [is_shown(task.difference) for task in (touching, denied, ALIKE)] == [False, False, False]
+    assert not any("**" in markdown(results(task)) for task in (touching, denied, ALIKE))
+    # Six problems of which the adapter solves all and the base half of the completions; two of 16 that are gained.
+    for base, adapter, p in ((["10"] * 6, ["11"] * 6, 2 / 2**6), (["0"] * 2 + ["1"] * 14, ["1"] * 16, 2 / 2**2)):
         task = task_result("sums", base, adapter)
-        assert task.difference.p_value == pytest.approx(p, abs=1e-3)
+        assert task.difference.p_value == pytest.approx(p)
         assert task.difference.low < 0 < task.difference.mean < task.difference.high
         assert not is_shown(task.difference)
     four = task_result("sums", ["0"] * 5 + ["1"] * 11, ["1"] * 16)  # by flips of five signs
@@ -70,44 +99,81 @@ def test_what_the_sample_cannot_tell_is_not_shown():
 def test_all_right_is_an_interval_and_no_error_of_nothing():
     text = markdown(results(task_result("sums", ["0"] * 30, ["1"] * 30)))
     found = cells(text, 0)
-    assert (found["avg@1 base"], found["avg@1 adapter"]) == ("0.0 [0.0, 11.6]", "**100.0 [88.4, 100.0]**")
+    rare = 0.025 ** (1 / 30)  # so rare are 30 rights of 30 at this share
+    assert numbers_of(found["avg@1 base"]) == printed(0, 0, 1 - rare)
+    assert numbers_of(found["avg@1 adapter"]) == printed(1, rare, 1)
     assert "± 0.0" not in text
     assert "[ ]: 95 % interval, where problems came out alike and the standard error is 0.0" in text
     assert "[ ]" not in markdown(results(task_result("sums", ["10", "00", "01"] * 3, ["11", "01", "00"] * 3)))
 
 
-def test_a_difference_that_only_its_p_value_denies_says_so():
-    denied = replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125))
-    assert "No difference from the base is shown: p is above 0.05." in markdown(results(denied))
-    both = markdown(results(denied, ALIKE))
-    assert "No difference from the base is shown: p is above 0.05, or the 95 % interval includes 0." in both
+SOLVED_BY_CHANCE = replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125))
+NOT_SHOWN = "No difference from the base is shown: "
 
 
-def test_columns_of_a_policy_that_was_not_scored_are_absent():
-    adapter_alone = cells(markdown(results(task_result("sums", None, ["10", "11"]))), 0)
-    assert list(adapter_alone) == [
-        *("Task", "n", "avg@2 adapter", "pass@2", "maj@2", "mean tokens", "truncated", "no answer")
-    ]
-    base_alone = results(task_result("sums", ["10", "11"]), name="base", adapter_sha256=None)
-    assert "avg@2 base" in cells(markdown(base_alone), 0)
-    assert "adapter" not in markdown(base_alone)
-    assert "→" not in markdown(base_alone)
+@pytest.mark.parametrize(
+    ("tasks", "reason"),
+    [
+        ([SOLVED_BY_CHANCE], "p is above 0.05."),
+        ([SOLVED_BY_CHANCE, ALIKE], "p is above 0.05, or the 95 % interval includes 0."),
+        ([ALIKE], "the 95 % interval includes 0."),
+        ([ALIKE, replace(ALIKE, name="x", title="X")], "every 95 % interval includes 0"),
+        ([task_result("sums", ["10"], ["11"])], "a single problem has no interval."),
+        ([ALIKE, BETTER], None),
+        ([BETTER], None),
+    ],
+)
+def test_that_no_difference_is_shown_is_said_with_its_reason(tasks, reason):
+    text = markdown(results(*tasks))
+    assert (f"{NOT_SHOWN}{reason}" in text) if reason is not None else "No difference" not in text
 
 
-def test_one_completion_a_problem_has_no_pass_and_no_majority():
-    text = markdown(results(task_result("sums", ["1", "0"], ["1", "1"])))
-    assert "avg@1 base" in text
-    assert "pass@" not in text
-    assert "maj@" not in text
+LAST = ["mean tokens", "truncated", "no answer"]
 
 
-def test_tasks_with_different_k_say_theirs():
-    text = markdown(results(BETTER, ALIKE))
-    assert [cells(text, row)["k"] for row in (0, 1)] == ["4", "2"]
-    assert {"avg@k base", "avg@k adapter", "pass@k", "maj@k"} <= set(cells(text, 0))
-    odd = markdown(results(BETTER, task_result("odd", ["110"], ["111"])))
-    assert [cells(odd, row)["k"] for row in (0, 1)] == ["4", "3"]
-    assert "pass@k" in cells(odd, 0)
+@pytest.mark.parametrize(
+    ("found", "headings"),
+    [
+        (
+            results(BETTER),
+            [
+                *("avg@4 base", "avg@4 adapter", "difference [95 % interval]", "p", "pass@4", "maj@4"),
+                *LAST,
+            ],
+        ),
+        (results(task_result("sums", None, ["10", "11"])), ["avg@2 adapter", "pass@2", "maj@2", *LAST]),
+        (
+            results(task_result("sums", ["10", "11"]), name="base", adapter_sha256=None),
+            ["avg@2 base", "pass@2", "maj@2", *LAST],
+        ),
+        (  # of one completion there is no other pass@k and no vote
+            results(task_result("sums", ["1", "0"], ["1", "1"])),
+            ["avg@1 base", "avg@1 adapter", "difference [95 % interval]", "p", *LAST],
+        ),
+        (
+            results(BETTER, ALIKE),
+            [
+                *("k", "avg@k base", "avg@k adapter", "difference [95 % interval]", "p", "pass@k", "maj@k"),
+                *LAST,
+            ],
+        ),
+        (
+            results(BETTER, task_result("odd", ["110"], ["111"])),
+            [
+                *("k", "avg@k base", "avg@k adapter", "difference [95 % interval]", "p", "pass@k", "maj@k"),
+                *LAST,
+            ],
+        ),
+    ],
+    ids=["both", "adapter alone", "base alone", "one completion", "other k", "odd k"],
+)
+def test_the_columns_are_those_of_what_was_scored_and_of_the_numbers_of_completions(found, headings):
+    for row, task in enumerate(found.tasks):
+        columns = cells(markdown(found), row)
+        assert sorted(columns) == sorted(["Task", "n", *headings])
+        assert columns.get("k", str(task.score.k)) == str(task.score.k)
+    alone = found.tasks[0].base is None or found.tasks[0].adapter is None
+    assert ("→" in markdown(found)) is not alone
 
 
 def test_a_single_problem_has_no_error_and_no_interval():
@@ -124,9 +190,7 @@ def test_what_the_numbers_are_numbers_of_stands_below():
     assert "- Base: someone/base@r1; adapter: runs/lora, sha256 `0123456789ab`." in text
     assert "- Protocol hash: Sums `sums-0123456789a`." in text
     assert "±: standard error" in text
-
-
-def test_the_limit_is_named_where_the_protocol_leaves_it_open():
+    # Where the protocol leaves the limit open, it is named for each task.
     text = markdown(results(BETTER, replace(ALIKE, max_new_tokens=2048), protocol=Protocol()))
     assert "max_new_tokens the task's" in text
     assert "Cut off after so many tokens: Sums 512, Products 2,048." in text
@@ -149,15 +213,7 @@ def test_doubts_are_said_and_only_where_there_are_some():
         assert doubt not in markdown(results(BETTER))
 
 
-def test_no_difference_is_said_where_none_is_shown():
-    assert "No difference from the base is shown: the 95 % interval includes 0." in markdown(results(ALIKE))
-    assert "every 95 % interval includes 0" in markdown(results(ALIKE, replace(ALIKE, name="x", title="X")))
-    assert "No difference" not in markdown(results(ALIKE, BETTER))
-    single = markdown(results(task_result("sums", ["10"], ["11"])))
-    assert "No difference from the base is shown: a single problem has no interval." in single
-
-
-def test_a_terminal_shows_the_same_in_aligned_columns_of_no_great_width():
+def test_a_terminal_shows_the_same_in_aligned_columns_and_splits_only_what_is_too_wide():
     text = plain(results(BETTER, ALIKE))
     assert "|" not in text
     assert "`" not in text
@@ -168,9 +224,6 @@ def test_a_terminal_shows_the_same_in_aligned_columns_of_no_great_width():
     for numbers in ("43.8 ± ", "+37.5 [+", "75.0 ± 9.9 → 100.0 [83.2, 100.0]", "10 → 1,234", "sums-0123456789a"):
         assert numbers in text
         assert numbers in markdown(results(BETTER, ALIKE))
-
-
-def test_a_narrow_table_is_not_split():
     text = plain(results(task_result("sums", None, ["1", "0"])))
     assert len(text.split("\n\n")[0].splitlines()) == 2
     assert text.split("\n\n")[1].startswith("Protocol")
@@ -181,24 +234,14 @@ def test_a_bar_in_a_title_does_not_end_its_cell():
 
 
 @pytest.mark.parametrize(
-    ("difference", "text"),
+    ("difference", "gain", "p"),
     [
-        (Difference(0.031, 0.01, 0.002, 0.06, 0.04), "+3.1 [+0.2, +6.0]"),
-        (Difference(-0.031, 0.01, -0.06, -0.002, 0.04), "-3.1 [-6.0, -0.2]"),
-        (Difference(-0.0001, 0.01, -0.02, 0.02, 0.9), "0.0 [-2.0, +2.0]"),
-        (Difference(0.5, math.nan, math.nan, math.nan, 1.0), "+50.0"),
-        (None, "-"),
+        (Difference(0.031, 0.01, 0.002, 0.06, 0.0009), "+3.1 [+0.2, +6.0]", "<0.001"),
+        (Difference(-0.031, 0.01, -0.06, -0.002, 0.001), "-3.1 [-6.0, -0.2]", "0.001"),
+        (Difference(-0.0001, 0.01, -0.02, 0.02, 0.0214), "0.0 [-2.0, +2.0]", "0.021"),
+        (Difference(0.5, math.nan, math.nan, math.nan, 1.0), "+50.0", "1.000"),
+        (None, "-", "-"),
     ],
 )
-def test_a_difference_bears_its_sign(difference, text):
-    assert difference_cell(difference) == text
-
-
-@pytest.mark.parametrize(("p", "text"), [(0.0009, "<0.001"), (0.001, "0.001"), (0.0214, "0.021"), (1.0, "1.000")])
-def test_a_p_value_has_three_decimals(p, text):
-    assert p_cell(Difference(0.0, 0.0, 0.0, 0.0, p)) == text
-
-
-def test_what_was_not_scored_is_a_dash():
-    assert score_cell(None) == p_cell(None) == "-"
-    assert percent(1 / 3) == "33.3"
+def test_a_difference_bears_its_sign_and_its_p_value_three_decimals(difference, gain, p):
+    assert (difference_cell(difference), p_cell(difference)) == (gain, p)
