@@ -10,6 +10,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -82,27 +83,6 @@ class Curve:
     last: int
 
 
-@dataclass(frozen=True)
-class PageRow:
-    """An entry with what is drawn of it.
-
-    Attributes:
-        entry: The entry.
-        size: As text.
-        scores: By task.
-        curve: For the table; None: the entry has none.
-        large_curve: The same, larger.
-        search: What the filter looks at.
-    """
-
-    entry: Entry
-    size: str
-    scores: dict[str, ScoreCell]
-    curve: Curve | None
-    large_curve: Curve | None
-    search: str
-
-
 def html_page(zoo: Zoo) -> str:
     """The page."""
     folder = card_templates_folder()
@@ -124,7 +104,7 @@ def html_page(zoo: Zoo) -> str:
         rows=rows,
         tasks=tasks,
         axes=axes,
-        counts={task: sum(task in row.scores for row in rows) for task in tasks},
+        counts={task: sum(task in row["scores"] for row in rows) for task in tasks},
         style=style,
         style_hash=_hash(style),
         script=script,
@@ -152,15 +132,17 @@ def curve_of(points: Sequence[tuple[int, float]], width: int, height: int) -> Cu
     return Curve(" ".join(placed), low, high, first, last)
 
 
-def _row(entry: Entry, axes: dict[str, tuple[float, float]]) -> PageRow:
-    return PageRow(
-        entry=entry,
-        size=size_text(entry.adapter.size),
-        scores={score.task: _score_cell(entry, score, axes[score.task]) for score in entry.scores},
-        curve=curve_of(entry.curve, _WIDTH, _HEIGHT),
-        large_curve=curve_of(entry.curve, _LARGE_WIDTH, _LARGE_HEIGHT),
-        search=plain(" ".join((entry.name, entry.method, entry.on_base, entry.provenance, entry.source or ""))).lower(),
-    )
+def _row(entry: Entry, axes: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """An entry with what is drawn of it, for the template; ``search`` is what the filter looks at."""
+    searched = (entry.name, entry.method, entry.on_base, entry.provenance, entry.source or "")
+    return {
+        "entry": entry,
+        "size": size_text(entry.adapter.size),
+        "scores": {score.task: _score_cell(entry, score, axes[score.task]) for score in entry.scores},
+        "curve": curve_of(entry.curve, _WIDTH, _HEIGHT),
+        "large_curve": curve_of(entry.curve, _LARGE_WIDTH, _LARGE_HEIGHT),
+        "search": plain(" ".join(searched)).lower(),
+    }
 
 
 def _score_cell(entry: Entry, score: TaskScore, axis: tuple[float, float]) -> ScoreCell:

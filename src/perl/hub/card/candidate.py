@@ -94,11 +94,8 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
         if results is not None and results.subject.get("adapter_sha256") == digest:
             others.append(place)
     if others:
-        logger.warning(
-            "%s: results of the same weights with another %s or on another base are not those of this adapter",
-            others[0],
-            CONFIG,
-        )
+        what = "%s: results of the same weights with another %s or on another base are not those of this adapter"
+        logger.warning(what, others[0], CONFIG)
     return Candidate(run, which, folder, step, digest, None, None, config)
 
 

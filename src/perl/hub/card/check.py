@@ -28,7 +28,7 @@ from perl.hub.card.facts import (
     results_in,
 )
 from perl.hub.card.form import CARD, card_mistakes, read_front_matter, shown
-from perl.hub.card.leaderboards import leaderboard_mistakes, leaderboards_of_others
+from perl.hub.card.leaderboards import leaderboard_mistakes
 from perl.hub.card.lines import differences
 from perl.hub.card.notes import notes_mistakes, numbers_of_notes, split_notes
 from perl.hub.card.policy_check import base_mistakes, header_mistakes, policy_mistakes
@@ -155,8 +155,8 @@ def _scores(files: Files, facts: CardFacts, weights_sha256: str | None, counted:
         unchecked.append("the weights: of a whole model they are no part of what is looked at")
     elif files.get(WEIGHTS, b"") is None:
         unchecked.append(f"the header of {WEIGHTS}, which names the base: it was not downloaded")
-    mistakes = list(leaderboard_mistakes(files, results))
-    unchecked += [f"{name}: scores of others" for name in leaderboards_of_others(files, results)]
+    mistakes, others = leaderboard_mistakes(files, results)
+    unchecked += [f"{name}: scores of others" for name in others]
     if results is None:
         return Checked(tuple(mistakes), unchecked=tuple(unchecked))
     mistakes += base_mistakes(results, facts)
