@@ -3,7 +3,7 @@
 name in the repository -> bytes; -> CardFacts
 
 Whoever has the files has the facts, hence the card: it is rendered from them when it is written and again when it is
-checked. Nothing of a machine is in it. A fact that is unknown is None or empty.
+checked. It names no machine. A fact that is unknown is None or empty.
 """
 
 import math

@@ -2,8 +2,8 @@
 
 files of a repository, results -> mistakes; files that are others'
 
-The files are untrusted: they are read as plain YAML of no more than such a file may have, and nothing of them is
-shown but single values.
+The files are untrusted: they are read as plain YAML of no more than such a file may have, and only single values of
+them are shown.
 """
 
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ _FORMS = {
         r"\bauthorization[\"']?\s*[:=]\s*[\"']?basic\s+[\w+/]{8,}"
     ),
 }
-# A name that says so, and a value behind it. What `_looks_random` denies is none: `pad_token: "<|end|>"`.
+# A name that says so, and a value behind it. A value that `_looks_random` denies is not one: `pad_token: "<|end|>"`.
 _NAMED = re.compile(
     r"(?i)(?:passw(?:or)?d|passphrase|pwd|secret|credential|(?:api|access|private|auth|account|secret|client|wandb|app)"
     r"[_-]?key|(?P<plain>token|\bkey))[\"']?[ \t]*(?:[:=]|=>)[ \t]*[\"']?(?P<value>[^\s\"'`,;<>{}()|]{8,})"
@@ -132,7 +132,7 @@ def _is_secret(value: str) -> bool:
 
 
 def _is_path(value: str) -> bool:
-    """Whether it names something here; a value that no path can be is none, and no error may show it."""
+    """Whether it names something here; a value that cannot be a path does not, and no error may show it."""
     try:
         return Path(value).exists()
     except (OSError, ValueError):  # too long for a name, or without end

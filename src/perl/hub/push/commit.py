@@ -172,7 +172,7 @@ def push_revision(package: Package, repo_id: str, tag: str, *, private: bool = F
 
 
 def _tags(api: HfApi, repo_id: str) -> set[str]:
-    """Names of a repository's tags; none if there is no repository yet."""
+    """Names of a repository's tags; empty before the repository exists."""
     if not api.repo_exists(repo_id):
         return set()
     return {tag.name for tag in api.list_repo_refs(repo_id).tags}

@@ -2,7 +2,7 @@
 
 Candidate -> name in the repository -> bytes
 
-Nothing of another adapter, nothing of this machine.
+Files of another adapter and names of this machine are left out.
 """
 
 import hashlib

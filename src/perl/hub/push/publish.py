@@ -197,7 +197,7 @@ def pack_checkpoint(run: Run, step: int, repo_id: str) -> None:
     """Puts a checkpoint into the outbox, without loading its base.
 
     Raises:
-        PerlError: As in :func:`pack`, or it is no adapter that can be loaded.
+        PerlError: As in :func:`pack`, or the adapter cannot be loaded.
     """
     candidate = find_candidate(run, step)
     check_files(candidate.folder)
