@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from perl.hub.card.citations import references
-from perl.hub.card.facts import Asking, CardFacts, Licence, Serving, public_results
+from perl.hub.card.facts import CardFacts, Licence, PromptFormat, Serving, public_results
 from perl.hub.card.names import label
 from perl.hub.card.render import render_card
 from perl.sandbox import BASE_NAME
@@ -45,7 +45,9 @@ FULL = CardFacts(
     reload_difference=1.5e-6,
     results=RESULTS,
     pictures=("plots/curves.png", "eval/problems.png"),
-    asking=Asking(True, "Think.", "Solve {prompt}!", {"thinking": False}, {"temperature": 0.6, "max_new_tokens": 99}),
+    asking=PromptFormat(
+        True, "Think.", "Solve {prompt}!", {"thinking": False}, {"temperature": 0.6, "max_new_tokens": 99}
+    ),
     serving=Serving("adapter", 64),
     recipe=True,
     checkpoints=(64, 128),
@@ -142,15 +144,12 @@ def python_block(card: str) -> str:
     return re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
 
 
-def test_a_full_card_shows_every_fact():
+def test_a_card_shows_every_fact_and_an_unknown_one_is_left_out_and_takes_no_other_with_it():
     card = render_card(FULL)
     assert set(SHOWN) == {f.name for f in OPTIONAL}
     missing = [text for texts in SHOWN.values() for text in texts if text not in card]
     assert missing == []
     assert_finished(card)
-
-
-def test_an_unknown_fact_is_left_out_and_takes_no_other_with_it():
     for name in SHOWN:
         card = render_card(without(FULL, name))
         assert [text for text in SHOWN[name] if text in card] == [], name
@@ -181,7 +180,7 @@ def test_the_numbers_of_a_card_are_those_of_the_bits_and_the_facts():
     assert abs(seconds - FULL.seconds) <= 0.5
 
 
-def test_the_front_matter_says_what_it_is_and_of_what():
+def test_the_front_matter_says_what_it_is_and_of_what_of_an_adapter_and_of_a_whole_model():
     found = front_matter_of(render_card(FULL))
     index = found.pop("model-index")
     assert found == {
@@ -205,9 +204,17 @@ def test_the_front_matter_says_what_it_is_and_of_what():
     assert [found[key] for key in ("license", "license_name", "license_link")] == [
         "other", "theirs", "https://example.org/l",
     ]  # fmt: skip
+    card = render_card(replace(FULL, method="full", serving=None))
+    found = front_matter_of(card)
+    assert [found[key] for key in ("base_model", "base_model_relation", "library_name")] == [
+        "owner/base-7b", "finetune", "transformers",
+    ]  # fmt: skip
+    assert "peft" not in python_block(card)
+    assert "A model trained from `owner/base-7b`" in card
+    assert "vllm serve me/my-adapter" in card
 
 
-def test_what_is_not_on_the_hub_is_no_base_model_and_no_data_set(tmp_path, monkeypatch):
+def test_a_place_of_this_machine_is_named_by_its_last_part_and_is_no_base_model_or_data_set(tmp_path, monkeypatch):
     for base in (BASE_NAME, "tiny"):
         found = front_matter_of(render_card(replace(FULL, base=base)))
         assert "base_model" not in found
@@ -226,6 +233,11 @@ def test_what_is_not_on_the_hub_is_no_base_model_and_no_data_set(tmp_path, monke
     # What is published was labelled where it was written; where it is read another folder may have that name.
     monkeypatch.chdir(tmp_path / "models")
     assert label("models/tiny") == "models/tiny"
+    found = public_results(results(task_result("sums", BASE, LORA), base="/data/somebody/tiny", name="runs/x"), "mine")
+    card = render_card(CardFacts(base="tiny", results=found))
+    assert "somebody" not in card
+    assert "Base: tiny@r1; adapter: mine, sha256" in card
+    assert str(Path.cwd()) not in card
 
 
 def test_only_papers_of_what_was_done_are_cited():
@@ -252,7 +264,7 @@ def test_special_characters_come_through_and_keep_the_table_whole():
     assert card.count("protocol: '1234567890e12345'") == 3
 
 
-def test_the_snippet_loads_the_base_at_its_revision_and_no_name_leaves_it():
+def test_the_snippets_load_the_base_at_its_revision_and_ask_as_training_asked_and_no_name_leaves_them():
     for changed, line in (
         ({}, 'from_pretrained("owner/base-7b", revision="0123abcd", dtype="bfloat16")'),
         ({"revision": None}, 'from_pretrained("owner/base-7b", dtype="bfloat16")'),
@@ -267,9 +279,6 @@ def test_the_snippet_loads_the_base_at_its_revision_and_no_name_leaves_it():
     compile(block, "card", "exec")
     assert json.dumps(name) in block
     assert f"vllm serve '{name.replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}'" in card
-
-
-def test_the_snippets_ask_as_training_asked():
     card = render_card(FULL)
     messages = [{"role": "system", "content": "Think."}, {"role": "user", "content": "Solve What is 12 * 13?!"}]
     assert f"messages = {json.dumps(messages)}\n" in card
@@ -282,7 +291,7 @@ def test_the_snippets_ask_as_training_asked():
         "max_tokens": 99,
         "chat_template_kwargs": {"thinking": False},
     }
-    plain = render_card(replace(FULL, asking=Asking(False, prompt_template="{{{prompt}}} {column}:")))
+    plain = render_card(replace(FULL, asking=PromptFormat(False, prompt_template="{{{prompt}}} {column}:")))
     assert 'prompt = "{What is 12 * 13?} {column}:"\n' in plain
     assert "apply_chat_template" not in plain
     assert "curl http://localhost:8000/v1/completions" in plain
@@ -317,22 +326,3 @@ def test_vllm_is_given_what_it_takes(serving, lines):
     assert f"```bash\n{shown}\n```" in render_card(replace(FULL, serving=serving, quantization=None))
     quantised = shown.replace("0123abcd", "0123abcd --quantization bitsandbytes")
     assert f"```bash\n{quantised}\n```" in render_card(replace(FULL, serving=serving))
-
-
-def test_a_model_that_was_trained_itself_is_no_adapter():
-    card = render_card(replace(FULL, method="full", serving=None))
-    found = front_matter_of(card)
-    assert [found[key] for key in ("base_model", "base_model_relation", "library_name")] == [
-        "owner/base-7b", "finetune", "transformers",
-    ]  # fmt: skip
-    assert "peft" not in python_block(card)
-    assert "A model trained from `owner/base-7b`" in card
-    assert "vllm serve me/my-adapter" in card
-
-
-def test_no_more_is_said_of_a_path_than_its_last_part():
-    found = public_results(results(task_result("sums", BASE, LORA), base="/data/somebody/tiny", name="runs/x"), "mine")
-    card = render_card(CardFacts(base="tiny", results=found))
-    assert "somebody" not in card
-    assert "Base: tiny@r1; adapter: mine, sha256" in card
-    assert str(Path.cwd()) not in card

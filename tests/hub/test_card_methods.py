@@ -82,7 +82,7 @@ def _run_python(card: str, adapter: Path, policy: PeftModel, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize("method", ["hra", "oft"])
-def test_the_commands_that_export_are_real(method, tmp_path):
+def test_the_commands_that_export_and_that_train_again_are_real(method, tmp_path, perl_command):
     run = make_run(tmp_path / "a-run", method)
     write_card(run)
     lines = "\n".join(blocks(run.card.read_text(), "bash")).splitlines()
@@ -95,11 +95,6 @@ def test_the_commands_that_export_are_real(method, tmp_path):
         assert done.returncode == 0, done.stderr
         assert any(Path(arguments[-1]).glob("*.safetensors"))
         assert f"vllm serve {arguments[-1]} " in "\n".join(lines) or "=a-run-lora" in "\n".join(lines)
-
-
-def test_the_command_that_trains_again_is_real(tmp_path, perl_command):
-    run = make_run(tmp_path / "a-run")
-    write_card(run)
     (line,) = [line for line in run.card.read_text().splitlines() if line.startswith("perl train")]
     Path("perl_recipe.yaml").write_text((run.path / "recipe.yaml").read_text())
     done = perl_command(*shlex.split(line)[1:], "--dry-run")

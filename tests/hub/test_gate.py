@@ -14,19 +14,22 @@ from perl.errors import PerlError
 from perl.evaluation.recounting.published_samples import LARGEST, PUBLISHED
 from perl.hub.card.candidate import find_candidate
 from perl.hub.card.eval_results import eval_result_files
+from perl.hub.found_card import _most as most_read
 from perl.hub.gate import gate
 from perl.hub.gate.gate import gate_mistakes, is_ours, largest
 from perl.hub.gate.leaks import Machine
 from perl.hub.gate.snapshot import is_simple_name, take
 from perl.hub.push.commit import push_package
-from perl.hub.push.outbox import queued_checkpoint
+from perl.hub.push.outbox import queue_checkpoint, queued_checkpoint
 from perl.hub.push.package import Package, package_candidate, read_package
 from perl.hub.push.publish import pack, pack_checkpoint, push_run, send_checkpoints, wanted_push
 from perl.hub.push.script_push import pack_folder
+from perl.hub.zoo_entries.from_hub import _READ as READ_BY_THE_ZOO
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from tests.hub.files import png, weights
 from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publishable
 
+RESULTS = "eval/results.json"
 DIARY = b"my diary: nobody must read this"
 
 
@@ -57,7 +60,20 @@ LINKED_FILES = (
 )
 
 
-def test_a_link_to_a_file_or_folder_is_not_published(hub, diary, tmp_path):
+def make_irregular(place, kind):
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind("plots.sock")
+        os.rename("plots.sock", place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        os.mknod(place, 0o20666, os.makedev(1, 5))  # /dev/zero, without an end
+
+
+def test_a_link_or_what_is_no_regular_file_is_not_published_and_nobody_waits_for_it(hub, diary, tmp_path):
     before = hub.requests
     for number, name in enumerate((*LINKED_FILES, "plots", "eval", "adapter")):
         run = publishable(f"run-{number}")
@@ -78,30 +94,14 @@ def test_a_link_to_a_file_or_folder_is_not_published(hub, diary, tmp_path):
     (tmp_path / "elsewhere").symlink_to(run.path.resolve())
     there = type(run).read(tmp_path / "elsewhere")
     assert package_candidate(find_candidate(there), REPO).files.keys() == pack(find_candidate(run), REPO).files.keys()
+    for kind in ("pipe", "socket", "folder", *(("device",) if os.getuid() == 0 else ())):  # devices are for root only
+        run = publishable(kind)
+        make_irregular(run.path / "plots" / "x.png", kind)
+        with pytest.raises(PerlError, match=r"plots/x.png: is not a regular file$"):
+            package_candidate(find_candidate(run), REPO)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "device"])
-def test_what_is_no_regular_file_is_not_published_and_nobody_waits_for_it(kind):
-    run = publishable()
-    place = run.path / "plots" / "x.png"
-    if kind == "pipe":
-        os.mkfifo(place)
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as opened:
-            opened.bind("plots.sock")
-        os.rename("plots.sock", place)
-    elif kind == "folder":
-        place.mkdir()
-    else:
-        try:
-            os.mknod(place, 0o20666, os.makedev(1, 5))  # /dev/zero, without an end
-        except PermissionError:
-            pytest.skip("devices are for root only")
-    with pytest.raises(PerlError, match=r"plots/x.png: is not a regular file$"):
-        package_candidate(find_candidate(run), REPO)
-
-
-def test_no_name_leads_out_of_a_folder(tmp_path):
+def test_only_our_names_and_sizes_pass_and_no_name_leads_out_of_a_folder(tmp_path):
     (tmp_path / "x").write_bytes(DIARY)
     (tmp_path / "run").mkdir()
     for name in ("../x", "a/../../x", "/etc/passwd", ".", "..", "a//b", "a/./b", "", "a\\..\\b", "a\0b"):
@@ -119,24 +119,27 @@ def test_no_name_leads_out_of_a_folder(tmp_path):
         wrong = replace(task, name=name, data=data, adapter=replace(task.adapter, n=30))
         with pytest.raises(PerlError, match="is not a valid name of a task"):
             eval_result_files(replace(found, tasks=(wrong,)))
-
-
-def test_only_our_names_and_sizes_pass(tmp_path):
     for name in (
         *("LICENSE", "adapter/x.json", "plots/a b.png", "plots/x.PNG", "plots/.x.png"),
         *("plots/\u202egnp.png", "x.html"),
     ):
         assert refused(name, b"")[0].endswith("is not a file that perl publishes (leave it out)"), name
         assert not is_ours(name)
-    assert is_ours("plots/curves.png")
+    ours = ["README.md", "eval/x.png", "plots/x.png", ".eval_results/gsm8k.yaml", "metrics.jsonl", "plots/curves.png"]
+    others = ["LICENSE", "eval/x.txt", "plots/a/x.png", ".eval_results/hle.yaml", "x/README.md", "model.safetensors"]
+    assert [name for name in (*ours, *others) if is_ours(name)] == ours
+    for name in (RESULTS, "perl_recipe.yaml", CONFIG, "README.md", "perl_run.json", "metrics.jsonl", PUBLISHED):
+        assert most_read(name) == largest(name)  # who reads a repository takes files of the sizes that are published
+        assert name == "perl_run.json" or name in READ_BY_THE_ZOO
+    assert most_read(".eval_results/a b.yaml") == largest(".eval_results/gsm8k.yaml")
     assert largest("adapter_model.safetensors") > 10**10
     assert largest(PUBLISHED) == LARGEST  # as many samples may leave as are made and read
     assert refused("perl_recipe.yaml", b"#" * 200_001) == [
         "perl_recipe.yaml: has 200,001 bytes, at most 200,000 are published"
     ]
-    (tmp_path / "x").write_bytes(b"12345")
+    (tmp_path / "five").write_bytes(b"12345")
     with pytest.raises(PerlError, match="has 5 bytes, at most 4 are published"):
-        take(tmp_path, "x", 4)
+        take(tmp_path, "five", 4)
 
 
 HEADER = json.dumps({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
@@ -180,7 +183,7 @@ NOT_ITS_KIND = [
 ]
 
 
-def test_a_file_is_what_its_ending_says():
+def test_a_file_is_what_its_ending_says_and_pixels_are_unpacked_up_to_the_pictures_size_however_cut():
     for name, content, said in NOT_ITS_KIND:
         lines = refused(name, content)
         assert any(said in line for line in lines), (name, content[:80], said, lines)
@@ -195,10 +198,7 @@ def test_a_file_is_what_its_ending_says():
         "README.md": "# Über\n\n\tπ ≤ θ\n".encode(),
     }
     assert gate_mistakes(honest, Machine()) == []
-
-
-def test_pixels_are_unpacked_up_to_the_pictures_size_however_they_are_cut():
-    """A first piece that ends one byte too late, then one of many megabytes."""
+    # A first piece that ends one byte too late, then one of many megabytes.
     packer = zlib.compressobj(9)
     first = packer.compress(b"\0" * 3) + packer.flush(zlib.Z_FULL_FLUSH)
     bomb = packer.compress(b"\0" * 100_000_000) + packer.flush()
@@ -235,7 +235,7 @@ def test_what_was_looked_at_is_what_is_sent(hub, monkeypatch):
     assert files_of(hub) == before
 
 
-def test_what_waits_in_the_outbox_is_looked_at_again(hub, diary, tmp_path):
+def test_what_waits_in_the_outbox_is_looked_at_again_and_the_sender_looks_itself(hub, diary, tmp_path):
     before = hub.requests
     for what in ("link", "stranger", "token", "exchanged", "linked folder"):
         run = publishable(tmp_path / what)
@@ -260,10 +260,19 @@ def test_what_waits_in_the_outbox_is_looked_at_again(hub, diary, tmp_path):
         with pytest.raises(PerlError):
             send_checkpoints(run, wanted_push(run, REPO))
         assert hub.requests == before, what
-
-
-def test_the_sender_looks_itself(hub, tmp_path, diary):
-    """Whoever packs, nothing goes round the gate; of a script too only our files are sent."""
+    run = publishable(tmp_path / "linked")
+    folder = queue_checkpoint(run, REPO, 10, Package({"README.md": b"b"}))
+    assert dict(queued_checkpoint(run, REPO, 10).files) == {"README.md": b"b"}
+    elsewhere = folder.rename(tmp_path / "moved away")
+    folder.symlink_to(elsewhere)
+    for refused in (
+        lambda: queued_checkpoint(run, REPO, 10),
+        lambda: queue_checkpoint(run, REPO, 10, Package({"README.md": b"c"})),
+    ):
+        with pytest.raises(PerlError, match=r"step-10: is a link, and links are not published \(delete it\)"):
+            refused()
+    assert (elsewhere / "README.md").read_bytes() == b"b"
+    # Whoever packs, nothing goes round the gate; of a script too only our files are sent.
     hub.create(REPO, {})
     good = {WEIGHTS: weights(b"x"), CONFIG: b"{}"}
     for name, content in (("diary.txt", DIARY), ("plots/x.png", DIARY), ("README.md", TOKEN)):

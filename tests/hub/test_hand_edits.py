@@ -1,10 +1,5 @@
 """What somebody wrote is not overwritten without a word: on the Hub, in a run, in a script's folder, elsewhere."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
 from click.testing import CliRunner
 
@@ -13,7 +8,7 @@ from perl.cli.push import command as push_command
 from perl.errors import PerlError
 from perl.hub.card.folder_card import write_folder_card
 from perl.hub.push.commit import push_package
-from perl.hub.push.outbox import alone, read_push, read_pushes
+from perl.hub.push.outbox import Push, read_push, read_pushes, write_push
 from perl.hub.push.package import Package
 from perl.hub.push.publish import push, push_run, wanted_push
 from perl.hub.push.retries import HubOutageError
@@ -29,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nothing_waits")
 OURS = {WEIGHTS: weights(b"mine"), CONFIG: b"{}", "README.md": b"---\nlibrary_name: peft\n---\nours\n"}
 
 
-def test_a_card_edited_on_the_hub_is_refused_in_one_line_and_stays(hub):
+def test_a_card_edited_on_the_hub_is_refused_in_one_line_and_stays_but_that_of_a_new_repository_is_nobodys(hub):
     run = publishable()
     push(run, REPO)
     edited = files_of(hub)["README.md"] + b"\nDo not use it for medicine.\n"
@@ -46,6 +41,9 @@ def test_a_card_edited_on_the_hub_is_refused_in_one_line_and_stays(hub):
     assert b"medicine" not in files_of(hub)["README.md"]
     (run.path / "eval" / "problems.png").unlink()
     push(run, REPO)  # its own card is no stranger's
+    hub.create("user/new", {"README.md": b"---\nlicense: mit\n---\n"})
+    push_package(Package(OURS), "user/new")
+    assert hub.repo("user/new").files()["README.md"] == OURS["README.md"]
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "model.safetensors", "weights-00001-of-00002.safetensors"])
@@ -56,12 +54,6 @@ def test_another_model_in_the_repository_is_refused(hub, name):
     push_package(Package(OURS), REPO, may_replace=None)
     push_package(Package(OURS), REPO)  # an adapter's repository by now
     assert name in files_of(hub)
-
-
-def test_the_card_of_a_new_repository_is_nobodys(hub):
-    hub.create(REPO, {"README.md": b"---\nlicense: mit\n---\n"})
-    push_package(Package(OURS), REPO)
-    assert files_of(hub)["README.md"] == OURS["README.md"]
 
 
 def test_an_own_adapter_is_known_where_the_hub_keeps_no_large_files(tmp_path):
@@ -75,7 +67,7 @@ def test_an_own_adapter_is_known_where_the_hub_keeps_no_large_files(tmp_path):
         assert push_package(Package(OURS), REPO, may_replace=sent).replaced == first.commit
 
 
-def test_a_queued_push_is_not_lost_by_another(hub):
+def test_a_queued_push_is_not_lost_by_another_and_does_not_lend_it_its_settings(hub):
     run = publishable()
     hub.faults.cut(1, times=10**6)
     with pytest.raises(HubOutageError):
@@ -92,9 +84,15 @@ def test_a_queued_push_is_not_lost_by_another(hub):
     assert {one.status for one in read_pushes(run)} == {"done"}
     push(run, "user/a")
     assert wanted_push(run).repo_id == "user/a"  # nothing is queued, so the newest
+    run = publishable("another")
+    write_push(run, Push("queued", REPO, private=True, steps=(10,), tries=3))
+    other = wanted_push(run, "user/other")
+    assert (other.repo_id, other.private, other.steps, other.tries) == ("user/other", False, (), 0)
+    assert wanted_push(run).private
+    assert wanted_push(run, REPO).steps == (10,)
 
 
-def test_replace_does_not_outlive_a_refusal(hub):
+def test_of_what_was_refused_nothing_counts_as_sent_and_replace_does_not_outlive_it(hub):
     hub.create(REPO, OURS | {"pickle.bin": b"\x80\x04"})
     run = publishable()
     with pytest.raises(PerlError, match="holds pickles"):
@@ -103,49 +101,21 @@ def test_replace_does_not_outlive_a_refusal(hub):
     with pytest.raises(PerlError, match="holds another adapter"):
         push(run)
     assert files_of(hub)[WEIGHTS] == OURS[WEIGHTS]
-
-
-def test_what_the_hub_refused_was_not_sent(hub):
-    hub.create(REPO, {"pickle.bin": b"\x80\x04"})
-    run = publishable()
+    hub.create("user/new", {"pickle.bin": b"\x80\x04"})
+    run = publishable("another")
     with pytest.raises(PerlError, match="holds pickles"):
-        push(run, REPO)
+        push(run, "user/new")
     push_of = read_push(run)
     assert (push_of.sent, push_of.trying) == ((), ())
 
 
-@pytest.mark.usefixtures("hub")
-def test_two_processes_do_not_push_one_run_at_once():
-    run = publishable()
-    holding = """
-    import sys
-    from perl.hub.push.outbox import alone
-    from perl.run.folder import Run
-    with alone(Run.read(sys.argv[1])):
-        print("held", flush=True)
-        sys.stdin.read()
-    """
-    command = [sys.executable, "-c", textwrap.dedent(holding), str(run.path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ, text=True) as other:
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(PerlError, match=r"^run: another process is pushing this run \(wait for it\)$"):
-            push(run, REPO)
-        other.stdin.close()
-    assert push(run, REPO).changed
-    with alone(run):
-        pass
-
-
-def test_a_script_that_saves_again_keeps_the_authors_notes(tmp_path):
+def test_a_card_written_again_keeps_notes_reports_lost_edits_once_and_overwrites_no_file_of_another_kind(tmp_path):
     write_folder_card(tmp_path, RUN)
     file = tmp_path / "README.md"
     first = file.read_text()
     file.write_text(f"{first}\n## Notes\n\nIt is kind.\n")
     write_folder_card(tmp_path, RUN)
     assert file.read_text() == f"{first}\n## Notes\n\nIt is kind.\n"
-
-
-def test_edits_above_the_notes_that_go_are_said_once():
     run = publishable()
     assert write_card(run) == []
     text = run.card.read_text().replace("## Training\n", "## Training\n\nOn my own machine.\n", 1)
@@ -157,10 +127,6 @@ def test_edits_above_the_notes_that_go_are_said_once():
     assert "It is kind." in run.card.read_text()
     again = CliRunner().invoke(card, [str(run.path)])
     assert "gone" not in again.output
-
-
-def test_a_file_that_is_no_card_of_ours_is_not_overwritten(tmp_path):
-    run = publishable()
     file = tmp_path / "notes.md"
     file.write_text("my diary")
     said = CliRunner().invoke(card, [str(run.path), "-o", str(file)])

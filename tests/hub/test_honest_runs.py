@@ -31,29 +31,36 @@ def _logged(tmp_path, train, rows, steps=50, **recipe):
     return run
 
 
+OWN = {"accuracy": 1.0, "short.py:brevity": 0.5, "format": 0.2}
+
+
 @pytest.mark.parametrize(
-    ("train", "rows", "steps"),
+    ("train", "rows", "steps", "rewards"),
     [
-        ({"max_steps": 50, "logging_steps": 5}, _rows(range(5, 51, 5)), 50),
-        ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120),
-        ({"max_steps": 115, "logging_steps": 0.1}, _rows(range(12, 116, 12)), 115),
-        ({"max_steps": 10, "logging_steps": 0.6}, _rows([6]), 10),
-        ({"num_train_epochs": 3, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120),
-        ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40, 80, 100]), 100),
-        ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40]), 70),
-        ({"max_steps": 50, "logging_strategy": "no"}, [], 50),
-        ({"max_steps": 50, "logging_steps": 500}, [], 50),
-        ({"max_steps": 50, "logging_steps": 20, "logging_first_step": True}, _rows([1, 20, 40]), 50),
-        ({"max_steps": 1}, _rows([1]), 1),
-        ({"max_steps": 50, "beta": 0.0}, _rows(range(1, 51)), 50),
-        ({"max_steps": 50, "beta": 0.04}, _rows(range(1, 51)), 50),
-        ({"max_steps": 50}, _rows(range(1, 51), lambda step: None if step == 1 else 0.5), 50),
-        ({"max_steps": 50}, _rows(range(1, 51), lambda step: math.nan if step in (1, 50) else 0.5), 50),
-        ({"max_steps": 50}, _rows(range(1, 51), lambda _: math.nan), 50),
+        ({"max_steps": 50, "logging_steps": 5}, _rows(range(5, 51, 5)), 50, {}),
+        ({"max_steps": 120, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120, {}),
+        ({"max_steps": 115, "logging_steps": 0.1}, _rows(range(12, 116, 12)), 115, {}),
+        ({"max_steps": 10, "logging_steps": 0.6}, _rows([6]), 10, {}),
+        ({"num_train_epochs": 3, "logging_steps": 0.1}, _rows(range(12, 121, 12)), 120, {}),
+        ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40, 80, 100]), 100, {}),
+        ({"max_steps": 100, "logging_strategy": "epoch"}, _rows([40]), 70, {}),
+        ({"max_steps": 50, "logging_strategy": "no"}, [], 50, {}),
+        ({"max_steps": 50, "logging_steps": 500}, [], 50, {}),
+        ({"max_steps": 50, "logging_steps": 20, "logging_first_step": True}, _rows([1, 20, 40]), 50, {}),
+        ({"max_steps": 1}, _rows([1]), 1, {}),
+        ({"max_steps": 50, "beta": 0.0}, _rows(range(1, 51)), 50, {}),
+        ({"max_steps": 50, "beta": 0.04}, _rows(range(1, 51)), 50, {}),
+        ({"max_steps": 50}, _rows(range(1, 51), lambda step: None if step == 1 else 0.5), 50, {}),
+        ({"max_steps": 50}, _rows(range(1, 51), lambda step: math.nan if step in (1, 50) else 0.5), 50, {}),
+        ({"max_steps": 50}, _rows(range(1, 51), lambda _: math.nan), 50, {}),
+        ({"max_steps": 50}, _rows(range(1, 51)), 50, OWN),
     ],
 )
-def test_whatever_was_logged_as_asked_can_be_published(train, rows, steps, tmp_path):
-    run = _logged(tmp_path, train, rows, steps)
+def test_whatever_was_logged_as_asked_can_be_published_with_any_rewards(train, rows, steps, rewards, tmp_path):
+    (tmp_path / "short.py").write_text("def brevity(completions, **_):\n    return [0.0 for _ in completions]\n")
+    weights = {"rewards": {name: {"weight": weight} for name, weight in rewards.items()}} if rewards else {}
+    run = _logged(tmp_path, train, rows, steps, **weights)
+    run.record(**({"rewards": rewards} if rewards else {}))
     package = package_candidate(find_candidate(run), "user/adapter")
     assert [str(problem) for problem in package_mistakes(package, run.path)] == []
 
@@ -74,15 +81,6 @@ def test_a_log_that_lacks_what_was_asked_for_is_found(tmp_path):
     emptied = Package({**package.files, "metrics.jsonl": b"\n"})
     said = [str(problem) for problem in package_mistakes(emptied, run.path)]
     assert "metrics.jsonl: has no steps, though there is a recipe (perl push sends it)" in said
-
-
-def test_rewards_of_ones_own_and_several_can_be_published(tmp_path):
-    rewards = {"accuracy": {}, "short.py:brevity": {"weight": 0.5}, "format": {"weight": 0.2}}
-    (tmp_path / "short.py").write_text("def brevity(completions, **_):\n    return [0.0 for _ in completions]\n")
-    run = _logged(tmp_path, {"max_steps": 50}, _rows(range(1, 51)), rewards=rewards)
-    run.record(rewards={"accuracy": 1.0, "short.py:brevity": 0.5, "format": 0.2})
-    package = package_candidate(find_candidate(run), "user/adapter")
-    assert [str(problem) for problem in package_mistakes(package, run.path)] == []
 
 
 def _continued(tmp_path, name, says):

@@ -31,7 +31,21 @@ PATHS = (
 )
 
 
-def test_a_path_is_found_wherever_it_stands():
+TOKENS = (
+    "hf_" + "aB3" * 11,
+    "sk-proj-" + "aB3_" * 10,
+    "ghp_" + "aB3" * 12,
+    "github_pat_" + "aB3" * 12,
+    "AKIA" + "ABCD" * 4,
+    f"api_key: {HEX}",
+    f'"api_key": "{HEX}"',
+    f"WANDB_API_KEY={HEX}",
+    "-----BEGIN OPENSSH PRIVATE KEY-----",
+    "secret-of-mine",
+)
+
+
+def test_paths_and_tokens_are_found_wherever_they_stand_and_tokens_not_repeated():
     for path in PATHS:
         for around in ("{}", 'base: "{}"', "see {} for more", "data={}", "[a]({})", "a.py:{}"):
             (line,) = leaks(f"fine\n{around.format(path)}\nfine")
@@ -39,9 +53,16 @@ def test_a_path_is_found_wherever_it_stands():
         assert leaks(json.dumps({"base": path}), name="x.json"), path
     found = find_leaks({"a": b"/tmp/x/y\n/home/alice/c and hf_" + b"aB3" * 11, "b/tmp": b"/" + b"root/z"}, NOBODY)
     assert [problem.where for problem in found] == ["a:1", "a:2", "a:2", "b/tmp:1"]  # every file and line at once
+    for number, token in enumerate(TOKENS):
+        (line,) = leaks(f"x\n{token}", SOMEBODY)
+        assert line.startswith("README.md:2: "), number
+        assert "token" in line, number
+        assert token[4:] not in line, number
+        assert HEX not in line, number
+        assert leaks(f"https://example.org/?t={token}", SOMEBODY), number
 
 
-def test_this_machine_is_not_named_and_what_is_public_is_not_found():
+def test_this_machine_and_its_users_are_found_and_what_is_public_or_everybodys_name_is_not(tmp_path, monkeypatch):
     public = (
         "https://example.org/home/alice/x",
         "user/name and a/tmp/b",
@@ -62,30 +83,13 @@ def test_this_machine_is_not_named_and_what_is_public_is_not_found():
         ("at /srv2/runs/mine/x", "names a path of this machine: /srv2/runs/mine"),
     ):
         assert leaks(text, SOMEBODY) == [f"README.md:1: {said}"]
-
-
-TOKENS = (
-    "hf_" + "aB3" * 11,
-    "sk-proj-" + "aB3_" * 10,
-    "ghp_" + "aB3" * 12,
-    "github_pat_" + "aB3" * 12,
-    "AKIA" + "ABCD" * 4,
-    f"api_key: {HEX}",
-    f'"api_key": "{HEX}"',
-    f"WANDB_API_KEY={HEX}",
-    "-----BEGIN OPENSSH PRIVATE KEY-----",
-    "secret-of-mine",
-)
-
-
-def test_a_token_is_found_and_not_repeated():
-    for number, token in enumerate(TOKENS):
-        (line,) = leaks(f"x\n{token}", SOMEBODY)
-        assert line.startswith("README.md:2: "), number
-        assert "token" in line, number
-        assert token[4:] not in line, number
-        assert HEX not in line, number
-        assert leaks(f"https://example.org/?t={token}", SOMEBODY), number
+    monkeypatch.setenv("HOME", "/home/alice")
+    monkeypatch.setenv("LOGNAME", "root")
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    machine = this_machine(tmp_path / "run")
+    assert str(tmp_path / "run") in machine.folders
+    assert machine.users == ("alice",)
+    assert machine.hosts == ()
 
 
 def test_pickles_are_found_and_of_weights_the_header_is_read_and_not_the_numbers():
@@ -103,13 +107,3 @@ def test_pickles_are_found_and_of_weights_the_header_is_read_and_not_the_numbers
     assert "/home/alice/x" in line
     clean = b'{"a":1}'
     assert leaks(len(clean).to_bytes(8, "little") + clean + b"/tmp/abc/d", name="adapter_model.safetensors") == []
-
-
-def test_this_machine_knows_its_folders_and_not_everybodys_names(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/alice")
-    monkeypatch.setenv("LOGNAME", "root")
-    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
-    machine = this_machine(tmp_path / "run")
-    assert str(tmp_path / "run") in machine.folders
-    assert machine.users == ("alice",)
-    assert machine.hosts == ()

@@ -66,16 +66,13 @@ LIKE_A_CARD = [
 ]
 
 
-def test_what_looks_like_a_part_of_the_card_is_refused():
+def test_what_looks_like_a_part_of_the_card_is_refused_and_plain_prose_and_lists_are_kept():
     for words in LIKE_A_CARD:
         _, notes, first = split_notes(f"# x\n\n## Notes\n\n{words}\n")
         assert first == 3, words
         assert notes_mistakes(notes, first), words
     for card in ("---\n## Notes\n---\n# x\n", "# x\n```\n## Notes\n```\n"):  # a heading in code or front matter is none
         assert split_notes(card) == (card, "", 0)
-
-
-def test_plain_prose_and_lists_are_kept():
     for words in (
         "None of this was tuned. Nothing to do: TODO is a word, nan is bread.",
         "Mine, with love.\nIt got ninety-seven of a hundred.",

@@ -23,7 +23,7 @@ from tests.hub.push_runs import REPO, add_best, add_checkpoint, files_of, publis
 OTHER = {WEIGHTS: weights(b"somebody else's"), CONFIG: b"{}"}
 
 
-def test_another_adapter_is_refused_in_one_line_and_stays(hub):
+def test_another_adapter_is_refused_in_one_line_and_stays_unless_one_push_replaces_it(hub):
     hub.create(REPO, OTHER)
     run = publishable()
     with pytest.raises(PerlError) as caught:
@@ -35,11 +35,9 @@ def test_another_adapter_is_refused_in_one_line_and_stays(hub):
     done = push(run, REPO, replace=True)
     assert files_of(hub)[WEIGHTS] == (run.adapter / WEIGHTS).read_bytes()
     assert hub.repo(REPO).files(done.replaced)[WEIGHTS] == OTHER[WEIGHTS]
-
-
-def test_replace_holds_for_one_push_and_while_that_is_queued(hub):
-    hub.create(REPO, OTHER)
-    run = publishable()
+    # Replace holds for one push, and while that is queued.
+    hub.commit(REPO, OTHER)
+    run = publishable("another")
     hub.faults.fail(1, 503, times=10**6, path="/commit/")
     with pytest.raises(HubOutageError):
         push_run(run, wanted_push(run, REPO, overwrite=True), sleep=lambda _: None)
@@ -53,7 +51,7 @@ def test_replace_holds_for_one_push_and_while_that_is_queued(hub):
         push(run)
 
 
-def test_a_run_replaces_what_it_pushed_itself(hub):
+def test_a_run_replaces_what_it_pushed_itself_also_what_it_sent_before_a_kill(hub, monkeypatch):
     run = publishable()
     add_best(run)
     first = push(run, REPO, "best")
@@ -65,12 +63,8 @@ def test_a_run_replaces_what_it_pushed_itself(hub):
     assert [push.repo_id for push in read_pushes(run)] == ["user/another", REPO]
     weights_of = {sha256_of(run.adapter / WEIGHTS), sha256_of(run.path / "best" / "adapter" / WEIGHTS)}
     assert weights_of < set(read_push(run).sent)
-
-
-@pytest.mark.usefixtures("hub")
-def test_what_was_sent_before_a_kill_is_the_runs_own(monkeypatch):
-    """The commit arrives, the process dies before it hears of it, and the run goes on training."""
-    run = publishable()
+    # The commit arrives, the process dies before it hears of it, and the run goes on training.
+    run = publishable("killed")
 
     def killed(*_, **__):
         raise KeyboardInterrupt
@@ -78,13 +72,13 @@ def test_what_was_sent_before_a_kill_is_the_runs_own(monkeypatch):
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr("perl.hub.push.publish.send_checkpoints", killed)
         with pytest.raises(KeyboardInterrupt):
-            push(run, REPO)
+            push(run, "user/killed")
     for file, data in weights_and_config(add_best(run)).items():
         (run.adapter / file).write_bytes(data)
     run.record(fingerprint={**run.facts["fingerprint"], "adapter": sha256_of(run.adapter / WEIGHTS)})
     (run.path / "probe.json").unlink()
     monkeypatch.setattr("perl.hub.push.publish.check_round_trip", lambda *_: None)
-    assert push(run, REPO).changed
+    assert push(run, "user/killed").changed
 
 
 def test_a_run_of_the_same_recipe_does_not_overwrite_the_first(hub, caplog):
@@ -144,7 +138,7 @@ def test_what_is_remembered_of_a_push_is_checked_when_it_is_read():
     write_push(run, wanted_push(run, REPO))
     file = run.path / "push.json"
     held = json.loads(file.read_text())
-    for change in (
+    changes = (
         {"repo_id": "../../x"},
         {"repo_id": 5},
         {"steps": ["ten"]},
@@ -155,10 +149,12 @@ def test_what_is_remembered_of_a_push_is_checked_when_it_is_read():
         {"sent": {"user/a": ["a"]}},
         {"trying": "a"},
         {"replace": "yes"},
-    ):
-        file.write_text(json.dumps({**held, "pushes": [{**held["pushes"][0], **change}]}))
+    )
+    changed = [json.dumps({**held, "pushes": [{**held["pushes"][0], **change}]}) for change in changes]
+    for text in ("", "[]", '{"status": "done"}', '{"steps": [], "hostile": 1}', *changed):
+        file.write_text(text)
         with pytest.raises(
             RunFolderError, match=r"push.json: cannot be read: .*\(delete it and push again\)$"
         ) as caught:
             read_push(run)
-        assert "\n" not in str(caught.value), change
+        assert "\n" not in str(caught.value), text

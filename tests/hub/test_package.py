@@ -9,7 +9,6 @@ import pytest
 from perl.errors import PerlError
 from perl.evaluation.results import read_results
 from perl.hub.card.candidate import find_candidate
-from perl.hub.gate.gate import is_ours
 from perl.hub.push.package import (
     MOST_ROWS,
     Package,
@@ -98,12 +97,6 @@ def test_a_sound_package_has_no_problems_and_a_leak_is_one(tmp_path, monkeypatch
     absolute = run.path.resolve()
     monkeypatch.chdir(tmp_path / "elsewhere")  # it is packed from the folder alone
     assert package_candidate(find_candidate(Run.read(absolute)), "user/a").files == package.files
-
-
-def test_what_is_ours_is_told_from_what_is_not():
-    ours = ["README.md", "eval/x.png", "plots/x.png", ".eval_results/gsm8k.yaml", "metrics.jsonl"]
-    others = ["LICENSE", "eval/x.txt", "plots/a/x.png", ".eval_results/hle.yaml", "x/README.md", "model.safetensors"]
-    assert [name for name in (*ours, *others) if is_ours(name)] == ours
 
 
 def test_results_are_not_shown_beside_an_edited_config_or_on_another_base(caplog):

@@ -24,7 +24,8 @@ PRIVATE = {
 }
 
 
-def test_nothing_of_this_machine_is_in_it_and_it_is_the_same_recipe_otherwise(tmp_path):
+@pytest.mark.parametrize("source", ["quickstart", {"data": {"train": "sandbox:counting"}, "rollout": {"top_p": 0.9}}])
+def test_nothing_of_this_machine_is_in_it_and_it_is_the_same_recipe_otherwise(source, tmp_path):
     before = load_recipe(PRIVATE)
     text = public_recipe(before)
     machine = Machine(users=("alice",), hosts=("gpu-17.alice.org",))
@@ -41,10 +42,6 @@ def test_nothing_of_this_machine_is_in_it_and_it_is_the_same_recipe_otherwise(tm
     assert (after.rollout.temperature, after.eval.k) == (0.7, 8)
     assert dict(after.train) == {"learning_rate": 2e-5, "seed": 7}
     assert (after.hub.repo_id, after.hub.push) == (None, None)
-
-
-@pytest.mark.parametrize("source", ["quickstart", {"data": {"train": "sandbox:counting"}, "rollout": {"top_p": 0.9}}])
-def test_a_recipe_without_places_loses_none_of_its_settings(tmp_path, source):
     before = load_recipe(source)
     (tmp_path / "again.yaml").write_text(public_recipe(before))
     after = load_recipe(tmp_path / "again.yaml").as_dict()

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import re
 
 import pytest
 from huggingface_hub import CommitInfo
@@ -64,6 +65,9 @@ def test_an_outage_neither_stops_nor_changes_a_training(hub, caplog):
     assert "eval/results.json" in files_of(hub)
 
 
+DRAWN = []  # the rewards of the last step
+
+
 @pytest.fixture
 def trainer(tmp_path):
     rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
@@ -74,7 +78,8 @@ def trainer(tmp_path):
     from datasets import Dataset
 
     def longer_is_better(completions, **_):
-        return [float(len(str(completion))) for completion in completions]
+        DRAWN[:] = [float(len(str(completion))) for completion in completions]
+        return DRAWN
 
     made = PeftGRPOTrainer("sandbox:base", longer_is_better, arguments, Dataset.from_list(rows))
     made.train()
@@ -99,7 +104,12 @@ def test_a_script_pushes_the_adapter_card_log_and_curves_in_one_commit(hub, trai
     checked = check_card(there, hashlib.sha256(there["adapter_model.safetensors"]).hexdigest())
     assert checked.mistakes == ()
     assert "## Learning curves" in there["README.md"].decode()
-    assert [json.loads(row)["step"] for row in there["metrics.jsonl"].splitlines()] == [1]
+    (row,) = [json.loads(row) for row in there["metrics.jsonl"].splitlines()]
+    assert row["step"] == 1
+    shown = re.search(r"mean reward, first and last step \| ([\d.,]+), ([\d.,]+) \|", there["README.md"].decode())
+    mean = sum(DRAWN) / len(DRAWN)
+    assert row["reward"] == pytest.approx(mean)
+    assert [float(text.replace(",", "")) for text in shown.groups()] == pytest.approx([mean, mean], abs=0.00051)
     later = trainer.push_to_hub(blocking=False).result(timeout=60)
     assert later.oid == done.oid
     with pytest.raises(PerlError, match="a token comes from the Hub's own login only"):

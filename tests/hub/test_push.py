@@ -18,7 +18,7 @@ from perl.hub.run_card import write_card
 from perl.policy.saved.adapter import WEIGHTS, find_adapter
 from perl.run.folder import Run, sha256_of
 from tests.hub.files import weights
-from tests.hub.push_runs import FILES, REPO, add_best, add_checkpoint, files_of, publishable, weights_and_config
+from tests.hub.push_runs import FILES, REPO, add_checkpoint, files_of, publishable, weights_and_config
 from tests.hub_fixtures import TOKEN
 
 CARD = b"---\nlibrary_name: peft\n---\n"
@@ -54,17 +54,7 @@ def test_the_repository_holds_exactly_the_run_and_others_load_it(hub, capsys, tm
     assert len(hub.repo(REPO).commits) == commits
 
 
-def test_the_best_adapter_goes_without_the_scores_of_the_final_one(hub):
-    run = publishable()
-    folder = add_best(run)
-    _, difference = push_run(run, wanted_push(run, REPO, "best"))
-    assert difference is None
-    there = files_of(hub)
-    assert there[WEIGHTS] == (folder / WEIGHTS).read_bytes()
-    assert "eval/results.json" not in there
-
-
-def test_checkpoints_are_revisions_that_never_change(hub):
+def test_checkpoints_are_revisions_that_never_change_and_one_of_another_adapter_is_refused_by_name(hub):
     run = publishable()
     folders = {step: add_checkpoint(run, step) for step in (10, 20)}
     push_run(run, wanted_push(run, REPO, checkpoints=True))
@@ -80,24 +70,13 @@ def test_checkpoints_are_revisions_that_never_change(hub):
     requests = hub.requests
     push_run(run, wanted_push(run, REPO, checkpoints=True))
     assert not [r for r in hub.log[requests:] if "/commit/" in r.path]
-
-
-def test_a_revision_of_another_adapter_is_refused_by_name(hub):
-    hub.create(REPO, {})
-    push_revision(Package(OTHER | {"README.md": CARD + b"one"}), REPO, "step-10")
-    again = push_revision(Package(OTHER | {"README.md": CARD + b"two"}), REPO, "step-10")
-    assert files_of(hub, "step-10")["README.md"] == CARD + b"one"
-    assert hub.repo(REPO).at("step-10").oid == again
-    with pytest.raises(PerlError, match=r"^user/adapter: has a revision step-10 with another adapter \(choose"):
-        push_revision(Package(OTHER | {WEIGHTS: weights(b"third")}), REPO, "step-10")
-
-
-def test_files_of_others_stay_and_older_ones_of_ours_go(hub):
-    hub.create(REPO, {"LICENSE": b"mine", "eval/old.png": b"old", ".eval_results/gsm8k.yaml": SCORE, "x/y.txt": b""})
-    pushed = push_package(Package(OTHER), REPO)
-    assert files_of(hub).keys() == OTHER.keys() | {"LICENSE", "x/y.txt"}
-    assert pushed.deleted == (".eval_results/gsm8k.yaml", "eval/old.png")
-    assert pushed.foreign == ("LICENSE", "x/y.txt")
+    hub.create("user/tags", {})
+    push_revision(Package(OTHER | {"README.md": CARD + b"one"}), "user/tags", "step-10")
+    again = push_revision(Package(OTHER | {"README.md": CARD + b"two"}), "user/tags", "step-10")
+    assert hub.repo("user/tags").files("step-10")["README.md"] == CARD + b"one"
+    assert hub.repo("user/tags").at("step-10").oid == again
+    with pytest.raises(PerlError, match=r"^user/tags: has a revision step-10 with another adapter \(choose"):
+        push_revision(Package(OTHER | {WEIGHTS: weights(b"third")}), "user/tags", "step-10")
 
 
 def test_what_the_hub_or_the_repository_refuses_is_one_line_and_not_tried_again(hub):
@@ -144,15 +123,27 @@ def test_private_is_private_or_refused(hub):
 
 
 @pytest.mark.usefixtures("hub")
-def test_without_a_login_it_is_one_line(tmp_path):
+def test_a_run_without_a_login_a_name_a_network_or_its_files_is_refused_at_once(monkeypatch, tmp_path):
     (tmp_path / "hf-home" / "token").unlink()
     run = publishable()
     with pytest.raises(PerlError, match=r"hf auth login\)$"):
         push_run(run, wanted_push(run, REPO), sleep=pytest.fail)
+    (run.path / "push.json").unlink()
+    with pytest.raises(RunFolderError, match=r"does not say where to push it \(--repo user/name\)"):
+        wanted_push(run)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(PerlError, match="is unreachable"):
+        push_package(Package(OTHER), REPO, sleep=pytest.fail)
+    for name in ("push.json", "run.json"):  # a pipe in place of a file is not waited for
+        (run.path / name).unlink(missing_ok=True)
+        os.mkfifo(run.path / name)
+        with pytest.raises(PerlError, match="it is no regular file"):
+            perl.push(run.path, REPO)
+        (run.path / name).unlink()
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "README.md"])
-def test_a_failed_check_sends_nothing(hub, name):
+def test_a_failed_check_sends_nothing_and_other_weights_are_not_taken_for_another_adapter(hub, name):
     run = publishable()
     if name == WEIGHTS:
         for file, data in weights_and_config(add_checkpoint(run, 10)).items():
@@ -169,10 +160,7 @@ def test_a_failed_check_sends_nothing(hub, name):
     push = read_push(run)
     assert push.status == "queued"
     assert said in push.error
-
-
-def test_other_weights_than_the_run_trained_are_refused_and_not_taken_for_another_adapter(hub):
-    run = publishable()
+    run = publishable("changed")
     write_card(run)
     file = run.adapter / WEIGHTS
     content = bytearray(file.read_bytes())
@@ -182,18 +170,3 @@ def test_other_weights_than_the_run_trained_are_refused_and_not_taken_for_anothe
         with pytest.raises(PerlError, match=r"the run trained [0-9a-f]{12}: it was changed since"):
             show(Run.read(run.path))
     assert ("model", REPO) not in hub.store.repositories
-
-
-def test_a_run_without_a_name_a_network_or_its_files_is_refused_at_once(monkeypatch):
-    run = publishable()
-    with pytest.raises(RunFolderError, match=r"does not say where to push it \(--repo user/name\)"):
-        wanted_push(run)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(PerlError, match="is unreachable"):
-        push_package(Package(OTHER), REPO, sleep=pytest.fail)
-    for name in ("push.json", "run.json"):  # a pipe in place of a file is not waited for
-        (run.path / name).unlink(missing_ok=True)
-        os.mkfifo(run.path / name)
-        with pytest.raises(PerlError, match="it is no regular file"):
-            perl.push(run.path, REPO)
-        (run.path / name).unlink()

@@ -126,7 +126,7 @@ def _no_waiting_in_the_client(monkeypatch):
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda _: None))
 
 
-def test_a_push_is_one_commit_of_exactly_the_package(hub):
+def test_a_push_is_one_commit_of_exactly_the_package_others_files_stay_and_older_ones_of_ours_go(hub):
     repo_id, files = prepared(hub, 0)
     before = len(hub.repo(repo_id).commits)
     pushed = push_package(Package(files), repo_id, may_replace=None)
@@ -136,25 +136,33 @@ def test_a_push_is_one_commit_of_exactly_the_package(hub):
     assert pushed.changed
     assert pushed.deleted == ("plots/old.png",)
     assert pushed.foreign == ("NOTES.md",)
+    score = b"- dataset: {id: openai/gsm8k, task_id: gsm8k}\n  value: 41.2\n"
+    held = {"LICENSE": b"mine", "eval/old.png": b"old", ".eval_results/gsm8k.yaml": score, "x/y.txt": b""}
+    hub.create("user/others", held)
+    pushed = push_package(Package(files), "user/others")
+    assert hub.repo("user/others").files().keys() == files.keys() | {"LICENSE", "x/y.txt", ".gitattributes"}
+    assert pushed.deleted == (".eval_results/gsm8k.yaml", "eval/old.png")
+    assert pushed.foreign == ("LICENSE", "x/y.txt")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_under_every_fault_the_repository_is_untouched_or_whole(hub, part):
+def test_under_every_fault_the_repository_is_untouched_or_whole_and_waits_double(hub, part, monkeypatch):
+    """Six tries have five waits between them, of 1, 2, 4, 8 and 16 seconds; chance only shortens them."""
+    monkeypatch.setattr("perl.hub.push.retries.random.uniform", lambda _, longest: longest)
     requests = count_requests(hub)
     assert requests >= 6
     for number, (name, fault) in enumerate(faults(requests), 1):
         if number % PARTS != part:
             continue
+        before = hub.requests
         outcome = suffer(hub, number, name, fault)
         assert outcome.untouched or outcome.whole, outcome
         assert outcome.second, outcome
         assert outcome.commits == 1, outcome
         assert (outcome.first == "outage") == name.startswith("everything"), outcome
         assert outcome.waited >= 7 or "429" not in name
-
-
-def test_nothing_is_written_over_a_commit_that_was_not_looked_at(hub):
-    repo_id, files = prepared(hub, 0)
-    hub.faults.stale()
-    push_package(Package(files), repo_id, may_replace=None, sleep=lambda _: None)
-    assert [request.status for request in hub.log if "/commit/" in request.path] == [412, 200]
+        if outcome.first == "outage":
+            assert outcome.waited == sum(2.0**attempt for attempt in range(5)), outcome
+        if "412" in name:  # nothing is written over a commit that was not looked at
+            statuses = [request.status for request in hub.log[before:] if "/commit/" in request.path]
+            assert statuses[:2] == [412, 200]

@@ -45,15 +45,15 @@ def packed(run: Run):
     return pack(find_candidate(Run.read(run.path)), REPO)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_the_samples_do_not_say_is_not_packed(run, name):
-    FORGERIES[name].edit(run.path / "eval")
-    with pytest.raises(PerlError, match=FORGERIES[name].said) as caught:
-        packed(run)
-    assert all(line.startswith(f"{run.path}: ") for line in str(caught.value).splitlines())
-
-
-def test_scores_that_are_forged_or_without_samples_are_neither_packed_nor_on_a_card(run, capsys):
+def test_scores_that_the_samples_do_not_give_are_neither_packed_nor_on_a_card(run, capsys):
+    files = {file: file.read_bytes() for file in (run.path / "eval").iterdir()}
+    for name in NAMES:
+        FORGERIES[name].edit(run.path / "eval")
+        with pytest.raises(PerlError, match=FORGERIES[name].said) as caught:
+            packed(run)
+        assert all(line.startswith(f"{run.path}: ") for line in str(caught.value).splitlines()), name
+        for file, content in files.items():
+            file.write_bytes(content)
     FORGERIES["difference"].edit(run.path / "eval")
     assert run_command(["card", str(run.path)], "perl") == EXIT_USER_MISTAKE
     assert "difference.mean is 0.526 in the file, counted is" in capsys.readouterr().err

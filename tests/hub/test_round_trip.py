@@ -1,6 +1,7 @@
 """What is published is loaded as others will load it, and is the trained policy."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from perl.errors import BrokenPromiseError, PerlError
 from perl.hub.card.candidate import find_candidate
@@ -21,6 +23,7 @@ from perl.policy.probe import write_probe
 from perl.policy.saved.adapter import WEIGHTS
 from perl.recipe.sections import ModelSection
 from perl.run.folder import Run, sha256_of
+from perl.sandbox import BASE_FOLDER
 from tests.hub.push_runs import add_best, add_checkpoint, publishable
 
 CPU = torch.device("cpu")
@@ -40,11 +43,25 @@ def rewrite(weights, change):
     save_file(tensors, weights, metadata)
 
 
-def test_the_trained_adapter_comes_back_and_any_other_is_found():
+def furthest(run, folder, dtype=torch.float32):
+    """Largest difference of a token's log-prob from the probe's, by plain PEFT on the base, computed in float32."""
+    base = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=dtype)
+    policy = PeftModel.from_pretrained(base, str(folder)).float().eval()
+    probe = json.loads((run.path / "probe.json").read_text())
+    ids = torch.tensor(probe["input_ids"])
+    with torch.no_grad():
+        log_probs = policy(ids).logits[:, :-1].log_softmax(-1)
+    of_tokens = log_probs.gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return float((of_tokens - torch.tensor(probe["log_probs"])).abs().max())
+
+
+def test_the_trained_adapter_comes_back_and_any_other_or_tensors_that_peft_would_ignore_are_found():
     run = publishable()
     candidate = find_candidate(run)
     staged = stage(candidate)
-    assert check_round_trip(candidate, staged, CPU) <= RELOAD_TOLERANCE
+    by_hand = furthest(run, staged)
+    assert by_hand <= RELOAD_TOLERANCE
+    assert check_round_trip(candidate, staged, CPU) == pytest.approx(by_hand, abs=1e-6)
     rewrite(staged / WEIGHTS, lambda tensors: next(iter(tensors.values())).add_(1e-6))
     with pytest.raises(BrokenPromiseError, match="other tensors than the run's"):
         check_round_trip(candidate, staged, CPU)
@@ -56,8 +73,17 @@ def test_the_trained_adapter_comes_back_and_any_other_is_found():
     rewrite(run.adapter / WEIGHTS, lambda tensors: [t.mul_(1.01) for t in tensors.values()])
     run.record(fingerprint={**fingerprint, "adapter": sha256_of(run.adapter / WEIGHTS)})
     candidate = find_candidate(Run.read(run.path))
-    with pytest.raises(BrokenPromiseError, match=r"differ from the trained policy's by .* \(at most 1e-04\)"):
-        check_round_trip(candidate, stage(candidate, "another policy"), CPU)
+    staged = stage(candidate, "another policy")
+    with pytest.raises(BrokenPromiseError, match=r"differ from the trained policy's by .* \(at most 1e-04\)") as caught:
+        check_round_trip(candidate, staged, CPU)
+    shown = float(re.search(r"policy's by (\S+) nats", str(caught.value))[1])
+    assert shown == pytest.approx(furthest(run, staged), rel=0.01)
+    run = publishable("ignored")
+    config = run.adapter / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "target_modules": ["q_proj"]}))
+    candidate = find_candidate(run)
+    with pytest.raises(BrokenPromiseError, match=r"PEFT does not load \d+ of its tensors: .*down_proj"):
+        check_round_trip(candidate, stage(candidate), CPU)
 
 
 def test_on_a_half_precision_base_an_adapter_that_is_one_percent_off_is_found_too():
@@ -69,21 +95,18 @@ def test_on_a_half_precision_base_an_adapter_that_is_one_percent_off_is_found_to
     with in_float32(policy):
         write_probe(run.path, ids, token_log_probs(policy, ids, torch.ones_like(ids)))
     candidate = find_candidate(run)
-    assert check_round_trip(candidate, stage(candidate), CPU) <= RELOAD_TOLERANCE
+    staged = stage(candidate)
+    by_hand = furthest(run, staged, torch.bfloat16)
+    assert by_hand <= RELOAD_TOLERANCE
+    assert check_round_trip(candidate, staged, CPU) == pytest.approx(by_hand, abs=1e-6)
     rewrite(run.adapter / WEIGHTS, lambda tensors: [t.mul_(1.01) for t in tensors.values()])
     run.record(fingerprint={**run.facts["fingerprint"], "adapter": sha256_of(run.adapter / WEIGHTS)})
     candidate = find_candidate(run)
-    with pytest.raises(BrokenPromiseError, match="differ from the trained policy's"):
-        check_round_trip(candidate, stage(candidate, "again"), CPU)
-
-
-def test_tensors_that_peft_would_ignore_are_found():
-    run = publishable()
-    config = run.adapter / "adapter_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "target_modules": ["q_proj"]}))
-    candidate = find_candidate(run)
-    with pytest.raises(BrokenPromiseError, match=r"PEFT does not load \d+ of its tensors: .*down_proj"):
-        check_round_trip(candidate, stage(candidate), CPU)
+    staged = stage(candidate, "again")
+    with pytest.raises(BrokenPromiseError, match="differ from the trained policy's") as caught:
+        check_round_trip(candidate, staged, CPU)
+    shown = float(re.search(r"policy's by (\S+) nats", str(caught.value))[1])
+    assert shown == pytest.approx(furthest(run, staged, torch.bfloat16), rel=0.01)
 
 
 def test_without_a_probe_the_adapter_must_change_its_base_and_be_numbers():

@@ -7,14 +7,19 @@ import pytest
 
 from perl.evaluation.metrics import Difference
 from perl.hub.card.scores_text import headline, reservations
-from tests.evaluations import results, task_result
+from tests.evaluations import results, rows, task_result
+from tests.oracles.mean_intervals import difference_ends
 
-BETTER = task_result("sums", ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5)
+MARKS = ["0000", "1000", "1100", "1111"] * 5, ["1100", "1110", "1111", "1111"] * 5
+BETTER = task_result("sums", *MARKS)
 
 
 def test_a_difference_is_shown_unless_its_p_value_denies_it():
     assert "does not tell them apart" not in headline(results(BETTER))
     assert reservations(results(BETTER)) == []
+    shown = re.search(r"a difference of (\S+) \[(\S+), (\S+)\]\.$", headline(results(BETTER))).groups()
+    expected = [100 * value for value in difference_ends(*(rows(texts) for texts in MARKS))]
+    assert [float(text) for text in shown] == pytest.approx(expected, abs=0.0501)
     denied = results(replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125)))
     assert headline(denied).endswith("a difference of +12.5 [+0.6, +24.4], which does not tell them apart.")
     assert reservations(denied) == [

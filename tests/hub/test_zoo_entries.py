@@ -14,9 +14,9 @@ from perl.errors import PerlError
 from perl.evaluation.results import ProblemResult, TaskResult, read_results
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
+from perl.hub.push.package import evenly
 from perl.hub.zoo_entries import add, verification, verify
 from perl.hub.zoo_entries.from_run import of_run
-from perl.hub.zoo_entries.material import thinned
 from perl.policy.name import adapter_policy_name, policy_name
 from perl.run.folder import sha256_of, write_text
 from perl.zoo.catalogue import open_zoo
@@ -24,6 +24,7 @@ from perl.zoo.entry import TaskScore, read_entry
 from tests.evaluation.forgeries import FORGERIES
 from tests.hub.files import weights
 from tests.hub.zoo_entry_runs import change, copied, trained
+from tests.oracles.mean_intervals import redrawn_differs, redrawn_reach
 
 TASK = "sandbox:addition"
 
@@ -75,7 +76,7 @@ def test_an_entry_says_what_the_run_says(run, tmp_path):
     assert len(entry.curve) == 2
 
 
-def test_an_entry_holds_no_path_names_its_policy_and_is_read_back(run, tmp_path, caplog):
+def test_an_entry_holds_no_path_names_policy_and_repository_and_is_read_back(run, tmp_path, caplog):
     entry = add(run, tmp_path / "zoo")
     file = tmp_path / "zoo" / "entries" / "tiny-0.json"
     assert read_entry(file) == entry
@@ -95,6 +96,14 @@ def test_an_entry_holds_no_path_names_its_policy_and_is_read_back(run, tmp_path,
     assert small.adapter.shipped
     assert small.adapter.size == sum(file.stat().st_size for file in folder.iterdir())
     assert f"{small.adapter.size:,} bytes" in caplog.text
+    digest = sha256_of(run / "adapter" / "adapter_model.safetensors")
+    push = {"status": "done", "repo_id": "user/tiny", "steps": [], "commit": "c" * 40, "sha256": digest}
+    (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push]}))
+    assert add(run, tmp_path / "pushed").adapter.repo == "user/tiny"
+    assert add(run, tmp_path / "pushed", force=True).adapter.revision == "c" * 40
+    for other in ({"status": "queued"}, {"sha256": "0" * 64}):
+        (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push | other]}))
+        assert add(run, tmp_path / "pushed", force=True).adapter.repo is None
 
 
 def test_the_scores_of_an_entry_are_those_of_the_samples(run, tmp_path):
@@ -147,18 +156,7 @@ def _of_another(source):
     return replace(found, files=found.files | {"adapter_model.safetensors": weights(b"of another run")})
 
 
-def test_a_pushed_run_names_its_repository(run, tmp_path):
-    digest = sha256_of(run / "adapter" / "adapter_model.safetensors")
-    push = {"status": "done", "repo_id": "user/tiny", "steps": [], "commit": "c" * 40, "sha256": digest}
-    (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push]}))
-    assert add(run, tmp_path / "zoo").adapter.repo == "user/tiny"
-    assert add(run, tmp_path / "zoo", force=True).adapter.revision == "c" * 40
-    for other in ({"status": "queued"}, {"sha256": "0" * 64}):
-        (run / "push.json").write_text(json.dumps({"version": 2, "pushes": [push | other]}))
-        assert add(run, tmp_path / "zoo", force=True).adapter.repo is None
-
-
-def test_an_entry_is_replaced_only_with_force_and_has_a_fit_name(run, tmp_path):
+def test_an_entry_has_a_fit_name_source_and_provenance_and_is_replaced_only_with_force(run, tmp_path):
     zoo = tmp_path / "zoo"
     add(run, zoo, notes=["first"], ship=True)
     with pytest.raises(PerlError, match=r"there is an entry 'tiny-0' already .*--force"):
@@ -172,6 +170,15 @@ def test_an_entry_is_replaced_only_with_force_and_has_a_fit_name(run, tmp_path):
         add(run, zoo, name="../My LoRA")
     shutil.copytree(run, tmp_path / "My Run!")
     assert add(tmp_path / "My Run!", zoo).name == "my-run"
+    zoo = tmp_path / "another"
+    change(run / "run.json", lambda facts: facts.update(hardware={"device": "A Processor"}))
+    with pytest.raises(PerlError, match=r"is a run of this machine, not reported \(trained-here\)"):
+        add(run, zoo, provenance="reported")
+    assert add(run, zoo).hardware == "1 x A Processor"  # a run that says less of itself
+    (tmp_path / "empty").mkdir()
+    for source in ("nowhere", str(tmp_path / "empty"), "./a/b", "a/b/c"):
+        with pytest.raises(PerlError, match="neither a run folder nor a name on the Hub"):
+            add(source, zoo)
 
 
 def of_other_weights(facts):
@@ -213,10 +220,11 @@ OF_OTHERS = [
 ]
 
 
-def test_results_that_do_not_follow_or_are_of_another_adapter_are_refused(run, tmp_path):
+def test_results_that_do_not_follow_from_the_samples_or_are_of_another_adapter_are_refused(run, tmp_path):
     """A number that does not follow: in lines that name the file. Results that are none: in one line."""
-    file = results_file(run)
+    file, config = results_file(run), run / "adapter" / "adapter_config.json"
     good = file.read_text()
+    as_trained = config.read_text()
     for rows in (DO_NOT_FOLLOW, NOT_RESULTS, OF_OTHERS):
         for edit, said in rows:
             file.write_text(good)
@@ -227,17 +235,17 @@ def test_results_that_do_not_follow_or_are_of_another_adapter_are_refused(run, t
             assert rows is not NOT_RESULTS or len(lines) == 1, said
             assert rows is not DO_NOT_FOLLOW or all(line.startswith(f"{run}: results.json: ") for line in lines), said
     file.write_text(good)
-    change(run / "adapter" / "adapter_config.json", lambda config: config.update(lora_alpha=160))
+    change(config, lambda facts: facts.update(lora_alpha=160))
     with pytest.raises(PerlError, match="or of this one with another config"):
         add(run, tmp_path / "zoo")
+    config.write_text(as_trained)
+    whole = shutil.copytree(run / "eval", tmp_path / "eval")
     shutil.rmtree(run / "eval")
     with pytest.raises(PerlError, match=r"was not evaluated .*perl eval --adapter"):
         add(run, tmp_path / "zoo")
     assert not (tmp_path / "zoo").exists()
-
-
-def test_results_that_are_not_those_of_the_runs_samples_are_refused(run, tmp_path):
-    """Every figure follows from bits that are all 1, only the samples say otherwise."""
+    shutil.copytree(whole, run / "eval")
+    # Every figure follows from bits that are all 1, only the samples say otherwise.
     FORGERIES["every bit 1 and every figure that follows"].edit(run / "eval")
     with pytest.raises(PerlError, match="the adapter's rights differ on"):
         add(run, tmp_path / "zoo")
@@ -281,23 +289,15 @@ def without_seed(text):
     return json.dumps({name: value for name, value in json.loads(text).items() if name != "seed"})
 
 
-def test_what_is_no_source_or_another_provenance_is_refused(run, tmp_path):
-    change(run / "run.json", lambda facts: facts.update(hardware={"device": "A Processor"}))
-    with pytest.raises(PerlError, match=r"is a run of this machine, not reported \(trained-here\)"):
-        add(run, tmp_path / "zoo", provenance="reported")
-    assert add(run, tmp_path / "zoo").hardware == "1 x A Processor"  # a run that says less of itself
-    (tmp_path / "empty").mkdir()
-    for source in ("nowhere", str(tmp_path / "empty"), "./a/b", "a/b/c"):
-        with pytest.raises(PerlError, match="neither a run folder nor a name on the Hub"):
-            add(source, tmp_path / "zoo")
-
-
-def test_a_curve_keeps_its_ends():
-    points = [(step, step / 200) for step in range(1, 201)]
-    kept = thinned(points, 64)
-    assert len(kept) == 64
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
-    assert thinned(points[:64], 64) == points[:64]
+def test_a_curve_keeps_its_ends_and_points_evenly_apart():
+    for length, most in ((200, 64), (65, 64), (1000, 64), (10_001, 7)):
+        kept = evenly([(step, step / length) for step in range(length)], most)
+        places = [number * (length - 1) / (most - 1) for number in range(most)]
+        assert [step for step, _ in kept] == pytest.approx(places, abs=0.5)
+        assert [reward for _, reward in kept] == pytest.approx([step / length for step, _ in kept])
+        assert (kept[0][0], kept[-1][0]) == (0, length - 1)
+    points = [(step, 0.5) for step in range(64)]
+    assert evenly(points, 64) == points
 
 
 @pytest.fixture(scope="module")
@@ -314,22 +314,19 @@ def zoo(shipping, tmp_path):
     return open_zoo(tmp_path / "zoo")
 
 
-def test_the_same_adapter_scores_the_same_again(zoo, tmp_path):
+def test_the_same_adapter_scores_the_same_again_and_a_score_that_is_not_its_own_differs(zoo, tmp_path):
     found = verify(zoo, "zoo:tiny-0", output=tmp_path / "again")
     assert [score.verdict for score in found.scores] == ["identical"]
     assert found.agrees
     assert found.notes == ()
     assert next(iter(found.lines())).startswith("sandbox:addition: identical, ")
-    entry, measured = zoo.entry("tiny-0"), read_results(tmp_path / "again")
-    assert measured.task(TASK).protocol_hash == entry.scores[0].protocol_hash
-    assert measured.subject["name"] == "zoo:tiny-0"
-
-
-def test_a_score_that_is_not_the_adapters_differs(zoo):
+    entry, again = zoo.entry("tiny-0"), read_results(tmp_path / "again")
+    assert again.task(TASK).protocol_hash == entry.scores[0].protocol_hash
+    assert again.subject["name"] == "zoo:tiny-0"
     entry = zoo.entry("tiny-0")
     score = entry.scores[0].model_copy(update={"adapter": 0.0})
     zoo.entries["tiny-0"] = entry.model_copy(update={"scores": [score], "base_sha256": "0" * 64})
-    found = verify(zoo, "tiny-0")
+    found = verify(zoo, "tiny-0", tasks=[TASK])
     assert [score.verdict for score in found.scores] == ["differs"]
     assert not found.agrees
     assert any("the base is another one: 000000000000 then" in note for note in found.notes)
@@ -411,24 +408,38 @@ class TestVerdicts:
         assert found.reach > 1.96 * expected
 
     @pytest.mark.parametrize(("problems", "k"), [(11, 4), (30, 2), (100, 4)])
-    def test_an_honest_score_differs_less_than_one_time_in_twenty(self, problems, k):
-        """Drawn again with the same chance of each problem; many problems have a chance near 0 or 1."""
-        draw, told, count = random.Random(0), 0, 300
+    def test_an_honest_score_differs_less_than_one_time_in_twenty_and_an_inflated_one_mostly(self, problems, k):
+        """Drawn again with the same chance of each problem; many problems have a chance near 0 or 1.
+
+        Each verdict is compared with that of the rule written anew. What an entry claims too much: 40 points.
+        """
+        draw, count = random.Random(0), 150
+        told = {"honest": 0, "inflated": 0}
+        by_hand = dict(told)
         for _ in range(count):
             chances = [draw.choice((0.01, 0.5, 0.99, 1.0)) for _ in range(problems)]
-            both = [drawn(chances, k, draw) for _ in range(2)]
-            told += bool(verification._remeasured(as_score(both[0]), both[1]).differs)
-        assert told / count <= 0.05
+            then, now = (drawn(chances, k, draw) for _ in range(2))
+            base, adapter = ([getattr(problem, who) for problem in now.problems] for who in ("base", "adapter"))
+            for kind, claimed in (("honest", 0.0), ("inflated", 0.4)):
+                score = as_score(then)
+                score = score.model_copy(update={"adapter": min(1.0, score.adapter + claimed)})
+                told[kind] += bool(verification._remeasured(score, now).differs)
+                by_hand[kind] += redrawn_differs((score.base, k, base), (score.adapter, k, adapter))
+        for kind, number in told.items():
+            assert number / count == pytest.approx(by_hand[kind] / count, abs=1e-12), kind
+        assert told["honest"] / count <= 0.05
+        assert told["inflated"] / count > (0.5 if problems > 11 else 0.05)
 
-    def test_one_completion_of_44_may_come_out_otherwise_where_all_were_alike(self):
+    def test_one_completion_of_44_may_come_out_otherwise_but_not_half_nor_a_base_made_worse(self):
         right = [(True,) * 4] * 11
         other = [*right[:-1], (True, True, True, False)]
-        then, now = as_score(measured(other, other)), measured(right, right)
-        assert verification._remeasured(then, now).verdict == "agrees"
         half = [(True,) * 4] * 5 + [(False,) * 4] * 6
-        assert verification._remeasured(then, measured(half, right)).differs == ("adapter", "gain")
-
-    def test_an_entry_whose_base_was_made_worse_differs(self):
+        for then, now, expected in ((other, right, "agrees"), (half, right, "differs")):
+            found = verification._remeasured(as_score(measured(then, half)), measured(now, half))
+            share = sum(map(sum, then)) / 44
+            assert found.reach == pytest.approx(redrawn_reach(share, 4, now), rel=1e-6)
+            assert found.verdict == expected
+        assert found.differs == ("adapter", "gain")
         rows = [(True, False, True, False)] * 50
         score = as_score(measured([(True,) * 4] * 50, rows))
         now = measured([(True,) * 4] * 50, rows)

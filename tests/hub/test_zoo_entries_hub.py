@@ -11,11 +11,9 @@ from perl.evaluation.recounting.published_samples import PUBLISHED, read_publish
 from perl.evaluation.recounting.recount import recount
 from perl.evaluation.results import read_results
 from perl.hub.card.candidate import find_candidate
-from perl.hub.found_card import _most, find_card
-from perl.hub.gate.gate import largest
+from perl.hub.found_card import find_card
 from perl.hub.push.package import package_candidate
 from perl.hub.zoo_entries import add, hub_adapters, verify
-from perl.hub.zoo_entries.from_hub import _READ
 from perl.run.folder import Run
 from perl.zoo.catalogue import open_zoo
 from tests.hub.zoo_entry_runs import trained
@@ -98,44 +96,7 @@ def test_reproduced_means_evaluated_here(pushed, files, tmp_path):
     assert verify(open_zoo(tmp_path / "zoo"), "tiny").scores[0].verdict == "identical"
 
 
-def test_figures_that_are_not_those_of_the_published_samples_are_refused(pushed, files, tmp_path):
-    claimed = claiming_none(files, tmp_path / "claimed")
-    for name in (RESULTS, PUBLISHED):  # either alone
-        pushed.commit(REPO, {**files, name: claimed[name]})
-        with pytest.raises(PerlError, match=r"user/tiny: results.json: .*the adapter's rights differ on \d+ problems"):
-            add(REPO, tmp_path / "zoo")
-    assert not (tmp_path / "zoo").exists()
-
-
-DEEP = b"[" * 100_000
-HOSTILE = {
-    "no results": ({RESULTS: None}, r"has no eval/results.json \(perl push sends them\)"),
-    "no weights": ({WEIGHTS: None}, r"has no adapter_model.safetensors \(only safetensors are taken\)"),
-    "huge recipe": ({RECIPE: b"#" * 200_001}, "perl_recipe.yaml has 200,001 bytes, at most 200,000 are downloaded"),
-    "huge card": ({"README.md": b"#" * 1_000_001}, "README.md has 1,000,001 bytes, at most 1,000,000 are downloaded"),
-    "deep results": ({RESULTS: DEEP}, "eval/results.json"),
-    "results of no kind": ({RESULTS: b"[1]"}, "holds no results"),
-    "aliases": ({RECIPE: b"a: &a [x]\nb: [*a, *a]\n"}, "not plain YAML: an alias"),
-    "tags": ({RECIPE: b"a: !!python/object/apply:os.getcwd []\n"}, "not plain YAML: a tag"),
-    "aliases in the card": ({"README.md": b"---\na: &a [x]\nb: [*a, *a]\n---\n"}, "README.md.* an alias"),
-    "another recipe": ({RECIPE: b"extends: quickstart\n"}, "perl_recipe.yaml: is not a recipe that stands alone"),
-    "deep recipe": ({RECIPE: b"peft: " + DEEP[:90_000]}, "perl_recipe.yaml:1: not plain YAML: nested too deeply"),
-    "deep card": (
-        {"README.md": b"---\na: " + b"[" * 200 + b"]" * 200 + b"\n---\n"},
-        "README.md:1: not plain YAML: nested too deeply",
-    ),
-    "long front matter": ({"README.md": b"---\na: [" + b"b, " * 70_000 + b"]\n---\n"}, "README.md: its front matter"),
-    "unknown key": ({RECIPE: b"peft: {rnak: 1}\n"}, "perl_recipe.yaml: peft.rnak: unknown key"),
-    "no text": ({RECIPE: b"\xff\xfe\x00"}, "perl_recipe.yaml: is not plain YAML"),
-    "long number": ({RECIPE: b"peft: {rank: " + b"9" * 5000 + b"}\n"}, "perl_recipe.yaml"),
-}
-
-
-def many_versions(facts):
-    facts["perl"]["versions"] = {f"package-{i}": "1" for i in range(50_000)}
-
-
-def test_hostile_files_and_those_of_another_adapter_give_one_line(pushed, files, tmp_path):
+def test_hostile_files_and_those_of_another_adapter_or_of_other_samples_give_one_line(pushed, files, tmp_path):
     config, secret = json.loads(files[CONFIG]) | {"lora_alpha": 160}, "hf_" + "x" * 30
     of_these_files = {
         "other weights": (
@@ -165,6 +126,12 @@ def test_hostile_files_and_those_of_another_adapter_give_one_line(pushed, files,
             assert len(str(caught.value)) < 500, name
             assert "user/tiny" in str(caught.value), name
         assert not (tmp_path / "zoo").exists(), name
+    claimed = claiming_none(files, tmp_path / "claimed")
+    for name in (RESULTS, PUBLISHED):  # either alone
+        pushed.commit(REPO, {**files, name: claimed[name]})
+        with pytest.raises(PerlError, match=r"user/tiny: results.json: .*the adapter's rights differ on \d+ problems"):
+            add(REPO, tmp_path / "zoo")
+    assert not (tmp_path / "zoo").exists()
     pushed.commit(REPO, files)
     with pytest.raises(PerlError, match="user/none: no model 'user/none'"):
         add("user/none", tmp_path / "zoo")
@@ -173,21 +140,32 @@ def test_hostile_files_and_those_of_another_adapter_give_one_line(pushed, files,
         add(REPO, tmp_path / "zoo")
 
 
-def test_a_connection_that_breaks_is_one_line_however_it_is_read(pushed, tmp_path):
-    for n in (1, 2, 3):
-        for read in (lambda: add(REPO, tmp_path / "zoo"), lambda: find_card(REPO)):
-            pushed.faults.cut(n, times=100)
-            with pytest.raises(PerlError) as caught:
-                read()
-            assert len(caught.value.mistakes) == 1, n
-            pushed.faults.rules.clear()
+DEEP = b"[" * 100_000
+HOSTILE = {
+    "no results": ({RESULTS: None}, r"has no eval/results.json \(perl push sends them\)"),
+    "no weights": ({WEIGHTS: None}, r"has no adapter_model.safetensors \(only safetensors are taken\)"),
+    "huge recipe": ({RECIPE: b"#" * 200_001}, "perl_recipe.yaml has 200,001 bytes, at most 200,000 are downloaded"),
+    "huge card": ({"README.md": b"#" * 1_000_001}, "README.md has 1,000,001 bytes, at most 1,000,000 are downloaded"),
+    "deep results": ({RESULTS: DEEP}, "eval/results.json"),
+    "results of no kind": ({RESULTS: b"[1]"}, "holds no results"),
+    "aliases": ({RECIPE: b"a: &a [x]\nb: [*a, *a]\n"}, "not plain YAML: an alias"),
+    "tags": ({RECIPE: b"a: !!python/object/apply:os.getcwd []\n"}, "not plain YAML: a tag"),
+    "aliases in the card": ({"README.md": b"---\na: &a [x]\nb: [*a, *a]\n---\n"}, "README.md.* an alias"),
+    "another recipe": ({RECIPE: b"extends: quickstart\n"}, "perl_recipe.yaml: is not a recipe that stands alone"),
+    "deep recipe": ({RECIPE: b"peft: " + DEEP[:90_000]}, "perl_recipe.yaml:1: not plain YAML: nested too deeply"),
+    "deep card": (
+        {"README.md": b"---\na: " + b"[" * 200 + b"]" * 200 + b"\n---\n"},
+        "README.md:1: not plain YAML: nested too deeply",
+    ),
+    "long front matter": ({"README.md": b"---\na: [" + b"b, " * 70_000 + b"]\n---\n"}, "README.md: its front matter"),
+    "unknown key": ({RECIPE: b"peft: {rnak: 1}\n"}, "perl_recipe.yaml: peft.rnak: unknown key"),
+    "no text": ({RECIPE: b"\xff\xfe\x00"}, "perl_recipe.yaml: is not plain YAML"),
+    "long number": ({RECIPE: b"peft: {rank: " + b"9" * 5000 + b"}\n"}, "perl_recipe.yaml"),
+}
 
 
-def test_both_who_read_a_repository_take_files_of_the_sizes_that_are_published():
-    for name in (RESULTS, RECIPE, CONFIG, "README.md", "perl_run.json", "metrics.jsonl", PUBLISHED):
-        assert _most(name) == largest(name)
-        assert name == "perl_run.json" or name in _READ
-    assert _most(".eval_results/a b.yaml") == largest(".eval_results/gsm8k.yaml")
+def many_versions(facts):
+    facts["perl"]["versions"] = {f"package-{i}": "1" for i in range(50_000)}
 
 
 class TestSearch:
@@ -251,7 +229,14 @@ tags: [perl-rl, lora, "base_model:adapter:user/base"]
         assert name.isprintable()
         assert len(name) < 250
 
-    def test_an_outage_is_one_line(self, pushed, monkeypatch):
+    def test_an_outage_is_one_line_whatever_is_read(self, pushed, monkeypatch, tmp_path):
+        for n in (1, 2, 3):
+            for read in (lambda: add(REPO, tmp_path / "zoo"), lambda: find_card(REPO)):
+                pushed.faults.cut(n, times=100)
+                with pytest.raises(PerlError) as caught:
+                    read()
+                assert len(caught.value.mistakes) == 1, n
+                pushed.faults.rules.clear()
         pushed.faults.fail(1, 403, times=100)
         with pytest.raises(PerlError) as refused:
             hub_adapters()

@@ -1,12 +1,13 @@
 """The Hub of the tests answers the real client libraries as the real Hub does."""
 
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import huggingface_hub
@@ -80,7 +81,7 @@ def test_one_commit_uploads_text_and_lfs_files_once(hub):
     assert set(hub.repo("user/one").files()) == {".gitattributes", "README.md", "adapter_model.safetensors"}
 
 
-def test_a_repository_is_made_once_and_read_and_written_by_those_who_may(hub):
+def test_a_repository_is_made_once_and_read_and_written_by_those_whose_token_may(hub):
     api = HfApi()
     api.create_repo("user/secret", private=True)
     assert hub.repo("user/secret").visibility.private
@@ -107,27 +108,30 @@ def test_a_repository_is_made_once_and_read_and_written_by_those_who_may(hub):
     with pytest.raises(HfHubHTTPError, match="rights"):
         push("other/one", ADAPTER)
     assert set(hub.repo("other/one").files()) == {".gitattributes"}
-    hub.create("user/one", ADAPTER)
-    hub.gate("user/one")
-    assert api.model_info("user/one").gated == "manual"
+    hub.create("user/gated", ADAPTER)
+    hub.gate("user/gated")
+    assert api.model_info("user/gated").gated == "manual"
     with pytest.raises(GatedRepoError) as refused:
-        huggingface_hub.hf_hub_download("user/one", "README.md")
+        huggingface_hub.hf_hub_download("user/gated", "README.md")
     assert refused.value.response.status_code == 403
+    assert huggingface_hub.get_token() == TOKEN
+    assert HfApi().whoami()["name"] == "user"
+    assert hub.log[-1].token == TOKEN
+    hub.create("user/one", ADAPTER)
+    for token in (False, "hf_wrong"):
+        with pytest.raises(HfHubHTTPError) as refused:
+            HfApi(token=token).create_tag("user/one", tag="v1")
+        assert refused.value.response.status_code == 401
+    with pytest.raises(HfHubHTTPError, match="Invalid user token"):
+        HfApi().whoami(token)
+    Path(constants.HF_TOKEN_PATH).unlink()
+    with pytest.raises(LocalTokenNotFoundError):
+        HfApi().whoami()
+    assert HfApi().model_info("user/one").id == "user/one"  # public
+    assert hub.repo("user/one").tags == {}
 
 
-def test_a_commit_on_a_parent_that_is_not_the_newest_is_refused(hub):
-    hub.create("user/one", {"a": b"1"})
-    old = hub.repo("user/one").head.oid
-    newer = hub.commit("user/one", {"a": b"2"})
-    with pytest.raises(HfHubHTTPError) as refused:
-        push("user/one", {"b": b"1"}, parent_commit=old)
-    assert refused.value.response.status_code == 412
-    assert hub.repo("user/one").head.oid == newer
-    push("user/one", {"b": b"1"}, parent_commit=newer)
-    assert hub.repo("user/one").files() | {".gitattributes": b""} == {"a": b"2", "b": b"1", ".gitattributes": b""}
-
-
-def test_tags_and_branches_name_commits(hub):
+def test_tags_branches_and_pull_requests_name_commits_and_leave_the_main_branch(hub):
     api = HfApi()
     first = hub.create("user/one", {"a": b"1"})
     api.create_tag("user/one", tag="step-10", revision=first)
@@ -145,14 +149,11 @@ def test_tags_and_branches_name_commits(hub):
     api.delete_tag("user/one", tag="step-10")
     assert hub.repo("user/one").tags == {}
     assert [commit.commit_id for commit in api.list_repo_commits("user/one")][:2] == [second, first]
-
-
-def test_a_pull_request_leaves_the_main_branch(hub):
-    first = hub.create("user/one", {"a": b"1"})
-    made = push("user/one", {"a": b"2"}, create_pr=True)
-    assert made.pr_url == f"{hub.url}/user/one/discussions/1"
-    assert hub.repo("user/one").head.oid == first
-    assert hub.repo("user/one").files("refs/pr/1")["a"] == b"2"
+    first = hub.create("user/two", {"a": b"1"})
+    made = push("user/two", {"a": b"2"}, create_pr=True)
+    assert made.pr_url == f"{hub.url}/user/two/discussions/1"
+    assert hub.repo("user/two").head.oid == first
+    assert hub.repo("user/two").files("refs/pr/1")["a"] == b"2"
 
 
 # What is read.
@@ -246,14 +247,14 @@ def test_models_are_found_by_tags_owner_and_name(hub):
     assert "license:apache-2.0" in model.tags
 
 
-def test_a_long_list_comes_in_pages(hub):
+def test_a_long_list_comes_in_pages_of_the_hubs_size_up_to_the_limit(hub):
     for number in range(7):
         hub.create(f"user/m{number}", {"README.md": CARD})
-    hub.page_size = 3
-    assert len(list(HfApi().list_models(filter="perl"))) == 7
-    assert asked(hub) == ["/api/models"] * 3
-    assert len(list(HfApi().list_models(filter="perl", limit=2))) == 2
-    assert hub.requests == 4
+    for size, limit in itertools.product((1, 2, 3, 6, 7, 8), (None, 1, 2, 4, 9)):
+        hub.page_size, before, wanted = size, hub.requests, min(limit or 7, 7)
+        assert len({model.id for model in HfApi().list_models(filter="perl", limit=limit)}) == wanted
+        assert hub.requests - before == math.ceil(wanted / size), (size, limit)
+    assert set(asked(hub)) == {"/api/models"}
 
 
 # Cards.
@@ -290,28 +291,11 @@ def test_a_card_that_the_hub_cannot_read_is_refused_before_anything_is_uploaded(
 # Who may.
 
 
-def test_the_stored_token_says_who_it_is_and_without_it_nothing_is_written(hub):
-    assert huggingface_hub.get_token() == TOKEN
-    assert HfApi().whoami()["name"] == "user"
-    assert hub.log[-1].token == TOKEN
-    hub.create("user/one", ADAPTER)
-    for token in (False, "hf_wrong"):
-        with pytest.raises(HfHubHTTPError) as refused:
-            HfApi(token=token).create_tag("user/one", tag="v1")
-        assert refused.value.response.status_code == 401
-    with pytest.raises(HfHubHTTPError, match="Invalid user token"):
-        HfApi().whoami(token)
-    Path(constants.HF_TOKEN_PATH).unlink()
-    with pytest.raises(LocalTokenNotFoundError):
-        HfApi().whoami()
-    assert HfApi().model_info("user/one").id == "user/one"  # public
-    assert hub.repo("user/one").tags == {}
-
-
 # The libraries above the client.
 
 
-def test_an_adapter_loads_from_the_hub(hub):
+def test_adapters_and_data_sets_load_from_the_hub(hub):
+    from datasets import load_dataset
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -330,11 +314,6 @@ def test_an_adapter_loads_from_the_hub(hub):
     expected = adapted.state_dict()
     assert all((loaded.state_dict()[name] == tensor).all() for name, tensor in expected.items())
     assert any(f"/user/adapter/resolve/{tagged}/" in path or "step-10" in path for path in asked(hub))
-
-
-def test_a_data_set_loads_from_the_hub(hub):
-    from datasets import load_dataset
-
     rows = [{"prompt": "1+1", "answer": "2"}, {"prompt": "1+2", "answer": "3"}]
     commit = hub.create("user/questions", {"train.jsonl": "\n".join(map(json.dumps, rows)).encode()}, kind="dataset")
     assert load_dataset("user/questions", split="train").to_list() == rows
@@ -353,7 +332,7 @@ def test_a_process_of_its_own_talks_to_the_same_hub(hub, hub_env):
     assert hub.repo("user/one").files()["w.safetensors"] == b"w" * 999
 
 
-def test_afterwards_this_process_is_offline_again(tmp_path):
+def test_afterwards_this_process_is_offline_and_no_module_keeps_the_hubs_address(tmp_path):
     before = {name: value for name, value in vars(constants).items() if name.isupper()}
     environment = dict(os.environ)
     for number in range(2):
@@ -369,9 +348,7 @@ def test_afterwards_this_process_is_offline_again(tmp_path):
     assert huggingface_hub.hf_api.api.endpoint == constants.ENDPOINT
     with pytest.raises(huggingface_hub.errors.OfflineModeIsEnabled):
         HfApi().model_info("user/one")
-
-
-def test_modules_first_imported_meanwhile_do_not_keep_the_hubs_address(tmp_path):
+    # Nor do modules that were first imported meanwhile.
     text = f"""
 import sys
 from tests.hub_fixtures import *
@@ -386,13 +363,3 @@ for name, module in sys.modules.items():
     checkout = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", text], cwd=checkout, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_requests_are_answered_without_a_wait(hub):
-    hub.create("user/one", ADAPTER)
-    seconds = []
-    for _ in range(10):
-        started = time.perf_counter()
-        HfApi().model_info("user/one")
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.03  # 0.04 each, if an answer went out in two packets

@@ -23,7 +23,7 @@ def one(hub):
     return hub
 
 
-def test_a_request_that_is_cut_is_not_carried_out_and_one_cut_afterwards_is(one):
+def test_a_request_that_is_cut_is_not_carried_out_one_cut_afterwards_is_and_uploads_are_tried_again(one):
     one.faults.cut(2)
     api = HfApi()
     api.create_tag("user/one", tag="v1")
@@ -38,19 +38,18 @@ def test_a_request_that_is_cut_is_not_carried_out_and_one_cut_afterwards_is(one)
         commit()
     assert one.repo("user/one").files()["a.txt"] == b"new"
     assert (one.log[-1].status, one.log[-1].carried_out) == (0, True)
-
-
-def test_an_upload_that_is_cut_is_tried_again_by_the_client(one):
+    one.faults.clear()
+    before = len(one.log)
     upload = f"/lfs/{hashlib.sha256(b'other').hexdigest()}"
     one.faults.cut(1, path=upload)
     one.faults.cut_after(2, path=upload)
     HfApi().upload_file(path_or_fileobj=b"other", path_in_repo="w.safetensors", repo_id="user/one")  # seconds later
     assert one.repo("user/one").files()["w.safetensors"] == b"other"
-    uploads = [request for request in one.log if request.method == "PUT"]
+    uploads = [request for request in one.log[before:] if request.method == "PUT"]
     assert [(request.status, request.carried_out) for request in uploads] == [(0, False), (0, True), (200, True)]
 
 
-def test_a_status_is_answered_and_nothing_is_carried_out(one):
+def test_a_status_is_answered_and_nothing_carried_out_and_a_client_that_is_told_when_comes_back(one):
     for status in (401, 403, 409, 500, 502, 503):
         one.faults.fail(1, status=status, times=2)
         before = one.repo("user/one").tags
@@ -62,6 +61,12 @@ def test_a_status_is_answered_and_nothing_is_carried_out(one):
         HfApi().create_tag("user/one", tag=f"v{status}")
         assert f"v{status}" in one.repo("user/one").tags
         one.faults.clear()
+    before = len(one.log)
+    one.faults.fail(1, status=429, retry_after=0)
+    assert [model.id for model in HfApi().list_models(author="user")] == ["user/one"]  # a second later
+    assert [request.status for request in one.log[before:]] == [429, 200]
+    one.faults.fail(1, status=429, retry_after=7)
+    assert get_session().get(one.url + "/api/models").headers["Retry-After"] == "7"
 
 
 def test_requests_are_counted_by_path_and_by_each_fault_independently(one):
@@ -79,24 +84,14 @@ def test_requests_are_counted_by_path_and_by_each_fault_independently(one):
     assert statuses == [403, 409, 200]
 
 
-def test_a_client_that_is_told_when_to_come_back_does(one):
-    one.faults.fail(1, status=429, retry_after=0)
-    assert [model.id for model in HfApi().list_models(author="user")] == ["user/one"]  # a second later
-    assert [request.status for request in one.log] == [429, 200]
-    one.faults.fail(1, status=429, retry_after=7)
-    assert get_session().get(one.url + "/api/models").headers["Retry-After"] == "7"
-
-
-def test_slow_answers_come_late(one):
+def test_slow_answers_come_late_and_bodies_trickle(one):
     one.faults.slow(0.3)
     started = time.monotonic()
     HfApi().model_info("user/one")
     assert time.monotonic() - started >= 0.3
     with pytest.raises(httpx2.ReadTimeout):
         HfApi().model_info("user/one", timeout=0.1)
-
-
-def test_bodies_trickle(one):
+    one.faults.clear()
     one.faults.trickle(len(WEIGHTS) * 2)
     started = time.monotonic()
     path = hf_hub_download("user/one", "w.safetensors")
@@ -104,15 +99,20 @@ def test_bodies_trickle(one):
     assert Path(path).read_bytes() == WEIGHTS
 
 
-def test_a_commit_is_slipped_in(one):
-    before = one.repo("user/one").head.oid
+def test_a_commit_on_a_parent_that_is_not_the_newest_is_refused_also_where_one_is_slipped_in(one):
+    old = one.repo("user/one").head.oid
+    before = one.commit("user/one", {"a.txt": b"newer"})
+    with pytest.raises(HfHubHTTPError) as refused:
+        commit(parent_commit=old)
+    assert refused.value.response.status_code == 412
+    assert one.repo("user/one").head.oid == before
     one.faults.stale()
     with pytest.raises(HfHubHTTPError) as refused:
         commit(parent_commit=before)
     assert refused.value.response.status_code == 412
     there = one.repo("user/one")
     assert (there.head.title, there.head.parent) == ("slipped in", before)
-    assert there.files()["a.txt"] == b"old"
+    assert there.files()["a.txt"] == b"newer"
     commit(parent_commit=there.head.oid)
     assert there.files()["a.txt"] == b"new"
     assert "slipped-in.txt" in there.files()

@@ -1,5 +1,6 @@
 """An entry says what is known and nothing else, and a zoo is a folder of them."""
 
+import itertools
 import json
 from decimal import Decimal
 
@@ -11,18 +12,6 @@ from perl.zoo.entry import Entry, Location, read_entry
 from tests.zoo.entries import CURVE, OTHER_PROTOCOL, reported, score, seeds, theirs, trained, zoo_of
 
 GOOD = trained("good", score(0.5), seeds=seeds(0.6))
-
-
-def test_an_entry_is_read_as_it_was_written(tmp_path):
-    path = tmp_path / "good.json"
-    path.write_text(GOOD.to_json())
-    found = read_entry(path)
-    assert found == GOOD
-    assert found.curve == CURVE
-    assert found.to_json() == GOOD.to_json()
-    assert reported("a").adapter == Location()  # only what is reported may lie nowhere
-    with pytest.raises(ValueError, match="names the adapter's files"):
-        Entry(name="a", provenance="reproduced", base="b", method="lora")
 
 
 WRONG_FIELDS = [
@@ -48,8 +37,14 @@ NO_ENTRY = [
 ]
 
 
-def test_a_file_that_is_no_valid_entry_is_refused_in_a_line_that_names_file_and_field(tmp_path):
+def test_an_entry_is_read_as_it_was_written_or_refused_in_a_line_that_names_file_and_field(tmp_path):
     path = tmp_path / "good.json"
+    path.write_text(GOOD.to_json())
+    found = read_entry(path)
+    assert (found, found.curve, found.to_json()) == (GOOD, CURVE, GOOD.to_json())
+    assert reported("a").adapter == Location()  # only what is reported may lie nowhere
+    with pytest.raises(ValueError, match="names the adapter's files"):
+        Entry(name="a", provenance="reproduced", base="b", method="lora")
     texts = [(json.dumps({**json.loads(GOOD.to_json()), **changes}), part) for changes, part in WRONG_FIELDS]
     for text, part in [*texts, *NO_ENTRY]:
         path.write_text(text)
@@ -76,14 +71,13 @@ def test_scores_may_be_compared_within_a_protocol_or_a_metric_of_a_source():
 
 
 def test_a_gain_is_the_difference_of_the_printed_decimals():
-    for adapter in range(0, 1000, 37):
-        for base in range(0, 1000, 41):
-            exact = Decimal(adapter - base) / 1000
-            assert score(adapter / 1000, base=base / 1000).gain == float(exact)
+    for adapter, base in itertools.product(range(0, 1000, 37), range(0, 1000, 41)):
+        exact = Decimal(adapter - base) / 1000
+        assert Decimal(repr(score(adapter / 1000, base=base / 1000).gain)) == exact
     assert theirs(0.4).gain is None
 
 
-def test_an_entry_is_found_by_name_with_or_without_prefix_or_its_absence_reported(tmp_path):
+def test_an_entry_is_found_by_name_in_the_named_zoo_or_the_absence_of_either_is_reported(tmp_path, monkeypatch):
     zoo = zoo_of(tmp_path / "zoo", GOOD, reported("a-paper"))
     assert list(zoo.entries) == ["a-paper", "good"]
     assert zoo.entry("zoo:good") == zoo.entry("good") == GOOD
@@ -95,12 +89,8 @@ def test_an_entry_is_found_by_name_with_or_without_prefix_or_its_absence_reporte
     ):
         with pytest.raises(PerlError, match=said):
             where.entry(name)
-
-
-def test_the_environment_names_another_zoo(tmp_path, monkeypatch):
-    zoo_of(tmp_path / "zoo", GOOD)
     assert "good" not in open_zoo().entries
     monkeypatch.setenv(VARIABLE, str(tmp_path / "zoo"))
-    assert list(open_zoo().entries) == ["good"]
+    assert list(open_zoo().entries) == ["a-paper", "good"]
     with pytest.raises(PerlError, match="is not a zoo"):
         open_zoo(tmp_path / "absent")

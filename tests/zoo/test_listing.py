@@ -33,7 +33,7 @@ def names(rows):
     return [row["name"].value for row in rows]
 
 
-def test_filters():
+def test_a_filter_keeps_what_was_asked_for_and_what_no_entry_has_is_a_mistake():
     for wanted, expected in (
         (Filter(), "abcd"),
         (Filter(base="base"), "abcd"),
@@ -47,29 +47,25 @@ def test_filters():
     plus = trained("e-plus", method="lora_plus")  # of which another method's name is a part
     assert select([LORA, plus], Filter(method="lora")) == [LORA]
     assert select([LORA, plus], Filter(method="lora_plus")) == [plus]
+    assert not mistakes_of(
+        lambda wanted: select(ALL, wanted),
+        (
+            ((Filter(method="verra"),), "--method: no entry of the zoo has the method 'verra' (did you mean vera?)"),
+            ((Filter(method="ora"),), "--method: no entry of the zoo has the method 'ora' (did you mean lora?)"),
+            ((Filter(task="sum"),), "--task: no entry of the zoo has the task 'sum' (did you mean sums?)"),
+            ((Filter(base="Quen"),), "--base: no entry of the zoo has the base 'Quen'"),
+        ),
+    )
 
 
-MISTAKES = [
-    (
-        select,
-        (ALL, Filter(method="verra")),
-        "--method: no entry of the zoo has the method 'verra' (did you mean vera?)",
-    ),
-    (select, (ALL, Filter(method="ora")), "--method: no entry of the zoo has the method 'ora' (did you mean lora?)"),
-    (select, (ALL, Filter(task="sum")), "--task: no entry of the zoo has the task 'sum' (did you mean sums?)"),
-    (select, (ALL, Filter(base="Quen")), "--base: no entry of the zoo has the base 'Quen'"),
-    (ordered, (ROWS, "prodcts"), "--sort: nothing is called 'prodcts' (did you mean products?)"),
-    (columns_of, ("name,sise", None, ROWS), "no column 'sise' (did you mean size?)"),
-    (columns_of, ("qqqqq", None, ROWS), "there are: "),
-]
-
-
-def test_what_is_not_there_to_filter_by_sort_by_or_show_is_a_mistake():
-    for function, arguments, part in MISTAKES:
+def mistakes_of(function, rows):
+    """Of arguments and what the message must begin with, those whose message does not."""
+    wrong = []
+    for arguments, said in rows:
         with pytest.raises(PerlError) as caught:
             function(*arguments)
-        assert part in str(caught.value)
-        assert str(caught.value).startswith(part) or function is columns_of
+        wrong += [] if str(caught.value).startswith(said) else [(arguments, str(caught.value))]
+    return wrong
 
 
 def test_the_order_of_tasks_and_rows():
@@ -86,6 +82,9 @@ def test_the_order_of_tasks_and_rows():
         ("method", False, "cadb"),
     ):
         assert "".join(name[0] for name in names(ordered(ROWS, by, reverse=reverse))) == expected, (by, reverse)
+    assert not mistakes_of(
+        ordered, [((ROWS, "prodcts"), "--sort: nothing is called 'prodcts' (did you mean products?)")]
+    )
 
 
 def test_a_row_says_all_that_is_known_and_columns_are_chosen():
@@ -118,6 +117,8 @@ def test_a_row_says_all_that_is_known_and_columns_are_chosen():
     assert with_task[4:7] == ["sums", "sums.base", "sums.gain"]
     assert "scores" not in with_task
     assert columns_of("name, products ,sums.stderr", "sums", ROWS) == ["name", "products", "sums.stderr"]
+    absent = (("name,sise", None, ROWS), "--columns: no column 'sise' (did you mean size?)")
+    assert not mistakes_of(columns_of, [absent, (("qqqqq", None, ROWS), "--columns: no column 'qqqqq' (there are: ")])
 
 
 def test_shown_scores_are_the_percentages_of_the_shares():
@@ -132,7 +133,7 @@ def test_shown_scores_are_the_percentages_of_the_shares():
         assert float(gain) == pytest.approx(100 * (share - base), abs=0.0501)
 
 
-def test_the_three_forms():
+def test_the_three_forms_hold_the_same_and_what_others_wrote_steers_none_of_their_readers():
     columns = ["name", "sums", "tokens"]
     assert as_plain(ROWS, columns).splitlines() == [
         "name             sums   tokens",
@@ -157,9 +158,6 @@ def test_the_three_forms():
     # A task that is called like a fact does not take its place.
     alike = [row_of(reported("e", theirs(0.5, "name"), theirs(0.6, "provenance")))]
     assert as_records(alike, ["name", "provenance"]) == [{"name": "e", "provenance": "reported"}]
-
-
-def test_what_others_wrote_steers_neither_terminal_nor_markdown_nor_spreadsheet():
     hostile = reported("e", method="=1+1|\x1b[31m<b>\n*x*")
     rows = [row_of(hostile)]
     assert as_plain(rows, ["method"]).splitlines() == ["method", "=1+1| [31m<b> *x*"]

@@ -2,10 +2,14 @@
 
 import itertools
 import math
+import random
+import re
 import statistics
 from fractions import Fraction
 
+import numpy
 import pytest
+from scipy import stats
 
 from perl.errors import PerlError
 from perl.zoo.listing import as_plain
@@ -17,7 +21,32 @@ def ranks(*entries, **options):
     return {found.entry.name: found.rank for found in rank_task(entries, "sums", **options).ranked}
 
 
-def test_ranks_follow_from_the_errors():
+def of_rights(right, count, k=1):
+    """A score of problems of which so many were always right and the others never."""
+    error = math.sqrt(right / count * (1 - right / count) / (count - 1))
+    return score(right / count, stderr=error, n=count, k=k)
+
+
+def apart(one, other):
+    return differ(one, ends_of(trained("a", one), one), other, ends_of(trained("b", other), other))
+
+
+def test_scores_differ_from_two_errors_of_the_difference_on_and_ranks_follow():
+    for errors in ((0.01, 0.01), (0.02, 0.008)):
+        one = score(0.5, stderr=errors[0], n=2000, k=16)
+        reach = math.hypot(*errors)
+        assert not apart(one, score(0.5 + 1.94 * reach, stderr=errors[1], n=2000, k=16))
+        assert apart(one, score(0.5 + 2.1 * reach, stderr=errors[1], n=2000, k=16))
+    for n in (None, 1):  # without a number of problems an error says nothing
+        assert not apart(score(0.1, n=n), score(0.9, n=n))
+    for k in (1, 4):  # all of thirty is not shown to be better than 26
+        full, nearly, half = of_rights(30, 30, k), of_rights(26, 30, k), of_rights(15, 30, k)
+        assert not apart(full, nearly)
+        assert not apart(nearly, full)
+        assert apart(full, half)
+        assert ranks(trained("full", full), trained("nearly", nearly)) == {"full": "1-2", "nearly": "1-2"}
+        assert ranks(trained("full", full), trained("half", half)) == {"full": "1", "half": "2"}
+
     def row(values, **facts):
         return [trained(name, score(value, **facts)) for name, value in values.items()]
 
@@ -35,33 +64,16 @@ def test_ranks_follow_from_the_errors():
         (one_size, {"b": "1"}),  # of two groups of one size the measured one
     ):
         assert ranks(*entries) == expected
-
-
-def of_rights(right, count, k=1):
-    """A score of problems of which so many were always right and the others never."""
-    error = math.sqrt(right / count * (1 - right / count) / (count - 1))
-    return score(right / count, stderr=error, n=count, k=k)
-
-
-def apart(one, other):
-    return differ(one, ends_of(trained("a", one), one), other, ends_of(trained("b", other), other))
-
-
-def test_scores_differ_from_two_errors_of_the_difference_on():
-    for errors in ((0.01, 0.01), (0.02, 0.008)):
-        one = score(0.5, stderr=errors[0], n=2000, k=16)
-        reach = math.hypot(*errors)
-        assert not apart(one, score(0.5 + 1.94 * reach, stderr=errors[1], n=2000, k=16))
-        assert apart(one, score(0.5 + 2.1 * reach, stderr=errors[1], n=2000, k=16))
-    for n in (None, 1):  # without a number of problems an error says nothing
-        assert not apart(score(0.1, n=n), score(0.9, n=n))
-    for k in (1, 4):  # all of thirty is not shown to be better than 26
-        full, nearly, half = of_rights(30, 30, k), of_rights(26, 30, k), of_rights(15, 30, k)
-        assert not apart(full, nearly)
-        assert not apart(nearly, full)
-        assert apart(full, half)
-        assert ranks(trained("full", full), trained("nearly", nearly)) == {"full": "1-2", "nearly": "1-2"}
-        assert ranks(trained("full", full), trained("half", half)) == {"full": "1", "half": "2"}
+    # The best rank is one more than those above by 1.96 errors of the difference, the worst leaves out those below.
+    draw = random.Random(0)
+    for _ in range(20):
+        values, error = [draw.uniform(0.3, 0.7) for _ in range(8)], 1.96 * 0.02 * 2**0.5
+        many = row({f"e{number}": value for number, value in enumerate(values)}, stderr=0.02, n=100_000, k=16)
+        for found in rank_task(many, "sums").ranked:
+            gaps = [(other - found.score.adapter) / error for other in values]
+            if min(abs(abs(gap) - 1) for gap in gaps) > 0.02:  # the ends of an interval are not quite 1.96 errors away
+                assert found.best == 1 + sum(gap > 1 for gap in gaps)
+                assert found.worst == len(values) - sum(gap < -1 for gap in gaps)
 
 
 def exact_p(one, of_one, other, of_other):
@@ -95,36 +107,67 @@ def test_p_is_fishers_in_integers_and_no_adapter_is_better_where_it_denies_it():
 
 @pytest.mark.parametrize(("counts", "k"), [((30, 30), 1), ((30, 30), 4), ((12, 60), 4), ((100, 100), 4)])
 def test_equal_adapters_are_told_apart_less_than_one_time_in_twenty(counts, k):
-    """Counted over all outcomes. With k above 1 all completions of a problem agree, which spreads scores the most."""
+    """Counted over all outcomes, beside the rule written anew with SciPy's beta quantiles and Fisher's test.
+
+    With k above 1 all completions of a problem agree, which spreads scores the most.
+    """
     scores = [[of_rights(right, count, k) for right in range(count + 1)] for count in counts]
     ends = [[ends_of(trained("a", one), one) for one in of] for of in scores]
     told = [
         [differ(one, its, other, others) for other, others in zip(scores[1], ends[1], strict=True)]
         for one, its in zip(scores[0], ends[0], strict=True)
     ]
+    expected = apart_by_hand(*counts, exact=k == 1)
     for share in (0.01, 0.03, 0.1, 0.25, 0.33, 0.5, 0.9, 0.97):
-        chances = [
-            [math.comb(count, right) * share**right * (1 - share) ** (count - right) for right in range(count + 1)]
-            for count in counts
-        ]
-        wrong = math.fsum(
-            chances[0][one] * chances[1][other]
-            for one, row in enumerate(told)
-            for other, is_told in enumerate(row)
-            if is_told
-        )
+        chances = numpy.outer(*(stats.binom.pmf(range(count + 1), count, share) for count in counts))
+        wrong = float(chances[numpy.array(told)].sum())
+        assert wrong == pytest.approx(float(chances[expected].sum()), rel=1e-9, abs=1e-12)
         assert wrong <= 0.05
 
 
-def test_the_error_is_the_larger_of_the_problems_and_the_seeds():
+def apart_by_hand(of_one, of_other, *, exact):
+    """Rights of one and rights of the other -> whether Newcombe's interval with exact limits excludes 0."""
+
+    def limits(count):
+        rights = numpy.arange(count + 1)
+        with numpy.errstate(invalid="ignore"):
+            low = numpy.nan_to_num(stats.beta.ppf(0.025, rights, count - rights + 1))
+            high = numpy.nan_to_num(stats.beta.ppf(0.975, rights + 1, count - rights), nan=1.0)
+        return rights / count, low, high
+
+    (p, low, high), (q, lower, higher) = limits(of_one), limits(of_other)
+    apart = numpy.zeros((of_one + 1, of_other + 1), bool)
+    for i, j in numpy.ndindex(apart.shape):
+        down = (
+            math.hypot(p[i] - low[i], higher[j] - q[j]) if p[i] > q[j] else math.hypot(high[i] - p[i], q[j] - lower[j])
+        )
+        apart[i, j] = abs(p[i] - q[j]) > down
+        if apart[i, j] and exact:
+            apart[i, j] = stats.fisher_exact([[i, of_one - i], [j, of_other - j]])[1] <= 0.05
+    return apart
+
+
+def test_the_error_is_the_larger_of_the_problems_and_the_seeds_and_the_table_shows_it():
     def error(value, *others, **facts):
         entry = trained("a", score(value, **facts), seeds=seeds(*others))
         return error_of(entry, entry.scores[0])
 
     assert error(0.5, 0.501, 0.499) == 0.01
     for values in ((0.56, 0.46, 0.66), (0.5, 0.6), (0.5, 0.3), (0.1, 0.2, 0.4, 0.8)):
-        assert error(*values) == pytest.approx(statistics.stdev(values))
-        assert error(*values, stderr=None) == pytest.approx(statistics.stdev(values))  # where there is no other
+        spread = statistics.stdev(values)
+        assert error(*values) == pytest.approx(spread)
+        assert error(*values, stderr=None) == pytest.approx(spread)  # where there is no other
+        found = rank_task([trained("a", score(values[0]), seeds=seeds(*values[1:]))], "sums")
+        shown = dict(
+            zip(COLUMNS, re.split(r" {2,}", as_plain(found.rows(), COLUMNS).splitlines()[1].strip()), strict=True)
+        )
+        assert [float(part) for part in shown["score"].split(" ± ")] == pytest.approx(
+            [100 * values[0], 100 * spread], abs=0.0501
+        )
+        assert float(shown["gain"]) == pytest.approx(100 * (values[0] - 0.4), abs=0.0501)
+        mean, count = shown["mean over seeds"].split(" ")
+        assert float(mean) == pytest.approx(100 * statistics.mean(values), abs=0.0501)
+        assert count == f"({len(values)})"
     elsewhere = trained("a", score(0.5, stderr=None), seeds=seeds(0.6, task="products"))
     assert error_of(elsewhere, elsewhere.scores[0]) is None
     steady = trained("steady", score(0.5), seeds=seeds(0.501, 0.499))
@@ -133,7 +176,7 @@ def test_the_error_is_the_larger_of_the_problems_and_the_seeds():
     assert ranks(steady, trained("shaky", score(0.56))) == {"shaky": "1", "steady": "2"}
 
 
-def test_what_is_not_known_is_noted():
+def test_what_cannot_be_compared_is_noted_and_not_ranked_and_nothing_to_rank_is_a_mistake():
     known = [trained("a", score(0.9)), trained("b", score(0.1)), trained("c", score(0.5, stderr=None))]
     found = rank_task(known, "sums")  # a score without an error is told apart from none
     assert {r.entry.name: r.rank for r in found.ranked} == {"a": "1-2", "c": "1-3", "b": "2-3"}
@@ -144,9 +187,6 @@ def test_what_is_not_known_is_noted():
     assert any(note.startswith("No score has a known standard error and number of problems") for note in found.notes())
     found = rank_task([trained("a", score(0.5)), trained("b", score(0.6), base="someone/else")], "sums")
     assert "The bases are not the same: sandbox:base, someone/else." in found.notes()
-
-
-def test_other_protocols_are_named_and_not_ranked():
     entries = [
         trained("a", score(0.5)),
         trained("b", score(0.6)),
@@ -161,9 +201,6 @@ def test_other_protocols_are_named_and_not_ranked():
     assert f"Not ranked, measured otherwise ({OTHER_PROTOCOL}): hot." in found.notes()
     assert ranks(*entries, protocol="9999") == {"hot": "1"}
     assert ranks(*entries, protocol="PAPER") == {"paper": "1"}
-
-
-def test_nothing_to_rank_is_a_mistake():
     for task, protocol, said in (
         ("sum", None, "no entry of the zoo has a score on 'sum' (did you mean sums?)"),
         ("sums", "77", f"--protocol 77: no score on sums was measured so (there are: {PROTOCOL})"),
@@ -171,12 +208,3 @@ def test_nothing_to_rank_is_a_mistake():
         with pytest.raises(PerlError) as caught:
             rank_task([trained("a", score(0.5))], task, protocol)
         assert str(caught.value) == said
-
-
-def test_the_table_shows_the_error_that_was_used():
-    found = rank_task([trained("a", score(0.5), seeds=seeds(0.6)), trained("b", score(0.9))], "sums")
-    assert as_plain(found.rows(), COLUMNS).splitlines() == [
-        "rank  name  method  base               score  base score   gain  mean over seeds",
-        "   1  b     lora    sandbox:base  90.0 ± 1.0  40.0 ± 1.2  +50.0                -",
-        "   2  a     lora    sandbox:base  50.0 ± 7.1  40.0 ± 1.2  +10.0         55.0 (2)",
-    ]

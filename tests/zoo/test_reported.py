@@ -20,7 +20,8 @@ def notes(name):
     return " ".join(ZOO.entry(name).notes)
 
 
-def test_published_averages_are_there_as_printed():
+def test_published_numbers_are_there_as_printed_and_an_average_that_is_not_the_mean_is_reported():
+    """The means of the printed columns are computed here; where another average is printed, the notes say so."""
     assert averages("perl-1.5b-", "perl-average") == {
         "full": 44.9,
         "dora": 46.6,
@@ -54,9 +55,6 @@ def test_published_averages_are_there_as_printed():
     ranking = rank_task(list(ZOO.entries.values()), "perl-average")
     assert {found.rank for found in ranking.ranked} == {"1-12"}
     assert sorted(len(names) for names in ranking.others.values()) == [3, 5]
-
-
-def test_columns_of_a_table_are_there_and_an_average_that_is_not_their_mean_is_said_to_be_none():
     printed = {
         "lora": [28.0, 23.1, 68.0, 10.3, 81.3, 30.1],
         "milora": [4.2, 0.0, 19.6, 0.0, 44.5, 11.7],
@@ -72,17 +70,6 @@ def test_columns_of_a_table_are_there_and_an_average_that_is_not_their_mean_is_s
         assert abs(mean - average.adapter) > 0.0005
         said = re.search(r"not the mean of the six printed columns \(that is ([\d.]+)\)", notes(f"nora-1.5b-{name}"))
         assert float(said[1]) == pytest.approx(100 * mean, abs=0.051)
-
-
-def test_nothing_is_claimed_that_nobody_here_has_seen():
-    for entry in REPORTED:
-        assert entry.source, entry.name
-        assert entry.notes, entry.name
-        claims = (entry.adapter.sha256, entry.adapter.shipped, entry.recipe, entry.protocol, entry.licence)
-        assert not any(claims), entry.name
-        assert all(score.stderr is None and score.base_stderr is None for score in entry.scores), entry.name
-        if entry.adapter.repo:
-            assert "Nobody here has opened the repository" in notes(entry.name), entry.name
 
 
 DEFECTS = (
@@ -108,8 +95,16 @@ DEFECTS = (
 )
 
 
-def test_known_defects_are_spelled_out():
-    """Each of the table; of every run that it had one seed; of those dated after the dispatch broke that they are."""
+def test_reported_entries_claim_nothing_that_nobody_here_has_seen_and_spell_out_their_defects():
+    """Of every run that it had one seed; of those dated after the dispatch broke that they are."""
+    for entry in REPORTED:
+        assert entry.source, entry.name
+        assert entry.notes, entry.name
+        claims = (entry.adapter.sha256, entry.adapter.shipped, entry.recipe, entry.protocol, entry.licence)
+        assert not any(claims), entry.name
+        assert all(score.stderr is None and score.base_stderr is None for score in entry.scores), entry.name
+        if entry.adapter.repo:
+            assert "Nobody here has opened the repository" in notes(entry.name), entry.name
     missing = [(name, defect) for name, defect in DEFECTS if defect not in notes(name)]
     assert missing == []
     scored = [entry for entry in REPORTED if entry.name.startswith("perl-") and entry.scores]

@@ -26,7 +26,7 @@ OTHER_NUMBERS = {"adalora", "delora", "lora_fa", "shira", "slicefine", "tinylora
 SHIPPED = [entry for entry in ZOO.entries.values() if entry.adapter.shipped]
 
 
-def test_every_method_has_an_adapter_with_the_sizes_and_the_policy_that_its_entry_names():
+def test_every_method_has_an_adapter_with_the_sizes_policy_and_seeds_that_its_entry_names():
     assert sorted(entry.method for entry in SHIPPED) == sorted(name for name in METHODS if name != "full")
     assert {entry.provenance for entry in SHIPPED} == {"trained-here"}
     files = [path for path in (ZOO.folder / "adapters").rglob("*") if path.is_file()]
@@ -43,9 +43,7 @@ def test_every_method_has_an_adapter_with_the_sizes_and_the_policy_that_its_entr
         if entry.method not in OTHER_NUMBERS:
             assert held == entry.trainable_parameters * (2 if entry.method in ANCHORED else 1), entry.name
     assert len({entry.policy for entry in SHIPPED}) == len(SHIPPED)
-
-
-def test_three_seeds_of_each_were_trained_and_scored_under_one_protocol():
+    # Three seeds of each were trained, and scored under one protocol.
     for entry in SHIPPED:
         assert [entry.seed, *(other.seed for other in entry.seeds)] == [0, 1, 2], entry.name
         digests = {entry.adapter.sha256[WEIGHTS], *(other.adapter_sha256 for other in entry.seeds)}
@@ -83,6 +81,15 @@ def test_plain_peft_loads_it_on_the_base_and_it_is_another_policy(entry, text):
     assert config["base_model_name_or_path"] == "sandbox:base"
 
 
-def test_one_of_them_evaluated_again_scores_the_same(tmp_path):
-    found = verify(ZOO, "sandbox-ia3", output=tmp_path / "again")
+@pytest.mark.parametrize("limit", [40, pytest.param(None, marks=pytest.mark.nightly)])
+def test_one_of_them_evaluated_again_scores_the_same(limit, tmp_path):
+    """Of the first problems the samples are counted here: they are the entry's, drawn with its seeds."""
+    found = verify(ZOO, "sandbox-ia3", limit=limit, output=tmp_path / "again")
     assert [score.verdict in ("identical", "agrees") for score in found.scores] == [True]
+    lines = [json.loads(line) for line in (tmp_path / "again" / "samples.jsonl").read_text().splitlines()]
+    keys = found.results.tasks[0].samples
+    (score,) = found.scores
+    for who, now in (("adapter", score.now), ("base", score.base_now)):
+        rights = [line["status"] == "right" for line in lines if line["policy"] == keys[who]]
+        assert len(rights) == 4 * (limit or 500)
+        assert now == pytest.approx(sum(rights) / len(rights))

@@ -54,9 +54,9 @@ def test_what_is_stale_is_said_with_its_line(tmp_path):
     assert [line.endswith("is 'more', should be absent") for line in stale(zoo)] == [True]
 
 
-def test_a_protocol_has_a_table_of_its_own_with_the_best_first(tmp_path):
+def test_a_protocol_has_a_table_of_its_own_with_the_best_first_and_its_notes_below(tmp_path):
     text = markdown(
-        tmp_path,
+        tmp_path / "protocols",
         trained("a-low", score(0.5)),
         trained("b-high", score(0.6), seeds=seeds(0.8)),
         trained("c-hot", score(0.9, protocol_hash=OTHER_PROTOCOL)),
@@ -76,9 +76,7 @@ def test_a_protocol_has_a_table_of_its_own_with_the_best_first(tmp_path):
         "",
         "",
     ]
-
-
-def test_notes_are_numbered_once_and_tables_with_scores_come_first(tmp_path):
+    # Notes are numbered once, and tables with scores come first.
     text = markdown(
         tmp_path / "notes",
         reported("a", theirs(0.5), notes=["One seed.", "Its own."]),

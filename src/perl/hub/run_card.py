@@ -71,12 +71,9 @@ def _digest(card: str) -> str:
 
 
 def shown_candidate(run: Run) -> Candidate:
-    """What a run's card is of: its final adapter, or the model that it trained."""
-    return _whole_model(run) if run.facts.get("method") == "full" else find_candidate(run)
-
-
-def _whole_model(run: Run) -> Candidate:
-    """What a run without an adapter trained; it is shown, though no adapter that may be published."""
+    """What a run's card is of: its final adapter, or the model that it trained, which is not one to publish."""
+    if run.facts.get("method") != "full":
+        return find_candidate(run)
     digests, folder = model_digests(run.adapter), run.path / "eval"
     results: Results | None = read_results(folder) if (folder / RESULTS).is_file() else None
     if results is not None and not owns(results, *digests, base_of_run(run)):

@@ -104,20 +104,13 @@ def select(entries: Sequence[Entry], wanted: Filter) -> list[Entry]:
     Raises:
         PerlError: None has that base, method or task.
     """
-    has = {
-        "base": {entry.base for entry in entries},
-        "method": {entry.method for entry in entries},
-        "task": set(tasks_of(entries)),
-    }
+    bases, methods = {entry.base for entry in entries}, {entry.method for entry in entries}
+    has = {"base": bases, "method": methods, "task": set(tasks_of(entries))}
     for fact, known in has.items():
         value = getattr(wanted, fact)
         if value is not None and not any(_fits(fact, value, name) for name in known):
             raise PerlError(f"no entry of the zoo has the {fact} {value!r}", f"--{fact}", did_you_mean(value, known))
-    return [
-        entry
-        for entry in entries
-        if wanted.passes(entry.base, entry.method, [score.task for score in entry.scores], entry.provenance)
-    ]
+    return [e for e in entries if wanted.passes(e.base, e.method, [score.task for score in e.scores], e.provenance)]
 
 
 def row_of(entry: Entry) -> Row:
@@ -181,14 +174,13 @@ def columns_of(wanted: str | None, task: str | None, rows: Sequence[Row]) -> lis
     Raises:
         PerlError: There is no such column.
     """
-    known = [*FACTS, *dict.fromkeys(name for row in rows for name in row if name not in FACTS)]
     if wanted is None:
         usual = list(DEFAULT_COLUMNS)
         if task is None:
             return usual
         at = usual.index("scores")
         return [*usual[:at], task, f"{task}.base", f"{task}.gain", *usual[at + 1 :]]
-    columns = [name.strip() for name in wanted.split(",") if name.strip()]
+    columns, known = [name.strip() for name in wanted.split(",") if name.strip()], _known(rows)
     for name in columns:
         if name not in known:
             hint = did_you_mean(name, known) or f"there are: {', '.join(FACTS)}, and the names of tasks"
@@ -202,14 +194,18 @@ def ordered(rows: Sequence[Row], by: str | None, *, reverse: bool = False) -> li
     Raises:
         PerlError: There is no such column.
     """
-    column = by or "name"
-    known = [*FACTS, *dict.fromkeys(name for row in rows for name in row if name not in FACTS)]
+    column, known = by or "name", _known(rows)
     if column not in known:
         raise PerlError(f"nothing is called {column!r}", "--sort", did_you_mean(column, known))
     has = [row for row in rows if column in row and row[column].value is not None]
     down = column not in FACTS
     has.sort(key=lambda row: _order(row[column].value), reverse=down != reverse)
     return has + [row for row in rows if column not in row or row[column].value is None]
+
+
+def _known(rows: Sequence[Row]) -> list[str]:
+    """Every column, those of facts first."""
+    return list(dict.fromkeys([*FACTS, *(name for row in rows for name in row)]))
 
 
 def as_plain(rows: Sequence[Row], columns: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -23,44 +24,6 @@ from perl.zoo.ranking import error_of, seed_scores
 
 _WIDTH, _HEIGHT = 100, 28
 _LARGE_WIDTH, _LARGE_HEIGHT = 560, 200
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A score with its error, in units of a picture.
-
-    Attributes:
-        x: The score.
-        low: End of the error bar; the score's own place if there is none.
-        high: The other end.
-    """
-
-    x: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class ScoreCell:
-    """A score on a task, for the table and for the picture in it.
-
-    Attributes:
-        value: As a fraction, to sort by.
-        text: ``46.6 ± 1.2``.
-        base: The base's, as text.
-        gain: The difference, as text.
-        adapter_bar: In the picture.
-        base_bar: The same of the base.
-        seeds: Other seeds' scores, as places in the picture.
-    """
-
-    value: float
-    text: str
-    base: str
-    gain: str
-    adapter_bar: Bar
-    base_bar: Bar | None
-    seeds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -80,27 +43,6 @@ class Curve:
     high: float
     first: int
     last: int
-
-
-@dataclass(frozen=True)
-class PageRow:
-    """An entry with what is drawn of it.
-
-    Attributes:
-        entry: The entry.
-        size: As text.
-        scores: By task.
-        curve: For the table; None: the entry has none.
-        large_curve: The same, larger.
-        search: What the filter looks at.
-    """
-
-    entry: Entry
-    size: str
-    scores: dict[str, ScoreCell]
-    curve: Curve | None
-    large_curve: Curve | None
-    search: str
 
 
 def html_page(zoo: Zoo) -> str:
@@ -124,7 +66,7 @@ def html_page(zoo: Zoo) -> str:
         rows=rows,
         tasks=tasks,
         axes=axes,
-        counts={task: sum(task in row.scores for row in rows) for task in tasks},
+        counts={task: sum(task in row["scores"] for row in rows) for task in tasks},
         style=style,
         style_hash=_hash(style),
         script=script,
@@ -152,28 +94,31 @@ def curve_of(points: Sequence[tuple[int, float]], width: int, height: int) -> Cu
     return Curve(" ".join(placed), low, high, first, last)
 
 
-def _row(entry: Entry, axes: dict[str, tuple[float, float]]) -> PageRow:
-    return PageRow(
-        entry=entry,
-        size=size_text(entry.adapter.size),
-        scores={score.task: _score_cell(entry, score, axes[score.task]) for score in entry.scores},
-        curve=curve_of(entry.curve, _WIDTH, _HEIGHT),
-        large_curve=curve_of(entry.curve, _LARGE_WIDTH, _LARGE_HEIGHT),
-        search=plain(" ".join((entry.name, entry.method, entry.on_base, entry.provenance, entry.source or ""))).lower(),
-    )
+def _row(entry: Entry, axes: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """An entry with what is drawn of it, for the template; ``search`` is what the filter looks at."""
+    searched = (entry.name, entry.method, entry.on_base, entry.provenance, entry.source or "")
+    return {
+        "entry": entry,
+        "size": size_text(entry.adapter.size),
+        "scores": {score.task: _score_cell(entry, score, axes[score.task]) for score in entry.scores},
+        "curve": curve_of(entry.curve, _WIDTH, _HEIGHT),
+        "large_curve": curve_of(entry.curve, _LARGE_WIDTH, _LARGE_HEIGHT),
+        "search": plain(" ".join(searched)).lower(),
+    }
 
 
-def _score_cell(entry: Entry, score: TaskScore, axis: tuple[float, float]) -> ScoreCell:
-    error = error_of(entry, score)
-    return ScoreCell(
-        value=score.adapter,
-        text=score_text(score.adapter, error, score.n),
-        base=score_text(score.base, score.base_stderr, score.n),
-        gain=signed_percent(score.gain),
-        adapter_bar=_bar(score.adapter, _ends(score.adapter, error, score.n), axis),
-        base_bar=None if score.base is None else _bar(score.base, _ends(score.base, score.base_stderr, score.n), axis),
-        seeds=tuple(_place(value, axis) for value in seed_scores(entry, score)[1:]),
-    )
+def _score_cell(entry: Entry, score: TaskScore, axis: tuple[float, float]) -> dict[str, Any]:
+    """A score on a task, for the table and for the picture in it; ``value`` is a fraction, to sort by."""
+    error, base = error_of(entry, score), score.base
+    return {
+        "value": score.adapter,
+        "text": score_text(score.adapter, error, score.n),
+        "base": score_text(base, score.base_stderr, score.n),
+        "gain": signed_percent(score.gain),
+        "adapter_bar": _bar(score.adapter, _ends(score.adapter, error, score.n), axis),
+        "base_bar": None if base is None else _bar(base, _ends(base, score.base_stderr, score.n), axis),
+        "seeds": tuple(_place(value, axis) for value in seed_scores(entry, score)[1:]),
+    }
 
 
 def _axis(entries: Sequence[Entry], task: str) -> tuple[float, float]:
@@ -200,8 +145,9 @@ def _place(value: float, axis: tuple[float, float]) -> float:
     return round(5 + (_WIDTH - 10) * min(1.0, max(0.0, (value - low) / (high - low))), 1)
 
 
-def _bar(value: float, ends: tuple[float, float], axis: tuple[float, float]) -> Bar:
-    return Bar(_place(value, axis), _place(ends[0], axis), _place(ends[1], axis))
+def _bar(value: float, ends: tuple[float, float], axis: tuple[float, float]) -> dict[str, float]:
+    """A score and the ends of its error bar, as places in the picture."""
+    return {name: _place(at, axis) for name, at in (("x", value), ("low", ends[0]), ("high", ends[1]))}
 
 
 def _hash(text: str) -> str:

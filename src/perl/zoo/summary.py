@@ -5,48 +5,50 @@ Zoo -> MODEL_ZOO.md, zoo.csv
 Both hold the same for the same entries, so that a check can write them again and compare.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice, zip_longest
 from pathlib import Path
 
 from perl.intervals import score_text
 from perl.run.tables import Value, csv_text, in_markdown, markdown_table, size_text
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
-from perl.zoo.listing import tasks_of
+from perl.zoo.listing import fact_cell, tasks_of
 from perl.zoo.ranking import error_of
 
 MARKDOWN, CSV = "MODEL_ZOO.md", "zoo.csv"
 
-_CSV_COLUMNS = (
-    "name",
-    "provenance",
-    "base",
-    "base_revision",
-    "method",
-    "algorithm",
-    "seed",
-    "steps",
-    "tokens",
-    "trainable_parameters",
-    "size",
-    "licence",
-    "task",
-    "metric",
-    "k",
-    "n",
-    "score",
-    "stderr",
-    "base_score",
-    "base_stderr",
-    "seeds",
-    "protocol",
-    "repo",
-    "revision",
-    "subfolder",
-    "weights_sha256",
-    "source",
-    "notes",
-)
+# Column -> its value for an entry and one of its scores, if it has any.
+_CSV_COLUMNS: dict[str, Callable[[Entry, TaskScore | None], Value]] = {
+    "name": lambda e, _: e.name,
+    "provenance": lambda e, _: e.provenance,
+    "base": lambda e, _: e.on_base,
+    "base_revision": lambda e, _: e.base_revision,
+    "method": lambda e, _: e.method,
+    "algorithm": lambda e, _: e.algorithm,
+    "seed": lambda e, _: e.seed,
+    "steps": lambda e, _: e.steps,
+    "tokens": lambda e, _: e.tokens,
+    "trainable_parameters": lambda e, _: e.trainable_parameters,
+    "size": lambda e, _: e.adapter.size,
+    "licence": lambda e, _: e.licence,
+    "task": lambda _, s: s.task if s else None,
+    "metric": lambda _, s: s.metric if s else None,
+    "k": lambda _, s: s.k if s else None,
+    "n": lambda _, s: s.n if s else None,
+    "score": lambda _, s: s.adapter if s else None,
+    "stderr": lambda _, s: s.stderr if s else None,
+    "base_score": lambda _, s: s.base if s else None,
+    "base_stderr": lambda _, s: s.base_stderr if s else None,
+    "seeds": lambda e, s: " ".join(f"{o.seed}:{o.scores[s.task]}" for o in e.seeds if s and s.task in o.scores),
+    "protocol": lambda _, s: s.protocol_hash if s else None,
+    "repo": lambda e, _: e.adapter.repo,
+    "revision": lambda e, _: e.adapter.revision,
+    "subfolder": lambda e, _: e.adapter.subfolder,
+    "weights_sha256": lambda e, _: e.adapter.sha256.get("adapter_model.safetensors"),
+    "source": lambda e, _: e.source,
+    "notes": lambda e, _: len(e.notes),
+}
 _HEAD = """# Model zoo
 
 Adapters trained with reinforcement learning: their base, method and scores, and what is wrong with them. This file is
@@ -96,10 +98,11 @@ def stale(zoo: Zoo) -> list[str]:
             found.append(f"{place}: is absent")
             continue
         before, now = place.read_text(encoding="utf-8").splitlines(), text.splitlines()
-        for number, (old, new) in enumerate(_padded(before, now), start=1):
-            if old != new:
-                found.append(f"{place}:{number}: is {_short(old)}, should be {_short(new)}")
-                break
+        pairs = enumerate(zip_longest(before, now), start=1)
+        differ = (
+            f"{place}:{number}: is {_short(old)}, should be {_short(new)}" for number, (old, new) in pairs if old != new
+        )
+        found += islice(differ, 1)
     return found
 
 
@@ -107,9 +110,7 @@ def _markdown(entries: Sequence[Entry]) -> str:
     parts = [_HEAD]
     for provenance, (title, sentence) in _SECTIONS.items():
         members = [entry for entry in entries if entry.provenance == provenance]
-        if not members:
-            continue
-        parts.append(f"## {title}\n\n{sentence}\n")
+        parts += [f"## {title}\n\n{sentence}\n"] if members else []
         for heading, group in _groups(members).items():
             parts.append(f"### {in_markdown(heading)}\n\n{_table(group)}\n")
     return "\n".join(parts)
@@ -133,8 +134,9 @@ def _table(entries: Sequence[Entry]) -> str:
     """The entries of a group with the best first, and their notes."""
     tasks = tasks_of(entries)
     if tasks:
-        main = tasks[0] if len(entries) == 1 or not any(t.endswith("average") for t in tasks) else _average(tasks)
-        entries = sorted(entries, key=lambda e: (-_score(e, main), e.name))
+        average = next((task for task in tasks if task.endswith("average")), tasks[0])
+        scores = {entry.name: entry.score(average) for entry in entries}
+        entries = sorted(entries, key=lambda e: (-(s.adapter if (s := scores[e.name]) else -1.0), e.name))
     notes = {note: number for number, note in enumerate(dict.fromkeys(n for e in entries for n in e.notes), start=1)}
     columns: list[tuple[str, bool, Callable[[Entry], str]]] = [
         ("name", False, lambda e: f"`{e.name}`" + _marks(e, notes)),
@@ -144,8 +146,8 @@ def _table(entries: Sequence[Entry]) -> str:
         columns.append(("base", False, lambda e: in_markdown(e.on_base.rpartition("/")[2])))
     columns += [(in_markdown(task), True, _task_cell(task)) for task in tasks]
     facts: list[tuple[str, Callable[[Entry], Value], Callable[[Entry], str]]] = [
-        ("tokens", lambda e: e.tokens, lambda e: _number(e.tokens)),
-        ("parameters", lambda e: e.trainable_parameters, lambda e: _number(e.trainable_parameters)),
+        ("tokens", lambda e: e.tokens, lambda e: fact_cell(e.tokens).text),
+        ("parameters", lambda e: e.trainable_parameters, lambda e: fact_cell(e.trainable_parameters).text),
         ("size", lambda e: e.adapter.size, lambda e: size_text(e.adapter.size)),
         ("folder on the Hub", lambda e: e.adapter.repo, _folder),
     ]
@@ -160,15 +162,6 @@ def _table(entries: Sequence[Entry]) -> str:
     return "\n".join(
         [*lines, *(["", bases] if bases else []), "", *(f"{i}. {in_markdown(n)}" for n, i in notes.items())]
     )
-
-
-def _average(tasks: Iterable[str]) -> str:
-    return next(task for task in tasks if task.endswith("average"))
-
-
-def _score(entry: Entry, task: str) -> float:
-    found = entry.score(task)
-    return -1.0 if found is None else found.adapter
 
 
 def _marks(entry: Entry, notes: dict[str, int]) -> str:
@@ -193,10 +186,6 @@ def _folder(entry: Entry) -> str:
     return in_markdown("/".join(part for part in (entry.adapter.repo, entry.adapter.subfolder) if part))
 
 
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
 def _base_line(entries: Sequence[Entry], tasks: Sequence[str]) -> str:
     """``Base: user/name; math_500 80.9, ...``, as far as it is the same for all."""
     names = {entry.on_base for entry in entries}
@@ -212,53 +201,8 @@ def _base_line(entries: Sequence[Entry], tasks: Sequence[str]) -> str:
 
 def _csv(entries: Sequence[Entry]) -> str:
     """A line for each entry and task; one for an entry without a score."""
-    rows: list[list[Value]] = []
-    for entry in entries:
-        facts: dict[str, Value] = {
-            "name": entry.name,
-            "provenance": entry.provenance,
-            "base": entry.on_base,
-            "base_revision": entry.base_revision,
-            "method": entry.method,
-            "algorithm": entry.algorithm,
-            "seed": entry.seed,
-            "steps": entry.steps,
-            "tokens": entry.tokens,
-            "trainable_parameters": entry.trainable_parameters,
-            "size": entry.adapter.size,
-            "licence": entry.licence,
-            "repo": entry.adapter.repo,
-            "revision": entry.adapter.revision,
-            "subfolder": entry.adapter.subfolder,
-            "weights_sha256": entry.adapter.sha256.get("adapter_model.safetensors"),
-            "source": entry.source,
-            "notes": len(entry.notes),
-        }
-        scores: list[TaskScore | None] = [*entry.scores] or [None]
-        for score in scores:
-            of_task: dict[str, Value] = {}
-            if score is not None:
-                of_task = {
-                    "task": score.task,
-                    "metric": score.metric,
-                    "k": score.k,
-                    "n": score.n,
-                    "score": score.adapter,
-                    "stderr": score.stderr,
-                    "base_score": score.base,
-                    "base_stderr": score.base_stderr,
-                    "seeds": " ".join(
-                        f"{s.seed}:{s.scores[score.task]}" for s in entry.seeds if score.task in s.scores
-                    ),
-                    "protocol": score.protocol_hash,
-                }
-            rows.append([{**facts, **of_task}.get(column) for column in _CSV_COLUMNS])
-    return csv_text(_CSV_COLUMNS, rows)
-
-
-def _padded(before: Sequence[str], now: Sequence[str]) -> Iterable[tuple[str | None, str | None]]:
-    longest = max(len(before), len(now))
-    return zip([*before, *[None] * (longest - len(before))], [*now, *[None] * (longest - len(now))], strict=True)
+    lines = [(entry, score) for entry in entries for score in (*entry.scores, *([] if entry.scores else [None]))]
+    return csv_text(list(_CSV_COLUMNS), [[value(*line) for value in _CSV_COLUMNS.values()] for line in lines])
 
 
 def _short(line: str | None) -> str:

@@ -94,29 +94,23 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
         if results is not None and results.subject.get("adapter_sha256") == digest:
             others.append(place)
     if others:
-        logger.warning(
-            "%s: results of the same weights with another %s or on another base are not those of this adapter",
-            others[0],
-            CONFIG,
-        )
+        what = "%s: results of the same weights with another %s or on another base are not those of this adapter"
+        logger.warning(what, others[0], CONFIG)
     return Candidate(run, which, folder, step, digest, None, None, config)
 
 
 def identity_mistakes(candidate: Candidate) -> list[Mistake]:
     """Why an adapter is not what its run trained: the final one lies there with other weights than were proven."""
-    known = candidate.run.facts.get("fingerprint")
-    trained = known.get("adapter") if isinstance(known, dict) else None
-    if candidate.which != "final" or trained in (None, candidate.sha256):
+    trained = _fingerprint(candidate.run, "adapter")
+    if candidate.which != "final" or trained is None or trained == candidate.sha256:
         return []
-    what = f"has SHA-256 {candidate.sha256[:12]}, the run trained {str(trained)[:12]}: it was changed since"
+    what = f"has SHA-256 {candidate.sha256[:12]}, the run trained {trained[:12]}: it was changed since"
     return [Mistake(what, str(candidate.folder / WEIGHTS), "put the trained file back")]
 
 
 def base_of_run(run: Run) -> str | None:
     """The fingerprint of the base that a run trained on; None: it does not say."""
-    known = run.facts.get("fingerprint")
-    base = known.get("base") if isinstance(known, dict) else None
-    return base if isinstance(base, str) else None
+    return _fingerprint(run, "base")
 
 
 def source_of_run(run: Run) -> str | None:
@@ -124,8 +118,13 @@ def source_of_run(run: Run) -> str | None:
 
     That of the base itself, unless the base was quantised as it was loaded.
     """
-    known = run.facts.get("fingerprint", {})
-    return known.get("source") if run.facts.get("quantization") else base_of_run(run)
+    return _fingerprint(run, "source" if run.facts.get("quantization") else "base")
+
+
+def _fingerprint(run: Run, what: str) -> str | None:
+    known = run.facts.get("fingerprint")
+    found = known.get(what) if isinstance(known, dict) else None
+    return None if found is None else str(found)
 
 
 def _config_digest(folder: Path) -> str:

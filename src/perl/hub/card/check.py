@@ -5,8 +5,11 @@ files of a repository -> what is wrong, what was compared, what is only reported
 Only an author's own notes are taken as they are, and they are named as such. Reads neither runs nor the network.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from peft import PeftConfig
 
 from perl.errors import Mistake, PerlError
 from perl.evaluation.recounting.folder import recount_published
@@ -28,13 +31,14 @@ from perl.hub.card.facts import (
     results_in,
 )
 from perl.hub.card.form import CARD, card_mistakes, read_front_matter, shown
-from perl.hub.card.leaderboards import leaderboard_mistakes, leaderboards_of_others
+from perl.hub.card.leaderboards import leaderboard_mistakes
 from perl.hub.card.lines import differences
 from perl.hub.card.notes import notes_mistakes, numbers_of_notes, split_notes
 from perl.hub.card.policy_check import base_mistakes, header_mistakes, policy_mistakes
 from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import RUN_FACTS, SAME_CARDS, RunFacts, perl_version, read_run_facts
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) 
         card = content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
         raise PerlError("is not UTF-8", CARD) from None
-    results_in(files)
+    results = results_in(files)
     own, notes, first = split_notes(card)
     mistakes = card_mistakes(card, files, first)
     if read_front_matter(card)[0] is None:
@@ -98,14 +102,14 @@ def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) 
         message = f"was written by perl-rl {run.perl}, this is {perl_version()}, whose cards differ"
         hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
         mistakes.append(Mistake(message, CARD, hint))
-    scores = _scores(files, facts, weights_sha256, counted)
-    mistakes += [*notes_mistakes(notes, first), *_of_files(files, run), *scores.mistakes]
-    reported = only_reported(run, config_in(files), public_recipe_in(files), log_in(files))
+    scores = _scores(files, facts, results, weights_sha256, counted)
+    said = config_in(files), public_recipe_in(files), log_in(files)
+    mistakes += [*notes_mistakes(notes, first), *_of_files(files, run, *said), *scores.mistakes]
     there = [name for name in (CONFIG, PUBLIC_RECIPE, METRICS, SCORES) if name in files]
     return Checked(
         tuple(dict.fromkeys(mistakes)),
         (*scores.compared, f"the whole card with the one that {', '.join([*there, RUN_FACTS])} give"),
-        (*scores.reported, *reported),
+        (*scores.reported, *only_reported(run, *said)),
         (*scores.unchecked, *numbers_of_notes(notes, first)),
     )
 
@@ -130,10 +134,10 @@ def _rendered_again(files: Files) -> tuple[RunFacts, CardFacts, str]:
         raise PerlError(reason, SCORES) from None
 
 
-def _of_files(files: Files, run: RunFacts) -> Iterator[Mistake]:
+def _of_files(
+    files: Files, run: RunFacts, config: PeftConfig | None, recipe: Recipe | None, log: Sequence[Mapping[str, Any]]
+) -> Iterator[Mistake]:
     """Where the files contradict each other, or one is absent."""
-    config, recipe = config_in(files), public_recipe_in(files)
-    log = log_in(files)
     yield from contradictions(run, config, recipe, log)
     yield from header_mistakes(files, run)
     whole = run.method == "full" and WEIGHTS not in files  # a model that was itself trained
@@ -146,17 +150,19 @@ def _of_files(files: Files, run: RunFacts) -> Iterator[Mistake]:
         yield Mistake(f"{what}, though there is a recipe", METRICS, "perl push sends it")
 
 
-def _scores(files: Files, facts: CardFacts, weights_sha256: str | None, counted: Recount | None) -> Checked:
+def _scores(
+    files: Files, facts: CardFacts, results: Results | None, weights_sha256: str | None, counted: Recount | None
+) -> Checked:
     """What was found of the scores and of the adapter that they are of."""
-    results, unchecked = results_in(files), []
+    unchecked = []
     if weights_sha256 is None and WEIGHTS in files:
         unchecked.append(f"{WEIGHTS}: its SHA-256 is unknown, and it was not read")
     elif facts.whole:
         unchecked.append("the weights: of a whole model they are no part of what is looked at")
     elif files.get(WEIGHTS, b"") is None:
         unchecked.append(f"the header of {WEIGHTS}, which names the base: it was not downloaded")
-    mistakes = list(leaderboard_mistakes(files, results))
-    unchecked += [f"{name}: scores of others" for name in leaderboards_of_others(files, results)]
+    mistakes, others = leaderboard_mistakes(files, results)
+    unchecked += [f"{name}: scores of others" for name in others]
     if results is None:
         return Checked(tuple(mistakes), unchecked=tuple(unchecked))
     mistakes += base_mistakes(results, facts)

@@ -25,7 +25,7 @@ class Benchmark:
 
     Attributes:
         task_id: Of the leaderboard, as in the data set's ``eval.yaml``.
-        problems: All of it; a score on fewer is no score of the benchmark.
+        problems: All of it; a score on fewer is not one of the benchmark.
         subset: Of the data set; None: it does not matter.
     """
 
@@ -64,7 +64,7 @@ def eval_result_files(results: Results) -> dict[str, str]:
         Path in the repository -> YAML; empty where no such benchmark was asked in full, as its task is defined here.
 
     Raises:
-        PerlError: A task's name is no name of a file.
+        PerlError: A task's name cannot be a file's.
     """
     files, of_base = {}, "".join(f"; base quantised to {value}" for value in _base_of(results).values())
     for task in results.tasks:

@@ -50,12 +50,12 @@ def contradictions(
         recipe: The run's; None: there is none.
         rows: Of the log; those after the adapter's step are of a training that went on.
     """
-    problems = [
+    found = [
         Mistake(f"says {cut(str(said))}, {file} says {cut(str(right))}", f"{RUN_FACTS}: {key}", _AGAIN)
         for key, said, file, right in _held(run, config, recipe)
         if said != right
     ]
-    return problems + _of_log(run, recipe, rows)
+    return found + _of_log(run, recipe, rows)
 
 
 def only_reported(
@@ -133,20 +133,12 @@ def _of_adapter(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, st
     elif peft.type is None:
         if run.method is not None:
             yield "method", run.method, PUBLIC_RECIPE, peft.method
-        yield from _of_settings(run, _resolved(recipe))
-
-
-def _of_settings(run: RunFacts, resolved: Mapping[str, Any]) -> Iterator[tuple[str, object, str, object]]:
-    for name, value in resolved.items():
-        if name in run.settings:
-            yield f"settings.{name}", run.settings[name], PUBLIC_RECIPE, value
-
-
-def _resolved(recipe: Recipe) -> dict[str, Any]:
-    try:
-        return resolved_settings(recipe.peft)
-    except PerlError:  # a method of another version
-        return {}
+        try:
+            resolved = resolved_settings(peft)
+        except PerlError:  # a method of another version
+            resolved = {}
+        shared = [name for name in resolved if name in run.settings]
+        yield from ((f"settings.{name}", run.settings[name], PUBLIC_RECIPE, resolved[name]) for name in shared)
 
 
 def _of_log(run: RunFacts, recipe: Recipe | None, rows: Sequence[Mapping[str, Any]]) -> list[Mistake]:

@@ -3,7 +3,7 @@
 name in the repository -> bytes; -> CardFacts
 
 Whoever has the files has the facts, hence the card: it is rendered from them when it is written and again when it is
-checked. Nothing of a machine is in it. A fact that is unknown is None or empty.
+checked. It names no machine. A fact that is unknown is None or empty.
 """
 
 import math
@@ -47,7 +47,7 @@ Files = Mapping[str, bytes | Path | None]
 
 
 @dataclass(frozen=True)
-class Asking:
+class PromptFormat:
     """How the policy was asked and what was drawn from it.
 
     Attributes:
@@ -82,37 +82,22 @@ class Serving:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What is known of an adapter.
+    """What is known of an adapter; attributes that :class:`RunFacts` has too are described there.
 
     Attributes:
         base: Public name of the base; a Hub id, a sandbox name, or the last part of a path.
-        revision: Commit of the base.
-        quantization: What the base was quantised to as it was loaded; None: it was not.
-        name: For people.
-        repo_id: Where it will lie on the Hub.
-        method: As in ``peft.method``; ``full``: there is no adapter, the model itself was trained.
-        licence: Of the base, which the adapter inherits.
         dataset: Name of the training problems.
         dataset_version: Commit or hash of the training problems, with their subset and split.
         steps: Optimizer steps.
         algorithm: The loss, as in ``train.loss_type``.
-        ratio_level: Of what the importance ratio is, as in ``train.importance_sampling_level``.
-        settings: Name -> value of what the run was asked for, in the order shown.
-        rewards: Reward name -> weight.
         reward_first: Mean reward of the first step that has one.
         reward_last: Likewise of the last.
-        seconds: Wall time of the run, evaluation included.
         tokens: That the policy was trained on, prompts included.
-        hardware: As ``1 x NVIDIA H100``.
-        reload_difference: Largest difference of a token's log-probability after saving and loading, in nats.
         results: Scores of exactly this adapter.
         pictures: Those of its files that are pictures and exist.
         asking: How it was asked.
         serving: How vLLM serves it.
         recipe: Whether its recipe lies beside it.
-        checkpoints: Steps whose adapters are tags of the repository.
-        tags: Further tags.
-        versions: Package -> version.
     """
 
     base: str
@@ -140,7 +125,7 @@ class CardFacts:
     reload_difference: float | None = None
     results: Results | None = None
     pictures: tuple[str, ...] = ()
-    asking: Asking | None = None
+    asking: PromptFormat | None = None
     serving: Serving | None = None
     recipe: bool = False
     checkpoints: tuple[int, ...] = ()
@@ -228,9 +213,8 @@ def config_in(files: Files) -> PeftConfig | None:
         try:
             return read_config(Path(folder))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PerlError(
-                f"is not a config of PEFT: {type(error).__name__}: {first_line(error)[:100]}", CONFIG
-            ) from None
+            reason = f"{type(error).__name__}: {first_line(error)[:100]}"
+            raise PerlError(f"is not a config of PEFT: {reason}", CONFIG) from None
 
 
 def public_recipe_in(files: Files) -> Recipe | None:
@@ -253,9 +237,8 @@ def public_recipe_in(files: Files) -> Recipe | None:
         problem = error.mistakes[0]
         raise PerlError(f"{problem.where}: {problem.message}", PUBLIC_RECIPE, problem.hint) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise PerlError(
-            f"is not plain YAML: {type(error).__name__}: {first_line(error)[:100]}", PUBLIC_RECIPE
-        ) from None
+        reason = f"{type(error).__name__}: {first_line(error)[:100]}"
+        raise PerlError(f"is not plain YAML: {reason}", PUBLIC_RECIPE) from None
 
 
 def results_in(files: Files) -> Results | None:
@@ -304,22 +287,19 @@ def _version(data: DataSource, found: str | None) -> str | None:
     return ", ".join(parts) or None
 
 
-def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> Asking:
+def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> PromptFormat:
     """How training asked; what is drawn is what the scores were drawn with, where there are any."""
     drawn: Any = results.protocol if results else recipe.rollout
     longest = results.tasks[0].max_new_tokens if results and results.tasks else recipe.rollout.max_completion_length
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     sampling = {name: getattr(drawn, name) for name in names if getattr(drawn, name) is not None}
-    return Asking(
+    data = recipe.data.train.name  # a question of the sandbox's is shown; those of others' data are theirs to show
+    example = {"example": load_problems(data, "heldout")[0].question} if is_sandbox(data) else {}
+    return PromptFormat(
         chat=run.chat if recipe.data.chat is None else recipe.data.chat,
         system_prompt=recipe.data.system_prompt,
         prompt_template=recipe.data.prompt_template,
         template_arguments=recipe.train.get("chat_template_kwargs") or {},
         sampling={**sampling, "max_new_tokens": longest},
-        **_example(recipe.data.train.name),
+        **example,
     )
-
-
-def _example(data: str) -> dict[str, str]:
-    """A question of the sandbox's; those of others' data are theirs to show."""
-    return {"example": load_problems(data, "heldout")[0].question} if is_sandbox(data) else {}

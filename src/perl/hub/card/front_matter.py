@@ -40,11 +40,8 @@ def _metadata(facts: CardFacts) -> dict[str, Any]:
     metadata["library_name"] = "transformers" if facts.whole else "peft"
     metadata["pipeline_tag"] = PIPELINE
     if facts.licence is not None:
-        metadata |= {
-            "license": facts.licence.identifier,
-            "license_name": facts.licence.name,
-            "license_link": facts.licence.link,
-        }
+        licence = facts.licence
+        metadata |= {"license": licence.identifier, "license_name": licence.name, "license_link": licence.link}
     if facts.dataset and has_hub_form(facts.dataset):
         metadata["datasets"] = [facts.dataset]
     metadata["tags"] = _tags(facts)

@@ -2,11 +2,11 @@
 
 files of a repository, results -> mistakes; files that are others'
 
-The files are untrusted: they are read as plain YAML of no more than such a file may have, and nothing of them is
-shown but single values.
+The files are untrusted: they are read as plain YAML of no more than such a file may have, and only single values of
+them are shown.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import yaml
 
@@ -27,51 +27,46 @@ _AGAIN = "perl push writes it"
 Scalar = str | int | float | bool | None
 
 
-def leaderboard_mistakes(files: Files, results: Results | None) -> Iterator[Mistake]:
+def leaderboard_mistakes(files: Files, results: Results | None) -> tuple[list[Mistake], list[str]]:
     """Scores for leaderboards that are not those of the results, and files that cannot be read.
 
     Args:
         files: All that lies in the repository.
         results: Of the adapter; None: there are none.
+
+    Returns:
+        The mistakes, and the names of files with scores of others.
     """
     expected = eval_result_files(results) if results is not None else {}
-    for name, text in expected.items():
-        if name not in files:
-            yield Mistake(f"is absent, {SCORES} gives it", name, _AGAIN)
-            continue
+    found = [mistake for name, text in expected.items() for mistake in _differences(files, name, text)]
+    others = []
+    for name in sorted(name for name in files if name.startswith(_FOLDER) and name not in expected):
         try:
-            there = _entry(_value(files, name))
+            if _is_ours(name, files, results):
+                hint = "perl push takes it away"
+                found.append(Mistake(f"shows scores that {SCORES} does not give", shown(name), hint))
+            else:
+                others.append(shown(name))
         except PerlError as error:
-            yield Mistake(error.mistakes[0].message, name, _AGAIN)
-            continue
-        right = _entry(plain_value(text))
-        for key in dict.fromkeys([*right, *there]):
-            if key not in there or key not in right or there[key] != right[key]:
-                said, given = (shown(str(one.get(key))) for one in (there, right))
-                yield Mistake(f"says {shown(key)} {said}, {SCORES} says {given}", name, _AGAIN)
-    for name in _others(files, expected):
-        try:
-            ours = _is_ours(name, files, results)
-        except PerlError as error:
-            yield Mistake(error.mistakes[0].message, shown(name))
-            continue
-        if ours:
-            yield Mistake(f"shows scores that {SCORES} does not give", shown(name), "perl push takes it away")
+            found.append(Mistake(error.mistakes[0].message, shown(name)))
+    return found, others
 
 
-def leaderboards_of_others(files: Files, results: Results | None) -> list[str]:
-    """Files with scores that are nobody's of ours; arguments as above."""
-    found = []
-    for name in _others(files, eval_result_files(results) if results is not None else {}):
-        try:
-            found += [] if _is_ours(name, files, results) else [shown(name)]
-        except PerlError:  # a mistake, which is reported
-            continue
-    return found
-
-
-def _others(files: Files, expected: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in files if name.startswith(_FOLDER) and name not in expected)
+def _differences(files: Files, name: str, text: str) -> Iterator[Mistake]:
+    """Where a file is not the one that the results give, whose text is known."""
+    if name not in files:
+        yield Mistake(f"is absent, {SCORES} gives it", name, _AGAIN)
+        return
+    try:
+        there = _entry(_value(files, name))
+    except PerlError as error:
+        yield Mistake(error.mistakes[0].message, name, _AGAIN)
+        return
+    right = _entry(plain_value(text))
+    for key in dict.fromkeys([*right, *there]):
+        if key not in there or key not in right or there[key] != right[key]:
+            said, given = (shown(str(one.get(key))) for one in (there, right))
+            yield Mistake(f"says {shown(key)} {said}, {SCORES} says {given}", name, _AGAIN)
 
 
 def _is_ours(name: str, files: Files, results: Results | None) -> bool:

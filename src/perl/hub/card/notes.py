@@ -65,7 +65,7 @@ def notes_mistakes(notes: str, first: int) -> list[Mistake]:
 
 
 def _refused(line: str) -> Iterator[str]:
-    """What a line holds that is no prose; a lone carriage return ends a line too."""
+    """What a line holds that is not prose; a lone carriage return ends a line too."""
     for part in filter(str.strip, _LINE_END.split(line)):
         yield from (what for what, pattern in _REFUSED.items() if pattern.search(part))
         margin, item = _MARGIN.match(part), _ITEM.match(part)

@@ -2,8 +2,7 @@
 
 Recipe -> YAML without paths, servers, folders
 
-Loading that YAML trains the same on another machine, once files that were local lie in the current folder. Knows
-nothing of runs or of the Hub.
+Loading that YAML trains the same on another machine, once files that were local lie in the current folder.
 """
 
 import re

@@ -7,7 +7,6 @@ It is plain JSON of short plain texts and numbers: no path of a machine, no HTML
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from huggingface_hub import HfApi, constants
@@ -177,7 +176,9 @@ def run_facts(
         raise RunFolderError("does not say in its run.json which base it trained on", str(run.path))
     base, revision = public_name(str(known["base"]), known.get("revision"))
     repo_id = repo_id or (recipe.hub.repo_id if recipe else known.get("repo_id"))
-    data = known.get("data") or {}
+    data, settings = known.get("data") or {}, known.get("settings") or {}
+    # Of an adapter that lies on this machine the last part of its path, as its recipe.
+    continued = {"continues": without_paths(settings["continues"])} if "continues" in settings else {}
     facts = {
         "perl": perl_version(),
         "name": repo_id or plain_word(run.path.resolve().name),
@@ -192,7 +193,7 @@ def run_facts(
         "seed": known.get("seed"),
         "loss": known.get("loss"),
         "ratio_level": known.get("ratio_level"),
-        "settings": _settings(known.get("settings") or {}),
+        "settings": showable_settings(settings | continued),
         "rewards": without_paths(known.get("rewards") or {}),
         "trainable_parameters": known.get("trainable_parameters"),
         "total_parameters": known.get("total_parameters"),
@@ -204,12 +205,6 @@ def run_facts(
         "versions": known.get("versions") or {},
     }
     return made_facts(facts, str(run.path / "run.json"))
-
-
-def _settings(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a card can show; of an adapter that lies on this machine the last part of its path, as its recipe."""
-    continued = {"continues": without_paths(known["continues"])} if "continues" in known else {}
-    return showable_settings({**known, **continued})
 
 
 def made_facts(facts: dict[str, Any], where: str) -> RunFacts:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from perl.hub.card.facts import Asking, CardFacts
+from perl.hub.card.facts import CardFacts, PromptFormat
 from perl.sandbox import is_sandbox
 
 UNKNOWN_PLACE = "path/to/this/folder"
@@ -52,7 +52,10 @@ def load_with_peft(facts: CardFacts) -> str:
     lines += [f"from transformers import AutoModelForCausalLM, AutoTokenizer{further}", ""]
     if facts.whole:
         lines += [f"base = {_python(place(facts))}", "tokenizer = AutoTokenizer.from_pretrained(base)"]
-        lines += [f"model = AutoModelForCausalLM.from_pretrained(base, dtype={dtype})", *_ask(facts.asking or Asking())]
+        lines += [
+            f"model = AutoModelForCausalLM.from_pretrained(base, dtype={dtype})",
+            *_ask(facts.asking or PromptFormat()),
+        ]
         return "\n".join(lines)
     if sandbox:
         lines[-1:] = ["", f"from perl.sandbox import BASE_FOLDER  # {facts.base} comes with perl-rl", ""]
@@ -61,7 +64,7 @@ def load_with_peft(facts: CardFacts) -> str:
         *quantised,
         f"base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype={dtype}{_WITH_NF4 * bool(quantised)})",
         f"model = PeftModel.from_pretrained(base, {_python(place(facts))})",
-        *_ask(facts.asking or Asking()),
+        *_ask(facts.asking or PromptFormat()),
     ]
     return "\n".join(lines)
 
@@ -113,7 +116,7 @@ def serve_with_vllm(facts: CardFacts) -> str:
 
 def ask_server(facts: CardFacts) -> str:
     """Shell: the question of :func:`load_with_peft`, put to the server."""
-    asking = facts.asking or Asking()
+    asking = facts.asking or PromptFormat()
     chat = asking.chat is not False
     body: dict[str, Any] = {"model": served_name(facts)}
     body |= {"messages": _messages(asking)} if chat else {"prompt": _question(asking)}
@@ -126,7 +129,7 @@ def ask_server(facts: CardFacts) -> str:
     return f"curl http://localhost:8000/v1/{path} -H 'Content-Type: application/json' -d {data}"
 
 
-def _ask(asking: Asking) -> list[str]:
+def _ask(asking: PromptFormat) -> list[str]:
     if asking.chat is False:
         rendered = [f"prompt = {_python(_question(asking))}", 'inputs = tokenizer(prompt, return_tensors="pt")']
     else:
@@ -159,11 +162,11 @@ def _sampling(settings: Mapping[str, float | int]) -> dict[str, float | int]:
     return {name: value for name, value in settings.items() if name in _ALWAYS or value != _NEUTRAL.get(name, object())}
 
 
-def _question(asking: Asking) -> str:
+def _question(asking: PromptFormat) -> str:
     return (asking.prompt_template or "{prompt}").format_map(_Unfilled(prompt=asking.example))
 
 
-def _messages(asking: Asking) -> list[dict[str, str]]:
+def _messages(asking: PromptFormat) -> list[dict[str, str]]:
     system = [{"role": "system", "content": asking.system_prompt}] if asking.system_prompt else []
     return [*system, {"role": "user", "content": _question(asking)}]
 

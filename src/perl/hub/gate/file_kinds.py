@@ -87,32 +87,27 @@ def _text(content: bytes) -> list[Passage]:
 
 def _json(content: bytes) -> list[Passage]:
     text = _decoded(content)
-    seen: dict[str, None] = {}
-    _pairs_of(_loaded(text), seen)
-    return [Passage(pair, whole=text) for pair in seen]
+    return [Passage(pair, whole=text) for pair in _pairs_of(_loaded(text))]
 
 
 def _json_lines(content: bytes) -> list[Passage]:
     found: dict[str, int] = {}
     for number, line in enumerate(_decoded(content).split("\n"), 1):
         if line.strip():
-            seen: dict[str, None] = {}
             try:
-                _pairs_of(_loaded(line), seen)
+                for pair in _pairs_of(_loaded(line)):
+                    found.setdefault(pair, number)
             except MalformedFileError as error:
                 raise MalformedFileError(f"{error} in line {number}") from None
-            for pair in seen:
-                found.setdefault(pair, number)
     return [Passage(pair, number) for pair, number in found.items()]
 
 
 def _yaml(content: bytes) -> list[Passage]:
     """As data, and line by line, for what stands in remarks."""
     text = _decoded(content)
-    seen: dict[str, None] = {}
     try:
         refuse_tags(text, "")  # an alias may stand for any number of values
-        _pairs_of(plain_value(text), seen)
+        seen = _pairs_of(plain_value(text))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise MalformedFileError(f"is not valid YAML: {first_line(error)}") from None
     return [*_text(content), *(Passage(pair, whole=text) for pair in seen)]
@@ -124,8 +119,7 @@ def _weights(content: bytes) -> list[Passage]:
     if len(content) < 8 or length > min(_LARGEST_HEADER, len(content) - 8):
         raise MalformedFileError("is not a valid safetensors file: it has no whole header")
     text = _decoded(content[8 : 8 + length])
-    seen: dict[str, None] = {}
-    _pairs_of(_loaded(text), seen)
+    seen = _pairs_of(_loaded(text))
     header = json.loads(text)
     if not isinstance(header, dict):
         raise MalformedFileError("is not a valid safetensors file: its header is not a mapping")
@@ -234,9 +228,10 @@ def _loaded(text: str) -> object:
         raise MalformedFileError(f"is not valid JSON: {str(error)[:80]}") from None
 
 
-def _pairs_of(value: object, seen: dict[str, None], key: str = "") -> None:
+def _pairs_of(data: object) -> list[str]:
     """``key: "value"`` of every text in data, each once and in order; what lies in a list has the list's key."""
-    rest: list[tuple[str, object]] = [(key, value)]
+    seen: dict[str, None] = {}
+    rest: list[tuple[str, object]] = [("", data)]
     while rest:  # not by recursion: data may be deep
         key, value = rest.pop()
         if isinstance(value, str):
@@ -247,6 +242,7 @@ def _pairs_of(value: object, seen: dict[str, None], key: str = "") -> None:
             rest += reversed([(str(name), inner) for name, inner in pairs])
         elif isinstance(value, list):
             rest += reversed([(key, inner) for inner in value])
+    return list(seen)
 
 
 def _line_of(pair: str, text: str) -> int:

@@ -9,7 +9,6 @@ following a link), and these bytes are sent.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from perl.errors import Mistake
 from perl.hub.gate.file_kinds import MalformedFileError, read_passages
@@ -20,45 +19,34 @@ from perl.recipe.assets import evaluation_tasks
 _SIMPLE = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 
-@dataclass(frozen=True)
-class Expected:
-    """A file that we publish.
-
-    Attributes:
-        name: Pattern of its name in the repository.
-        largest: Bytes that it may have.
-    """
-
-    name: str
-    largest: int
-
-
-EXPECTED = (
-    Expected(r"adapter_model\.safetensors", 50_000_000_000),
-    Expected(r"adapter_config\.json", 1_000_000),
-    Expected(r"README\.md", 1_000_000),
-    Expected(r"perl_recipe\.yaml", 200_000),
-    Expected(r"perl_run\.json", 1_000_000),
-    Expected(r"metrics\.jsonl", 20_000_000),
-    Expected(r"eval/results\.json", 50_000_000),
-    Expected(r"eval/samples\.jsonl", 50_000_000),
-    Expected(rf"(?:eval|plots)/{_SIMPLE}\.png", 20_000_000),
-    Expected(rf"\.eval_results/{_SIMPLE}\.yaml", 100_000),
-)
+Expected = Mapping[str, int]
+"""Pattern of a file's name in the repository -> bytes that it may have."""
+EXPECTED: Expected = {
+    r"adapter_model\.safetensors": 50_000_000_000,
+    r"adapter_config\.json": 1_000_000,
+    r"README\.md": 1_000_000,
+    r"perl_recipe\.yaml": 200_000,
+    r"perl_run\.json": 1_000_000,
+    r"metrics\.jsonl": 20_000_000,
+    r"eval/results\.json": 50_000_000,
+    r"eval/samples\.jsonl": 50_000_000,
+    rf"(?:eval|plots)/{_SIMPLE}\.png": 20_000_000,
+    rf"\.eval_results/{_SIMPLE}\.yaml": 100_000,
+}
 """In a repository of an adapter; whoever reads one takes no larger files either."""
-ZOO = (
-    Expected(r"adapter_model\.safetensors", 50_000_000_000),
-    Expected(r"adapter_config\.json", 1_000_000),
-    Expected(r"[a-z0-9][a-z0-9._-]*\.json", 10_000_000),  # of an entry its reader says what is too much
-    Expected(r"MODEL_ZOO\.md", 10_000_000),
-    Expected(r"zoo\.(?:csv|html)", 50_000_000),
-)
+ZOO: Expected = {
+    r"adapter_model\.safetensors": 50_000_000_000,
+    r"adapter_config\.json": 1_000_000,
+    r"[a-z0-9][a-z0-9._-]*\.json": 10_000_000,  # of an entry its reader says what is too much
+    r"MODEL_ZOO\.md": 10_000_000,
+    r"zoo\.(?:csv|html)": 50_000_000,
+}
 """In a zoo."""
 
 
-def largest(name: str, among: tuple[Expected, ...] = EXPECTED) -> int | None:
+def largest(name: str, among: Expected = EXPECTED) -> int | None:
     """Bytes that a file of this name may have; None: we publish none of this name."""
-    fits = [expected.largest for expected in among if re.fullmatch(expected.name, name)]
+    fits = [most for pattern, most in among.items() if re.fullmatch(pattern, name)]
     return fits[0] if fits and is_simple_name(name) else None
 
 
@@ -71,7 +59,7 @@ def is_ours(name: str) -> bool:
 
 
 def gate_mistakes(
-    files: Mapping[str, bytes], machine: Machine | None = None, among: tuple[Expected, ...] = EXPECTED
+    files: Mapping[str, bytes], machine: Machine | None = None, among: Expected = EXPECTED
 ) -> list[Mistake]:
     """Why files may not leave this machine.
 
@@ -83,16 +71,16 @@ def gate_mistakes(
     Returns:
         Nothing, if they may.
     """
-    problems = []
+    mistakes: list[Mistake] = []
     for name, content in files.items():
         most = largest(name, among)
         if most is None:
-            problems.append(Mistake("is not a file that perl publishes", repr(name)[1:-1][:200], "leave it out"))
+            mistakes.append(Mistake("is not a file that perl publishes", repr(name)[1:-1][:200], "leave it out"))
         elif len(content) > most:
-            problems.append(Mistake(f"has {len(content):,} bytes, at most {most:,} are published", name))
+            mistakes.append(Mistake(f"has {len(content):,} bytes, at most {most:,} are published", name))
         else:
             try:
                 read_passages(name, content)
             except MalformedFileError as error:
-                problems.append(Mistake(str(error), name))
-    return problems + find_leaks(files, machine if machine is not None else this_machine())
+                mistakes.append(Mistake(str(error), name))
+    return mistakes + find_leaks(files, machine if machine is not None else this_machine())

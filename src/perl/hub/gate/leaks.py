@@ -59,13 +59,11 @@ def this_machine(*folders: Path) -> Machine:
     users = {name for name in (home.name, account, *owners) if name.lower() not in _NOBODY}
     host = socket.gethostname()
     # A plain word may be said for other reasons.
-    hosts = (
-        {host} if host.lower() not in _NOBODY and re.search(r"[\d.-]", host) and len(host) > _SHORTEST_NAME else set()
-    )
+    telling = host.lower() not in _NOBODY and re.search(r"[\d.-]", host) and len(host) > _SHORTEST_NAME
     return Machine(
         folders=tuple(sorted(path for path in absolute if path.count("/") > 1 or "\\" in path)),
         users=tuple(sorted(name for name in users if len(name) >= _SHORTEST_NAME)),
-        hosts=tuple(sorted(hosts)),
+        hosts=(host,) if telling else (),
         secrets=own_secrets(),
     )
 
@@ -104,8 +102,7 @@ def _in_passages(name: str, passages: Sequence[Passage], machine: Machine) -> It
 
 def _in_text(text: str, machine: Machine) -> Iterator[tuple[int, str, str]]:
     """Where something begins, what kind it is of, and what is shown of it."""
-    for secret in find_secrets(text, machine.secrets):
-        yield secret.start, _SECRET, secret.says
+    yield from ((start, _SECRET, what) for start, what in find_secrets(text, machine.secrets))
     # An address on the web has a path too, and may have anybody's name.
     plain = _URL.sub(lambda match: " " * len(match.group()), text)
     folders = [match for folder in machine.folders for match in re.finditer(re.escape(folder), plain)]

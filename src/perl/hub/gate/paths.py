@@ -2,7 +2,7 @@ r"""Paths of somebody's machine in a text, and not the slashes of maths, address
 
 text -> where each path begins, and the path
 
-Knows nothing of files: a path of any machine is one, whether it exists here or not.
+Files are not looked at: a path of any machine counts, whether it exists here or not.
 """
 
 import re

@@ -13,16 +13,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from perl.errors import Mistake, PerlError
+from perl.errors import PerlError
 
 _NAME = re.compile(r"(?!\.{1,2}(?:/|$))[\w.-]+(?:/(?!\.{1,2}(?:/|$))[\w.-]+)*", re.ASCII)
 LARGEST = 50_000_000_000
 """Bytes of a file, where nothing else is said."""
-# What a system lacks of these does no harm there: links are refused before.
-_OPEN = os.O_RDONLY
-for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
-    _OPEN |= getattr(os, _flag, 0)
-_BY_FOLDER = os.open in os.supports_dir_fd  # not on Windows
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def is_simple_name(name: str) -> bool:
@@ -75,30 +71,19 @@ def names_in(folder: Path, *, deep: bool = False) -> Iterator[tuple[str, bool]]:
             yield entry.name, entry.is_file(follow_symlinks=False)
 
 
-def strange_files(folder: Path, *, deep: bool = False) -> list[Mistake]:
-    """What lies in a folder and is not a regular file: links, pipes, devices, and folders unless they are gone into."""
-    found = names_in(folder, deep=deep)
-    return [Mistake("is a link, or no regular file", str(folder / name)) for name, regular in found if not regular]
-
-
 def _open(folder: Path, parts: list[str], opened: ExitStack) -> int:
     """A descriptor of the file, reached from folder to folder without following a link."""
-    above, path = None, folder
-    if _BY_FOLDER:
-        above = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-        opened.callback(os.close, above)
+    above, path = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY), folder
+    opened.callback(os.close, above)
     for part in parts[:-1]:
         path = path / part
-        found = os.stat(part if _BY_FOLDER else path, dir_fd=above, follow_symlinks=False)
-        _refuse_strange(found, path, file=False)
-        if _BY_FOLDER:
-            above = os.open(part, _OPEN | os.O_DIRECTORY, dir_fd=above)
-            opened.callback(os.close, above)
+        _refuse_strange(os.stat(part, dir_fd=above, follow_symlinks=False), path, file=False)
+        above = os.open(part, _OPEN | os.O_DIRECTORY, dir_fd=above)
+        opened.callback(os.close, above)
     path = path / parts[-1]
-    place = parts[-1] if _BY_FOLDER else path
-    found = os.stat(place, dir_fd=above, follow_symlinks=False)
+    found = os.stat(parts[-1], dir_fd=above, follow_symlinks=False)
     _refuse_strange(found, path, file=True)  # before it is opened: a pipe would wait for somebody to write
-    file = os.open(place, _OPEN, dir_fd=above)
+    file = os.open(parts[-1], _OPEN, dir_fd=above)
     opened.callback(os.close, file)
     if not os.path.samestat(found, os.fstat(file)):
         raise PerlError("was exchanged while it was read", str(path))

@@ -15,7 +15,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -52,7 +51,7 @@ _FORMS = {
         r"\bauthorization[\"']?\s*[:=]\s*[\"']?basic\s+[\w+/]{8,}"
     ),
 }
-# A name that says so, and a value behind it. What `_looks_random` denies is none: `pad_token: "<|end|>"`.
+# A name that says so, and a value behind it. A value that `_looks_random` denies is not one: `pad_token: "<|end|>"`.
 _NAMED = re.compile(
     r"(?i)(?:passw(?:or)?d|passphrase|pwd|secret|credential|(?:api|access|private|auth|account|secret|client|wandb|app)"
     r"[_-]?key|(?P<plain>token|\bkey))[\"']?[ \t]*(?:[:=]|=>)[ \t]*[\"']?(?P<value>[^\s\"'`,;<>{}()|]{8,})"
@@ -71,21 +70,8 @@ SHORTEST = 12
 _SHORTEST_MIXED = 8
 
 
-@dataclass(frozen=True)
-class Found:
-    """A secret in a text.
-
-    Attributes:
-        start: Where it begins.
-        says: What it is, never the secret itself.
-    """
-
-    start: int
-    says: str
-
-
-def find_secrets(text: str, own: Mapping[str, str] | None = None) -> Iterator[Found]:
-    """Every secret of a text.
+def find_secrets(text: str, own: Mapping[str, str] | None = None) -> Iterator[tuple[int, str]]:
+    """Where each secret of a text begins, and what it is, never the secret itself.
 
     Args:
         text: Of any length.
@@ -93,14 +79,14 @@ def find_secrets(text: str, own: Mapping[str, str] | None = None) -> Iterator[Fo
     """
     for value, owner in (own or {}).items():
         for form in _written(value):
-            yield from (Found(match.start(), f"holds {owner}") for match in re.finditer(re.escape(form), text))
+            yield from ((match.start(), f"holds {owner}") for match in re.finditer(re.escape(form), text))
     for owner, pattern in _patterns():
-        yield from (Found(match.start(), _LIKE + owner) for match in pattern.finditer(text))
+        yield from ((match.start(), _LIKE + owner) for match in pattern.finditer(text))
     for detector, pattern in _rules():
         for match in pattern.finditer(text):
             # Some rules look closer: whether the parts of a JSON web token are JSON.
             if any(detector.analyze_string(match.group())):
-                yield Found(match.start(), _LIKE + str(detector.secret_type))
+                yield match.start(), _LIKE + str(detector.secret_type)
     yield from _by_name(text)
     yield from _by_length(text)
 
@@ -146,7 +132,7 @@ def _is_secret(value: str) -> bool:
 
 
 def _is_path(value: str) -> bool:
-    """Whether it names something here; a value that no path can be is none, and no error may show it."""
+    """Whether it names something here; a value that cannot be a path does not, and no error may show it."""
     try:
         return Path(value).exists()
     except (OSError, ValueError):  # too long for a name, or without end
@@ -163,24 +149,24 @@ def _written(value: str) -> set[str]:
     return {value, quote(content, safe=""), base64.b64encode(content).decode().rstrip("=")}
 
 
-def _by_name(text: str) -> Iterator[Found]:
+def _by_name(text: str) -> Iterator[tuple[int, str]]:
     for match in _NAMED.finditer(text):
         value = match["value"]
         if match["plain"] and _WORDS.fullmatch(value):  # `eos_token: im_end_2`
             continue
         if _looks_random(value) and not (_HEX_40.fullmatch(value) and _names_a_commit(text, match.start("value"))):
-            yield Found(match.start(), _LIKE + "somebody, by its name")
+            yield match.start(), _LIKE + "somebody, by its name"
 
 
-def _by_length(text: str) -> Iterator[Found]:
+def _by_length(text: str) -> Iterator[tuple[int, str]]:
     for match in _HEX_40.finditer(text):
         if re.search(r"[a-f]", match.group()) and not _names_a_commit(text, match.start()):
-            yield Found(match.start(), _LIKE + "Weights & Biases, or a commit that is not called one")
+            yield match.start(), _LIKE + "Weights & Biases, or a commit that is not called one"
     for match in _BASE64_40.finditer(text):
         value = match.group()
         kinds = (r"[A-Z]", r"[a-z]", r"\d")
         if all(re.search(kind, value) for kind in kinds) and _bits(value) > _RANDOM_BITS_40:
-            yield Found(match.start(), _LIKE + "AWS")
+            yield match.start(), _LIKE + "AWS"
 
 
 def _names_a_commit(text: str, start: int) -> bool:
@@ -191,11 +177,7 @@ def _looks_random(value: str) -> bool:
     """Letters and digits mixed, and neither a placeholder nor an address or a number."""
     if _PLACEHOLDER.search(value) or re.fullmatch(r"[\d.e+-]+|\w+://.*|sha256:.*|.*\.\w{1,5}", value):
         return False
-    return (
-        re.search(r"\d", value) is not None
-        and re.search(r"[A-Za-z]", value) is not None
-        and _bits(value) > _RANDOM_BITS
-    )
+    return _is_mixed(value) and _bits(value) > _RANDOM_BITS
 
 
 def _bits(value: str) -> float:

@@ -132,7 +132,7 @@ def push_package(
         size=package.size,
         changed=after.sha != before[0].sha,
         deleted=tuple(_stale(before[0], package)),
-        foreign=tuple(n for n in _names(after) if not is_ours(n) and n not in (*package.files, *_OF_THE_HUB)),
+        foreign=tuple(n for n in _held(after) if not is_ours(n) and n not in (*package.files, *_OF_THE_HUB)),
         replaced=str(before[0].sha) if _other(before[0], fingerprints, WEIGHTS) is not None else None,
         card_before=None if (card := _other(before[0], fingerprints, CARD)) is None else _digest(card),
         before=str(before[0].sha),
@@ -172,7 +172,7 @@ def push_revision(package: Package, repo_id: str, tag: str, *, private: bool = F
 
 
 def _tags(api: HfApi, repo_id: str) -> set[str]:
-    """Names of a repository's tags; none if there is no repository yet."""
+    """Names of a repository's tags; empty before the repository exists."""
     if not api.repo_exists(repo_id):
         return set()
     return {tag.name for tag in api.list_repo_refs(repo_id).tags}
@@ -202,19 +202,20 @@ def _look(api: HfApi, repo_id: str, revision: str) -> ModelInfo:
     return api.model_info(repo_id, revision=revision, files_metadata=True)
 
 
-def _names(info: ModelInfo) -> list[str]:
-    return [sibling.rfilename for sibling in info.siblings or ()]
+def _held(info: ModelInfo) -> dict[str, RepoSibling]:
+    """Name -> file."""
+    return {sibling.rfilename: sibling for sibling in info.siblings or ()}
 
 
 def _changed(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint]) -> list[str]:
     """Files of which the repository holds other bytes, or none."""
-    held = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    held = _held(info)
     return [name for name, wanted in fingerprints.items() if name not in held or not wanted.is_of(held[name])]
 
 
 def _stale(info: ModelInfo, package: Package) -> list[str]:
     """Files of ours in the repository that the package does not have."""
-    return [name for name in _names(info) if is_ours(name) and name not in package.files]
+    return [name for name in _held(info) if is_ours(name) and name not in package.files]
 
 
 def _check_place(info: ModelInfo, *, private: bool) -> None:
@@ -223,8 +224,7 @@ def _check_place(info: ModelInfo, *, private: bool) -> None:
     Raises:
         PerlError: It is not, or everybody sees it though it should be private.
     """
-    names = _names(info)
-    where = str(info.id)
+    names, where = list(_held(info)), str(info.id)
     if private and info.private is False:
         raise PerlError("exists and is public", where, f"hf repos settings {where} --private, or leave out --private")
     weights = [n for n in names if "/" not in n and n.startswith("model") and n.endswith(".safetensors")]
@@ -238,8 +238,7 @@ def _check_place(info: ModelInfo, *, private: bool) -> None:
 
 def _other(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint], name: str) -> RepoSibling | None:
     """The file of that name that is there and is not that of the package."""
-    there = {sibling.rfilename: sibling for sibling in info.siblings or ()}.get(name)
-    wanted = fingerprints.get(name)
+    there, wanted = _held(info).get(name), fingerprints.get(name)
     return None if there is None or (wanted is not None and wanted.is_of(there)) else there
 
 
@@ -259,7 +258,7 @@ def _check_owner(info: ModelInfo, fingerprints: Mapping[str, _Fingerprint], may_
     Raises:
         PerlError: They are of another adapter, another model, or were edited by somebody.
     """
-    held = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    held = _held(info)
     models = [name for name in held if "/" not in name and PurePosixPath(name).suffix.lower() in _MODELS]
     if models and WEIGHTS not in held:
         hint = "--replace puts the adapter beside it, or another --repo"

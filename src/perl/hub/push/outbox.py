@@ -17,7 +17,7 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from perl.errors import PerlError, RunFolderError
 from perl.hub.push.package import Package, read_package
-from perl.run.folder import Run, read_regular, write_text
+from perl.run.folder import Run, read_regular, replace_folder, write_text
 from perl.run.strict_json import parse_mapping
 
 PUSH, OUTBOX = "push.json", "outbox"
@@ -149,11 +149,9 @@ def queue_checkpoint(run: Run, repo_id: str, step: int, package: Package) -> Pat
     folder = _outbox(run, repo_id) / f"step-{step}"
     staged = folder.with_name(f".{folder.name}.tmp")
     _refuse_links(staged, folder)
-    for old in (staged, folder):
-        shutil.rmtree(old, ignore_errors=True)
-    staged.mkdir(parents=True)
+    shutil.rmtree(staged, ignore_errors=True)
     package.write(staged)
-    staged.rename(folder)
+    replace_folder(staged, folder)
     return folder
 
 

@@ -2,7 +2,7 @@
 
 Candidate -> name in the repository -> bytes
 
-Nothing of another adapter, nothing of this machine.
+Files of another adapter and names of this machine are left out.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from perl.errors import Mistake, PerlError, raise_all
 from perl.evaluation.recounting.published_samples import PUBLISHED, published_samples
@@ -27,11 +27,12 @@ from perl.hub.card.render import render_card
 from perl.hub.card.run_facts import RUN_FACTS, Licence, recipe_of, run_facts
 from perl.hub.gate.gate import gate_mistakes, largest
 from perl.hub.gate.leaks import this_machine
-from perl.hub.gate.snapshot import is_simple_name, names_in, strange_files, take
+from perl.hub.gate.snapshot import is_simple_name, names_in, take
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.folder import Run, log_rows
 
+Row = TypeVar("Row")
 MOST_ROWS = 1000
 """Of ``metrics.jsonl``."""
 
@@ -71,9 +72,10 @@ def read_package(folder: Path) -> Package:
     Raises:
         PerlError: A link lies in it, or another thing that is not a regular file; or a file that we do not publish.
     """
-    raise_all(PerlError, strange_files(folder, deep=True))
-    files = {}
-    for name, _ in names_in(folder, deep=True):
+    names, files = dict(names_in(folder, deep=True)), {}
+    strange = [name for name, regular in names.items() if not regular]
+    raise_all(PerlError, [Mistake("is a link, or no regular file", str(folder / name)) for name in strange])
+    for name in names:
         most = largest(name)
         if most is None:
             raise PerlError("is not a file that perl publishes", str(folder / name), "leave it out")
@@ -151,11 +153,13 @@ def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, mos
         last_step: Later rows are left out.
         most: How many.
     """
-    if last_step is not None:
-        rows = [row for row in rows if (row.get("step") or 0) <= last_step]
-    if len(rows) > most:
-        rows = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    kept = evenly([row for row in rows if last_step is None or (row.get("step") or 0) <= last_step], most)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode()
+
+
+def evenly(rows: list[Row], most: int) -> list[Row]:
+    """At most so many rows, evenly apart, the first and the last among them."""
+    return rows if len(rows) <= most else [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
 def _refuse_links(run: Run, *files: Path) -> None:
@@ -188,13 +192,8 @@ def _take(run: Run, folder: Path, name: str, published: str) -> bytes:
 
 def _pictures(run: Run, folder: Path, published: str) -> dict[str, bytes]:
     """Those of a folder; of one with a name that we never give nothing is read, the gate refuses it by its name."""
-    names = [name for name, _ in names_in(folder) if name.endswith(".png")]
-    return {
-        f"{published}/{name}": _take(run, folder, name, f"{published}/{name}")
-        if largest(f"{published}/{name}")
-        else b""
-        for name in names
-    }
+    names = {f"{published}/{name}": name for name, _ in names_in(folder) if name.endswith(".png")}
+    return {public: _take(run, folder, name, public) if largest(public) else b"" for public, name in names.items()}
 
 
 def _public_config(content: bytes) -> bytes:

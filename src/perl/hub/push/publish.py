@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -115,8 +115,9 @@ def _push_alone(run: Run, wanted: Push, device: torch.device | None, sleep: Slee
     push = write_push(run, dataclasses.replace(wanted, status="queued", tries=tried, error=None, replace=False))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            if push.checkpoints:
-                _queue_checkpoints(run, push)
+            for step in checkpoint_steps(run) if push.checkpoints else ():
+                if step not in push.steps:
+                    pack_checkpoint(run, step, push.repo_id)
             steps = sorted({*push.steps, *queued_steps(run, push.repo_id)})
             package = pack(candidate, push.repo_id, steps)
             package.write(Path(folder))
@@ -144,16 +145,10 @@ def _send(run: Run, push: Push, package: Package, *, replace: bool, sleep: Sleep
     known = (*push.sent, *push.trying)
     sending = digests(package)
     begun = write_push(run, dataclasses.replace(push, trying=tuple(dict.fromkeys((*push.trying, *sending)))))
-    message = {"message": push.message} if push.message else {}
+    options: dict[str, Any] = {"message": push.message} if push.message else {}
+    options |= {"private": push.private, "may_replace": None if replace else known, "sleep": sleep}
     try:
-        done = push_package(
-            package,
-            push.repo_id,
-            private=push.private,
-            may_replace=None if replace else known,
-            sleep=sleep,
-            **message,
-        )
+        done = push_package(package, push.repo_id, **options)
     except (HubOutageError, BrokenPromiseError):
         raise
     except PerlError:
@@ -202,7 +197,7 @@ def pack_checkpoint(run: Run, step: int, repo_id: str) -> None:
     """Puts a checkpoint into the outbox, without loading its base.
 
     Raises:
-        PerlError: As in :func:`pack`, or it is no adapter that can be loaded.
+        PerlError: As in :func:`pack`, or the adapter cannot be loaded.
     """
     candidate = find_candidate(run, step)
     check_files(candidate.folder)
@@ -231,7 +226,7 @@ def wanted_push(
     Raises:
         RunFolderError: No repository is named.
     """
-    hub = hub_section(run)
+    hub = Recipe.load(run.path / "recipe.yaml").hub
     if repo_id is not None and re.fullmatch(HUB_NAME, repo_id) is None:
         raise PerlError(f"is not a name on the Hub: {repo_id!r}", "--repo", "user/name")
     newest = [push for push in reversed(read_pushes(run)) if repo_id in (None, push.repo_id)]
@@ -281,17 +276,6 @@ def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
         logger.warning("%s; the push is kept in %s: `perl push %s` finishes it", error, run.path, run.path)
     except PerlError as error:
         logger.warning("not pushed: %s; `perl push %s` tries again", error, run.path)
-
-
-def hub_section(run: Run) -> HubSection:
-    """What the run's recipe says of the Hub."""
-    return Recipe.load(run.path / "recipe.yaml").hub
-
-
-def _queue_checkpoints(run: Run, push: Push) -> None:
-    for step in checkpoint_steps(run):
-        if step not in push.steps:
-            pack_checkpoint(run, step, push.repo_id)
 
 
 def _device() -> torch.device:

@@ -66,12 +66,12 @@ def retry(ask: Callable[[], Answer], what: str, sleep: Sleep = time.sleep, attem
         except PerlError:
             raise
         except Exception as error:
-            again = _judged(error, what)
+            again = _least_wait(error, what)
             if again is None:
                 raise
             if attempt == attempts or isinstance(error, OfflineModeIsEnabled):
                 tries = "1 try" if attempt == 1 else f"{attempt} tries"
-                raise HubOutageError(f"the Hub is unreachable: {_told(error)}", what, tries) from error
+                raise HubOutageError(f"the Hub is unreachable: {_reason(error)}", what, tries) from error
             sleep(max(again, _delay(attempt)))
     raise AssertionError("attempts must be at least 1")
 
@@ -81,8 +81,8 @@ def _delay(attempt: int) -> float:
     return min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
 
 
-def _judged(error: Exception, what: str) -> float | None:
-    """How long to wait at least before asking again; None: it is nobody's but our own defect.
+def _least_wait(error: Exception, what: str) -> float | None:
+    """How long to wait at least before asking again; None: the defect is ours.
 
     Raises:
         PerlError: It is the user's.
@@ -91,7 +91,7 @@ def _judged(error: Exception, what: str) -> float | None:
         if isinstance(cause, LocalTokenNotFoundError):
             raise PerlError("you are not logged in to the Hub", what, LOGIN) from error
         if isinstance(cause, HFValidationError):
-            raise PerlError(f"is not a name on the Hub: {_told(cause)}", what, "user/name") from error
+            raise PerlError(f"is not a name on the Hub: {_reason(cause)}", what, "user/name") from error
         if isinstance(cause, HfHubHTTPError):
             # A proxy may let the next one through, and if not, the push is kept.
             if _is_page(cause.response) or _is_upload_lost(cause.response):
@@ -141,7 +141,7 @@ def _refusal(error: HfHubHTTPError, what: str) -> PerlError:
         return PerlError("your token may not write there", what, f"choose another name, or a token with write: {LOGIN}")
     if status in (401, 404):
         return PerlError("the Hub has no such repository, or it is not yours", what, LOGIN)
-    return PerlError(f"the Hub refuses what was sent ({status}): {_told(error)}", what)
+    return PerlError(f"the Hub refuses what was sent ({status}): {_reason(error)}", what)
 
 
 def _asked_to_wait(error: HfHubHTTPError) -> float:
@@ -152,7 +152,7 @@ def _asked_to_wait(error: HfHubHTTPError) -> float:
         return 0.0
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The first line of an error's text that says something."""
     for cause in _chain(error):
         response = getattr(cause, "response", None)

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from perl.errors import PerlError, raise_all
 from perl.hub.card.public_recipe import public_recipe
 from perl.hub.gate.gate import ZOO, gate_mistakes
+from perl.hub.push.package import Package
 from perl.hub.zoo_entries.from_hub import of_hub, repository_url
 from perl.hub.zoo_entries.from_run import of_run
 from perl.hub.zoo_entries.material import Material
@@ -83,7 +84,8 @@ def add(  # noqa: PLR0913 (what a user may say of an entry)
         _refuse_twins([material.known.get("seed"), *(seed.seed for seed in changes["seeds"])], material.where)
     entry = entry.model_copy(update=changes)
     if provenance == "reproduced":
-        entry = _evaluated_here(entry)
+        with tempfile.TemporaryDirectory() as folder:
+            entry = reproduced(entry, Path(folder))
     raise_all(PerlError, gate_mistakes({path.name: entry.to_json().encode()}, among=ZOO))
     _refuse_unreadable(entry)
     _write(entry, path, _staged(entry, material, path.parent.parent) if ship else None)
@@ -184,10 +186,8 @@ def _seed(first: Material, other: Material) -> SeedScores:
     one, two = _public(first.recipe), _public(other.recipe)
     different = [key for key in _different(one, two) if key not in ("train.seed", "train.output_dir")]
     if different:
-        what = ", ".join(different[:3])
-        raise PerlError(
-            f"is not another seed of {first.where}: its recipe differs in {what}", other.where, "leave it out"
-        )
+        what = f"its recipe differs in {', '.join(different[:3])}"
+        raise PerlError(f"is not another seed of {first.where}: {what}", other.where, "leave it out")
     found = {score.task: score for score in other.scores}
     for score in first.scores:
         if score.task not in found or found[score.task].protocol_hash != score.protocol_hash:
@@ -228,23 +228,17 @@ def _refuse_unreadable(entry: Entry) -> None:
             raise PerlError(error.mistakes[0].message, file.name) from None
 
 
-def _evaluated_here(entry: Entry) -> Entry:
-    with tempfile.TemporaryDirectory() as folder:
-        return reproduced(entry, Path(folder))
-
-
 def _staged(entry: Entry, material: Material, zoo: Path) -> Path:
     """The adapter's two files, beside the place that they will have in the zoo."""
     files = material.files
     if WEIGHTS not in files:  # of the Hub
         fetched = fetch_adapter(str(material.repo), material.revision, sha256=material.sha256)
         files = {name: (fetched / name).read_bytes() for name in (CONFIG, WEIGHTS)}
-    raise_all(PerlError, gate_mistakes({name: files[name] for name in (CONFIG, WEIGHTS)}, among=ZOO))
+    package = Package({name: files[name] for name in (CONFIG, WEIGHTS)})
+    raise_all(PerlError, gate_mistakes(package.files, among=ZOO))
     staged = zoo / "adapters" / f".{entry.name}.tmp"
     shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir(parents=True)
-    for name in (CONFIG, WEIGHTS):
-        (staged / name).write_bytes(files[name])
+    package.write(staged)
     logger.info("%s: %s bytes are shipped", entry.name, f"{material.size:,}")
     if material.size > _LARGEST_SHIPPED:
         logger.warning("%s is larger than %s bytes, a whole zoo's share", entry.name, f"{_LARGEST_SHIPPED:,}")

@@ -19,6 +19,7 @@ from perl.errors import PerlError, first_line
 from perl.hub.card.front_matter import OURS, SANDBOX, adapter_tag
 from perl.methods.registry import METHODS
 from perl.policy.hub_lookup import HUB_ERRORS, TIMEOUT_SECONDS
+from perl.run.tables import plain
 from perl.sandbox import BASE_NAME
 
 _OF_BASE = adapter_tag("")
@@ -87,7 +88,7 @@ def _found(info: ModelInfo) -> Found:
     return Found(
         id=info.id,
         sha=info.sha,
-        base=_short(bases[0]) if bases else BASE_NAME if SANDBOX in tags else None,
+        base=plain(bases[0])[:_LONGEST] if bases else BASE_NAME if SANDBOX in tags else None,
         method=methods[0] if methods else None,
         scores=scores,
         modified=info.last_modified,
@@ -114,7 +115,7 @@ def _scores(index: object, notes: list[str]) -> Iterator[tuple[str, float]]:
             if not isinstance(name, str) or not math.isfinite(number):
                 notes.append("a metric in its card is not a number")
                 continue
-            yield f"{_short(task)} {_short(name)}", number
+            yield f"{plain(task)[:_LONGEST]} {plain(name)[:_LONGEST]}", number
 
 
 def _mappings(value: object, called: str, notes: list[str]) -> list[Mapping[str, Any]]:
@@ -122,8 +123,3 @@ def _mappings(value: object, called: str, notes: list[str]) -> list[Mapping[str,
         notes.append(f"{called} of its card is not a list of mappings")
         return []
     return value
-
-
-def _short(text: str) -> str:
-    """One printable line of a text that anybody wrote."""
-    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perl.evaluation.results import Results
+from perl.hub.push.package import evenly
 from perl.policy.model import public_name
 from perl.recipe import Recipe
 from perl.zoo.entry import TaskScore
@@ -60,14 +61,7 @@ def of_log(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Tokens and learning curve."""
     tokens = [row["num_tokens"] for row in rows if _is_number(row.get("num_tokens"))]
     points = [(int(row["step"]), float(row["reward"])) for row in rows if _is_number(row.get("reward"))]
-    return {"tokens": int(tokens[-1]) if tokens else None, "curve": thinned(points, _CURVE_POINTS)}
-
-
-def thinned(points: list[tuple[int, float]], most: int) -> list[tuple[int, float]]:
-    """At most so many points, evenly apart, the first and the last among them."""
-    if len(points) <= most:
-        return points
-    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
+    return {"tokens": int(tokens[-1]) if tokens else None, "curve": evenly(points, _CURVE_POINTS)}
 
 
 def of_policy(results: Results) -> dict[str, Any]:

@@ -45,15 +45,6 @@ def protocol_facts(results: Results) -> dict[str, Any]:
     }
 
 
-def protocol_of(facts: dict[str, Any]) -> Protocol:
-    """The protocol in an entry's facts.
-
-    Raises:
-        TypeError: They hold none.
-    """
-    return Protocol(**{name: value for name, value in facts.items() if name in Protocol.__dataclass_fields__})
-
-
 def _score(task: TaskResult, where: str) -> TaskScore:
     if task.adapter is None:
         raise PerlError(f"its results have no score of the adapter on {task.name}", where, "perl eval scores it")

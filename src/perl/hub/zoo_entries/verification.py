@@ -20,7 +20,7 @@ from perl.evaluation.request import EvalSettings, Evaluation, plan_evaluation
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
 from perl.evaluation.task import all_tasks
-from perl.hub.zoo_entries.scores import checked_scores, protocol_facts, protocol_of
+from perl.hub.zoo_entries.scores import checked_scores, protocol_facts
 from perl.intervals import interval
 from perl.policy.name import adapter_config_digest
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
@@ -108,12 +108,8 @@ class Verification:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "name": self.name,
-            "agrees": self.agrees,
-            "scores": [asdict(score) for score in self.scores],
-            "notes": list(self.notes),
-        }
+        scores = [asdict(score) for score in self.scores]
+        return {"name": self.name, "agrees": self.agrees, "scores": scores, "notes": list(self.notes)}
 
 
 def verify(
@@ -215,21 +211,15 @@ def compare(entry: Entry, scores: Sequence[TaskScore], results: Results) -> Veri
 def _wanted(entry: Entry, tasks: Sequence[str] | None) -> list[TaskScore]:
     """Scores that can be measured again."""
     ours = all_tasks()
-    if tasks:
-        for task in tasks:
-            if entry.score(task) is None:
-                raise PerlError(
-                    f"has no score on {task!r}", entry.name, did_you_mean(task, [s.task for s in entry.scores])
-                )
+    for task in tasks or ():
+        if entry.score(task) is None:
+            hint = did_you_mean(task, [s.task for s in entry.scores])
+            raise PerlError(f"has no score on {task!r}", entry.name, hint)
     wanted = [score for score in entry.scores if not tasks or score.task in tasks]
     known = [score for score in wanted if score.task in ours]
     if not known or (tasks and len(known) < len(wanted)):
         unknown = next((score.task for score in wanted if score.task not in ours), None)
-        what = (
-            "has no scores"
-            if unknown is None
-            else f"cannot be evaluated on {unknown!r}, which is not a task of perl eval"
-        )
+        what = f"cannot be evaluated on {unknown!r}, which is not a task of perl eval" if unknown else "has no scores"
         raise PerlError(what, entry.name, "perl eval --list-tasks")
     return known
 
@@ -250,7 +240,8 @@ def _evaluate(
         some = [score for score in scores if score.n == count]
         limits = [number for number in (settings.limit, count) if number is not None]
         chosen = _as_then(entry, replace(settings, limit=min(limits) if limits else None))
-        completions = k or _completions(entry, some)
+        then = _protocol(entry).k if entry.protocol else next((score.k for score in some if score.k), None)
+        completions = k or then
         plan = plan_evaluation(str(adapter), base, [score.task for score in some], completions, data, folder, chosen)
         plan = replace(plan, subject=replace(plan.subject, name=f"zoo:{entry.name}"))
         if settings.limit is None and k is None:
@@ -282,14 +273,11 @@ def _as_then(entry: Entry, settings: EvalSettings) -> EvalSettings:
 
 
 def _protocol(entry: Entry) -> Protocol:
+    fields = Protocol.__dataclass_fields__
     try:
-        return protocol_of(entry.protocol)
+        return Protocol(**{name: value for name, value in entry.protocol.items() if name in fields})
     except TypeError as error:
         raise PerlError(f"its protocol cannot be read: {error}", entry.name) from None
-
-
-def _completions(entry: Entry, scores: Sequence[TaskScore]) -> int | None:
-    return _protocol(entry).k if entry.protocol else next((score.k for score in scores if score.k), None)
 
 
 def _check_protocol(entry: Entry, scores: Sequence[TaskScore], plan: Evaluation) -> None:
@@ -302,10 +290,8 @@ def _check_protocol(entry: Entry, scores: Sequence[TaskScore], plan: Evaluation)
     now = {task.request.task: task.protocol_hash for task in plan.tasks}
     for score in scores:
         if score.protocol_hash is not None and now[score.task] != score.protocol_hash:
-            what = "the task, its data or the longest completion changed since"
-            raise PerlError(
-                f"{score.task} cannot be evaluated as it was: {what}", entry.name, "--data with the data of then"
-            )
+            what = "cannot be evaluated as it was: the task, its data or the longest completion changed since"
+            raise PerlError(f"{score.task} {what}", entry.name, "--data with the data of then")
 
 
 def _remeasured(score: TaskScore, found: TaskResult) -> Remeasured:
