@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_stages import attention_cases, correct, doctor, methods, pass_cases, random_models
+from gpu_stages import attention_cases, correct, doctor, methods, pass_cases, random_models, train
 from gpu_stages.doctor import HEAD_SIZES
 from gpu_stages.setting import Setting
 
@@ -78,12 +78,13 @@ def test_every_type_head_size_pass_and_method_is_checked_and_all_checks_hold_on_
 
 
 @pytest.mark.nightly
-def test_the_command_runs_the_first_two_stages_and_compiled_passes_hold(tmp_path):
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "a", "b", "--tiny", "--device", "cpu"]
+def test_the_command_runs_stages_as_processes_and_compiled_passes_hold(tmp_path):
+    names = ["doctor", "correct", "train", "vllm"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *names, "--tiny", "--device", "cpu"]
     done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     results = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    assert results.keys() == {"doctor", "correct"}
+    assert results.keys() == set(names)
     for result in results.values():
         assert result["complete"]
         assert wrong_rows(result["rows"]) == []
@@ -91,6 +92,9 @@ def test_the_command_runs_the_first_two_stages_and_compiled_passes_hold(tmp_path
     cases = {row["case"]: row for row in results["correct"]["rows"]}
     assert cases.keys() >= COMPILED
     assert cases["pass float32 compiled"]["gradient"] < 1e-5
+    assert [row["case"] for row in results["train"]["rows"] if "skipped" not in row] == [
+        *(train.QUICKSTART, train.ROLLOUTS, train.WHOLE, train.KILLED)
+    ]
 
 
 def no_prefix(query, key, value, layout, **_):

@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -94,14 +93,3 @@ def test_whole_runs_killed_and_resumed_are_a_stage_that_holds_on_a_cpu(tmp_path,
     # There is no vLLM in this environment, which is a row too.
     (row,) = vllm.measure(setting)
     assert "not installed" in row["skipped"]
-
-
-@pytest.mark.nightly
-def test_the_command_runs_them_as_processes(tmp_path, checkout):
-    command = [sys.executable, str(checkout / "benchmarks" / "gpu.py"), "train", "vllm", "--tiny", "--device", "cpu"]
-    done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    rows = json.loads((tmp_path / "train.json").read_text())["rows"]
-    assert [row["case"] for row in rows] == [train.QUICKSTART, train.ROLLOUTS, train.WHOLE, train.KILLED]
-    assert not any("error" in row or "skipped" in row or row.get("ok") is False for row in rows)
-    assert "skipped" in json.loads((tmp_path / "vllm.json").read_text())["rows"][0]
