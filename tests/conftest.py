@@ -62,6 +62,18 @@ def _deterministic() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _environment_as_it_was() -> Iterator[None]:
+    """What a library sets while it trains or compiles is not in the way of commands that later tests fork."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+@pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path) -> Iterator[None]:
     """Nothing is written to the checkout, and no test finds a file by the folder it was started in.
 
