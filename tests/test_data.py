@@ -46,50 +46,38 @@ def message_of(**section):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_kind_of_file_holds_the_same_problems(name):
-    assert train_rows(train=write(name, ROWS)) == [
-        {"prompt": row["prompt"], "solution": row["answer"], "answer": row["answer"], "level": row["level"]}
-        for row in ROWS
-    ]
+LETTERS = [{"prompt": "Wie groß ist π? 多少?", "answer": "größer", "level": "é"}]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_file_that_was_changed_is_read_anew(name):
-    write(name, ROWS[:3])
-    assert len(train_rows(train=name)) == 3
-    write(name, ROWS[3:5])
-    assert [row["prompt"] for row in train_rows(train=name)] == ["3+3=", "4+4="]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_answers_that_are_numbers_become_their_text(name):
-    rows = train_rows(train=write(name, [{"prompt": "a", "answer": 42}, {"prompt": "b", "answer": -7}]))
-    assert [row["solution"] for row in rows] == ["42", "-7"]
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
-@pytest.mark.parametrize(
-    "answer",
-    ["007", "1.50", " 12 ", "1e5", "12:30", "2024-01-15", "2024-01-15 00:00:00", "true", "None", "½", "#### 4"],
-)
-def test_answers_that_are_text_stay_as_they_are(name, answer):
-    (row,) = train_rows(train=write(name, [{"prompt": "a", "answer": answer}]))
-    assert row["solution"] == answer
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-def test_a_long_whole_number_keeps_its_digits(name):
-    (row,) = train_rows(train=write(name, [{"prompt": "20!*9=", "answer": 21896118072576921600}]))
-    assert row["solution"] == "21896118072576921600"
-
-
-def test_a_file_may_have_letters_of_any_language():
-    rows = [{"prompt": "Wie groß ist π? 多少?", "answer": "größer", "level": "é"}]
-    for name in FORMATS:
+def test_every_kind_of_file_holds_the_same_problems_and_is_read_anew_once_it_changed(name):
+    for rows in (ROWS, LETTERS, ROWS[3:5]):
         assert train_rows(train=write(name, rows)) == [
-            {"prompt": rows[0]["prompt"], "solution": "größer", "answer": "größer", "level": "é"}
+            {"prompt": row["prompt"], "solution": row["answer"], "answer": row["answer"], "level": row["level"]}
+            for row in rows
         ]
+
+
+LONG = 21896118072576921600  # more digits than a float holds
+TEXTS = ("007", "1.50", " 12 ", "1e5", "12:30", "2024-01-15", "2024-01-15 00:00:00", "true", "None", "½", "#### 4")
+# Answers in a file's own types, the formats that have such types, and their text.
+ANSWERS = (
+    (FORMATS, [42, -7], ["42", "-7"]),
+    (("rows.jsonl", "rows.json"), [LONG], [str(LONG)]),
+    (("rows.jsonl", "rows.json"), [4, "four", 2.5, True, -1], ["4", "four", "2.5", "True", "-1"]),
+    *((("rows.jsonl", "rows.json", "rows.parquet"), [text], [text]) for text in TEXTS),
+)
+
+
+def test_answers_become_their_text_and_text_stays_as_it_is():
+    wrong = []
+    for names, answers, texts in ANSWERS:
+        for name in names:
+            rows = train_rows(train=write(name, [{"prompt": f"{i}?", "answer": one} for i, one in enumerate(answers)]))
+            found = [row["solution"] for row in rows]
+            if found != texts:
+                wrong.append((name, answers, found))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("task", ["addition", "multiplication", "chain"])
@@ -105,15 +93,12 @@ def test_the_sandbox_holds_right_answers_and_keeps_its_splits_apart(task):
     assert found.heldout_name == f"sandbox:{task}"
 
 
-def test_held_out_problems_may_be_of_another_source():
+def test_held_out_problems_are_the_sandboxs_another_sources_or_none():
     write("other.jsonl", [{"prompt": "what?", "answer": "that"}])
     found = problems(train="sandbox:addition", eval="other.jsonl")
     assert found.heldout.to_list() == [{"prompt": "what?", "solution": "that", "answer": "that"}]
     assert found.heldout_name == "other"
     assert problems(train="other.jsonl", eval="sandbox:chain").heldout_name == "sandbox:chain"
-
-
-def test_a_file_alone_has_no_held_out_problems():
     found = problems(train=write("rows.jsonl", ROWS))
     assert (found.heldout, found.heldout_name) == (None, None)
 
@@ -132,34 +117,52 @@ def test_columns_are_mapped_and_every_column_of_the_file_is_kept(name):
     assert "gold answer, from answer" in line
 
 
-def test_a_column_that_is_called_like_its_part_in_a_problem_stands_there_once():
-    rows = [{"problem": "1+1=", "answer": "2", "solution": "It is two.", "id": "x1"}]
-    columns = {"prompt": "problem", "answer": "solution"}
-    found = problems(train={"name": write("rows.jsonl", rows), "columns": columns})
-    assert found.train.to_list() == [
-        {"prompt": "1+1=", "solution": "It is two.", "problem": "1+1=", "id": "x1", "answer": "2"}
-    ]
-    assert not found.renamed
+# Row of a file, its columns, the problem that it is, and whether a column was renamed.
+RESERVED = ("completion", "completions", "completion_ids", "prompts", "trainer_state", "log_extra", "log_metric")
+KEPT = {"level": 3, "tags": ["a", "b"], "meta": {"page": 7}}
+COLUMNS = {
+    "the answer is called solution": (
+        {"problem": "1+1=", "answer": "2", "solution": "It is two.", "id": "x1"},
+        {"prompt": "problem", "answer": "solution"},
+        {"prompt": "1+1=", "solution": "It is two.", "problem": "1+1=", "id": "x1", "answer": "2"},
+        False,
+    ),
+    "the prompt is not the question": (
+        {"question": "1+1=", "prompt": "Be brief.", "original_prompt": "Be brief!", "answer": "2"},
+        {"prompt": "question"},
+        {
+            **{"prompt": "1+1=", "question": "1+1=", "solution": "2", "answer": "2"},
+            **{"original_prompt": "Be brief!", "original_original_prompt": "Be brief."},
+        },
+        True,
+    ),
+    "no answer column": (
+        {"prompt": "tell me", "answer": "x"},
+        {"answer": None},
+        {"prompt": "tell me", "answer": "x"},
+        False,
+    ),
+    "no answer column, and a column named solution": (
+        {"prompt": "tell me", "solution": 3},
+        {"answer": None},
+        {"prompt": "tell me", "solution": 3},
+        False,
+    ),
+    "columns named like the trainer's reward arguments": (
+        {"prompt": "1+1=", "answer": "2", **dict.fromkeys(RESERVED, "x"), **KEPT},
+        {},
+        {"prompt": "1+1=", "solution": "2", "answer": "2", **{f"original_{n}": "x" for n in RESERVED}, **KEPT},
+        True,
+    ),
+}
 
 
-def test_a_prompt_that_is_not_the_question_is_kept_under_a_name_that_is_free():
-    rows = [{"question": "1+1=", "prompt": "Be brief.", "original_prompt": "Be brief!", "answer": "2"}]
-    columns = {"prompt": "question"}
-    (row,) = train_rows(train={"name": write("rows.jsonl", rows), "columns": columns})
-    assert row["prompt"] == row["question"] == "1+1="
-    assert (row["original_prompt"], row["original_original_prompt"]) == ("Be brief!", "Be brief.")
-
-
-def test_without_an_answer_column_there_is_no_solution():
-    rows = [{"prompt": "tell me", "answer": "x"}, {"prompt": "more", "answer": None}]
-    found = train_rows(train={"name": write("rows.jsonl", rows), "columns": {"answer": None}})
-    assert found == rows
-
-
-def test_without_an_answer_column_a_column_named_solution_is_just_a_column():
-    rows = [{"prompt": "tell me", "solution": 3}, {"prompt": "more", "solution": 4}]
-    found = train_rows(train={"name": write("rows.jsonl", rows), "columns": {"answer": None}})
-    assert found == rows
+@pytest.mark.parametrize("case", COLUMNS)
+def test_a_column_keeps_its_name_unless_a_problem_or_the_trainer_has_another_use_for_it(case):
+    row, columns, expected, renamed = COLUMNS[case]
+    found = problems(train={"name": write("rows.jsonl", [row]), "columns": columns})
+    assert found.train.to_list() == [expected]
+    assert bool(found.renamed) == renamed
 
 
 def test_each_source_has_its_own_columns():
@@ -173,38 +176,24 @@ def test_each_source_has_its_own_columns():
     assert found.heldout.to_list() == [{"prompt": "2+2=", "solution": "4", "question": "2+2=", "result": "4"}]
 
 
-def test_columns_named_like_the_trainers_reward_arguments_get_another_name_and_all_others_keep_theirs():
-    reserved = ["completion", "completions", "completion_ids", "prompts", "trainer_state", "log_extra", "log_metric"]
-    kept = {"level": 3, "tags": ["a", "b"], "meta": {"page": 7}}
-    rows = [{"prompt": "1+1=", "answer": "2", **dict.fromkeys(reserved, "x"), **kept}]
-    renamed = {f"original_{name}": "x" for name in reserved}
-    expected = {"prompt": "1+1=", "solution": "2", "answer": "2", **renamed, **kept}
-    assert train_rows(train=write("rows.jsonl", rows)) == [expected]
-
-
-@pytest.mark.parametrize(("limit", "count"), [(1, 1), (4, 4), (6, 6), (100, 6)])
-def test_a_limit_takes_the_first_rows(limit, count):
-    rows = train_rows(train={"name": write("rows.jsonl", ROWS), "limit": limit})
-    assert [row["prompt"] for row in rows] == [row["prompt"] for row in ROWS[:count]]
-
-
-def test_rows_beyond_the_limit_are_not_checked():
+def test_a_limit_takes_the_first_rows_and_those_beyond_it_are_not_checked():
     write("rows.jsonl", [*ROWS, {"prompt": "?", "answer": None}])
-    assert len(train_rows(train={"name": "rows.jsonl", "limit": 6})) == 6
-    assert "1 of 7 rows of rows.jsonl have no answer, first row 7" in message_of(train="rows.jsonl")
-
-
-def test_chat_prompts_are_one_message_of_the_user():
-    assert train_rows(chat=True, train=write("rows.jsonl", ROWS[:1]))[0]["prompt"] == [
-        {"role": "user", "content": "0+0="}
-    ]
+    for limit in (1, 4, 6):
+        rows = train_rows(train={"name": "rows.jsonl", "limit": limit})
+        assert [row["prompt"] for row in rows] == [row["prompt"] for row in ROWS[:limit]]
+    for more in ({}, {"limit": 100}):
+        message = message_of(train={"name": "rows.jsonl", **more})
+        assert "1 of 7 rows of rows.jsonl have no answer, first row 7" in message
+    assert len(train_rows(train={"name": write("rows.csv", ROWS), "limit": 100})) == len(ROWS)
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_the_recipe_decides_between_chat_and_plain_if_it_says_so(chat):
-    section = DataSection.model_validate({"train": write("rows.jsonl", ROWS[:1]), "chat": chat})
-    prompt = load_problem_set(section, chat=not chat).train[0]["prompt"]
-    assert prompt == ([{"role": "user", "content": "0+0="}] if chat else "0+0=")
+def test_chat_prompts_are_one_message_of_the_user_and_the_recipe_decides_if_it_says_so(chat):
+    name = write("rows.jsonl", ROWS[:1])
+    expected = [{"role": "user", "content": "0+0="}] if chat else "0+0="
+    assert load_problem_set(DataSection.model_validate({"train": name}), chat=chat).train[0]["prompt"] == expected
+    section = DataSection.model_validate({"train": name, "chat": chat})
+    assert load_problem_set(section, chat=not chat).train[0]["prompt"] == expected
 
 
 def test_a_system_prompt_comes_before_every_question():
@@ -217,31 +206,16 @@ def test_a_system_prompt_comes_before_every_question():
         ]
 
 
-def test_a_system_prompt_without_chat_messages_is_refused():
-    message = message_of(train=write("rows.jsonl", ROWS), system_prompt="Be brief.")
-    assert message.startswith("data.system_prompt: ")
-    assert "data.chat: true" in message
-
-
 @pytest.mark.parametrize("chat", [True, False])
-def test_a_template_surrounds_the_question_with_text_and_other_columns(chat):
+def test_a_template_surrounds_the_question_with_text_and_other_columns_and_leaves_its_braces_alone(chat):
     template = "{level} {{x}}: {prompt}\nAnswer?"
-    prompts = [row["prompt"] for row in train_rows(chat, train=write("rows.jsonl", ROWS[:2]), prompt_template=template)]
-    assert [prompt_text(prompt) for prompt in prompts] == ["L0 {x}: 0+0=\nAnswer?", "L1 {x}: 1+1=\nAnswer?"]
-
-
-def test_braces_of_a_question_are_left_alone():
-    rows = [{"prompt": "the set {1, 2} and {level}", "answer": "2", "level": "{prompt}"}]
-    assert train_rows(train=write("rows.jsonl", rows), prompt_template="{level}|{prompt}")[0]["prompt"] == (
-        "{prompt}|the set {1, 2} and {level}"
-    )
-
-
-@pytest.mark.parametrize("template", ["{prompt} {unit}", "{prompt} {}", "{prompt} {", "{prompt} {0}"])
-def test_a_template_that_cannot_be_filled_is_refused(template):
-    message = message_of(train=write("rows.jsonl", ROWS), prompt_template=template)
-    assert message.startswith("data.prompt_template: ")
-    assert "prompt, answer, level" in message
+    rows = [*ROWS[:2], {"prompt": "the set {1, 2} and {level}", "answer": "2", "level": "{prompt}"}]
+    prompts = [row["prompt"] for row in train_rows(chat, train=write("rows.jsonl", rows), prompt_template=template)]
+    assert [prompt_text(prompt) for prompt in prompts] == [
+        "L0 {x}: 0+0=\nAnswer?",
+        "L1 {x}: 1+1=\nAnswer?",
+        "{prompt} {x}: the set {1, 2} and {level}\nAnswer?",
+    ]
 
 
 CONVERSATION = [
@@ -260,9 +234,29 @@ def test_prompts_that_are_messages_stay_as_they_are():
     ]
 
 
-def test_a_template_that_would_do_nothing_to_messages_is_refused():
-    write("rows.jsonl", [{"prompt": CONVERSATION, "answer": "3"}])
-    assert message_of(train="rows.jsonl", prompt_template="Solve: {prompt}").startswith("data.prompt_template: ")
+# What is set, the key that is named, and what stands in the message.
+REFUSED = (
+    ({"train": "rows.jsonl", "system_prompt": "Be brief."}, "data.system_prompt: ", "data.chat: true"),
+    *(
+        ({"train": "rows.jsonl", "prompt_template": template}, "data.prompt_template: ", "prompt, answer, level")
+        for template in ("{prompt} {unit}", "{prompt} {}", "{prompt} {", "{prompt} {0}")
+    ),
+    ({"train": "chat.jsonl", "prompt_template": "Solve: {prompt}"}, "data.prompt_template: ", "chat messages"),
+    (
+        {"train": "rows.jsonl", "eval": "rows.jsonl", "drop_overlap": True},
+        "data.eval: ",
+        "every training prompt is also held out",
+    ),
+)
+
+
+@pytest.mark.parametrize(("section", "key", "said"), REFUSED)
+def test_what_would_do_nothing_or_leave_nothing_is_refused_with_its_key(section, key, said):
+    write("rows.jsonl", ROWS)
+    write("chat.jsonl", [{"prompt": CONVERSATION, "answer": "3"}])
+    message = message_of(**section)
+    assert message.startswith(key)
+    assert said in message
 
 
 def test_overlap_is_an_error_unless_it_may_be_dropped():
@@ -286,19 +280,7 @@ def test_overlap_is_seen_through_chat_messages_and_templates():
     assert not [p for p in found.train["prompt"] if "2+2=" in prompt_text(p)]
 
 
-def test_a_set_that_is_all_held_out_is_refused_even_if_it_may_be_dropped():
-    message = message_of(train=write("rows.jsonl", ROWS), eval="rows.jsonl", drop_overlap=True)
-    assert message.startswith("data.eval: every training prompt is also held out")
-
-
 def test_the_words_of_a_prompt_are_the_same_in_either_form():
     assert prompt_text("1+1=") == prompt_text([{"role": "user", "content": "1+1="}]) == "1+1="
     assert prompt_text([{"role": "system", "content": "S"}, {"role": "user", "content": None}]) == "S\n"
     assert prompt_text(None) == prompt_text(5) == ""
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-def test_answers_of_different_kinds_become_their_text(name):
-    answers = [4, "four", 2.5, True, -1]
-    rows = train_rows(train=write(name, [{"prompt": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]))
-    assert [row["solution"] for row in rows] == ["4", "four", "2.5", "True", "-1"]

@@ -6,15 +6,12 @@ from tests.conftest import CHECKOUT
 from tests.tiers import LONGER, QUICK, STARTS_A_PROCESS, TESTS, is_quick_file
 
 
-def test_the_quick_files_exist():
+def test_the_quick_files_and_the_single_tests_that_are_left_out_exist():
     assert [name for name in (*QUICK, *LONGER) if not (TESTS / name).exists()] == []
     quick = [path for path in TESTS.rglob("test_*.py") if is_quick_file(path)]
     assert len(quick) >= 50
     assert not any(is_quick_file(TESTS / name) for name in LONGER)
-
-
-def test_the_single_tests_that_are_left_out_exist():
-    text = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py") if is_quick_file(path))
+    text = "".join(path.read_text(encoding="utf-8") for path in quick)
     assert STARTS_A_PROCESS - set(re.findall(r"^def (test_\w+)", text, re.MULTILINE)) == set()
 
 

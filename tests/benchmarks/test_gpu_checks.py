@@ -4,12 +4,13 @@ import json
 import math
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from gpu_stages import attention_cases, methods, pass_cases, random_models
+from gpu_stages import attention_cases, correct, doctor, methods, pass_cases, random_models, train
 from gpu_stages.doctor import HEAD_SIZES
 from gpu_stages.setting import Setting
 
@@ -19,29 +20,35 @@ from perl.packing.attention import Machine, packed_attention
 from perl.packing.rows import Layout, Segment
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# Layers that are compiled are a case of the stage ``fuse`` too, which is run in test_gpu_stages.
+COMPILED = frozenset(
+    name for name in pass_cases.pass_cases(Setting(CPU, True, frozenset(), Path(), 1.0)) if "compiled" in name
+)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """The first two stages, small and on a CPU, and what they printed."""
-    root, out = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("gpu")
-    command = [sys.executable, str(root / "benchmarks" / "gpu.py"), "a", "b", "--tiny", "--device", "cpu"]
-    done = subprocess.run([*command, "--output", str(out)], capture_output=True, text=True, check=False)
-    return done, {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+    """The rows of the first two stages, small and on a CPU, by stage and case."""
+    setting = Setting(CPU, tiny=True, done=COMPILED, folder=tmp_path_factory.mktemp("gpu"), seconds=600.0)
+    found = {}
+    with pytest.MonkeyPatch.context() as changed, warnings.catch_warnings():
+        changed.setattr(Setting, "clear", lambda _: None)  # collecting garbage 98 times takes most of the time here
+        warnings.simplefilter("ignore")
+        for name, stage in (("doctor", doctor), ("correct", correct)):
+            found[name] = {row["case"]: row for row in stage.measure(setting)}
+    return found
 
 
-def test_the_first_two_stages_run_on_a_cpu_and_all_checks_hold(tiny):
-    done, results = tiny
-    assert done.returncode == 0, done.stdout
-    assert results.keys() == {"doctor", "correct"}
-    for result in results.values():
-        assert result["complete"]
-        assert all(row.get("ok", True) and "error" not in row for row in result["rows"])
-    assert "all checks hold" in done.stdout
+def wrong_rows(rows):
+    return [row for row in rows if "error" in row or row.get("ok") is False]
 
 
 def test_the_doctor_finds_the_machine_its_packages_and_the_attention_that_runs(tiny):
-    rows = {row["case"]: row for row in tiny[1]["doctor"]["rows"]}
+    rows = tiny["doctor"]
+    assert wrong_rows(rows.values()) == []
     assert rows["packages"]["value"]["torch"] == torch.__version__
     assert rows["matmul bfloat16"]["tflops"] > 0
     assert rows["bandwidth"]["gb_per_s"] > 0
@@ -52,8 +59,10 @@ def test_the_doctor_finds_the_machine_its_packages_and_the_attention_that_runs(t
     assert ".whl" in rows["set up"]["value"]
 
 
-def test_every_type_and_head_size_is_checked_with_shared_prompts_and_grouped_heads(tiny):
-    cases = {row["case"]: row for row in tiny[1]["correct"]["rows"]}
+def test_every_type_head_size_pass_and_method_is_checked_and_all_checks_hold_on_a_cpu(tiny):
+    cases = tiny["correct"]
+    assert wrong_rows(cases.values()) == []
+    assert "all checks hold" in correct.table([row for row in cases.values() if "skipped" not in row])
     for dtype in ("bfloat16", "float16", "float32"):
         for size in (64, 80, 96, 128, 256, 512):
             assert f"attention {dtype} {size} gqa shared" in cases
@@ -61,10 +70,31 @@ def test_every_type_and_head_size_is_checked_with_shared_prompts_and_grouped_hea
     for kind in pass_cases.TYPES:
         assert f"pass {kind} recomputed shared" in cases
         assert f"pass {kind} fused head" in cases
-    assert cases["pass float32 compiled"]["gradient"] < 1e-5
-    assert "pass bfloat16 autocast recomputed fused head compiled" in cases
+    assert {"pass float32 compiled", "pass bfloat16 autocast recomputed fused head compiled"} == COMPILED
     assert cases["step beside TRL's, float32"]["difference"] < 1e-5
     assert cases["pass float32 shared"]["gradient"] < 1e-5
+    assert sorted(methods.in_order()) == sorted(METHODS)
+    assert methods.in_order()[-1] == "boft"  # which takes the longest
+
+
+@pytest.mark.nightly
+def test_the_command_runs_stages_as_processes_and_compiled_passes_hold(tmp_path):
+    names = ["doctor", "correct", "train", "vllm"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *names, "--tiny", "--device", "cpu"]
+    done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    results = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert results.keys() == set(names)
+    for result in results.values():
+        assert result["complete"]
+        assert wrong_rows(result["rows"]) == []
+    assert "all checks hold" in done.stdout
+    cases = {row["case"]: row for row in results["correct"]["rows"]}
+    assert cases.keys() >= COMPILED
+    assert cases["pass float32 compiled"]["gradient"] < 1e-5
+    assert [row["case"] for row in results["train"]["rows"] if "skipped" not in row] == [
+        *(train.QUICKSTART, train.ROLLOUTS, train.WHOLE, train.KILLED)
+    ]
 
 
 def no_prefix(query, key, value, layout, **_):
@@ -88,29 +118,29 @@ def no_gradient_of_keys(query, key, value, layout, **_):
     return packed_attention(query, key + 0.1 * (key - key.detach()), value, layout)
 
 
+def no_number(query, key, value, layout):
+    return packed_attention(query, key, value, layout) * torch.nan
+
+
+def no_number_of_keys(query, key, value, layout):
+    """In the gradient, and of the keys alone, which are not the first to be judged."""
+    key = key + 0 * torch.nan_to_num(key - key.detach()).sqrt()
+    return packed_attention(query, key, value, layout)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("wrong", [no_prefix, one_block, other_heads, other_scale, no_gradient_of_keys])
-def test_attention_that_is_wrong_is_found(wrong, dtype, monkeypatch):
+@pytest.mark.parametrize(
+    "wrong", [no_prefix, one_block, other_heads, other_scale, no_gradient_of_keys, no_number, no_number_of_keys]
+)
+def test_attention_that_is_wrong_or_no_number_is_found(wrong, dtype, monkeypatch):
     layout = attention_cases.layout_of(attention_cases.SHORT_LENGTHS["shared"], CPU)
     assert attention_cases.compare(CPU, layout, dtype, 64, (8, 2))["ok"]
     monkeypatch.setattr(attention_cases, "packed_attention", wrong)
-    assert not attention_cases.compare(CPU, layout, dtype, 64, (8, 2))["ok"]
-
-
-@pytest.mark.parametrize("wrong_in", ["output", "gradient"])
-def test_attention_that_is_no_number_is_found(wrong_in, monkeypatch):
-    def none(query, key, value, layout):
-        if wrong_in == "gradient":  # of the keys alone, which are not the first to be judged
-            key = key + 0 * torch.nan_to_num(key - key.detach()).sqrt()
-            return packed_attention(query, key, value, layout)
-        return packed_attention(query, key, value, layout) * torch.nan
-
-    layout = attention_cases.layout_of(attention_cases.SHORT_LENGTHS["shared"], CPU)
-    monkeypatch.setattr(attention_cases, "packed_attention", none)
-    row = attention_cases.compare(CPU, layout, "bfloat16", 64, (8, 2))
+    row = attention_cases.compare(CPU, layout, dtype, 64, (8, 2))
     assert not row["ok"]
-    assert row["difference"] == math.inf
-    assert (row["of"]["output"] < 0.1) == (wrong_in == "gradient")
+    assert (row["difference"] == math.inf) == (wrong in (no_number, no_number_of_keys))
+    if wrong is no_number_of_keys:
+        assert row["of"]["output"] < 0.1
 
 
 def test_a_yardstick_that_is_no_number_lets_nothing_pass(monkeypatch):
@@ -142,11 +172,6 @@ def test_a_compiled_pass_that_is_not_compiled_is_found(monkeypatch):
     monkeypatch.setattr(random_models, "compile_layers", lambda *_, **__: None)
     with pytest.raises(RuntimeError, match="nothing was compiled"):
         pass_cases.compare(CPU, True, "float32", fused=False, compiled=True)
-
-
-def test_every_method_is_taken_and_the_slow_ones_last():
-    assert sorted(methods.in_order()) == sorted(METHODS)
-    assert methods.in_order()[-1] == "boft"
 
 
 @pytest.mark.parametrize("kind", pass_cases.TYPES)

@@ -37,14 +37,11 @@ def test_the_wheels_are_all_that_is_needed_but_for_what_comes_with_torch(checkou
     assert "http" not in Path(gpu_wheels.__file__).read_text()
 
 
-def test_modules_that_do_not_come_are_named_with_the_reason(tmp_path, monkeypatch):
+def test_what_cannot_be_imported_is_named_with_the_reason_all_that_is_missing_and_where_to_read(tmp_path, monkeypatch):
     (tmp_path / "broken_one.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(tmp_path)
     (missing,) = requirements.not_importable(("json", "broken_one"))
     assert missing == ("broken_one", "ModuleNotFoundError: No module named 'no_such_module'")
-
-
-def test_an_import_that_fails_says_all_that_is_missing_and_where_to_read(monkeypatch):
     assert stage_process.how_to_set_up() == ""
     monkeypatch.setattr(requirements, "unmet", lambda _: iter([("pydantic", "missing, perl-rl needs it")]))
     said = stage_process.how_to_set_up()
