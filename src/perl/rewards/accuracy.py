@@ -11,7 +11,7 @@ from typing import Any
 
 from perl.rewards.answers import REASONING_END, Completions, completion_text
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
-from perl.types import Verdict, VerdictStatus
+from perl.types import VerdictStatus
 
 LogMetric = Callable[[str, float], None]
 LogExtra = Callable[[str, list[Any]], None]
@@ -47,9 +47,7 @@ def accuracy_reward(
     Raises:
         RewardError: The worker processes cannot be started.
     """
-    texts = [completion_text(completion) for completion in completions]
-    verdicts = check_all(solution, texts, timeout_seconds=timeout_seconds, workers=workers)
-    return logged("accuracy", verdicts, log_metric, log_extra)
+    return judged("accuracy", completions, solution, log_metric, log_extra, timeout_seconds, workers)
 
 
 def reasoning_accuracy_reward(
@@ -83,21 +81,28 @@ def reasoning_accuracy_reward(
     Source: TRL's ``reasoning_accuracy_reward``, with this package's verdicts.
     """
     parts = [completion_text(completion).rpartition(reasoning_end) for completion in completions]
-    verdicts = check_all(solution, [rest if end else "" for _before, end, rest in parts],
-                         timeout_seconds=timeout_seconds, workers=workers)  # fmt: skip
     if log_metric is not None and parts:
         log_metric("reward/reasoning_accuracy/unfinished_frac", sum(not end for _b, end, _r in parts) / len(parts))
-    return logged("reasoning_accuracy", verdicts, log_metric, log_extra)
+    rests = [rest if end else "" for _before, end, rest in parts]
+    return judged("reasoning_accuracy", rests, solution, log_metric, log_extra, timeout_seconds, workers)
 
 
-def logged(
-    name: str, verdicts: Sequence[Verdict], log_metric: LogMetric | None, log_extra: LogExtra | None
+def judged(
+    name: str,
+    completions: Completions,
+    solution: Sequence[str | None],
+    log_metric: LogMetric | None,
+    log_extra: LogExtra | None,
+    timeout_seconds: float,
+    workers: int,
 ) -> list[float | None]:
-    """What verdicts are worth, after what became of the completions was logged under a reward's name.
+    """What the verdicts on completions are worth, after they were logged under a reward's name.
 
     Returns:
-        1.0, 0.0, or None where there is nothing to say.
+        1.0, 0.0, or None for a completion that cannot be judged.
     """
+    texts = [completion_text(completion) for completion in completions]
+    verdicts = check_all(solution, texts, timeout_seconds=timeout_seconds, workers=workers)
     if log_extra is not None:
         log_extra(f"{name}_verdict", [verdict.status for verdict in verdicts])
         log_extra(f"{name}_answer", [verdict.extracted or "" for verdict in verdicts])

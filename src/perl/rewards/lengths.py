@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from perl.rewards.accuracy import LogExtra, LogMetric, logged
-from perl.rewards.answers import Completions, completion_text
-from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
+from perl.rewards.accuracy import LogExtra, LogMetric, judged
+from perl.rewards.answers import Completions
+from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS
 
 
 def length_penalty_reward(
@@ -55,9 +55,7 @@ def length_penalty_reward(
         whole batch, in characters, so that an easy prompt's completions are rewarded for another prompt's being hard,
         and rewards what cannot be judged as if it were right. This one goes by prompt, as the paper does.
     """
-    texts = [completion_text(completion) for completion in completions]
-    judged = check_all(solution, texts, timeout_seconds=timeout_seconds, workers=workers)
-    verdicts = logged("length_penalty", judged, log_metric, log_extra)
+    verdicts = judged("length_penalty", completions, solution, log_metric, log_extra, timeout_seconds, workers)
     rows = zip(prompts, verdicts, map(len, completion_ids), strict=True)
     rewards: list[float | None] = []
     for _prompt, group in itertools.groupby(rows, key=itemgetter(0)):
@@ -115,9 +113,7 @@ def cosine_length_reward(  # noqa: PLR0913 (TRL's signature, and the numbers of 
     _check_count("max_len", max_len, 1)
     _check_order("min_value_wrong", min_value_wrong, "max_value_wrong", max_value_wrong)
     _check_order("min_value_correct", min_value_correct, "max_value_correct", max_value_correct)
-    texts = [completion_text(completion) for completion in completions]
-    judged = check_all(solution, texts, timeout_seconds=timeout_seconds, workers=workers)
-    verdicts = logged("cosine_length", judged, log_metric, log_extra)
+    verdicts = judged("cosine_length", completions, solution, log_metric, log_extra, timeout_seconds, workers)
     rewards: list[float | None] = []
     for verdict, ids in zip(verdicts, completion_ids, strict=True):
         if verdict is None:
@@ -165,13 +161,13 @@ def soft_overlong_reward(
 
 def _length_penalties(group: Sequence[tuple[float | None, int]]) -> list[float | None]:
     """Of one prompt: verdicts and lengths -> rewards."""
-    judged = [length for verdict, length in group if verdict is not None]
+    lengths = [length for verdict, length in group if verdict is not None]
     rewards: list[float | None] = []
     for verdict, length in group:
         if verdict is None:
             rewards.append(None)
             continue
-        shortest, longest = min(judged), max(judged)
+        shortest, longest = min(lengths), max(lengths)
         penalty = 0.5 - (length - shortest) / (longest - shortest) if longest > shortest else 0.0
         rewards.append(penalty if verdict else min(0.0, penalty))
     return rewards

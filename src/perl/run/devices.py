@@ -14,7 +14,7 @@ logger = logging.getLogger("perl")
 
 
 def accelerator() -> torch.device | None:
-    """Torch's accelerator; None where there is none, and on Apple's, of which a line says so once.
+    """Torch's accelerator; None on a machine without one, and on Apple's, which one line reports once.
 
     What packing, adapters and guards rest on was never compared with a CPU's numbers on Apple's: attention with masks,
     half precision under autocast, random states that a resumed run goes on with.

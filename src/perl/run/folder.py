@@ -247,7 +247,7 @@ def _holds_work(path: Path) -> bool:
 
 @contextmanager
 def _kept_honest(run: Run) -> Iterator[None]:
-    """Says how the block ended."""
+    """Records how the block ended."""
     done_before = run.status == "done"
     try:
         yield

@@ -26,7 +26,7 @@ _AT_ONCE = 2**24
 
 
 def told_by_first(value: bool = True) -> bool:
-    """What the first process says, on all of them; the others wait for it, however long it takes to get here.
+    """The first process's value, on all of them; the others wait for it, however long it takes to get here.
 
     Args:
         value: Of the first process.
@@ -45,14 +45,17 @@ def told_by_first(value: bool = True) -> bool:
 
 @contextlib.contextmanager
 def others_told() -> Iterator[None]:
-    """What the first process does before it tells the others; if it fails, they hear of that instead and fail too."""
-    try:
+    """What the first process does before it sends a value; if it fails, the others receive that and fail too."""
+    with contextlib.ExitStack() as failed:
+        failed.callback(_tell_of_failure)
         yield
-    except BaseException:
-        if several() and torch.distributed.get_rank() == 0:
-            with contextlib.suppress(RuntimeError):  # they have ended already
-                torch.distributed.broadcast(torch.tensor([_FAILED]), src=0, group=_patient_group())
-        raise
+        failed.pop_all()  # nothing has: it is not called
+
+
+def _tell_of_failure() -> None:
+    if several() and torch.distributed.get_rank() == 0:
+        with contextlib.suppress(RuntimeError):  # they have ended already
+            torch.distributed.broadcast(torch.tensor([_FAILED]), src=0, group=_patient_group())
 
 
 def several() -> bool:

@@ -56,16 +56,9 @@ def fitting_threads(model: nn.Module) -> int:
 @contextlib.contextmanager
 def threads_for(model: nn.Module) -> Iterator[None]:
     """As many threads as fit the model; afterwards as many as before."""
-    before = torch.get_num_threads()
-    fitting = fitting_threads(model)
-    if fitting == before:
+    with threads_kept():
+        torch.set_num_threads(fitting_threads(model))
         yield
-        return
-    torch.set_num_threads(fitting)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _chosen(count: int) -> bool:

@@ -5,9 +5,11 @@ task, split, seed -> Problem
 A hash of a problem's text decides its split, so no seed, sample size or order moves a problem from one to the other.
 """
 
+import itertools
+import operator
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,23 +38,25 @@ class Problem:
 def addition(rng: random.Random) -> Problem:
     """Two numbers of two or three digits; the derivation adds column by column."""
     a, b = rng.randint(10, 999), rng.randint(10, 999)
-    columns, carry = [], 0
-    for place in range(max(len(str(a)), len(str(b)))):
-        x, y = a // 10**place % 10, b // 10**place % 10
-        columns.append(f"{x}+{y}+{carry}={x + y + carry}")
-        carry = (x + y + carry) // 10
-    return Problem(f"{a}+{b}=", str(a + b), " ".join(columns))
+    columns = itertools.zip_longest(reversed(str(a)), reversed(str(b)), fillvalue="0")
+    return Problem(f"{a}+{b}=", str(a + b), _column_by_column(columns, "+", operator.add))
 
 
 def multiplication(rng: random.Random) -> Problem:
     """A number of three digits times one of one digit; the derivation carries from column to column."""
     a, b = rng.randint(100, 999), rng.randint(2, 9)
-    columns, carry = [], 0
-    for place in range(3):
-        x = a // 10**place % 10
-        columns.append(f"{x}*{b}+{carry}={x * b + carry}")
-        carry = (x * b + carry) // 10
-    return Problem(f"{a}*{b}=", str(a * b), " ".join(columns))
+    columns = [(digit, str(b)) for digit in reversed(str(a))]
+    return Problem(f"{a}*{b}=", str(a * b), _column_by_column(columns, "*", operator.mul))
+
+
+def _column_by_column(columns: Iterable[tuple[str, str]], sign: str, combined: Callable[[int, int], int]) -> str:
+    """A derivation from pairs of digits, the last ones first: digit, sign, digit, plus what was carried."""
+    steps, carry = [], 0
+    for x, y in columns:
+        result = combined(int(x), int(y)) + carry
+        steps.append(f"{x}{sign}{y}+{carry}={result}")
+        carry = result // 10
+    return " ".join(steps)
 
 
 def chain(rng: random.Random) -> Problem:

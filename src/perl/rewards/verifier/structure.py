@@ -133,7 +133,8 @@ def _structure(text: str, depth: int) -> Node:
     if depth >= _DEEPEST or len(text) > _LONGEST:
         return Scalar(text)
     text = _CONNECTIVES.sub(",", text).strip().strip(",").strip() if _has_connective(text) else text.strip()
-    environment = _ENVIRONMENT.fullmatch(_without_outer(text, "[(", ")]")) if "\\begin" in text else None
+    bracketed = text[:1] in ("[", "(") and text[-1:] in (")", "]")
+    environment = _ENVIRONMENT.fullmatch(text[1:-1].strip() if bracketed else text) if "\\begin" in text else None
     if environment and environment[1] != "vmatrix":
         return _grid(environment, depth)
     for separator in (";", ","):
@@ -297,13 +298,6 @@ def _enclosed(text: str) -> tuple[str, str, str] | None:
         if depth < 0:
             return None
     return opening, inside, closing
-
-
-def _without_outer(text: str, opening: str, closing: str) -> str:
-    r"""``[\begin{array}...\end{array}]`` without its brackets."""
-    if text[:1] in tuple(opening) and text[-1:] in tuple(closing):
-        return text[1:-1].strip()
-    return text
 
 
 def _has_connective(text: str) -> bool:

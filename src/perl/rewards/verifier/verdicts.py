@@ -137,17 +137,15 @@ class _Verifier:
         open_pairs: list[_Pair] = []
         for pair in dict.fromkeys(pairs):
             started = time.perf_counter()
-            status = self._remembered(pair) or told_at_once(*pair)
+            with self._lock:
+                remembered = self._known.get(pair)
+            status = remembered or told_at_once(*pair)
             if status is None:
                 open_pairs.append(pair)
             else:
                 statuses[pair] = status, time.perf_counter() - started
         statuses |= self._from_workers(open_pairs, timeout_seconds)
         return [Verdict(statuses[pair][0], pair[1], statuses[pair][1]) for pair in pairs]
-
-    def _remembered(self, pair: _Pair) -> VerdictStatus | None:
-        with self._lock:
-            return self._known.get(pair)
 
     def _from_workers(self, pairs: list[_Pair], timeout_seconds: float) -> dict[_Pair, tuple[VerdictStatus, float]]:
         if not pairs:

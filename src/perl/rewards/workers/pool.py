@@ -181,12 +181,14 @@ class WorkerPool:
     @contextlib.contextmanager
     def _orderly(self) -> Iterator[None]:
         """Whatever interrupts a call, no worker is left with half a message or an answer that nobody waits for."""
-        try:
+        with contextlib.ExitStack() as interrupted:
+            interrupted.callback(self._drop_busy)
             yield
-        except BaseException:
-            for worker in [worker for worker in self._workers if not worker.idle]:
-                self._drop(worker)
-            raise
+            interrupted.pop_all()  # nothing was: it is not called
+
+    def _drop_busy(self) -> None:
+        for worker in [worker for worker in self._workers if not worker.idle]:
+            self._drop(worker)
 
     def _launch(self, number: int) -> None:
         while len(self._workers) < number:
