@@ -25,6 +25,7 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
+from perl.rollouts.engine import EngineSampling, Request
 from perl.trainer.trainer import PeftGRPOTrainer
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -214,7 +215,8 @@ class Killer(TrainerCallback):
         """Waits until the victim serves and waylays it; before the last step it must have come back too."""
         step = state.global_step + 1
         if step in (*self._steps, state.max_steps):
-            while self._victim.url not in self._trainer.rollout_source.engine.log_probs([5, 6, 7]):
+            one = Request((5, 6, 7), 1), EngineSampling(1.0, 1, end_token_ids=())
+            while self._victim.url not in self._trainer.rollout_source.engine.trial(*one):
                 time.sleep(0.5)
         if step in self._steps:
             self._threads.append(threading.Thread(target=self._kill))

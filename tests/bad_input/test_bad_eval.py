@@ -87,7 +87,7 @@ def beginnings(mistake, rows):
     return [row for row in lines if not row[2].startswith(row[0]) or not all(row[2].endswith(f"{e}\n") for e in row[1])]
 
 
-def test_requests_that_name_nothing_to_evaluate_or_unknown_tasks(mistake):
+def test_options_that_name_nothing_an_unknown_task_or_a_number_out_of_range(mistake, on_weightless):
     of = ("--adapter", "lora", "--tasks")
     rows = (
         (TASK, "--adapter: nothing to evaluate is named (or --base for a base alone)\n"),
@@ -101,9 +101,6 @@ def test_requests_that_name_nothing_to_evaluate_or_unknown_tasks(mistake):
         ((*of, ","), "--tasks: none is named (there are: aime24, "),
     )
     assert beginnings(mistake, rows) == []
-
-
-def test_settings(on_weightless):
     rows = [
         (("--preset", "gredy"), "--preset: no preset 'gredy' (did you mean greedy?)"),
         (("--k", "4", "--pass-at", "8"), "--pass-at: pass@8 needs 8 completions a problem, there are 4 (--k 8)"),
@@ -127,7 +124,7 @@ def test_settings(on_weightless):
     assert beginnings(on_weightless, rows) == []
 
 
-def test_adapters_that_are_absent_or_unreadable(mistake):
+def test_adapters_that_are_absent_or_unreadable_and_runs_without_one(mistake):
     Path("empty").mkdir()
     shutil.copytree("lora", "headless")
     Path("headless/adapter_model.safetensors").unlink()
@@ -146,9 +143,18 @@ def test_adapters_that_are_absent_or_unreadable(mistake):
         line = mistake("--adapter", name, *TASK)
         assert line.startswith(f"--adapter: {name} cannot be downloaded from the Hub: ")
         assert "HF_HUB_OFFLINE" in line
+    run_folder = Path("runs/mine")
+    run_folder.mkdir(parents=True)
+    (run_folder / "recipe.yaml").write_text("model: {name: sandbox:base}\n")
+    (run_folder / "run.json").write_text(json.dumps({"status": "interrupted"}))
+    assert mistake("--adapter", "runs/mine", *TASK) == (
+        "runs/mine: has no trained adapter yet, it is interrupted (perl train finishes it)"
+    )
+    (run_folder / "run.json").write_text("{")
+    assert mistake("--adapter", "runs/mine", *TASK).startswith("runs/mine: holds no run: ")
 
 
-def test_bases_that_are_absent_or_adapters_and_adapters_that_are_bases(mistake):
+def test_bases_that_are_absent_or_adapters_or_of_another_size_and_adapters_that_are_bases(mistake, on_weightless):
     Path("empty").mkdir()
     rows = [
         (("--base", "./nowhere"), "--base: ./nowhere: no such folder ("),
@@ -171,9 +177,6 @@ def test_bases_that_are_absent_or_adapters_and_adapters_that_are_bases(mistake):
         Path(name, "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": named}))
         rows.append((("--adapter", name, *TASK), line))
     assert beginnings(mistake, rows) == []
-
-
-def test_an_adapter_for_another_base(on_weightless):
     config = json.loads(Path("weightless/config.json").read_text())
     Path("weightless/config.json").write_text(json.dumps(config | {"hidden_size": 64}))
     line = on_weightless()
@@ -181,19 +184,7 @@ def test_an_adapter_for_another_base(on_weightless):
     assert "is 128 x 4 there, 64 x 4 here" in line
 
 
-def test_a_run_without_an_adapter(mistake):
-    run_folder = Path("runs/mine")
-    run_folder.mkdir(parents=True)
-    (run_folder / "recipe.yaml").write_text("model: {name: sandbox:base}\n")
-    (run_folder / "run.json").write_text(json.dumps({"status": "interrupted"}))
-    assert mistake("--adapter", "runs/mine", *TASK) == (
-        "runs/mine: has no trained adapter yet, it is interrupted (perl train finishes it)"
-    )
-    (run_folder / "run.json").write_text("{")
-    assert mistake("--adapter", "runs/mine", *TASK).startswith("runs/mine: holds no run: ")
-
-
-def test_data_that_is_absent_or_malformed(mistake):
+def test_data_that_is_absent_or_malformed_or_too_long_for_the_context(mistake):
     Path("empty").mkdir()
     texts = (
         ("", "aime24.jsonl is empty"),
@@ -214,11 +205,8 @@ def test_data_that_is_absent_or_malformed(mistake):
     )
     rows = [(arguments, f"task aime24: {start}", *ends) for arguments, start, *ends in rows]
     assert beginnings(mistake, rows) == []
-
-
-def test_a_prompt_longer_than_the_context(mistake):
     rows = [{"id": "short", "problem": "1+1", "answer": 2}, {"id": "long", "problem": "1+" * 700, "answer": 2}]
-    line = mistake(*data_file("".join(json.dumps(row) + "\n" for row in rows)))
+    line = mistake(*data_file("".join(json.dumps(row) + "\n" for row in rows), "long"))
     assert line.startswith("--tasks: 1 of 2 prompts of aime24 do not fit into the base's 1024 tokens")
     assert "long" in line
     assert line.endswith("(take a base with a longer context)")

@@ -35,41 +35,50 @@ def write_reward(module, name="f", further=""):
     Path(f"{module}.py").write_text(ONE_REWARD.format(name=name, further=further), encoding="utf-8")
 
 
-def test_the_recipe_without_a_mistake_is_planned_without_weights(capsys, monkeypatch):
+def test_weights_are_looked_at_last(mistake, capsys, monkeypatch):
+    """A recipe without a mistake is planned without them; only if all else is right are absent ones an error."""
     assert run(SOUND_RUN, "perl") == 0
     assert "steps    1" in capsys.readouterr().out
     monkeypatch.setenv("HOME", str(Path.cwd()))
     assert run([*SOUND_RUN, "model.name=~/weightless"], "perl") == 0
-
-
-def test_weights_that_are_absent_or_unreadable_are_one_line_once_nothing_else_is_wrong(mistake):
+    capsys.readouterr()
     start = "sound.yaml:1: model.name: weightless holds no model that can be loaded: "
     absent = mistake("sound.yaml")
     assert absent.startswith(start)
     assert "model.safetensors" in absent
     Path("weightless/model.safetensors").write_bytes(b"\xff" * 64)
     assert mistake("sound.yaml").startswith(start)
-
-
-@pytest.mark.parametrize("weights", ["absent", "unreadable"])
-def test_a_mistake_is_found_before_weights_are_loaded(mistake, weights):
-    if weights == "unreadable":
-        Path("weightless/model.safetensors").write_bytes(b"\xff" * 64)
-    rows = (
+    for recipe, word in (
         ("peft: {rnak: 8}", "unknown key"),
         ("peft: {target_modules: [nope]}", "nope"),
         ("data: {train: absent.jsonl}", "absent.jsonl"),
         ("rollout: {max_completion_length: 1200}", "rollout.max_completion_length"),
-    )
-    lines = [mistake(recipe=recipe) for recipe, _ in rows]
-    assert [line for line, (_, word) in zip(lines, rows, strict=True) if word not in line] == []
-    assert [line for line in lines if "safetensors" in line] == []
+    ):
+        line = mistake(recipe=recipe)
+        assert word in line
+        assert "safetensors" not in line
+
+
+SERVER = "backend: vllm-server, servers: [http://localhost:1]"
+ROLLOUTS = (
+    ("{backend: vllm-server}", "backend vllm-server needs servers"),
+    ("{servers: [http://localhost:1]}", "servers are used by backend vllm-server only"),
+    ("{backend: vllm-server, servers: [localhost:1]}", "an address like http://localhost:8000"),
+    ("{backend: vllm-server, servers: [http://a:1, http://a:1/]}", "the same server is named twice"),
+    ("{prefetch: 1}", "prefetch needs backend vllm-server"),
+    ("{backend: vllm-servers}", "did you mean vllm-server?"),
+    (f"{{{SERVER}, top_p: 0.9}}", "rollout.top_p: 0.9 cuts off"),
+    (f"{{{SERVER}, sync: adapter}}", "LoRA that vLLM serves"),
+)
 
 
 def test_mistakes_in_what_a_recipe_says_are_named_with_key_line_and_fix(refuses):
     Path("a.yaml").write_text("extends: b.yaml\n", encoding="utf-8")
     Path("b.yaml").write_text("model: {}\nextends: a.yaml\n", encoding="utf-8")
     Path("alone.yaml").write_text("train:\n  per_device_train_batch_size: 6\n  num_generations: 4\n", encoding="utf-8")
+    Path("a_file").write_text("not a folder", encoding="utf-8")
+    Path("thesis").mkdir()
+    Path("thesis/chapter1.tex").write_text("mine", encoding="utf-8")
     unfitting = "train.num_generations: num_generations 4 does not fit 6 completions a step"
     unknown = "unknown key (did you mean"
     tag = "hub:\n  repo_id: !!python/object/apply:os.system ['touch pwned']\n"
@@ -89,8 +98,12 @@ def test_mistakes_in_what_a_recipe_says_are_named_with_key_line_and_fix(refuses)
          "train.prompts_per_step to 8"),
         (("--dry-run", *with_recipe("tracker", "train: {report_to: [wandbb]}\n")),
          "tracker.yaml:2: train.report_to: there is no tracker 'wandbb' (did you mean wandb?)\n"),
+        *((f"peft: {{method: dora}}\nrollout: {rollout}", "", word) for rollout, word in ROLLOUTS),
+        (("sound.yaml", "--output", "a_file/run"), "a_file/run: cannot be written: ", "--output"),
+        (("sound.yaml", "--output", "thesis"), "thesis: is not empty and holds no run: chapter1.tex"),
     ])  # fmt: skip
     assert not Path("pwned").exists()
+    assert [path.name for path in Path("thesis").iterdir() if not path.name.startswith(".")] == ["chapter1.tex"]
 
 
 def with_recipe(name, text):
@@ -197,15 +210,13 @@ def test_models_that_cannot_be_loaded_are_named_with_the_reason(refuses):
         ("model: {name: 'sandbox:bsae'}\n",
          f"{at}the sandbox has no model 'sandbox:bsae' (did you mean sandbox:base?)\n"),
     ])  # fmt: skip
-
-
-def test_messages_for_a_base_without_a_chat_template(mistake):
-    Path("weightless/chat_template.jinja").unlink()
-    for chat, prompt in (("null", [{"role": "user", "content": "1+1="}]), ("true", "1+1=")):
-        write_rows("messages.jsonl", [{"prompt": prompt, "answer": "2"}] * 8)
-        line = mistake(recipe=f"data: {{train: messages.jsonl, chat: {chat}}}\n")
-        assert line.startswith(("recipe.yaml:2: data.", "recipe.yaml:2: model.name: ")), chat
-        assert "template" in line, chat
+    Path("weightless/chat_template.jinja").unlink()  # and those that cannot read messages
+    write_rows("texts.jsonl", SUMS)
+    write_rows("messages.jsonl", [{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}] * 8)
+    refuses([
+        ("data: {train: messages.jsonl, chat: null}\n", "recipe.yaml:2: ", "template"),
+        ("data: {train: texts.jsonl, chat: true}\n", "recipe.yaml:2: ", "template"),
+    ])  # fmt: skip
 
 
 def write_empty(name):
@@ -219,7 +230,7 @@ def write_empty(name):
         path.write_text({".json": "[]", ".jsonl": "\n\n"}[path.suffix], encoding="utf-8")
 
 
-def test_data_that_is_absent_or_empty_is_named(refuses):
+def test_data_that_is_absent_empty_or_unreadable_is_named(refuses):
     rows = [
         ("data: {train: nobody/no-such-data}\n", "recipe.yaml:2: data.train: nobody/no-such-data cannot be loaded",
          "HF_HUB_OFFLINE", "sandbox:addition"),
@@ -232,16 +243,9 @@ def test_data_that_is_absent_or_empty_is_named(refuses):
         Path(f"bytes.{kind}").touch()
         for name in (f"rows.{kind}", f"bytes.{kind}"):
             rows.append((f"data: {{train: {name}}}\n", f"recipe.yaml:2: data.train: {name} is empty"))
-    refuses(rows)
-
-
-def test_data_that_cannot_be_read(perl_command):
     Path("broken.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+', encoding="utf-8")
-    done = perl_command("train", "sound.yaml", "data.train=broken.jsonl")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: command line: data.train: broken.jsonl cannot be read: ")
+    broken = ("sound.yaml", "data.train=broken.jsonl")
+    refuses([*rows, (broken, "command line: data.train: broken.jsonl cannot be read: ")])
 
 
 def test_examples_that_cannot_be_trained_on_are_counted_and_named(refuses):
@@ -279,34 +283,21 @@ def tokens_of(question):
     return len(tokenizer.encode(text))
 
 
-def test_a_prompt_longer_than_the_models_context(mistake):
-    longest = "1+" * 600 + "1="
-    write_rows("long.jsonl", [{"prompt": longest, "answer": "301"}, {"prompt": "1+1=", "answer": "2"}])
-    line = mistake(recipe="data: {train: long.jsonl}\n")
-    assert f"the longest prompt has {tokens_of(longest)} tokens" in line
-    assert "the model's 1024" in line
-    assert "shorten or drop" in line
-
-
-def test_a_completion_is_given_the_tokens_that_the_longest_prompt_leaves_of_the_context(mistake, capsys):
+def test_prompt_and_completion_must_fit_into_the_context_and_the_room_that_is_left_is_named(mistake, capsys):
+    context = json.loads((BASE_FOLDER / "config.json").read_text())["max_position_embeddings"]
     line = mistake(recipe="rollout: {max_completion_length: 1024}\n")
     assert line.startswith("recipe.yaml:2: rollout.max_completion_length: the longest prompt has ")
     room, longest = int(line.rpartition("at most ")[2].rstrip(")")), max(tokens_of(row["prompt"]) for row in SUMS)
-    assert room == json.loads((BASE_FOLDER / "config.json").read_text())["max_position_embeddings"] - longest
+    assert room == context - longest
     assert run([*SOUND_RUN, f"rollout.max_completion_length={room}"], "perl") == 0
     capsys.readouterr()
     assert f"(at most {room})" in mistake("sound.yaml", f"rollout.max_completion_length={room + 1}")
-
-
-def test_an_output_folder_that_cannot_be_written_or_holds_something_else(refuses):
-    Path("a_file").write_text("not a folder", encoding="utf-8")
-    Path("thesis").mkdir()
-    Path("thesis/chapter1.tex").write_text("mine", encoding="utf-8")
-    refuses([
-        (("sound.yaml", "--output", "a_file/run"), "a_file/run: cannot be written: ", "--output"),
-        (("sound.yaml", "--output", "thesis"), "thesis: is not empty and holds no run: chapter1.tex"),
-    ])  # fmt: skip
-    assert [path.name for path in Path("thesis").iterdir() if not path.name.startswith(".")] == ["chapter1.tex"]
+    long = "1+" * 600 + "1="
+    write_rows("long.jsonl", [{"prompt": long, "answer": "301"}, {"prompt": "1+1=", "answer": "2"}])
+    line = mistake(recipe="data: {train: long.jsonl}\n")
+    assert f"the longest prompt has {tokens_of(long)} tokens" in line
+    assert f"the model's {context}" in line
+    assert "shorten or drop" in line
 
 
 def test_an_optional_package_that_is_not_installed_is_named_with_how_to_install_it(refuses):
@@ -340,21 +331,6 @@ def test_an_optional_package_that_is_not_installed_is_named_with_how_to_install_
         ("rollout: {backend: vllm}", "", "rollout.backend needs the package vllm",
          "pip install 'vllm>=0.32,<0.33', then pip install perl-rl once more"),
     ])  # fmt: skip
-
-
-def test_rollouts_that_no_backend_can_give_are_refused(refuses):
-    server = "backend: vllm-server, servers: [http://localhost:1]"
-    rows = (
-        ("{backend: vllm-server}", "backend vllm-server needs servers"),
-        ("{servers: [http://localhost:1]}", "servers are used by backend vllm-server only"),
-        ("{backend: vllm-server, servers: [localhost:1]}", "an address like http://localhost:8000"),
-        ("{backend: vllm-server, servers: [http://a:1, http://a:1/]}", "the same server is named twice"),
-        ("{prefetch: 1}", "prefetch needs backend vllm-server"),
-        ("{backend: vllm-servers}", "did you mean vllm-server?"),
-        (f"{{{server}, top_p: 0.9}}", "rollout.top_p: 0.9 cuts off"),
-        (f"{{{server}, sync: adapter}}", "LoRA that vLLM serves"),
-    )
-    refuses((f"peft: {{method: dora}}\nrollout: {rollout}", "", word) for rollout, word in rows)
 
 
 def test_servers_that_do_not_answer(capsys):

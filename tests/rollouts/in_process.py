@@ -56,14 +56,14 @@ def process() -> dict[str, object]:
 
 
 def answers(engine: InProcessEngine, given: dict, update: Update | None = None) -> dict:
-    """What the engine says under an update: the text's log-probabilities, and completions of a prompt it has seen."""
+    """What the engine writes under an update: after the text, and completions of a prompt it has seen."""
     seconds = time.perf_counter()
     if update is not None:
         engine.load(update)
     seconds = time.perf_counter() - seconds
-    log_probs = engine.log_probs(given["text"])
     sampled = engine.start([Request(given["long_prompt"], 2)], given["sampling"]).result()
-    return {"log_probs": log_probs, "sampled": sampled, "load_seconds": seconds}
+    written = engine.trial(Request(given["text"], 2), given["sampling"])
+    return {"written": written, "sampled": sampled, "load_seconds": seconds}
 
 
 def adapters(given: dict) -> dict:
@@ -93,7 +93,7 @@ def adapters(given: dict) -> dict:
     found["nothing"] = engine.start([], given["sampling"]).result()
     engine.sleep()
     engine.sleep()
-    found["rested"] = engine.log_probs(given["text"])
+    found["rested"] = engine.trial(Request(given["text"], 2), given["sampling"])
     engine.close()
     engine.close()
     found["process"].append(("closed", process()))

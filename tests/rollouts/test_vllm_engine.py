@@ -137,6 +137,14 @@ def close(actual, expected) -> None:
     torch.testing.assert_close(torch.as_tensor(actual), torch.as_tensor(expected), rtol=0, atol=TOLERANCE)
 
 
+def close_to_policy(written, policy: torch.nn.Module, given: dict) -> None:
+    """What the engine's only copy wrote after the text has the policy's log-probabilities."""
+    assert list(written) == ["vllm"]
+    for completion in written["vllm"]:
+        whole = plain_log_probs(policy, (*given["text"], *completion.token_ids), COLD.temperature)
+        close(completion.log_probs, whole[-len(completion.token_ids) :])
+
+
 def apart(one: torch.Tensor, other: torch.Tensor) -> bool:
     return float((one - other).abs().mean()) > 50 * TOLERANCE
 
@@ -146,10 +154,9 @@ def test_every_version_answers_like_its_policy(found, given, policies, form, ver
     answers = found["adapters"]["answers"] if form == "adapters" else found["merged"]
     expected = [plain_log_probs(policy, given["text"]) for policy in policies[form]]
     assert len(answers) == versions == len(expected)
-    for number, (answer, own) in enumerate(zip(answers, expected, strict=True)):
-        assert list(answer["log_probs"]) == ["vllm"]
+    for number, answer in enumerate(answers):
         assert answer.get("kept", number == 0 or form == "merged")  # the update is copied and not changed
-        close(answer["log_probs"]["vllm"], own)
+        close_to_policy(answer["written"], policies[form][number], given)
     for i, own in enumerate(expected):
         assert all(apart(own, other) for other in expected[:i])
 
@@ -236,7 +243,7 @@ def test_an_engine_that_refused_layers_it_does_not_have_and_slept_answers_with_t
 ):
     assert "x_proj" in found["adapters"]["stranger"]
     assert "merged" in found["adapters"]["stranger"]
-    close(found["adapters"]["rested"]["vllm"], plain_log_probs(policies["adapters"][-1], given["text"]))
+    close_to_policy(found["adapters"]["rested"], policies["adapters"][-1], given)
 
 
 def test_processes_of_one_run_have_an_engine_each_and_keep_their_group(given, policies, tmp_path):
@@ -244,11 +251,11 @@ def test_processes_of_one_run_have_an_engine_each_and_keep_their_group(given, po
     run(python, tmp_path, given, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     one, two = (torch.load(tmp_path / f"found-{rank}.pt", weights_only=False) for rank in (0, 1))
     for answer, policy in ((one, policies["adapters"][1]), (two, policies["adapters"][2])):
-        close(answer["log_probs"]["vllm"], plain_log_probs(policy, given["text"]))
-    assert one["of_the_base"]["log_probs"] == two["of_the_base"]["log_probs"]
+        close_to_policy(answer["written"], policy, given)
+        close_to_policy(answer["of_the_base"]["written"], policies["adapters"][0], given)
     assert one["of_the_base"]["sampled"] != two["of_the_base"]["sampled"]
     assert (one["sum"], two["sum"]) == (3.0, 3.0)
-    close(one["alone"]["log_probs"]["vllm"], plain_log_probs(policies["adapters"][1], given["text"]))
+    close_to_policy(one["alone"]["written"], policies["adapters"][1], given)
     assert one["size"] == 2
 
 

@@ -20,7 +20,6 @@ from perl.rollouts.vllm.answers import AccessError, AdapterGoneError, ServerDown
 from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.servers import ServerPool
 from tests.oracles.sampling import chances, logits_after
-from tests.rollouts.policies import log_probs_of
 from tests.servers import SERVED_NAME, free_port
 
 TOKENS = [9, 4, 13, 5, 10, 15, 22, 31]
@@ -91,11 +90,6 @@ def test_completions_are_tokens_with_log_probabilities_of_the_distribution_they_
             assert log_prob == pytest.approx(math.log(chance), abs=1e-3)
 
 
-def test_tokens_of_a_prompt_have_log_probabilities_at_temperature_1(vllm_server):
-    found = ask(vllm_server, lambda s: s.prompt_log_probs(SERVED_NAME, TOKENS))
-    torch.testing.assert_close(torch.tensor(found), log_probs_of(None, TOKENS), atol=1e-3, rtol=0)
-
-
 def test_a_server_says_what_it_is_and_how_much_it_has_done(vllm_server):
     facts = ask(vllm_server, VllmServer.facts)
     assert (facts.base_name, facts.longest) == (SERVED_NAME, 256)
@@ -110,8 +104,6 @@ def test_a_server_says_what_it_is_and_how_much_it_has_done(vllm_server):
 def test_a_model_that_is_not_there_is_not_the_servers_fault(vllm_server):
     with pytest.raises(AdapterGoneError):
         ask(vllm_server, lambda s: s.complete(f"t{uuid.uuid4().hex}", Request((1, 2), 1), SAMPLING))
-    with pytest.raises(AdapterGoneError):
-        ask(vllm_server, lambda s: s.prompt_log_probs(f"t{uuid.uuid4().hex}", TOKENS))
 
 
 def test_what_is_no_address_is_refused_and_one_may_end_with_the_path_of_the_api():

@@ -16,7 +16,7 @@ from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, Request, Update
 from perl.rollouts.sync import base_update, make_update
 from perl.rollouts.vllm.servers import ServerPool
-from tests.rollouts.policies import completion_log_probs, log_probs_of, policy_of
+from tests.rollouts.policies import completion_log_probs, policy_of
 from tests.servers import SERVED_NAME, free_port
 
 TOKENS = [9, 4, 13, 5, 10, 15, 22, 31, 40, 9, 9, 4]
@@ -24,6 +24,7 @@ TOKENS = [9, 4, 13, 5, 10, 15, 22, 31, 40, 9, 9, 4]
 LONG = EngineSampling(temperature=1.0, max_completion_length=60, end_token_ids=())
 LONGER = EngineSampling(temperature=1.0, max_completion_length=200, end_token_ids=())
 SHORT = EngineSampling(temperature=1.0, max_completion_length=8, end_token_ids=())
+ONE = Request(tuple(TOKENS), 1)
 STALL_SECONDS = 8.0
 CLOSE = 1e-3
 
@@ -51,9 +52,8 @@ def largest_difference(groups, asked, seed, temperature=1.0):
 
 
 def differences_on_servers(engine, seed):
-    """The same for a fixed text, on each server by its address."""
-    mine = log_probs_of(policy(seed), TOKENS)
-    return {url: (torch.tensor(theirs) - mine).abs().max().item() for url, theirs in engine.log_probs(TOKENS).items()}
+    """The same for what each server writes now, by its address."""
+    return {url: largest_difference([group], [ONE], seed) for url, group in engine.trial(ONE, SHORT).items()}
 
 
 def written(url):
@@ -148,9 +148,7 @@ def test_only_the_end_tokens_that_were_named_end_a_completion(vllm_server, open_
 
 def test_before_the_first_update_the_base_answers(lone_server, open_pool):
     engine = open_pool([lone_server])
-    (theirs,) = engine.log_probs(TOKENS).values()
-    torch.testing.assert_close(torch.tensor(theirs), log_probs_of(None, TOKENS), atol=CLOSE, rtol=0)
-    ((sampled,),) = engine.start([Request(tuple(TOKENS), 1)], SHORT).result()
+    ((sampled,),) = engine.start([ONE], SHORT).result()
     mine = completion_log_probs(None, TOKENS, sampled.token_ids)
     torch.testing.assert_close(torch.tensor(sampled.log_probs), mine, atol=CLOSE, rtol=0)
     assert sampled.version == SERVED_NAME
@@ -220,19 +218,20 @@ def test_a_folder_that_servers_do_not_see_is_named_and_does_no_harm(lone_server,
     with pytest.raises(PerlError, match=r"does not see /mnt/elsewhere/t.*mount it"):
         engine.load(update_of(1, form))
     # A server that is told to load weights from there itself would die with its next request.
-    (theirs,) = open_pool([lone_server]).log_probs(TOKENS).values()
-    torch.testing.assert_close(torch.tensor(theirs), log_probs_of(None, TOKENS), atol=CLOSE, rtol=0)
+    ((sampled,),) = open_pool([lone_server]).trial(ONE, SHORT).values()
+    mine = completion_log_probs(None, TOKENS, sampled.token_ids)
+    torch.testing.assert_close(torch.tensor(sampled.log_probs), mine, atol=CLOSE, rtol=0)
 
 
 def test_what_a_server_cannot_hold_is_refused_with_the_flag_that_changes_it(vllm_server, open_pool):
     engine = open_pool([vllm_server])
     (facts,) = engine.check(256)
     assert (facts["url"], facts["base_name"], facts["loads_adapters"]) == (vllm_server, SERVED_NAME, True)
-    with pytest.raises(PerlError, match=r"holds 256 tokens.*300 are needed.*--max-model-len 300"):
-        engine.check(300)
     update = make_update(policy_of(1, rank=70), "adapter", f"t{uuid.uuid4().hex[:8]}")
     with pytest.raises(PerlError, match=r"up to rank 64, this one has rank 70 \(start it with --max-lora-rank 128\)"):
         engine.load(update)
+    with pytest.raises(PerlError, match=r"holds 256 tokens.*300 are needed.*--max-model-len 300"):
+        engine.check(300)
 
 
 def test_no_server_at_all_ends_after_the_time_that_was_given(open_pool):
@@ -297,7 +296,7 @@ def test_a_server_that_is_killed_loses_nothing_and_serves_again_with_the_current
     engine.load(update_of(2))  # while it is down
     assert set(differences_on_servers(engine, 2)) == {alive.url}
     killed.restart()
-    wait_until(lambda: len(engine.log_probs(TOKENS)) == 2)
+    wait_until(lambda: len(engine.trial(ONE, SHORT)) == 2)
     assert max(differences_on_servers(engine, 2).values()) < CLOSE
     assert engine.counts["reloads"] == 1
     before = written(killed.url)
@@ -325,7 +324,7 @@ def test_a_server_that_hangs_is_left_until_it_goes_on(both, open_pool, what):
         assert set(differences_on_servers(engine, 1)) == {alive.url}
     finally:
         hung.cont()
-    wait_until(lambda: len(engine.log_probs(TOKENS)) == 2)
+    wait_until(lambda: len(engine.trial(ONE, SHORT)) == 2)
     assert max(differences_on_servers(engine, 1).values()) < CLOSE
 
 

@@ -123,7 +123,7 @@ class Update:
     Attributes:
         name: New for each version, so that nothing the engine kept for another version is used again.
         form: ``adapter``: a LoRA that is served beside the base. ``merged``: weights that take the place of the base's.
-        tensors: By PEFT's names (adapter) or by the base's (merged); empty on a process that only follows.
+        tensors: By PEFT's names (adapter) or by the base's (merged); empty on processes other than the main one.
         config: The adapter's config as PEFT writes it; empty for merged weights.
         proof: What an engine that has it must answer; None: nothing can be compared.
     """

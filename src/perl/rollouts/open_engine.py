@@ -3,6 +3,7 @@
 RolloutSection, policy -> Engine
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,15 +70,14 @@ def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module,
         folder_on_servers=how.sync_folder_on_servers,
         ahead=how.prefetch,
     )
-    try:
+    with contextlib.ExitStack() as opened:
+        opened.callback(pool.close)  # whatever goes wrong, Ctrl-C too
         if settings.main:
             pool.take_folder(settings.name)
         pool.check(settings.longest or 0, plan.form if plan else None)
         if settings.main and pool.foreign_weights():
             pool.load(base_update(policy, f"{settings.name}-base"))
-    except BaseException:
-        pool.close()
-        raise
+        opened.pop_all()
     return pool
 
 

@@ -180,16 +180,6 @@ class Dispatcher:
 
         return await self.servers.each(ask)
 
-    async def log_probs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
-        """By address: log-probabilities of the tokens from each server that serves; at least one."""
-
-        async def ask(member: Member) -> list[float]:
-            return await self.versions.answer(
-                member, self.versions.current, lambda model: member.server.prompt_log_probs(model, token_ids)
-            )
-
-        return await self.servers.each(ask)
-
     async def unload(self, belongs: Callable[[str, str], bool]) -> int:
         """Makes servers forget adapters that are not ours.
 

@@ -49,8 +49,6 @@ _UNDER_KEY = (401, 403)
 _FIRST_SECONDS = 180.0
 # Tokens after each prompt of a proof; servers allow 20 at most by default.
 _LIKELIEST = 8
-# One token, drawn from the whole distribution.
-_ONE_OF_ALL = {"max_tokens": 1, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 # Counters are made when the engine starts, the process somewhat before.
 _STARTED = ("process_start_time_seconds ", "vllm:generation_tokens_created")
 # vLLM for CPUs alone gives its cache a size in bytes and pages of 128 tokens by default.
@@ -190,21 +188,6 @@ class VllmServer:
                 raise RolloutError(f"{self.url} cuts completions short", hint=f"start it with --max-model-len {needed}")
         return answers
 
-    async def prompt_log_probs(self, model: str, token_ids: Sequence[int]) -> list[float]:
-        """(T-1) log p(token t+1 | tokens up to t) at temperature 1.
-
-        Raises:
-            AdapterGoneError: The server has no model of that name.
-            RolloutError: The server refuses the request.
-        """
-        body = {"model": model, "prompt": list(token_ids), "temperature": 1.0, "prompt_logprobs": 0, **_ONE_OF_ALL}
-        (choice,) = await self._choices(body, _TRIES)
-        try:
-            entries = choice["prompt_logprobs"][1:]
-            return [float(entry[str(t)]["logprob"]) for entry, t in zip(entries, token_ids[1:], strict=True)]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ServerDownError(f"gave no log-probabilities of the prompt: {error!r}", answered=True) from error
-
     async def next_log_probs(
         self, model: str, prompts: Sequence[Sequence[int]], temperature: float
     ) -> list[dict[int, float]]:
@@ -216,7 +199,11 @@ class VllmServer:
             "model": model,
             "prompt": [list(prompt) for prompt in prompts],
             "temperature": temperature,
-            **_ONE_OF_ALL,
+            "max_tokens": 1,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
             "ignore_eos": True,
             "logprobs": _LIKELIEST,
             "return_tokens_as_token_ids": True,

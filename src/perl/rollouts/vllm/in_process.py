@@ -185,21 +185,6 @@ class InProcessEngine(OneCopy):
         """What the engine writes, under the update loaded last, as ``vllm``."""
         return {"vllm": self.start([request], sampling).result()[0]}
 
-    def log_probs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
-        """(T-1) log p(token t+1 | tokens up to t) at temperature 1, under the update loaded last.
-
-        Args:
-            token_ids: One token fewer than the model's length at most: vLLM draws another one.
-        """
-        found: list[float] = []
-
-        def finished(_: int, output: _Vllm) -> None:
-            pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
-            found.extend(entry[token].logprob for token, entry in pairs)
-
-        self._run([(tuple(token_ids), _scored())], finished)
-        return {"vllm": found}
-
     def sleep(self) -> None:
         """Frees the memory of the key-value cache; the next request wakes the engine.
 
@@ -399,12 +384,3 @@ def _drawn(sampling: EngineSampling, request: Request) -> _Vllm:
 
     drawn = sampling_arguments(request, sampling)
     return SamplingParams(**drawn, min_tokens=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
-
-
-def _scored() -> _Vllm:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-    )

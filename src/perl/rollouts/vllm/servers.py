@@ -104,11 +104,10 @@ class ServerPool:
             )
 
         self._dispatcher = self._call(dispatcher())
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.close)  # whatever goes wrong, Ctrl-C too
             self._call(self._dispatcher.servers.connect())
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()
 
     def take_folder(self, run: str) -> None:
         """Clears what killed runs have left in the folder and on the servers, and marks there that this one lives.
@@ -244,17 +243,6 @@ class ServerPool:
         """
         return self._call(self._dispatcher.trial(request, sampling))
 
-    def log_probs(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
-        """(T-1) log p(token t+1 | tokens up to t) at temperature 1, by the address of each server that serves.
-
-        Only while nothing else is under way: a vLLM with adapters ends on a CPU when it scores a prompt beside other
-        requests.
-
-        Raises:
-            RolloutError: No server answers.
-        """
-        return self._call(self._dispatcher.log_probs(token_ids))
-
     @property
     def asleep_bytes(self) -> int:
         """0: servers use other devices."""
@@ -288,9 +276,8 @@ class ServerPool:
         try:
             while not concurrent.futures.wait([future], timeout=_SLICE_SECONDS).done:
                 pass
-        except BaseException:
-            future.cancel()
-            raise
+        finally:
+            future.cancel()  # of Ctrl-C; what is done stays done
         return future.result()
 
 
