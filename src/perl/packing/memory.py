@@ -172,7 +172,8 @@ def measure(model: nn.Module, *, packed: bool, shared: bool = False, fused_head:
         shared: Whether completions in a pass will share their prompt; then two do.
         fused_head: As in :func:`perl.packing.head.head_log_probs`.
     """
-    device = _device_of(model)
+    # Where a pass begins, whatever is kept elsewhere until it is needed.
+    device = next(parameter.device for parameter in model.parameters() if parameter.device.type != "meta")
     lengths = [_PROBE, 2 * _PROBE, 4 * _PROBE]
     # A layer is given the same for each token, so any pass tells what.
     inputs = _LayerInputs(model)
@@ -239,11 +240,6 @@ class _LayerInputs:
         self.bytes += hidden.numel() * hidden.element_size()
         self.layers += 1
         self.tokens = hidden.numel() // hidden.size(-1)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    """Where a pass begins, whatever is kept elsewhere until it is needed."""
-    return next(parameter.device for parameter in model.parameters() if parameter.device.type != "meta")
 
 
 def _row(prompt: int, completion: int, device: torch.device) -> Row:

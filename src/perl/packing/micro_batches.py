@@ -83,12 +83,9 @@ class MicroBatch:
         return sum(_group_cost([self.rows[index] for index in group], copy_cost) for group in self.groups)
 
 
-def _no_width(_: int) -> int:
-    """Of models whose rotary factors do not depend on what is run."""
-    return 0
-
-
-def rows_of(inputs: Mapping[str, Any], mask_NT: torch.Tensor, width_of: Callable[[int], int] = _no_width) -> list[Row]:
+def rows_of(
+    inputs: Mapping[str, Any], mask_NT: torch.Tensor, width_of: Callable[[int], int] = lambda _: 0
+) -> list[Row]:
     """The rows of a padded batch, prompts padded on the left and completions on the right.
 
     Args:
@@ -112,7 +109,7 @@ def rows_of(inputs: Mapping[str, Any], mask_NT: torch.Tensor, width_of: Callable
 def join(
     micro_batches: Sequence[Mapping[str, Any]],
     weights: Sequence[torch.Tensor],
-    width_of: Callable[[int], int] = _no_width,
+    width_of: Callable[[int], int] = lambda _: 0,
 ) -> Window:
     """One window from its micro-batches.
 
@@ -183,7 +180,7 @@ def micro_batches(
         groups = _groups([window.rows[index] for index in chosen], chosen, share=share)
         bins = _by_origin(groups, window.micro_batch_N.tolist())
     else:
-        bins = _filled(window.rows, chosen, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
+        bins = token_batches(window.rows, chosen, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
     found = [_cut(window, members, packed=packed) for members in bins]
     return sorted(found, key=lambda batch: batch.cost(copy_cost), reverse=True)
 
@@ -212,25 +209,29 @@ def _group_cost(rows: Sequence[Row], copy_cost: float) -> float:
 
 
 def token_batches(
-    rows: Sequence[Row], *, budget: int, packed: bool, share: bool, copy_cost: float = 0.0
+    rows: Sequence[Row],
+    chosen: Iterable[int] | None = None,
+    *,
+    budget: int,
+    packed: bool,
+    share: bool,
+    copy_cost: float = 0.0,
 ) -> list[list[list[int]]]:
-    """Rows distributed over forward passes without gradient: lists of groups of indices into ``rows``."""
-    return _filled(rows, range(len(rows)), budget=budget, packed=packed, share=share, copy_cost=copy_cost)
+    """Rows distributed over forward passes, each with rows of one width, whose rotary factors are the same.
 
+    Args:
+        rows: All of them.
+        chosen: Indices of those to run; None: of all.
+        budget: As in :func:`micro_batches`, but not 0; so are the next three.
+        packed: See there.
+        share: See there.
+        copy_cost: See there.
 
-def renumbered(groups: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
-    """The rows of a micro-batch: their indices in order, and its groups as indices into those."""
-    indices = [index for group in groups for index in group]
-    place = {index: position for position, index in enumerate(indices)}
-    return indices, tuple(tuple(place[index] for index in group) for group in groups)
-
-
-def _filled(
-    rows: Sequence[Row], indices: Iterable[int], *, budget: int, packed: bool, share: bool, copy_cost: float
-) -> list[list[list[int]]]:
-    """Some rows distributed; each micro-batch has rows of one width, whose rotary factors are the same."""
+    Returns:
+        Lists of groups of indices into ``rows``.
+    """
     by_width: dict[int, list[int]] = {}
-    for index in indices:
+    for index in range(len(rows)) if chosen is None else chosen:
         by_width.setdefault(rows[index].width, []).append(index)
     bins: list[list[list[int]]] = []
     for same in by_width.values():
@@ -239,6 +240,13 @@ def _filled(
         else:
             bins += _fill_padded(rows, same, budget)
     return bins
+
+
+def renumbered(groups: Sequence[Sequence[int]]) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    """The rows of a micro-batch: their indices in order, and its groups as indices into those."""
+    indices = [index for group in groups for index in group]
+    place = {index: position for position, index in enumerate(indices)}
+    return indices, tuple(tuple(place[index] for index in group) for group in groups)
 
 
 def _groups(rows: Sequence[Row], indices: Iterable[int], *, share: bool) -> list[list[int]]:

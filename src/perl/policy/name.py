@@ -62,7 +62,7 @@ def adapter_config_digest(config: str | bytes) -> str:
         config: The file's text.
 
     Raises:
-        ValueError: It is no mapping of plain values.
+        ValueError: It is not a mapping of plain values.
     """
     return _config_digest(config, NOT_OF_THE_ADAPTER)
 
@@ -71,7 +71,7 @@ def model_config_digest(config: str | bytes | Mapping[str, Any]) -> str:
     """As :func:`adapter_config_digest`, of a whole model's ``config.json``.
 
     Raises:
-        ValueError: It is no mapping of plain values.
+        ValueError: It is not a mapping of plain values.
     """
     return _config_digest(config, NOT_OF_THE_MODEL)
 
@@ -85,7 +85,7 @@ def adapter_policy_name(config: str | bytes, weights_sha256: str, base_sha256: s
         base_sha256: Fingerprint of the base.
 
     Raises:
-        ValueError: The config is no mapping of plain values.
+        ValueError: The config is not a mapping of plain values.
     """
     return policy_name(base_sha256, weights_sha256, adapter_config_digest(config))
 

@@ -72,7 +72,7 @@ def _tensor(facts: Mapping[str, Any], name: str, dtype: torch.dtype) -> torch.Te
     """(B, T) numbers.
 
     Raises:
-        ValueError: There are none of this name.
+        ValueError: They are absent or malformed.
     """
     try:
         found = torch.tensor(facts.get(name))

@@ -2,7 +2,7 @@
 
 path, Hub id[@revision] or zoo:NAME -> SavedAdapter
 
-Weights are safetensors only. Whoever made the files, they are read as data of a stranger.
+Weights are safetensors only. Whoever made the files, they are read as untrusted data.
 """
 
 import re
@@ -73,7 +73,7 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
         base: Public name of the base it is meant for; None: do not compare.
 
     Raises:
-        ModelError: There is none, it is not one, its weights are pickles, or it names another base.
+        ModelError: It is absent or malformed, its weights are pickles, or it names another base.
     """
     folder, is_ours = _folder(name)
     for file in (CONFIG, WEIGHTS):
@@ -138,7 +138,7 @@ def _header(path: Path) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
 
 
 def _plain_word(said: str | None) -> str | None:
-    """A word of a stranger's header that may be shown."""
+    """A word of an untrusted header that may be shown."""
     return said if said is None or re.fullmatch(r"[\w-]{1,40}", said) else "unknown"
 
 

@@ -1,4 +1,4 @@
-"""An adapter's ``adapter_config.json``, read as data that a stranger may have written.
+"""An adapter's ``adapter_config.json``, read as untrusted data.
 
 file -> PeftConfig
 
@@ -41,7 +41,7 @@ def read_config(folder: Path) -> PeftConfig:
     """Reads the config of an adapter.
 
     Raises:
-        ValueError: It is none, or it is one that nothing should be built from.
+        ValueError: It is malformed, or nothing should be built from it.
         KeyError: PEFT has no such type; its name.
         TypeError: PEFT refuses an argument.
     """
@@ -96,7 +96,7 @@ def check_ranks(config: PeftConfig, largest_side: int) -> None:
 
 
 def is_name_of_a_base(name: str) -> bool:
-    """Whether a stranger's name for a base can be looked up: on the Hub or in the sandbox, no path and no address."""
+    """Whether an untrusted name of a base can be looked up: on the Hub or in the sandbox, no path and no address."""
     return is_sandbox(name) or (_ON_THE_HUB.fullmatch(name) is not None and ".." not in name)
 
 
@@ -152,7 +152,7 @@ def _parts(name: Any) -> list[str]:  # noqa: ANN401 (JSON)
 
 
 def _type_of(facts: Mapping[str, Any]) -> str:
-    """The type's name; anything that is none is the key that PEFT does not have."""
+    """The type's name; anything else is the key that PEFT does not have."""
     name = facts["peft_type"]
     if not isinstance(name, str) or name not in PEFT_TYPE_TO_CONFIG_MAPPING:
         raise KeyError(str(name)[:60])

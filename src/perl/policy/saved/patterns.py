@@ -35,7 +35,7 @@ for number, pattern in enumerate(patterns):
 
 
 def check_patterns(config: PeftConfig, modules: Sequence[str], where: str) -> None:
-    """Refuses patterns that are none, and those that do not end in time.
+    """Refuses malformed patterns, and those that do not end in time.
 
     Args:
         config: The adapter's.
