@@ -370,7 +370,7 @@ AIME = all_tasks()["aime24"]
             None,
             "its data is from 'MathArena/aime_2026', the task's is from 'HuggingFace",
         ),
-        (AIME.title, {"source": "aime24.jsonl"}, None, "which is none of 'aime24.jsonl'"),
+        (AIME.title, {"source": "aime24.jsonl"}, None, "which 'aime24.jsonl' does not have"),
         (AIME.title, {"revision": "refs/pr/1"}, None, "its data has the revision 'refs/pr/1'"),
         # Problems that a run held out bear a benchmark's name only if the run's data has that name.
         ("aime24 (held out)", {"source": "aime24", "revision": None}, "aime24", None),
@@ -397,7 +397,7 @@ def test_a_benchmarks_name_is_borne_by_its_own_data_or_by_what_the_run_held_out(
     assert (unknown in reported) is (title.endswith("(held out)") and held_out is None)
 
 
-def test_a_stranger_does_not_choose_how_his_samples_are_read(folder):
+def test_an_untrusted_file_does_not_choose_how_its_samples_are_read(folder):
     results, kept = (folder / RESULTS).read_bytes(), (folder / SAMPLES).read_bytes()
     with pytest.raises(PerlError, match="is not a sample"):
         recount_published(results, kept, "someone/it")
@@ -407,7 +407,7 @@ def test_a_stranger_does_not_choose_how_his_samples_are_read(folder):
         recount_published(results, b'{"text": 1}\n' + public, "someone/it")
 
 
-def test_a_stranger_is_counted_by_no_recipe_that_lies_about(folder, tmp_path, monkeypatch):
+def test_untrusted_results_are_counted_by_no_recipe_that_lies_about(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "recipe.yaml").write_text("this is no recipe")
     (tmp_path / "run.json").write_text("{}")
@@ -461,9 +461,9 @@ def test_answers_that_hang_are_compared_no_longer_than_the_time_that_is_left(mon
     assert 0 < now[0] <= seconds
 
 
-def test_a_strangers_answers_that_take_too_long_to_compare_leave_majority_as_reported(folder, monkeypatch):
+def test_untrusted_answers_that_take_too_long_to_compare_leave_majority_as_reported(folder, monkeypatch):
     publish(folder)
-    monkeypatch.setattr("perl.evaluation.recounting.recount._STRANGERS_SECONDS", -1.0)
+    monkeypatch.setattr("perl.evaluation.recounting.recount._UNTRUSTED_SECONDS", -1.0)
     found = recount_folder(folder)
     assert (found.mistakes, found.results) == ((), read_results(folder))
     assert "maj@k, whose answers take too long to compare" in found.reported

@@ -5,7 +5,6 @@ Results of several -> Comparison -> Markdown, terminal, JSON
 Scores that were measured under different protocols stand in one table only on demand, and marked.
 """
 
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -134,8 +133,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
             "scores": {task: asdict(score) for task, score in policy.scores.items()},
             "other_protocol": list(policy.otherwise),
             "differences": {
-                task: {**_without_nan(asdict(found)), "shown": is_shown(found)}
-                for task, found in policy.differences.items()
+                task: {**found.as_dict(), "shown": is_shown(found)} for task, found in policy.differences.items()
             },
         }
         for policy in comparison.policies
@@ -302,7 +300,3 @@ def _cell(policy: PolicyScores, task: str) -> str:
 
 def _mark(policy: PolicyScores, task: str) -> str:
     return f" {OTHERWISE}" if task in policy.otherwise else ""
-
-
-def _without_nan(facts: dict[str, float]) -> dict[str, float | None]:
-    return {name: None if math.isnan(value) else value for name, value in facts.items()}

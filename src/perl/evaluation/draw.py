@@ -15,7 +15,6 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import Place, Sample
 from perl.rewards.verifier import Judging, check_all
 from perl.rollouts.engine import Engine, Request, Sampled, completion_of
-from perl.types import Verdict
 
 
 @dataclass(frozen=True)
@@ -89,32 +88,19 @@ def draw(
     requests = [Request(by_id[place[1]].prompt_ids, 1, seed) for place, seed in zip(left, seeds, strict=True)]
 
     def judge(position: int, group: Sequence[Sampled]) -> None:
-        task, problem, index = place = left[position]
+        place = left[position]
         completion = completion_of(group[0], wanted.end_token_ids, tokenizer)
         text = _cut(completion.text, wanted.stop)
         truncated = completion.truncated and text == completion.text
-        verdict = _verdict(by_id[problem].gold, text, judging or Judging())
-        sample = Sample(
-            task,
-            problem,
-            index,
-            seeds[position],
-            text,
-            len(completion.token_ids),
-            truncated,
-            verdict.status,
-            verdict.extracted,
-        )
-        found[place] = sample
-        on_sample(sample)
+        gold, limits = by_id[place[1]].gold, judging or Judging()
+        [verdict] = check_all([gold], [text], timeout_seconds=limits.timeout_seconds, workers=limits.workers)
+        tokens = len(completion.token_ids)
+        found[place] = Sample(*place, seeds[position], text, tokens, truncated, verdict.status, verdict.extracted)
+        on_sample(found[place])
 
     if requests:
         engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()
     return [[found[wanted.task, asked.problem, i] for i in range(protocol.k)] for asked in wanted.asked]
-
-
-def _verdict(gold: str, text: str, judging: Judging) -> Verdict:
-    return check_all([gold], [text], timeout_seconds=judging.timeout_seconds, workers=judging.workers)[0]
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import json
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -217,17 +218,12 @@ def _draw_task(
 
 def _say_corrected(what: str, stored: StoredSamples) -> None:
     if stored.dropped:
-        logger.warning(
-            "%s: not drawn by this evaluation (another seed, a length that cannot be, an "
-            "unknown problem), hence dropped: %d stored completions",
-            what,
-            len(stored.dropped),
-        )
+        why = "another seed, a length that cannot be, an unknown problem"
+        line = "%s: not drawn by this evaluation (%s), hence dropped: %d stored completions"
+        logger.warning(line, what, why, len(stored.dropped))
     if stored.judged_otherwise:
-        count = len(stored.samples)
-        logger.warning(
-            "%s: judged again, %d of %d stored verdicts are others now", what, stored.judged_otherwise, count
-        )
+        line = "%s: judged again, %d of %d stored verdicts are others now"
+        logger.warning(line, what, stored.judged_otherwise, len(stored.samples))
 
 
 def _key(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -> str:
@@ -312,7 +308,7 @@ def _by_lighteval(plan: Evaluation, groups: Mapping[str, Groups]) -> dict[str, O
     """Lighteval's own score of the same completions, where it is wanted and installed."""
     if not plan.settings.lighteval or not lighteval_installed():
         return {}
-    data = [task.data for task in plan.tasks if task.data.task.file]  # a run's own problems are no task of lighteval
+    data = [task.data for task in plan.tasks if task.data.task.file]  # a run's own problems are not a task of lighteval
     texts = {one.task.name: [[sample.text for sample in samples] for samples in groups[one.task.name]] for one in data}
     try:
         scores = score_with_lighteval(data, texts, plan.subject.name) if data else {}
@@ -321,12 +317,9 @@ def _by_lighteval(plan: Evaluation, groups: Mapping[str, Groups]) -> dict[str, O
         return {}
     found = {}
     for name, score in scores.items():
-        pairs = [
-            (mine, theirs)
-            for ours, others in zip(rights(groups[name]), score.right, strict=True)
-            for mine, theirs in zip(ours, others, strict=True)
-        ]
-        only_ours = sum(mine and not theirs for mine, theirs in pairs)
-        only_theirs = sum(theirs and not mine for mine, theirs in pairs)
-        found[name] = OtherScore(score.metrics, only_ours, only_theirs, score.results["config_tasks"][f"{name}|0"])
+        rows = zip(rights(groups[name]), score.right, strict=True)
+        # Our verdict and lighteval's -> how many completions got these.
+        pairs = Counter(pair for ours, theirs in rows for pair in zip(ours, theirs, strict=True))
+        config = score.results["config_tasks"][f"{name}|0"]
+        found[name] = OtherScore(score.metrics, pairs[True, False], pairs[False, True], config)
     return found

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perl.evaluation.pictures import new_figure, save_figure
 from perl.evaluation.results import FIGURE, Results, TaskResult
@@ -39,7 +39,8 @@ def draw_problems(results: Results, folder: Path) -> Path:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    columns = _columns(len(results.tasks))
+    # As square as can be: two panels side by side, four in two rows.
+    columns = min(_COLUMNS, 2 if len(results.tasks) == 4 else len(results.tasks))
     rows = -(-len(results.tasks) // columns)
     figure = new_figure(4.4 * columns, 4.7 * rows + 0.6, "drawing problems")
     figure.suptitle(_title(results), color=_INK, fontsize=12 if columns > 1 else 9)
@@ -57,11 +58,6 @@ def paired_shares(task: TaskResult) -> list[tuple[Fraction, Fraction]]:
 
 def _share(right: Sequence[bool]) -> Fraction:
     return Fraction(sum(right), len(right))
-
-
-def _columns(panels: int) -> int:
-    """As square as can be: two panels side by side, four in two rows."""
-    return min(_COLUMNS, 2 if panels == 4 else panels)
 
 
 def _title(results: Results) -> str:
@@ -96,16 +92,9 @@ def _draw_points(axes: "Axes", task: TaskResult, shares: Sequence[tuple[Fraction
         fits = area**0.5 > _DIGIT * max(2, len(str(count))) + 3
         if count > 1 and (fits or task.score.k <= _FAR_APART_UP_TO):
             away = (0.0, 0.0) if fits else (area**0.5 / 2 + 2, 0.0)
-            axes.annotate(
-                str(count),
-                (float(base), float(adapter)),
-                xytext=away,
-                textcoords="offset points",
-                fontsize=7,
-                color="white" if fits else _INK,
-                ha="center" if fits else "left",
-                va="center_baseline",
-            )
+            look: dict[str, Any] = {"color": "white", "ha": "center"} if fits else {"color": _INK, "ha": "left"}
+            look |= {"xytext": away, "textcoords": "offset points", "fontsize": 7, "va": "center_baseline"}
+            axes.annotate(str(count), (float(base), float(adapter)), **look)
     better = sum(adapter > base for base, adapter in shares)
     worse = sum(adapter < base for base, adapter in shares)
     summary = f"{better} better, {len(shares) - better - worse} equal, {worse} worse"

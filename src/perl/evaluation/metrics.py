@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 
 import numpy
@@ -43,6 +43,10 @@ class Difference:
     low: float
     high: float
     p_value: float
+
+    def as_dict(self) -> dict[str, float | None]:
+        """For JSON, which has no NaN: what is not known is None."""
+        return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
 
 
 def average_at_k(right: Sequence[Sequence[bool]]) -> float:
@@ -111,33 +115,18 @@ def pass_at_k_error(right: Sequence[Sequence[bool]], k: int) -> float:
     return error_of_mean(pass_at_k_by_problem(right, k))
 
 
-def majority_at_k(
-    answers: Sequence[Sequence[str | None]],
-    right: Sequence[Sequence[bool]],
-    same: Callable[[str, str], bool] | None = None,
-) -> float:
-    """Share of problems whose most frequent answer is right (maj@k, self-consistency), k being all completions.
-
-    Args, rules and source: :func:`majority_by_problem`, of which it is the mean.
-
-    Raises:
-        ValueError: The shapes differ, or there is no problem.
-    """
-    return statistics.fmean(majority_by_problem(answers, right, same))
-
-
 def majority_by_problem(
     answers: Sequence[Sequence[str | None]],
     right: Sequence[Sequence[bool]],
     same: Callable[[str, str], bool] | None = None,
 ) -> list[float]:
-    """Whether the most frequent answer of each problem is right, as :func:`majority_at_k` averages it.
+    """Whether the most frequent answer of each problem is right: maj@k, self-consistency, is their mean.
 
     A completion without an answer does not vote, and a problem without any vote is wrong. Right answers are one class;
     the others are classes by themselves. Where classes tie, the score is what drawing one of them gives on average.
 
     Args:
-        answers: One row a problem, the answer of each completion, None where it has none.
+        answers: One row a problem, the answer of each of its k completions, None where it has none.
         right: The verdicts on them, same shape.
         same: Whether two answers that are not right are the same one; asked of texts that differ in more than white
             space. What it holds together by way of a third answer is one class too. None: only equal texts are.

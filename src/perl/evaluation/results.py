@@ -7,21 +7,20 @@ every problem, and the hashes that say what the numbers are numbers of.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from perl.errors import PerlError
 from perl.evaluation.metrics import Difference
 from perl.evaluation.protocol import Protocol
+from perl.evaluation.results_schema import Who as Who
 from perl.evaluation.results_schema import checked
 from perl.evaluation.score import Score
 from perl.run.files import write_text
 from perl.run.strict_json import parse_mapping
 
-Who = Literal["base", "adapter"]
 VERSION = 2
 """Of the part under ``perl``."""
 HELD_OUT = " (held out)"
@@ -248,8 +247,7 @@ def _labels(task: TaskResult) -> dict[str, float | None]:
 def _plain(task: TaskResult) -> dict[str, Any]:
     facts = asdict(task)
     del facts["name"]
-    if task.difference is not None:  # JSON has no NaN, which a single problem's interval is
-        facts["difference"] = {k: None if math.isnan(v) else v for k, v in facts["difference"].items()}
+    facts["difference"] = task.difference.as_dict() if task.difference is not None else None
     facts["problems"] = {
         problem.id: {
             who: "".join("1" if r else "0" for r in row)

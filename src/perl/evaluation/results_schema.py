@@ -94,21 +94,17 @@ def checked(found: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
         subject = _Subject.model_validate(facts["subject"])
         facts["protocol"] = _record(Protocol, facts["protocol"], "protocol")
         for name, task in facts["tasks"].items():
-            _check_name(name)
+            if _TASK_NAME.fullmatch(name) is None or ".." in name:
+                raise ValueError(f"{name!r:.60} is not the name of a task")
             for who in ("base", "adapter"):
                 task[who] = None if task[who] is None else _record(Score, task[who], f"{who} on {name}")
             task["difference"] = _difference(task["difference"], name)
             _check_fit(name, task)
     except ValidationError as error:
-        raise ValueError(_said(error)) from None
+        raise ValueError(_reason(error)) from None
     if subject.policy != policy_name(subject.base_sha256, subject.adapter_sha256, subject.adapter_config_sha256):
         raise ValueError("its policy is not the one that its digests name")
     return facts
-
-
-def _check_name(name: str) -> None:
-    if _TASK_NAME.fullmatch(name) is None or ".." in name:
-        raise ValueError(f"{name!r:.60} is no name of a task")
 
 
 def _record(kind: type[_T], facts: Mapping[str, Any], what: str) -> _T:
@@ -120,7 +116,7 @@ def _record(kind: type[_T], facts: Mapping[str, Any], what: str) -> _T:
     try:
         return TypeAdapter(kind).validate_json(json.dumps(facts), strict=True)
     except ValidationError as error:
-        raise ValueError(f"{what}: {_said(error)}") from None
+        raise ValueError(f"{what}: {_reason(error)}") from None
 
 
 def _difference(facts: Mapping[str, Any] | None, name: str) -> Difference | None:
@@ -155,7 +151,7 @@ def _check_score(score: Score, rows: Sequence[str], problems: int, what: str) ->
         raise ValueError(f"{what} is of no problem, or lacks pass@{score.k} or one below it")
 
 
-def _said(error: ValidationError) -> str:
+def _reason(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(part)[:60] for part in first["loc"])
     return f"{place!r} is absent" if first["type"] == "missing" else f"{place}: {first['msg']}"

@@ -8,14 +8,14 @@ trained again, or whose config was changed, is another one.
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 from perl.errors import PerlError
 from perl.run.files import write_text
 from perl.run.strict_json import parse_mapping
-from perl.types import VerdictStatus
+from perl.types import Verdict, VerdictStatus
 
 Place = tuple[str, str, int]
 """Task, problem and number of a sample."""
@@ -56,6 +56,10 @@ class Sample:
     def place(self) -> Place:
         """Which sample of an evaluation it is."""
         return self.task, self.problem, self.index
+
+    def judged(self, verdict: Verdict) -> "Sample":
+        """The same with another verdict and the answer that this found."""
+        return replace(self, status=verdict.status, extracted=verdict.extracted)
 
     def may_be_of(self, longest: int) -> bool:
         """Whether it has a length that a completion of so many tokens at most can have.
@@ -112,9 +116,7 @@ class SampleFile:
         known = {(key, sample.place): sample for key, sample in self.lines()}
         gone = {(policy, place) for place in dropped}
         known |= {(policy, place): sample for place, sample in samples.items()}
-        write_text(
-            self.path, "".join(_line(key, one) for (key, place), one in known.items() if (key, place) not in gone)
-        )
+        write_text(self.path, "".join(_line(key[0], one) for key, one in known.items() if key not in gone))
 
     def unreadable(self) -> int:
         """How many lines are malformed, the last one not counted where a kill cut it short."""

@@ -22,7 +22,7 @@ logger = logging.getLogger("perl")
 G_PASS_K = 16
 G_PASS_THRESHOLDS = (0.25, 0.5, 0.75, 1.0)
 UNJUDGED = ("timeout", "error", "unparsable_gold")
-"""Verdicts that say nothing of the answer; such completions count as not right."""
+"""Verdicts that leave the answer undecided; such completions count as not right."""
 OF_MAJORITY = ("majority", "majority_stderr", "majority_low", "majority_high")
 NOT_FROM_RIGHTS = (*OF_MAJORITY, "mean_tokens", "tokens", "truncated", "no_answer", "unjudged")
 """Fields of a score that take more than which completions are right."""

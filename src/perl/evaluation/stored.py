@@ -1,4 +1,4 @@
-"""StoredSamples samples that may be taken for new ones: drawn with the seeds of this evaluation, judged as of now.
+"""Stored samples that may be taken for new ones: drawn with the seeds of this evaluation, judged as of now.
 
 samples of a file, problems, protocol -> samples that are kept, and how many are not
 
@@ -7,7 +7,7 @@ again.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perl.evaluation.draw import TaskRequest
 from perl.evaluation.protocol import Protocol
@@ -52,10 +52,7 @@ def stored_samples(
         timeout_seconds=judging.timeout_seconds,
         workers=judging.workers,
     )
-    samples = [
-        replace(sample, status=verdict.status, extracted=verdict.extracted)
-        for sample, verdict in zip(kept, verdicts, strict=True)
-    ]
+    samples = [sample.judged(verdict) for sample, verdict in zip(kept, verdicts, strict=True)]
     otherwise = sum(old != new for old, new in zip(kept, samples, strict=True))
     return StoredSamples({sample.place: sample for sample in samples}, otherwise, dropped)
 

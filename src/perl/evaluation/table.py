@@ -2,7 +2,7 @@
 
 Results -> table.md, or lines for a terminal
 
-Says beside the numbers what they are numbers of, and what speaks against them.
+The protocol stands beside the numbers, and every reservation about them.
 """
 
 import math
@@ -59,9 +59,8 @@ def plain(results: Results) -> str:
     scores, further = _score_columns(results.tasks, PLAIN), _further_columns(results.tasks)
     lines = plain_table(rows_of([*scores, *further]))
     if max(map(len, lines)) > WIDEST:
-        lines = [line for part in (scores, *_parts(scores[0], further)) for line in ("", *plain_table(rows_of(part)))][
-            1:
-        ]
+        first, *others = (plain_table(rows_of(part)) for part in (scores, *_parts(scores[0], further)))
+        lines = [*first, *(line for table in others for line in ("", *table))]
     notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(results, PLAIN)]
     return "\n".join([*lines, "", *notes]) + "\n"
 
@@ -115,7 +114,7 @@ def excludes_zero(difference: Difference) -> bool:
 
 
 def why_not_shown(difference: Difference) -> str:
-    """What speaks against a difference that is not shown: ``the 95 % interval includes 0``."""
+    """Why a difference is not shown: ``the 95 % interval includes 0``."""
     if math.isnan(difference.low):
         return "a single problem has no interval"
     if excludes_zero(difference):
@@ -142,7 +141,7 @@ def _score_columns(tasks: Sequence[TaskResult], marks: Marks) -> list[Column]:
 def _further_columns(tasks: Sequence[TaskResult]) -> list[Column]:
     columns: list[Column] = []
     if _k(tasks) != "1":  # with one completion a problem they are avg@1 again
-        columns.append(_pass_column(tasks))
+        columns.append((f"pass@{_k(tasks)}", [_both(task, _pass_cell) for task in tasks]))
         columns.append((f"maj@{_k(tasks)}", [_both(task, _majority_cell) for task in tasks]))
     columns.append(("mean tokens", [_both(task, lambda s: f"{s.mean_tokens:,.0f}") for task in tasks]))
     columns.append(("truncated", [_both(task, lambda s: percent(s.truncated)) for task in tasks]))
@@ -162,16 +161,9 @@ def _marked(task: TaskResult, score: Score | None, sign: int, marks: Marks) -> s
     return marks.strong.format(score_cell(score)) if better else score_cell(score)
 
 
-def _pass_column(tasks: Sequence[TaskResult]) -> Column:
-    """pass@k for each task's own k."""
-    return f"pass@{_k(tasks)}", [_both(task, _pass_cell) for task in tasks]
-
-
 def _pass_cell(score: Score) -> str:
-    k = score.k
-    return estimate_text(
-        score.pass_at[k], score.pass_at_stderr.get(k), score.pass_at_low.get(k), score.pass_at_high.get(k)
-    )
+    means = (score.pass_at_stderr, score.pass_at_low, score.pass_at_high)
+    return estimate_text(score.pass_at[score.k], *(found.get(score.k) for found in means))
 
 
 def _majority_cell(score: Score) -> str:

@@ -38,7 +38,8 @@ def load_task_data(task: Task, data: Path | None = None, limit: int | None = Non
         raise DataError(f"{limit} questions are too few", where, "at least 1")
     revision = None
     if is_sandbox(task.repository):
-        source, rows = task.repository, _read_sandbox(task)
+        problems = load_problems(task.repository, "heldout")
+        source, rows = task.repository, [{"problem": p.question, "answer": p.answer} for p in problems]
     elif data is not None:
         source, rows = task.file, _read_folder(task, data, where)
     else:
@@ -64,10 +65,6 @@ def question_of(task: Task, row: Mapping[str, Any], identifier: str) -> Question
     else:
         gold = _without_dollars(gold_answer(_text(row[_column(task.answer, row)])))
     return Question(identifier, task.prompt.replace("{problem}", problem), gold, row)
-
-
-def _read_sandbox(task: Task) -> list[dict[str, Any]]:
-    return [{"problem": p.question, "answer": p.answer} for p in load_problems(task.repository, "heldout")]
 
 
 def _read_folder(task: Task, data: Path, where: str) -> list[dict[str, Any]]:

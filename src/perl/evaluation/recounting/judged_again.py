@@ -60,20 +60,17 @@ def judge_again(
     undecided = 0
     for who, rows in groups.items():
         then = [sample for row in rows for sample in row]
-        now = [
-            replace(sample, status=verdict.status, extracted=verdict.extracted)
-            for sample, verdict in zip(then, _verdicts(then, golds), strict=True)
-        ]
+        now = [sample.judged(verdict) for sample, verdict in zip(then, _verdicts(then, golds), strict=True)]
         other = [(one, two) for one, two in zip(then, now, strict=True) if one != two]
         if other:
-            mistakes.append(_said(task, who, other))
+            mistakes.append(_mistake(task, who, other))
         undecided += sum(sample.status in UNDECIDED for sample in now)
         one_by_one = iter(now)
         again[who] = [[next(one_by_one) for _ in row] for row in rows]
     return SecondVerdicts(again, undecided, mistakes)
 
 
-def _said(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]]) -> Mistake:
+def _mistake(task: TaskResult, who: Who, other: Sequence[tuple[Sample, Sample]]) -> Mistake:
     then, now = other[0]
     first = f"{then.status} ({shown(then.extracted)}) in the file, {now.status} ({shown(now.extracted)}) now"
     message = f"{len(other)} verdicts are not those of the texts: {first}"

@@ -3,7 +3,7 @@
 Results, samples.jsonl -> lines of eval/samples.jsonl -> KeptSamples
 
 An answer too long to be published is named by a hash, so that maj@k can still be counted: where a problem's wrong
-answers that mean the same hold such a one, all of them bear the same name. A stranger's file is read line by line,
+answers that mean the same hold such a one, all of them bear the same name. An untrusted file is read line by line,
 every field checked.
 """
 
@@ -95,35 +95,17 @@ def read_published(content: bytes, where: str) -> KeptSamples:
             field = ".".join(map(str, first["loc"]))
             reason = f"{field}: {first['msg']}" if field else first["msg"]
             raise PerlError(f"is not a sample: {reason[:200]}", f"{where}:{number}") from None
-        sample = Sample(
-            one.task, one.problem, one.index, one.seed, "", one.tokens, one.truncated, one.status, one.extracted
-        )
-        lines.append((one.policy, sample))
+        facts = {name: fact for name, fact in vars(one).items() if name != "policy"}
+        lines.append((one.policy, Sample(text="", **facts)))
     return KeptSamples(lines, texts=False, exact=True)
 
 
 def _lines(policy: str, samples: Sequence[Sample]) -> list[str]:
     """The lines of one problem."""
-    wrong = [sample.extracted for sample in samples if sample.extracted is not None and not sample.right]
-    names = _names(wrong)
-    return [
-        json.dumps(
-            {
-                "policy": policy,
-                "task": sample.task,
-                "problem": sample.problem,
-                "index": sample.index,
-                "seed": sample.seed,
-                "tokens": sample.tokens,
-                "truncated": sample.truncated,
-                "status": sample.status,
-                "extracted": _public(sample, names),
-            },
-            ensure_ascii=False,
-        )
-        + "\n"
-        for sample in samples
-    ]
+    names = _names([one.extracted for one in samples if one.extracted is not None and not one.right])
+    facts = [{"policy": policy, **vars(sample), "extracted": _public(sample, names)} for sample in samples]
+    public = ({name: fact for name, fact in one.items() if name != "text"} for one in facts)
+    return [json.dumps(one, ensure_ascii=False) + "\n" for one in public]
 
 
 def _names(answers: Sequence[str]) -> Mapping[str, str]:

@@ -33,7 +33,7 @@ answers of completions, or each problem's rights and wrongs alone."""
 
 WHO: tuple[Who, ...] = ("base", "adapter")
 # Answers may be made to take long. Honest ones of 16,000 completions take half a minute on two busy cores.
-_STRANGERS_SECONDS = 120.0
+_UNTRUSTED_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class _SampleIndex:
 
     def __init__(self, samples: KeptSamples) -> None:
         self.texts, self.exact = samples.texts, samples.exact
-        # One for all policies and tasks of a stranger's file, which may name any number of both.
-        self.until = time.monotonic() + _STRANGERS_SECONDS if samples.exact else None
+        # One for all policies and tasks of an untrusted file, which may name any number of both.
+        self.until = time.monotonic() + _UNTRUSTED_SECONDS if samples.exact else None
         self._by_task: dict[tuple[str, str], dict[tuple[str, int], list[Sample]]] = defaultdict(dict)
         self._asked: set[tuple[str, str]] = set()
         for policy, sample in samples.lines:
@@ -252,7 +252,7 @@ def _groups(task: TaskResult, protocol: Protocol, kept: _SampleIndex) -> tuple[d
         needed = {place for row in wanted for place in row}
         further = [place for place in found if place not in needed] if kept.exact else []
         if further:
-            message = f"{len(further)} samples are none that the results stand on"
+            message = f"{len(further)} samples do not belong to the results"
             mistakes.append(mistake_of_samples(task, who, further, message))
     complete = all(who in groups for who in WHO if getattr(task, who) is not None)
     return (groups if complete else {}), mistakes
@@ -281,7 +281,7 @@ def _sample_mistakes(
 def _from_samples(
     task: TaskResult, groups: Mapping[Who, Groups], until: float | None
 ) -> tuple[TaskResult, Sequence[str]]:
-    """Every figure, but maj@k of a stranger's answers that take too long to compare; and what was left out."""
+    """Every figure, but maj@k of untrusted answers that take too long to compare; and what was left out."""
     try:
         return with_figures(task, groups, _pass_at(task), until), ()
     except TooManyAnswersError:
@@ -324,7 +324,8 @@ def _differences(written: TaskResult, counted: TaskResult) -> list[Mistake]:
     """Every figure that is not what was counted; of the problems a line a policy."""
     found = []
     for who in WHO:
-        rows = [(one.id, getattr(one, who), getattr(two, who)) for one, two in _side_by_side(written, counted)]
+        both = zip(written.problems, counted.problems, strict=True)
+        rows = [(one.id, getattr(one, who), getattr(two, who)) for one, two in both]
         other = [(name, there, right) for name, there, right in rows if there != right]
         if other:
             name, there, right = other[0]
@@ -335,7 +336,3 @@ def _differences(written: TaskResult, counted: TaskResult) -> list[Mistake]:
         mistake_of(written, f"{path_of(place)} is {shown(there)} in the file, counted is {shown(right)}")
         for place, right, there in unequal(figures[1], figures[0])
     ]
-
-
-def _side_by_side(written: TaskResult, counted: TaskResult) -> list[tuple[ProblemResult, ProblemResult]]:
-    return list(zip(written.problems, counted.problems, strict=True))

@@ -35,7 +35,7 @@ def stated_mistakes(
         mistakes.append(mistake_of(task, "base and adapter name the same samples"))
     mistakes += _data_mistakes(task, None if own else known, own=own)
     if known is None and not own:
-        return mistakes, [f"the title and the protocol of {task.name}, which is no task of perl eval"]
+        return mistakes, [f"the title and the protocol of {task.name}, which is not a task of perl eval"]
     if known is not None and not own and task.title != known.title:
         mistakes.append(mistake_of(task, f"its title is {shown(task.title)}, the task's is {shown(known.title)}"))
     reported = []
@@ -59,7 +59,7 @@ def _data_mistakes(task: TaskResult, known: Task | None, *, own: bool) -> Iterat
         return
     on_the_hub = not places or (known is not None and source == known.repository and not is_sandbox(known.repository))
     if revision is not None and not (on_the_hub and _COMMIT.fullmatch(str(revision))):
-        yield mistake_of(task, f"its data has the revision {shown(revision)}, which is none of {shown(source)}")
+        yield mistake_of(task, f"its data has the revision {shown(revision)}, which {shown(source)} does not have")
 
 
 def _hash_mistakes(task: TaskResult, protocol: Protocol, known: Task | None) -> Iterator[Mistake]:
