@@ -60,6 +60,12 @@ def policy_of(method: str = "lora", size: float = 0.05, quantization: str | None
     return policy.eval()
 
 
+@functools.cache
+def _trained(method: str) -> PeftModel:
+    """A policy of the method that nobody may change."""
+    return policy_of(method)
+
+
 def scores(adapter: Path | str, *tasks, **protocol) -> Results:
     """Of that adapter's folder, or of weights of that digest, on the sandbox's base."""
     chosen = {"preset": "recipe", "temperature": 1.0, "max_new_tokens": 16, "k": 4, **protocol}
@@ -99,7 +105,7 @@ def make_run(folder: Path, method: str = "lora", policy: PeftModel | None = None
     written = load_recipe({**asked, **recipe})
     (folder / "recipe.yaml").write_text(written.to_yaml())
     run = Run(folder)
-    policy = policy or policy_of(method)
+    policy = policy or _trained(method)
     fingerprint = source_fingerprint(policy) or base_fingerprint(policy)
     write_adapter(policy, run.adapter, BASE_NAME, None, fingerprint)
     digest = sha256_of(run.adapter / WEIGHTS)

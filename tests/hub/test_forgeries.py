@@ -18,6 +18,7 @@ from perl.hub.push.package import Package
 from perl.hub.run_card import run_package, write_card
 from tests.hub.card_runs import make_quantised_run, make_run
 from tests.hub.forgeries import FORGERIES, SAMPLES, SCORES, WEIGHTS, Files
+from tests.hub.push_runs import publishable
 
 MADE_BEFORE = Path(__file__).parent / "made-by-0.1"
 
@@ -45,9 +46,12 @@ def said(files: Files, quantised: bool = False) -> list[str]:
     return [str(mistake) for mistake in found.mistakes]
 
 
-def test_there_are_many_and_honest_files_are_sound_also_of_version_0_1_and_on_a_base_in_4_bits():
+def test_there_are_many_and_honest_files_are_sound_also_of_version_0_1_and_on_a_base_in_4_bits(tmp_path):
     assert len(FORGERIES) >= 40
     assert said(published()) == []
+    run = publishable(tmp_path / "a-run")
+    write_card(run)
+    assert check_found(str(run.path)) == []
     assert len({forgery.name for forgery in FORGERIES}) == len(FORGERIES)
     found = find_card(str(MADE_BEFORE))
     checked = check_card(found.files, found.weights_sha256)
@@ -98,9 +102,8 @@ RUN_EDITS = {
 
 @pytest.mark.parametrize("name", RUN_EDITS)
 def test_an_edit_of_a_run_folder_is_caught(name, tmp_path):
-    run = make_run(tmp_path / "a-run")
+    run = publishable(tmp_path / "a-run")
     write_card(run)
-    assert check_found(str(run.path)) == []
     before, after, named = RUN_EDITS[name]
     file = run.path / name
     text = file.read_text()

@@ -234,20 +234,22 @@ def wanted_push(
     target = repo_id or (queued.repo_id if queued else None) or hub.repo_id
     if target is None:
         raise RunFolderError("does not say where to push it", str(run.path), "--repo user/name")
-    waiting = queued if queued is not None and queued.status == "queued" else None
-    asked: Literal["final", "best"] = which or (waiting.which if waiting else "best" if hub.push == "best" else "final")
+    private_there = hub.private and target == hub.repo_id
+    new = Push("queued", target, "best" if hub.push == "best" else "final", private_there)
+    waiting = queued if queued is not None and queued.status == "queued" else new
+    known = queued or new
     return Push(
         status="queued",
         repo_id=target,
-        which=asked,
-        private=private or (waiting.private if waiting else hub.private and target == hub.repo_id),
-        checkpoints=checkpoints or (waiting is not None and waiting.checkpoints),
-        message=message or (waiting.message if waiting else None),
-        replace=overwrite or (waiting is not None and waiting.replace),
-        sent=queued.sent if queued else (),
-        trying=queued.trying if queued else (),
-        steps=queued.steps if queued else (),
-        tries=waiting.tries if waiting else 0,
+        which=which or waiting.which,
+        private=private or waiting.private,
+        checkpoints=checkpoints or waiting.checkpoints,
+        message=message or waiting.message,
+        replace=overwrite or waiting.replace,
+        sent=known.sent,
+        trying=known.trying,
+        steps=known.steps,
+        tries=waiting.tries,
     )
 
 
