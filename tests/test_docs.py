@@ -183,3 +183,7 @@ def test_the_table_of_the_training_step_says_what_was_measured():
         )
         assert shown in table
         assert row["difference"] <= 1e-5
+        for one in (theirs, ours):  # each step's fastest turn counts, and the operations that are needed at least
+            fastest = [min(times) for times in zip(*one["turns"], strict=True)]
+            assert one["seconds"] == pytest.approx(math.fsum(fastest) / row["steps"])
+            assert one["efficiency"] == pytest.approx(row["ideal"] / one["executed"])

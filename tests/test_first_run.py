@@ -103,6 +103,11 @@ def test_the_cells_run_in_order_without_a_gpu(ran, cells, tmp_path):
     assert re.findall(r"step +(\d+)  reward", said["curve"]) == ["1", "2", "3"]
     run = json.loads((tmp_path / "runs/first_run/quickstart/run.json").read_text())
     score = run["eval"]["sandbox:addition"]
+    drawn: dict[str, list[bool]] = {}
+    for line in (tmp_path / "runs/first_run/quickstart/eval/samples.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        drawn.setdefault(sample["policy"], []).append(sample["status"] == "right")
+    assert [score["base"], score["adapter"]] == pytest.approx([sum(right) / len(right) for right in drawn.values()])
     assert f"base     {score['base']:.3f} " in said["scores"]
     assert f"adapter  {score['adapter']:.3f} " in said["scores"]
     assert re.search(r"asked +\d+\+\d+=", said["sample"])

@@ -131,7 +131,7 @@ def test_the_unpacked_wheel_trains_far_from_the_checkout(wheel, tmp_path, checko
 
 
 @pytest.mark.nightly
-def test_the_installed_command_trains_far_from_the_checkout(installed, tmp_path, checkout):
+def test_the_installed_command_trains_and_its_zoo_ships_far_from_the_checkout(installed, tmp_path, checkout):
     system_path = os.pathsep.join([str(installed), "/usr/bin", "/bin"])
     environment = clean_environment(PATH=system_path, HF_HUB_OFFLINE="1")
     imported_from = must_run(
@@ -158,10 +158,6 @@ def test_the_installed_command_trains_far_from_the_checkout(installed, tmp_path,
     assert float(change) > 0.0
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
-
-@pytest.mark.nightly
-def test_the_installed_zoo_ships_its_adapters(installed, tmp_path):
-    environment = clean_environment(PATH=os.pathsep.join([str(installed), "/usr/bin", "/bin"]), HF_HUB_OFFLINE="1")
     listed = must_run([installed / "perl", "zoo", "list", "--method", "ia3", "--json"], cwd=tmp_path, env=environment)
     assert "sandbox-ia3" in [row["name"] for row in json.loads(listed)]
     must_run([installed / "perl", "zoo", "pull", "sandbox-ia3", "pulled"], cwd=tmp_path, env=environment)
