@@ -92,7 +92,7 @@ def test_a_prompt_keeps_its_content_and_its_answer(tokenizer):
     assert (second.content, second.solution) == ("1+1=", None)
 
 
-def test_arguments_of_the_chat_template_count_in_the_plan_as_they_do_in_training():
+def test_arguments_of_the_chat_template_count_in_the_plan_as_they_do_in_training(plain_tokenizer):
     shutil.copytree(BASE_FOLDER, "base")
     template = Path("base/chat_template.jinja")
     text = template.read_text(encoding="utf-8")
@@ -106,4 +106,5 @@ def test_arguments_of_the_chat_template_count_in_the_plan_as_they_do_in_training
     without = prepare(load_recipe(recipe)).longest_prompt
     careful = {"train": {"chat_template_kwargs": {"careful": True}}}
     with_it = prepare(load_recipe(yaml.safe_load(yaml.safe_dump({**recipe, **careful})))).longest_prompt
-    assert with_it == without + 1 + len("think hard")
+    added = len(plain_tokenizer("<|system|>think hard", add_special_tokens=False)["input_ids"])
+    assert with_it == without + added

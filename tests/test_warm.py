@@ -45,7 +45,13 @@ def both(*arguments, **options):
 
 
 def test_it_prints_and_ends_as_a_process_that_imports(tmp_path):
-    for arguments in (("recipes",), ("train", "quickstart", "peft.rnak=4"), ("train", "nothing.yaml"), ("eval", "--list-tasks"), ("--version",)):
+    for arguments in (
+        ("recipes",),
+        ("train", "quickstart", "peft.rnak=4"),
+        ("train", "nothing.yaml"),
+        ("eval", "--list-tasks"),
+        ("--version",),
+    ):
         forked, started = both(*arguments, cwd=tmp_path)
         assert (forked.returncode, forked.stdout, forked.stderr) == (
             started.returncode,

@@ -75,7 +75,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel, checkout):
+def test_the_wheel_holds_what_it_needs_and_nothing_else_and_declares_its_scripts_and_licence(wheel, checkout):
     assert wheel.stat().st_size <= LARGEST_WHEEL
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -98,9 +98,6 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel, checkout):
         "licenses/LICENSE",
     }
     assert "perl/sandbox/base/model.safetensors" in names
-
-
-def test_the_wheel_declares_both_console_scripts_and_its_licence(wheel, checkout):
     with zipfile.ZipFile(wheel) as archive:
         files = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
         entry_points = archive.read(files["entry_points.txt"]).decode()
