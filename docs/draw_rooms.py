@@ -92,7 +92,8 @@ def read_graph() -> dict[str, list[str]]:
     layers = next(c["layers"] for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
     if set(layers) != set(ROOMS):
         raise ValueError(f"ROOMS in {Path(__file__).name} and pyproject.toml differ: {set(layers) ^ set(ROOMS)}")
-    return {room: [other for other in layers if other in _imported_by(room)] for room in layers}
+    imported = {room: _imported_by(room) for room in layers}
+    return {room: [other for other in layers if other in imported[room]] for room in layers}
 
 
 def drawn_graph() -> dict[str, list[str]]:

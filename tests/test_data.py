@@ -259,7 +259,7 @@ def test_what_would_do_nothing_or_leave_nothing_is_refused_with_its_key(section,
     assert said in message
 
 
-def test_overlap_is_an_error_unless_it_may_be_dropped():
+def test_overlap_is_an_error_unless_it_may_be_dropped_and_is_seen_through_chat_messages_and_templates():
     write("heldout.jsonl", [{"prompt": " 1+1=", "answer": "2"}, {"prompt": "4+4=\n", "answer": "8"}])
     write("rows.jsonl", ROWS)
     message = message_of(train="rows.jsonl", eval="heldout.jsonl")
@@ -268,9 +268,6 @@ def test_overlap_is_an_error_unless_it_may_be_dropped():
     assert found.train["prompt"][:] == ["0+0=", "2+2=", "3+3=", "5+5="]
     assert found.train["solution"][:] == ["0", "4", "6", "10"]
     assert len(found.heldout) == 2
-
-
-def test_overlap_is_seen_through_chat_messages_and_templates():
     write("heldout.jsonl", ROWS[2:3])
     found = problems(
         True, train=write("rows.jsonl", ROWS), eval="heldout.jsonl", system_prompt="S", prompt_template="Q: {prompt}",

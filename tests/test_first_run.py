@@ -1,10 +1,14 @@
 """The notebook of a first run: well formed, without outputs, and its cells run in order in a fresh process."""
 
+import contextlib
+import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +40,7 @@ def is_parameters(cell: dict) -> bool:
     return "parameters" in cell["metadata"].get("tags", [])
 
 
-def test_the_notebook_is_one_of_format_4_5():
+def test_the_notebook_is_one_of_format_4_5_and_keeps_nothing_that_a_run_printed():
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     assert set(notebook) == {"cells", "metadata", "nbformat", "nbformat_minor"}
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
@@ -45,6 +49,7 @@ def test_the_notebook_is_one_of_format_4_5():
         fields = {"cell_type", "id", "metadata", "source"}
         if cell["cell_type"] == "code":
             fields |= {"execution_count", "outputs"}
+            assert (cell["outputs"], cell["execution_count"]) == ([], None)
         assert set(cell) == fields
         assert cell["cell_type"] in ("code", "markdown")
         assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", cell["id"])
@@ -53,38 +58,53 @@ def test_the_notebook_is_one_of_format_4_5():
     assert len(set(ids)) == len(ids)
 
 
-def test_nothing_that_a_run_printed_is_kept(cells):
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
-
-
-def test_one_cell_holds_the_parameters_and_the_test_replaces_all_of_them(cells):
-    (cell,) = filter(is_parameters, cells)
-    names = re.compile(r"^(\w+) =", re.MULTILINE)
-    assert names.findall(source_of(cell)) == names.findall(SHORT)
-
-
-def test_the_cells_run_in_order_in_a_fresh_process_without_a_gpu(cells, tmp_path):
-    sources = [
-        (cell["id"], SHORT if is_parameters(cell) else source_of(cell)) for cell in cells if cell["cell_type"] == "code"
-    ]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+def ran_in_a_process(sources):
+    """What its cells print in a process of their own, as a kernel is one."""
     ran = subprocess.run(
         [sys.executable, "-c", KERNEL],
         input=json.dumps(sources),
-        cwd=tmp_path,
-        env=environment,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    said = dict(re.findall(r"^\[([\w-]+)\]\n(.*?)(?=^\[|\Z)", ran.stdout, re.MULTILINE | re.DOTALL))
+    return ran.stdout
+
+
+def ran_here(sources):
+    """The same in a namespace of their own."""
+    with (
+        pytest.MonkeyPatch.context() as changed,
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
+        changed.setattr("torch.cuda.is_available", lambda: False)
+        changed.setattr(sys, "stdin", io.StringIO(json.dumps(sources)))
+        Path("kernel.py").write_text(KERNEL)
+        runpy.run_path("kernel.py")
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("ran", [ran_here, pytest.param(ran_in_a_process, marks=pytest.mark.nightly)])
+def test_the_cells_run_in_order_without_a_gpu(ran, cells, tmp_path):
+    (parameters,) = filter(is_parameters, cells)
+    names = re.compile(r"^(\w+) =", re.MULTILINE)
+    assert names.findall(source_of(parameters)) == names.findall(SHORT)  # all of them are replaced
+    sources = [
+        (cell["id"], SHORT if is_parameters(cell) else source_of(cell)) for cell in cells if cell["cell_type"] == "code"
+    ]
+    stdout = ran(sources)
+    said = dict(re.findall(r"^\[([\w-]+)\]\n(.*?)(?=^\[|\Z)", stdout, re.MULTILINE | re.DOTALL))
     assert list(said) == [name for name, _ in sources]
     assert said["train"].startswith("done ")
     assert re.findall(r"step +(\d+)  reward", said["curve"]) == ["1", "2", "3"]
     run = json.loads((tmp_path / "runs/first_run/quickstart/run.json").read_text())
     score = run["eval"]["sandbox:addition"]
+    drawn: dict[str, list[bool]] = {}
+    for line in (tmp_path / "runs/first_run/quickstart/eval/samples.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        drawn.setdefault(sample["policy"], []).append(sample["status"] == "right")
+    assert [score["base"], score["adapter"]] == pytest.approx([sum(right) / len(right) for right in drawn.values()])
     assert f"base     {score['base']:.3f} " in said["scores"]
     assert f"adapter  {score['adapter']:.3f} " in said["scores"]
     assert re.search(r"asked +\d+\+\d+=", said["sample"])

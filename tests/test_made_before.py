@@ -139,9 +139,19 @@ def test_an_adapter_is_scored_as_it_was(tmp_path):
     assert {**again.subject, "name": None} == {**then.subject, "name": None}  # the folder's, and the recipe's
 
 
+def shares_of_right(folder: Path) -> list[float]:
+    """Of the answers in a folder of samples, by policy in the order in which they were drawn: base, adapter."""
+    verdicts: dict[str, list[bool]] = {}
+    for line in (folder / "eval" / "samples.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        verdicts.setdefault(sample["policy"], []).append(sample["status"] == "right")
+    return [sum(right) / len(right) for right in verdicts.values()]
+
+
 def test_results_are_read_and_counted_again():
     results = read_results(BEFORE / "finished")
     (task,) = results.tasks
+    assert [task.base.accuracy, task.adapter.accuracy] == pytest.approx(shares_of_right(BEFORE / "finished"))
     recorded = json.loads((BEFORE / "finished" / "run.json").read_text())["eval"][task.name]
     assert (task.base.accuracy, task.adapter.accuracy) == (recorded["base"], recorded["adapter"])
     assert recount_folder(BEFORE / "finished").mistakes == ()

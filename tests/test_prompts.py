@@ -56,19 +56,29 @@ def rendered(prompts, tokenizer):
     return [prompt.token_ids for prompt in render_prompts([{"prompt": prompt} for prompt in prompts], tokenizer)]
 
 
-@pytest.mark.parametrize("prompts", [MESSAGES, TEXTS], ids=["messages", "text"])
-def test_token_ids_are_those_that_trl_feeds(tokenizer, prompts):
-    assert rendered(prompts, tokenizer) == fed_by_trl(prompts)
+def problem_set():
+    """Prompts as a recipe's data set holds them."""
+    section = DataSection.model_validate(
+        {"train": {"name": "sandbox:addition", "limit": 3}, "system_prompt": "be brief"}
+    )
+    return [row["prompt"] for row in load_problem_set(section, chat=True).train]
 
 
-def test_messages_are_rendered_by_the_template_up_to_where_the_completion_begins(tokenizer, plain_tokenizer):
+@pytest.mark.parametrize(
+    "prompts_of", [lambda: MESSAGES, lambda: TEXTS, problem_set], ids=["messages", "text", "problem set"]
+)
+def test_token_ids_are_those_that_trl_feeds_in_any_order(tokenizer, prompts_of):
+    prompts = prompts_of()
+    expected = fed_by_trl(prompts)
+    assert rendered(prompts, tokenizer) == expected
+    assert rendered(prompts[::-1], tokenizer) == expected[::-1]
+
+
+def test_messages_end_where_the_completion_begins_and_text_is_tokenized_as_it_is(tokenizer, plain_tokenizer):
     for messages, ids in zip(MESSAGES, rendered(MESSAGES, tokenizer), strict=True):
         text = plain_tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         assert text.endswith("<|assistant|>")
         assert list(ids) == plain_tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def test_text_is_tokenized_as_it_is(tokenizer, plain_tokenizer):
     for text, ids in zip(TEXTS, rendered(TEXTS, tokenizer), strict=True):
         assert list(ids) == plain_tokenizer(text)["input_ids"]
 
@@ -82,21 +92,7 @@ def test_a_prompt_keeps_its_content_and_its_answer(tokenizer):
     assert (second.content, second.solution) == ("1+1=", None)
 
 
-def test_rows_of_a_problem_set_can_be_rendered(tokenizer):
-    section = DataSection.model_validate(
-        {"train": {"name": "sandbox:addition", "limit": 3}, "system_prompt": "be brief"}
-    )
-    rows = list(load_problem_set(section, chat=True).train)
-    assert [prompt.token_ids for prompt in render_prompts(rows, tokenizer)] == fed_by_trl(
-        [row["prompt"] for row in rows]
-    )
-
-
-def test_the_order_of_rows_does_not_change_how_each_is_rendered(tokenizer):
-    assert rendered(MESSAGES[::-1], tokenizer) == rendered(MESSAGES, tokenizer)[::-1]
-
-
-def test_arguments_of_the_chat_template_count_in_the_plan_as_they_do_in_training():
+def test_arguments_of_the_chat_template_count_in_the_plan_as_they_do_in_training(plain_tokenizer):
     shutil.copytree(BASE_FOLDER, "base")
     template = Path("base/chat_template.jinja")
     text = template.read_text(encoding="utf-8")
@@ -110,4 +106,5 @@ def test_arguments_of_the_chat_template_count_in_the_plan_as_they_do_in_training
     without = prepare(load_recipe(recipe)).longest_prompt
     careful = {"train": {"chat_template_kwargs": {"careful": True}}}
     with_it = prepare(load_recipe(yaml.safe_load(yaml.safe_dump({**recipe, **careful})))).longest_prompt
-    assert with_it == without + 1 + len("think hard")
+    added = len(plain_tokenizer("<|system|>think hard", add_special_tokens=False)["input_ids"])
+    assert with_it == without + added

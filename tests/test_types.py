@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from perl import types
-from perl.types import Completion, Group, Prompt, Verdict
+from perl.types import Completion, Group, Prompt
 
 PROMPT = Prompt("1+1=", (6, 78, 6, 96), "2")
 COMPLETION = Completion((7, 1), "2", truncated=False)
@@ -16,13 +16,6 @@ def test_a_group_has_a_reward_for_each_completion(rewards):
     with pytest.raises(ValueError, match=f"2 completions but {len(rewards)} rewards"):
         Group(PROMPT, (COMPLETION, COMPLETION), rewards)
     assert Group(PROMPT, (COMPLETION, COMPLETION), (1.0, 0.0)).rewards == (1.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("status", "right"), [("right", True), ("wrong", False), ("no_answer", False), ("unparsable_gold", False)]
-)
-def test_only_a_right_verdict_is_right(status, right):
-    assert Verdict(status).right is right
 
 
 def test_records_are_frozen():

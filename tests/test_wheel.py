@@ -75,7 +75,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel, checkout):
+def test_the_wheel_holds_what_it_needs_and_nothing_else_and_declares_its_scripts_and_licence(wheel, checkout):
     assert wheel.stat().st_size <= LARGEST_WHEEL
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -98,9 +98,6 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel, checkout):
         "licenses/LICENSE",
     }
     assert "perl/sandbox/base/model.safetensors" in names
-
-
-def test_the_wheel_declares_both_console_scripts_and_its_licence(wheel, checkout):
     with zipfile.ZipFile(wheel) as archive:
         files = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
         entry_points = archive.read(files["entry_points.txt"]).decode()
@@ -131,7 +128,7 @@ def test_the_unpacked_wheel_trains_far_from_the_checkout(wheel, tmp_path, checko
 
 
 @pytest.mark.nightly
-def test_the_installed_command_trains_far_from_the_checkout(installed, tmp_path, checkout):
+def test_the_installed_command_trains_and_its_zoo_ships_far_from_the_checkout(installed, tmp_path, checkout):
     system_path = os.pathsep.join([str(installed), "/usr/bin", "/bin"])
     environment = clean_environment(PATH=system_path, HF_HUB_OFFLINE="1")
     imported_from = must_run(
@@ -158,10 +155,6 @@ def test_the_installed_command_trains_far_from_the_checkout(installed, tmp_path,
     assert float(change) > 0.0
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
-
-@pytest.mark.nightly
-def test_the_installed_zoo_ships_its_adapters(installed, tmp_path):
-    environment = clean_environment(PATH=os.pathsep.join([str(installed), "/usr/bin", "/bin"]), HF_HUB_OFFLINE="1")
     listed = must_run([installed / "perl", "zoo", "list", "--method", "ia3", "--json"], cwd=tmp_path, env=environment)
     assert "sandbox-ia3" in [row["name"] for row in json.loads(listed)]
     must_run([installed / "perl", "zoo", "pull", "sandbox-ia3", "pulled"], cwd=tmp_path, env=environment)
