@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sympy
 
+import perl
 from perl.rewards.verifier.comparison import is_plain
 from perl.rewards.verifier.symbolic import is_readable, judge, read, same_by_algebra
 from tests.oracles.answer_cases import CASES, random_pairs
@@ -45,11 +46,12 @@ print(json.dumps([versions, math_verify.__file__, statuses]))
 
 def judged(pairs, folder=None):
     """Versions, where math-verify lies, and verdicts, in a process of its own."""
-    environment = dict(os.environ) if folder is None else {**os.environ, "PYTHONPATH": str(folder)}
+    ours = str(Path(perl.__file__).parents[1])  # the source under test, also where another one is installed
+    path = os.pathsep.join([ours] if folder is None else [str(folder), ours])
     done = subprocess.run(
         [sys.executable, "-c", JUDGE_ALL],
         input=json.dumps(pairs),
-        env=environment,
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=True,
