@@ -27,11 +27,6 @@ def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: A
     return field(default=setting.default, metadata={"help": setting.description})
 
 
-def _own(default: Any, sentence: str) -> Any:  # noqa: ANN401 (a dataclass field)
-    """A field that the trainer adds, or whose default differs from TRL's."""
-    return field(default=default, metadata={"help": sentence})
-
-
 @dataclass
 class PeftRLConfig(GRPOConfig):
     """Arguments of :class:`perl.PeftGRPOTrainer`: every argument of TRL's ``GRPOConfig``, and these.
@@ -54,21 +49,26 @@ class PeftRLConfig(GRPOConfig):
         pydantic.ValidationError: A ``peft_*`` field has an impossible value.
     """
 
-    learning_rate: float | None = _own(None, "The initial learning rate. None: the method's usual one, 1e-5 for LoRA.")
-    logging_steps: float = _own(1, "Log every X optimizer steps.")
-    save_steps: float = _own(50, "Save a checkpoint every X optimizer steps.")
-    gradient_checkpointing: bool | None = _own(
-        None, "Recompute activations in the backward pass. None: if they would not fit otherwise."
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "The initial learning rate. None: the method's usual one, 1e-5 for LoRA."}
     )
-    dataloader_pin_memory: bool | None = _own(None, "Pin memory in data loaders. None: not on a CPU.")
-    per_device_train_batch_size: int | None = _own(
-        None, "Rows in one forward pass. None: 8, or what prompts_per_step leaves."
+    logging_steps: float = field(default=1, metadata={"help": "Log every X optimizer steps."})
+    save_steps: float = field(default=50, metadata={"help": "Save a checkpoint every X optimizer steps."})
+    gradient_checkpointing: bool | None = field(
+        default=None,
+        metadata={"help": "Recompute activations in the backward pass. None: if they would not fit otherwise."},
     )
-    gradient_accumulation_steps: int | None = _own(
-        None, "Forward passes in one optimizer step. None: 1, or as prompts_per_step needs."
+    dataloader_pin_memory: bool | None = field(
+        default=None, metadata={"help": "Pin memory in data loaders. None: not on a CPU."}
     )
-    prompts_per_step: int | None = _own(
-        None, "Different prompts in one optimizer step; the other batch numbers follow."
+    per_device_train_batch_size: int | None = field(
+        default=None, metadata={"help": "Rows in one forward pass. None: 8, or what prompts_per_step leaves."}
+    )
+    gradient_accumulation_steps: int | None = field(
+        default=None, metadata={"help": "Forward passes in one optimizer step. None: 1, or as prompts_per_step needs."}
+    )
+    prompts_per_step: int | None = field(
+        default=None, metadata={"help": "Different prompts in one optimizer step; the other batch numbers follow."}
     )
     quantization: str | None = _setting("quantization", ModelSection)
     peft_method: str = _setting("method")
@@ -85,11 +85,13 @@ class PeftRLConfig(GRPOConfig):
         default=None, metadata={"help": PeftSection.model_fields["kwargs"].description}
     )
 
-    reference: str | None = _own(
-        None,
-        "What the KL divergence is measured against: base (the pristine base), initial (the policy before the first "
-        "step), or rolling:N (the policy as it was at the last multiple of N steps). None: base for a new adapter, "
-        "initial for one that is continued.",
+    reference: str | None = field(
+        default=None,
+        metadata={
+            "help": "What the KL divergence is measured against: base (the pristine base), initial (the policy before "
+            "the first step), or rolling:N (the policy as it was at the last multiple of N steps). None: base for a "
+            "new adapter, initial for one that is continued."
+        },
     )
 
     rollout_backend: str = _setting("backend", RolloutSection)
@@ -103,55 +105,78 @@ class PeftRLConfig(GRPOConfig):
     rollout_check_every: int = _setting("check_every", RolloutSection)
     rollout_tolerance: float | None = _setting("tolerance", RolloutSection)
     rollout_prefetch: int = _setting("prefetch", RolloutSection)
-    vllm_importance_sampling_mode: str = _own(
-        "token_truncate",
-        "How the ratio of the trainer's probabilities to the engine's is bounded: token_truncate, token_mask, "
-        "sequence_truncate or sequence_mask.",
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={
+            "help": "How the ratio of the trainer's probabilities to the engine's is bounded: token_truncate, "
+            "token_mask, sequence_truncate or sequence_mask."
+        },
     )
 
-    process_reward_weight: float = _own(
-        0.0,
-        "Weight of a process reward, the score that another model gives each step of a completion; 0: only the outcome "
-        "counts. In a recipe better as rewards: {process_reward: {weight: ..., args: {model: ...}}}.",
+    process_reward_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "Weight of a process reward, the score that another model gives each step of a completion; 0: only "
+            "the outcome counts. In a recipe better as rewards: {process_reward: {weight: ..., args: {model: ...}}}."
+        },
     )
     process_reward_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Arguments of perl.rewards.process_reward, model among them; needs a weight."}
     )
-    flat_reward_steps: int = _own(
-        5, "Say why after this many steps in a row in which no group's rewards differ; 0: never."
+    flat_reward_steps: int = field(
+        default=5,
+        metadata={"help": "Say why after this many steps in a row in which no group's rewards differ; 0: never."},
     )
-    padding_free: bool = _own(
-        True,
-        "Run rows end to end, without padding, where the model allows it; else every micro-batch is padded to its own "
-        "longest row.",
+    padding_free: bool = field(
+        default=True,
+        metadata={
+            "help": "Run rows end to end, without padding, where the model allows it; else every micro-batch is padded "
+            "to its own longest row."
+        },
     )
-    train_tokens_per_microbatch: int | None = _own(
-        None,
-        "Tokens in one forward and backward pass; the rows of an optimizer step are distributed over such passes. "
-        "None: 2048 on a CPU, what fits into memory elsewhere. 0: the rows of each pass as TRL cuts them.",
+    train_tokens_per_microbatch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens in one forward and backward pass; the rows of an optimizer step are distributed over such "
+            "passes. None: 2048 on a CPU, what fits into memory elsewhere. 0: the rows of each pass as TRL cuts them."
+        },
     )
-    skip_zero_advantage: bool = _own(
-        True, "Leave out rows that add exactly nothing to the gradient: no advantage, no KL term."
+    skip_zero_advantage: bool = field(
+        default=True,
+        metadata={"help": "Leave out rows that add exactly nothing to the gradient: no advantage, no KL term."},
     )
-    reuse_old_log_probs: bool = _own(
-        True, "Take the old policy's log-probabilities from the training pass where no update lies between."
+    reuse_old_log_probs: bool = field(
+        default=True,
+        metadata={
+            "help": "Take the old policy's log-probabilities from the training pass where no update lies between."
+        },
     )
-    share_prompts: bool = _own(True, "Run a prompt once for all completions of its group where that saves tokens.")
-    fused_lora: bool = _own(True, "Run plain LoRA layers as one operation instead of six; the same numbers in float32.")
+    share_prompts: bool = field(
+        default=True, metadata={"help": "Run a prompt once for all completions of its group where that saves tokens."}
+    )
+    fused_lora: bool = field(
+        default=True,
+        metadata={"help": "Run plain LoRA layers as one operation instead of six; the same numbers in float32."},
+    )
 
-    fused_head: bool | None = _own(
-        None,
-        "Take the derivative of the log-probabilities in the head's forward pass, which is two products with the head "
-        "instead of three. None: on a CPU; elsewhere TRL's kernel.",
+    fused_head: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Take the derivative of the log-probabilities in the head's forward pass, which is two products "
+            "with the head instead of three. None: on a CPU; elsewhere TRL's kernel."
+        },
     )
-    compile_layers: bool = _own(
-        False, "Compile the layers for packed rows, which takes a minute or more before the first step."
+    compile_layers: bool = field(
+        default=False,
+        metadata={"help": "Compile the layers for packed rows, which takes a minute or more before the first step."},
     )
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "peft_kwargs", "process_reward_kwargs"]
 
-    bf16: bool | None = _own(None, "Train in bfloat16. None: not on a CPU.")
-    activation_checkpointing: bool | None = _own(None, "transformers' new name of gradient_checkpointing.")
+    bf16: bool | None = field(default=None, metadata={"help": "Train in bfloat16. None: not on a CPU."})
+    activation_checkpointing: bool | None = field(
+        default=None, metadata={"help": "transformers' new name of gradient_checkpointing."}
+    )
 
     def __post_init__(self) -> None:
         """Derives what was left open, then lets TRL derive and check the rest."""

@@ -41,16 +41,8 @@ MASKED = "rows/masked_fraction"
 """Share of the rows of which no token is in the loss, as of truncated ones with ``mask_truncated_completions``."""
 # Inputs of multimodal models, handed through to the forward pass as TRL does.
 _IMAGES = (
-    "pixel_values",
-    "image_grid_thw",
-    "num_images",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "num_tiles",
-    "image_sizes",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "image_position_ids",
+    *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes"),
+    *("num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
 )
 # Prompts whose tokens are counted to know the longest: its text is one of the longest.
 _LONGEST_TEXTS = 64

@@ -11,9 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from perl.errors import PerlError
 from perl.hub.card.fact_form import plain_word, showable_settings
 from perl.hub.card.folder_card import write_folder_card
 from perl.hub.card.form import CARD, LARGEST_CARD
@@ -137,16 +136,6 @@ def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, pus
         revision=push.revision or args.hub_revision,
         blocking=push.blocking,
     )
-
-
-def check_no_token(args: GRPOConfig, token: str | None) -> None:
-    """Refuses a token beside the Hub's own login.
-
-    Raises:
-        PerlError: There is one.
-    """
-    if token is not None or args.hub_token is not None:
-        raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
 
 
 def tags_of(tags: str | list[str] | None) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.importance import SamplingCorrection
-from perl.errors import ModelError
+from perl.errors import ModelError, PerlError
 from perl.methods.optim import precondition_lora_fa
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
@@ -475,7 +475,8 @@ class PeftGRPOTrainer(GRPOTrainer):
         if not isinstance(self.policy, PeftModel):
             return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
         check_push(self.args, asked=True, strategy=self.strategy)
-        publishing.check_no_token(self.args, token)
+        if token is not None or self.args.hub_token is not None:
+            raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
         if not self.accelerator.is_main_process:
             return None
         card = self.create_model_card if is_replaced(self, "create_model_card") else None

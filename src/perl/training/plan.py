@@ -49,16 +49,8 @@ _MOST_UNREADABLE = 0.05
 _ANSWERS_AT_A_TIME = 500
 
 # Arguments that TRL hands to every reward function; all others are columns of the data set.
-_ARGUMENTS_FROM_TRL = {
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-    "environments",
-}
-
+_ARGUMENTS_FROM_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "environments"}
+_ARGUMENTS_FROM_TRL |= {"log_extra", "log_metric"}
 
 # What to do about an argument that no column can fill.
 _HINTS = {"solution": "set data.train.columns.answer", "prompt": "it is called prompts, as in TRL"}
