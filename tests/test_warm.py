@@ -58,6 +58,7 @@ def test_it_prints_and_ends_as_a_process_that_imports(tmp_path):
             started.stdout,
             started.stderr,
         )
+        assert forked.returncode == (2 if arguments[0] == "train" else 0)  # both trainings are the user's mistakes
     forked, started = both("reward", "try", "7", "-", input="so \\boxed{7}\n")  # what it reads
     assert forked.stdout == started.stdout
     assert "7" in forked.stdout
