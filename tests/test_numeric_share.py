@@ -6,7 +6,7 @@ import pytest
 
 from tests import count_numeric
 
-FLOOR = 0.21
+FLOOR = 0.4
 
 
 def test_the_share_of_numeric_tests_does_not_fall():

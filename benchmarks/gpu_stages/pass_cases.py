@@ -100,8 +100,8 @@ def compare(
     graphs = counters["stats"]["unique_graphs"]
     with compiling_quickly(tiny), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         make_ready(model, fused=fused, compiled=compiled)
-        packed = numbers(model, rows, partial(_scored, families=families if shared else alone, packed=True))
-        padded = numbers(model, rows, partial(_scored, families=alone, packed=False))
+        packed = numbers(model, rows, partial(_scored, groups=families if shared else alone, packed=True))
+        padded = numbers(model, rows, partial(_scored, groups=alone, packed=False))
     if compiled and counters["stats"]["unique_graphs"] == graphs:
         raise RuntimeError("nothing was compiled")
     return judged(packed, padded, expected, half=kind != "float32")
