@@ -238,10 +238,10 @@ def packing(found: Found, where: tuple[str, str], base: PreTrainedModel, seed: i
     generator = torch.Generator().manual_seed(seed)
 
     def probe(vocabulary: int, device: torch.device, *, shared: bool) -> object:
-        rows, families = original(vocabulary, device, shared=shared)
+        rows, groups = original(vocabulary, device, shared=shared)
         moved = int(torch.randint(1, vocabulary, (1,), generator=generator))
         shifted = {id(row.prompt): (row.prompt + moved) % vocabulary for row in rows}
-        return [replace(row, prompt=shifted[id(row.prompt)]) for row in rows], families
+        return [replace(row, prompt=shifted[id(row.prompt)]) for row in rows], groups
 
     for name, planted in PLANTED.items():
         with mock.patch.object(perl.packing.forward, "_probe", probe), planted():

@@ -141,9 +141,9 @@ def forward_and_backward(setting: Setting, policy: PeftModel, lengths: list[int]
     for length in lengths:
         ids = torch.randint(vocabulary, (length + 1,), device=setting.device)
         rows.append(TokenRow(ids[:1], ids[1:], torch.ones(length, dtype=torch.bool)))
-    families = [[index] for index in range(len(rows))]
+    groups = [[index] for index in range(len(rows))]
     with autocast(setting):
-        log_probs_NT, _ = score(policy, rows, families, packed=True, columns=max(lengths))
+        log_probs_NT, _ = score(policy, rows, groups, packed=True, columns=max(lengths))
     log_probs_NT.sum().backward()
 
 

@@ -93,14 +93,14 @@ def compare(
     model = policy(device, tiny, dtype)
     if recompute:
         recompute_activations(model)
-    rows, families = random_rows(model.config.vocab_size, device, tiny=tiny)
+    rows, groups = random_rows(model.config.vocab_size, device, tiny=tiny)
     alone = [[index] for index in range(len(rows))]
     if compiled:
         torch.compiler.reset()  # at a limit of graphs torch runs a layer as it was written
     graphs = counters["stats"]["unique_graphs"]
     with compiling_quickly(tiny), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         make_ready(model, fused=fused, compiled=compiled)
-        packed = numbers(model, rows, partial(_scored, groups=families if shared else alone, packed=True))
+        packed = numbers(model, rows, partial(_scored, groups=groups if shared else alone, packed=True))
         padded = numbers(model, rows, partial(_scored, groups=alone, packed=False))
     if compiled and counters["stats"]["unique_graphs"] == graphs:
         raise RuntimeError("nothing was compiled")
@@ -164,10 +164,10 @@ def numbers(model: PeftModel, rows: Sequence[Row], log_probs_of: Callable[..., t
     return Numbers(log_probs_S.detach().double(), torch.cat(gradients))
 
 
-def _scored(model: PeftModel, rows: Sequence[Row], *, families: list[list[int]], packed: bool) -> torch.Tensor:
+def _scored(model: PeftModel, rows: Sequence[Row], *, groups: list[list[int]], packed: bool) -> torch.Tensor:
     """(S,) by one pass of ours."""
     columns = max(row.completion.numel() for row in rows)
-    log_probs_NT, _ = score(model, rows, families, packed=packed, columns=columns, entropy="none")
+    log_probs_NT, _ = score(model, rows, groups, packed=packed, columns=columns, entropy="none")
     return torch.cat([line[: row.completion.numel()][row.scored] for line, row in zip(log_probs_NT, rows, strict=True)])
 
 

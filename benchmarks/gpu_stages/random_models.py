@@ -70,15 +70,15 @@ def random_rows(vocabulary: int, device: torch.device, *, tiny: bool) -> tuple[l
 
     lengths = SHORT_ROWS if tiny else ROWS
     rows: list[Row] = []
-    families: list[list[int]] = []
+    groups: list[list[int]] = []
     for prompt_length, completions in lengths.items():
         prompt = tokens(prompt_length)
-        families.append(list(range(len(rows), len(rows) + len(completions))))
+        groups.append(list(range(len(rows), len(rows) + len(completions))))
         for count in completions:
             scored = torch.rand(count, generator=generator) < 0.9
             scored[0] = True
             rows.append(Row(prompt, tokens(count), scored))
-    return rows, families
+    return rows, groups
 
 
 def make_ready(policy: PeftModel, *, fused: bool | None = None, compiled: bool = False) -> None:
