@@ -227,8 +227,9 @@ def test_no_file_names_a_place_on_somebodys_machine_or_runs_code_from_a_models_r
         f"{name}:{number}: {line.strip()[:100]}"
         for name, text in texts.items()
         for number, line in enumerate(text.splitlines(), 1)
-        if MACHINE_PATHS.search(line) or REMOTE_CODE.search(line)
+        if MACHINE_PATHS.search(line)
     ]
+    found += [name for name, text in texts.items() if REMOTE_CODE.search(text)]  # also over two lines
     assert found == []
 
 

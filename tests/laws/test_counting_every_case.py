@@ -7,7 +7,7 @@ import statistics
 import numpy
 import pytest
 
-from perl.evaluation.metrics import error_of_mean, g_pass_at_k, majority_at_k, paired_difference, pass_at_k
+from perl.evaluation.metrics import error_of_mean, g_pass_at_k, majority_by_problem, paired_difference, pass_at_k
 from perl.intervals import interval, intervals
 from perl.zoo.ranking import fisher_p
 
@@ -53,7 +53,7 @@ def test_the_majority_is_the_mean_over_every_draw_of_a_vote_among_the_most_frequ
         votes = {answer: answers.count(answer) for answer in set(answers)}
         first = [answer for answer, count in votes.items() if count == max(votes.values())]
         expected = first.count("a") / len(first)
-        found = majority_at_k([list(answers)], [[answer == "a" for answer in answers]])
+        (found,) = majority_by_problem([list(answers)], [[answer == "a" for answer in answers]])
         assert found == pytest.approx(expected, abs=1e-12)
 
 

@@ -18,7 +18,6 @@ from perl.packing.attention import use_packed_attention
 from perl.packing.forward import score
 from perl.packing.head import LogitSettings, add_scored_forward, head_bytes
 from perl.packing.memory import (
-    _SHARE,
     MOST_TOKENS,
     MemoryPlan,
     TokenBytes,
@@ -40,14 +39,14 @@ def test_a_pass_is_as_long_as_what_it_keeps_fits(free, trained):
     per_token = TokenBytes(kept=10**6, recomputed=10**5)
     plan = plan_memory(free, trained, per_token, longest_row=100)
     assert not plan.recompute
-    usable = _SHARE * (free - 12 * trained)  # in float32: a gradient and Adam's two averages
+    usable = 0.7 * (free - 12 * trained)  # in float32: a gradient and Adam's two averages
     assert plan.tokens == usable // per_token.kept
 
 
 @pytest.mark.parametrize(("longest", "recompute"), [(500, False), (700, False), (701, True), (2000, True)])
 def test_activations_are_computed_again_only_if_the_longest_row_does_not_fit_otherwise(longest, recompute):
-    plan = plan_memory(1000 / _SHARE * 0.7, 0, TokenBytes(kept=1.0, recomputed=0.1), longest_row=longest)
-    usable = _SHARE * 1000 / _SHARE * 0.7
+    plan = plan_memory(1000, 0, TokenBytes(kept=1.0, recomputed=0.1), longest_row=longest)
+    usable = 0.7 * 1000
     assert usable == pytest.approx(700)
     expected = 7000 if recompute else 700
     assert plan.recompute == recompute
@@ -107,9 +106,9 @@ def test_scores_that_attention_keeps_shorten_passes_of_long_rows():
     free, kept, pair = 1e10, 1e5, 100.0
     scores = TokenBytes(kept=kept, recomputed=kept / 10, kept_pair=pair, recomputed_pair=pair / 10)
     short, long = 1000, 20_000  # a token of a row of n keeps as many pairs
-    assert plan_memory(free, 0, scores, longest_row=short).tokens == _SHARE * free // (kept + pair * short)
+    assert plan_memory(free, 0, scores, longest_row=short).tokens == 0.7 * free // (kept + pair * short)
     longer = plan_memory(free, 0, scores, longest_row=long)
-    assert longer == MemoryPlan(int(_SHARE * free / (kept / 10 + pair / 10 * long)), recompute=True)
+    assert longer == MemoryPlan(int(0.7 * free / (kept / 10 + pair / 10 * long)), recompute=True)
     assert scores.of_pass(40_000, long, recompute=True) == 40_000 * (kept / 10 + pair / 10 * long)
 
 

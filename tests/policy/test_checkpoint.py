@@ -319,6 +319,18 @@ def test_the_distance_of_a_tampered_adapter_is_that_of_its_log_probabilities():
         assert found == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_an_adapter_that_is_loaded_by_changing_the_base_is_far_from_the_policy_though_both_share_that_base(start):
+    policy = policy_of()
+    write_adapter(policy, Path("adapter"), "sandbox:base", None)
+    config = Path("adapter/adapter_config.json")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "init_lora_weights": start}))
+    loaded = PeftModel.from_pretrained(base(), "adapter").eval()
+    expected = (log_probs(loaded) - log_probs(policy)).abs().max().item()
+    assert expected > 1
+    assert reload_difference(policy, Path("adapter"), PROBE) == pytest.approx(expected, abs=1e-3)
+
+
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_a_policy_and_its_reference_come_back_from_a_checkpoint_bit_for_bit(method):
     policy = policy_of(method, modules_to_save=whole(method))

@@ -65,9 +65,9 @@ def hub():
     server.server_close()
 
 
-def ask(endpoint, kind, name, revision=None):
+def ask(endpoint, kind, name, revision=None, token=""):
     """What ``look_up`` finds on this Hub."""
-    with taken_for_the_hub(SimpleNamespace(url=endpoint, token=""), Path("home")):
+    with taken_for_the_hub(SimpleNamespace(url=endpoint, token=token), Path("home")):
         return look_up(kind, name, revision)
 
 
@@ -113,7 +113,7 @@ def test_what_is_there_gives_its_commit_and_each_refusal_is_told_from_the_others
          "HF_HUB_OFFLINE=1"),
     ]  # fmt: skip
     for endpoint, arguments, start, held, absent, hint in refused:
-        answer = ask(endpoint, *arguments)
+        answer = ask(endpoint, *arguments, token="hf_expired" if "owner/expired" in arguments else "")
         message = answer.message
         fits = message.startswith(start) and held in message and not any(part in message for part in absent)
         if not fits or hint not in answer.hint or ("gated" in start and message != start):

@@ -191,6 +191,7 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path):
 
 VARIANTS = {
     "within one of several epochs": ["data.train.limit=6"],
+    "at the end of one of several epochs": ["data.train.limit=4"],
     "rollouts that last for three steps": [
         "train.per_device_train_batch_size=4",
         "train.steps_per_generation=6",

@@ -10,6 +10,7 @@ import copy
 import copyreg
 import functools
 from collections.abc import Callable
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ def check_compiler(device: torch.device) -> None:
     """
     try:
         compiled(torch.neg)(torch.ones(2, device=device))
-    except (RuntimeError, OSError, ImportError, AssertionError) as error:  # torch makes its compilers' errors the first
+    # torch makes most errors of its compilers RuntimeErrors; the others are those that it does not wrap.
+    except (RuntimeError, OSError, ImportError, AssertionError, SubprocessError) as error:
         inner = getattr(error, "inner_exception", error)  # torch wraps what the compiler behind it raises
         problem = f"torch cannot compile on this machine ({type(inner).__name__}: {first_line(inner)})"
         raise ModelError(problem, "train.compile_layers", "install a C++ compiler, or leave it out") from error

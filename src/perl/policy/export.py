@@ -32,7 +32,7 @@ from perl.policy.model import (
     load_tokenizer,
     source_fingerprint,
 )
-from perl.policy.save_adapter import largest_difference, reload_difference, write_lora
+from perl.policy.save_adapter import largest_difference, log_probs_in_float32, reload_difference, write_lora
 from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
 from perl.recipe import Recipe
 from perl.recipe.sections import ModelSection
@@ -108,7 +108,7 @@ def export(
             check_saved_model(merged, staged)  # the files hold it
             load_tokenizer(model_section).save_pretrained(staged)
             written = AutoModelForCausalLM.from_pretrained(staged, dtype="auto", use_safetensors=True).eval()
-            difference = largest_difference(policy, written, ids)
+            difference = largest_difference(log_probs_in_float32(policy, ids), log_probs_in_float32(written, ids))
         tolerance = RELOAD_TOLERANCE if form == "lora" or dtype == "float32" else _HALF_TOLERANCE
         if not difference <= tolerance:
             raise BrokenPromiseError(

@@ -211,16 +211,20 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
         Largest difference of any token's log-probability, in nats; infinity if either is not a number.
     """
     with evaluating(policy):  # the clean base has some of its modules
+        # First: an adapter whose config asks for it is loaded by changing the base, which is the policy's too.
+        expected_BT = log_probs_in_float32(policy, input_ids_BT)
         with without_harmless_warnings():
             reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
-        return largest_difference(policy, reloaded, input_ids_BT)
+        return largest_difference(log_probs_in_float32(reloaded, input_ids_BT), expected_BT)
 
 
-def largest_difference(one: torch.nn.Module, other: torch.nn.Module, input_ids_BT: torch.Tensor) -> float:
-    """Of any token's log-probability, in nats, both in float32; infinity if either is not a number."""
-    log_probs = []
-    for model in (one, other):
-        with in_float32(model):
-            log_probs.append(token_log_probs(model, input_ids_BT, torch.ones_like(input_ids_BT)))
-    difference = (log_probs[1] - log_probs[0]).abs().max().item()
+def log_probs_in_float32(model: torch.nn.Module, input_ids_BT: torch.Tensor) -> torch.Tensor:
+    """(B, T-1) log p(token t+1 | tokens up to t) of rows without padding, computed in float32."""
+    with in_float32(model):
+        return token_log_probs(model, input_ids_BT, torch.ones_like(input_ids_BT))
+
+
+def largest_difference(one_BT: torch.Tensor, other_BT: torch.Tensor) -> float:
+    """Of any two entries, without their signs; infinity if one is not a number."""
+    difference = (one_BT - other_BT).abs().max().item()
     return math.inf if math.isnan(difference) else difference

@@ -31,15 +31,19 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to write to, which takes the place of an older one if nothing is raised, and else is deleted."""
+    """An empty folder to write to, which takes the place of an older one if nothing is raised, and else is deleted.
+
+    Where the move itself fails or is interrupted, the finished folder stays as ``.NAME.tmp``; the older may be gone.
+    """
     staged = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     try:
         yield staged
-        replace_folder(staged, path)
-    finally:
+    except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
+        raise
+    replace_folder(staged, path)
 
 
 def replace_folder(staged: Path, path: Path) -> None:

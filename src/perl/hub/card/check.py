@@ -103,13 +103,13 @@ def _checked(files: Files, weights_sha256: str | None, counted: Recount | None) 
         hint = f"perl card RUN and perl push write it anew; perl-rl {run.perl} can check it"
         mistakes.append(Mistake(message, CARD, hint))
     scores = _scores(files, facts, results, weights_sha256, counted)
-    said = config_in(files), public_recipe_in(files), log_in(files)
-    mistakes += [*notes_mistakes(notes, first), *_of_files(files, run, *said), *scores.mistakes]
+    held = config_in(files), public_recipe_in(files), log_in(files)
+    mistakes += [*notes_mistakes(notes, first), *_of_files(files, run, *held), *scores.mistakes]
     there = [name for name in (CONFIG, PUBLIC_RECIPE, METRICS, SCORES) if name in files]
     return Checked(
         tuple(dict.fromkeys(mistakes)),
         (*scores.compared, f"the whole card with the one that {', '.join([*there, RUN_FACTS])} give"),
-        (*scores.reported, *only_reported(run, *said)),
+        (*scores.reported, *only_reported(run, *held)),
         (*scores.unchecked, *numbers_of_notes(notes, first)),
     )
 

@@ -113,7 +113,7 @@ class FlatRewards(TrainerCallback):
         self._logged_step = state.global_step
         self._forget()
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, logs: Logs = None, **__: Any) -> None:  # noqa: ANN401
+    def on_log(self, args: TrainingArguments, state: TrainerState, _: Any, logs: Logs = None, **__: Any) -> None:  # noqa: ANN401
         """Counts the steps that were logged; those that train on earlier rollouts have no rewards of their own."""
         if self.after_steps < 1 or not state.is_world_process_zero or not logs:
             return
@@ -182,7 +182,7 @@ class MaskedRows(TrainerCallback):
         """No step was masked yet."""
         self._steps, self._warn_at = 0, _MASKED_STEPS
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, logs: Logs = None, **__: Any) -> None:  # noqa: ANN401
+    def on_log(self, args: TrainingArguments, state: TrainerState, _: Any, logs: Logs = None, **__: Any) -> None:  # noqa: ANN401
         """Counts the steps whose rollouts were masked out."""
         if logs and "train_runtime" in logs:  # the last step's once more
             return

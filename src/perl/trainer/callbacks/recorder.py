@@ -41,7 +41,7 @@ class Recorder(TrainerCallback):
         self.run = run
         self.latest_group = latest_group
 
-    def on_log(self, _: Any, state: TrainerState, *__: Any, logs: Mapping[str, Any] | None = None, **___: Any) -> None:  # noqa: ANN401
+    def on_log(self, _: Any, state: TrainerState, __: Any, logs: Mapping[str, Any] | None = None, **___: Any) -> None:  # noqa: ANN401
         """Records a step; the summary at the end of training is not one."""
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return

@@ -35,7 +35,7 @@ class LiveProgress(TrainerCallback):
         if state.is_world_process_zero:
             self._bar = live_line(state.max_steps, "training", state.global_step)
 
-    def on_log(self, _: Any, state: TrainerState, *__: Any, logs: Mapping[str, Any] | None = None, **___: Any) -> None:  # noqa: ANN401
+    def on_log(self, _: Any, state: TrainerState, __: Any, logs: Mapping[str, Any] | None = None, **___: Any) -> None:  # noqa: ANN401
         """Shows the step that was logged."""
         if self._bar is None or not logs or "loss" not in logs:
             return
