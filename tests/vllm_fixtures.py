@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 from filelock import FileLock
 
@@ -35,9 +36,30 @@ def lone_server(_second_server: str, tmp_path_factory: pytest.TempPathFactory) -
     """Address of a server like ``vllm_server`` that only this test uses while it runs, for tests that ask the base.
 
     vLLM for CPUs computes the base wrongly beside requests for adapters, so it is refused where others serve some.
+    Each test finds the base there, whatever weights the one before has left.
     """
     with FileLock(_of_all_processes(tmp_path_factory) / "lone-vllm-in-use.lock"):
+        _put_the_base_back(_second_server, tmp_path_factory)
         yield _second_server
+
+
+def _put_the_base_back(url: str, factory: pytest.TempPathFactory) -> None:
+    untouched = {"weight_version": "default"}
+    if httpx2.get(f"{url}/weight_info", trust_env=False).json() == untouched:
+        return
+    import torch  # here: not every run of tests needs what takes seconds to import
+
+    from perl.policy.model import load_base
+    from perl.recipe.sections import ModelSection
+    from perl.rollouts.sync import base_update
+    from perl.rollouts.vllm.servers import ServerPool
+
+    pool = ServerPool([url], factory.mktemp("base"))
+    if pool.foreign_weights():
+        pool.load(base_update(load_base(ModelSection(name="sandbox:base"), torch.device("cpu")), "tests-base"))
+    pool.close()
+    named = {"new_version": untouched["weight_version"]}
+    httpx2.post(f"{url}/update_weight_version", json=named, trust_env=False).raise_for_status()
 
 
 @contextmanager
