@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perl.sandbox import BASE_FOLDER
+from tests import warm
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = Path(os.environ.get("PERL_VLLM_ENV", CHECKOUT / ".venv-vllm"))
@@ -44,6 +45,12 @@ _VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
+SERVER = warm.Program(
+    str(ENVIRONMENT / "bin" / "python"),
+    "vllm.entrypoints.openai.api_server",
+    ("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
+    os.environ | _VARIABLES,
+)
 # Kills a process group once the group is empty or no process named in a file is left.
 _WATCHDOG = """
 import os, sys, time
@@ -84,6 +91,7 @@ class VllmProcess:
         flags: Sequence[str] = LORA,
         variables: dict[str, str] | None = None,
         port: int | None = None,
+        imports: bool = False,
     ) -> None:
         """Starts it; :meth:`wait` for it.
 
@@ -92,6 +100,7 @@ class VllmProcess:
             flags: Added to those of every server, or in their place.
             variables: Of its environment; None: with them it loads adapters and weights.
             port: None: one that is free.
+            imports: Start it as a person does; otherwise it is a fork of a process that has imported vLLM.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.port = port or free_port()
@@ -101,10 +110,8 @@ class VllmProcess:
         given = list(flags)
         for name, value in _FLAGS.items():
             given += [] if name in given else [name, value]
-        self._command = [
-            *(str(ENVIRONMENT / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
-            *("--enforce-eager", "--port", str(self.port), *given),
-        ]
+        self._arguments = ["--enforce-eager", "--port", str(self.port), *given]
+        self._imports = imports
         self._variables = os.environ | _VARIABLES | (RUNTIME if variables is None else variables)
         self._watchdogs: list[subprocess.Popen[bytes]] = []
         self.process: subprocess.Popen[bytes] | None = None
@@ -114,10 +121,13 @@ class VllmProcess:
         """Starts it again on the same port."""
         self.kill()
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._variables,
-                start_new_session=True, cwd=self.log.parent,
-            )  # fmt: skip
+            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": self.log.parent}
+            options |= {"env": self._variables, "start_new_session": True}
+            if self._imports:
+                command = [SERVER.python, "-m", SERVER.module, *self._arguments]
+                self.process = subprocess.Popen(command, **options)
+            else:
+                self.process = warm.fork(SERVER, self._arguments, **options)
         watchdog = [sys.executable, "-c", _WATCHDOG, str(self.process.pid), str(self.users)]
         self._watchdogs.append(subprocess.Popen(watchdog, start_new_session=True))
         if wait:

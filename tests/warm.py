@@ -1,10 +1,10 @@
-"""Commands of ours as processes that need not import anything: forks of a process that has imported everything.
+"""Programs as processes that need not import anything: forks of a process that has imported everything.
 
-``python -m perl ...`` -> fork of a warm process -> exit code, output, signals, as of any child of this process
+``python -m perl ...`` or a vLLM server -> fork of a warm process -> exit code, output, signals, as of any child
 
-Importing takes most of a short command's time. A test of the start itself (what is imported, a library's environment
-variables) starts a process the ordinary way, with :mod:`subprocess`; so does a command whose environment is not the one
-in which the warm process imported its libraries.
+Importing takes most of a short command's time, and of a server's start. A test of the start itself (what is imported, a
+library's environment variables) starts a process the ordinary way, with :mod:`subprocess`; so does a command whose
+environment is not the one in which the warm process imported its libraries.
 """
 
 import array
@@ -13,6 +13,7 @@ import ctypes
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import random
 import runpy
@@ -20,16 +21,40 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "perl"]
 _SET_CHILD_SUBREAPER = 36  # of prctl
-_LIBRARIES = ("perl.cli.commands", "perl.training.stages", "perl.evaluation", "trl", "peft", "datasets", "transformers")
 # No library reads these when it is imported; torch sets the last one itself.
 _MAY_DIFFER = {"PYTEST_CURRENT_TEST", "COLUMNS", "TORCHINDUCTOR_CACHE_DIR"}
 _ENVIRONMENT = dict(os.environ)
-_parents: dict[int, "_WarmParent"] = {}
+_parents: dict[tuple[int, str], "_WarmParent"] = {}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a warm process imports, and what its forks run.
+
+    Attributes:
+        python: Interpreter of its environment.
+        module: As in ``python -m``.
+        libraries: What takes long to import.
+        environment: Variables with which they are imported.
+    """
+
+    python: str
+    module: str
+    libraries: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=lambda: _ENVIRONMENT)
+
+
+OURS = Program(
+    sys.executable,
+    "perl",
+    ("perl.cli.commands", "perl.training.stages", "perl.evaluation", "trl", "peft", "datasets", "transformers"),
+)
 
 
 def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -58,7 +83,12 @@ def popen(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     simple = set(options) <= {"stdin", "stdout", "stderr", "cwd", "env", "text", "bufsize", "start_new_session"}
     if not (ours and simple and sys.platform == "linux" and _same_environment(options.get("env"))):
         return subprocess.Popen(command, **options)
-    return _Fork(command, **options)
+    return fork(OURS, command[3:], **options)
+
+
+def fork(program: Program, arguments: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+    """As ``subprocess.Popen([python, "-m", module, *arguments], ...)``, warm in any case."""
+    return _Fork(program, arguments, **options)
 
 
 def _same_environment(given: dict[str, str] | None) -> bool:
@@ -67,26 +97,27 @@ def _same_environment(given: dict[str, str] | None) -> bool:
     return all(now.get(name) == _ENVIRONMENT.get(name) for name in (now.keys() | _ENVIRONMENT.keys()) - _MAY_DIFFER)
 
 
-def _parent() -> "_WarmParent":
+def _parent(program: Program) -> "_WarmParent":
     """This process's own; a fork of this process has none."""
-    if os.getpid() not in _parents:
-        _parents[os.getpid()] = _WarmParent()
-        atexit.register(_parents[os.getpid()].end)
-    return _parents[os.getpid()]
+    key = os.getpid(), program.module
+    if key not in _parents:
+        _parents[key] = _WarmParent(program)
+        atexit.register(_parents[key].end)
+    return _parents[key]
 
 
 class _WarmParent:
     """The process that forks, started now, and the socket on which it is asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
+            command = [program.python, "-m", "tests.warm", str(theirs.fileno()), program.module, *program.libraries]
             root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
             self.process = subprocess.Popen(
                 command,
                 cwd=root,
-                env=_ENVIRONMENT,
+                env=program.environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -115,6 +146,10 @@ class _WarmParent:
 class _Fork(subprocess.Popen):  # type: ignore[type-arg]
     """A child that was forked by the warm process instead of by this one; waited for and killed like any other."""
 
+    def __init__(self, program: Program, arguments: Sequence[str], **options: Any) -> None:
+        self._program = program
+        super().__init__([*map(str, arguments)], executable=program.python, **options)
+
     def _execute_child(self, args, *given):
         # As in Python 3.11 to 3.13: executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags,
         # shell, then the six ends of the pipes; -1 is a file of this process.
@@ -122,12 +157,12 @@ class _Fork(subprocess.Popen):  # type: ignore[type-arg]
         stdin, stdout, stderr = ends[0], ends[3], ends[5]
         files = [0 if stdin == -1 else stdin, 1 if stdout == -1 else stdout, 2 if stderr == -1 else stderr]
         request = {
-            "arguments": list(map(str, args[3:])),
+            "arguments": args,
             "folder": os.path.abspath(os.fspath(cwd or os.curdir)),
             "environment": dict(os.environ if env is None else env),
             "session": bool(given[20]),
         }
-        self.pid = _parent().fork(request, files)
+        self.pid = _parent(self._program).fork(request, files)
         self._child_created = True
         self._close_pipe_fds(*ends)
 
@@ -191,11 +226,20 @@ def _become(request: dict[str, Any]) -> None:
         sys.modules["numpy"].random.seed()
 
 
+def _fork_what_vllm_spawns() -> None:
+    """The processes of a server are forks too, as vLLM has them on a GPU; on a CPU it asks for new ones."""
+    context = multiprocessing.get_context
+    multiprocessing.get_context = lambda method=None: context("fork" if method == "spawn" else method)  # type: ignore[assignment]
+
+
 if __name__ == "__main__":
-    for library in _LIBRARIES:
-        importlib.import_module(library)
+    _, _descriptor, _module, *_libraries = sys.argv
+    for _library in _libraries:
+        importlib.import_module(_library)
     gc.freeze()
-    wanted = _serve(socket.socket(fileno=int(sys.argv[1])))
+    wanted = _serve(socket.socket(fileno=int(_descriptor)))
     if wanted is not None:
         _become(wanted)
-        runpy.run_module("perl", run_name="__main__", alter_sys=True)
+        if _module.startswith("vllm"):
+            _fork_what_vllm_spawns()
+        runpy.run_module(_module, run_name="__main__", alter_sys=True)

@@ -41,7 +41,9 @@ def test_a_server_started_as_the_card_says_answers_as_the_snippet_does(method, t
     noting = "vllm() { printf '%s\\0' \"$@\" > arguments; }\n"
     subprocess.run([BASH, "-e", "-c", noting + serve], check=True, env=environment, capture_output=True)
     _, model, *flags = Path("arguments").read_text().rstrip("\0").split("\0")
-    server = VllmProcess(tmp_path / "server", ["--model", str(Path(model).resolve()), *_absolute(flags)], {})
+    server = VllmProcess(
+        tmp_path / "server", ["--model", str(Path(model).resolve()), *_absolute(flags)], {}, imports=True
+    )
     try:
         server.wait()
         command = ask.replace("http://localhost:8000", server.url)
