@@ -101,16 +101,14 @@ MOVED = {f"perl.{old}": f"{package}.{new}" for package, names in _MOVED_TO.items
 
 
 class _Forwarding(Loader):
-    """Makes a module of the old name, which has every attribute of the new one."""
+    """Imports the module by its new name and puts it under the old one too: the import system takes it from there."""
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__path__ = []  # so that modules inside a package that moved are looked for too
-        new = importlib.import_module(MOVED[module.__name__])
-        module.__getattr__ = lambda name: getattr(new, name)  # type: ignore[method-assign]
+        sys.modules[module.__name__] = importlib.import_module(MOVED[module.__name__])
 
 
 class _OldNames(MetaPathFinder):
-    """The last place where Python looks for a module."""
+    """The first place where Python looks for a module: inside a package that moved it would find a second copy."""
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
@@ -124,7 +122,7 @@ class _OldNames(MetaPathFinder):
 def find_old_names() -> None:
     """From now on modules are found by their old names too."""
     if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
-        sys.meta_path.append(_OldNames())
+        sys.meta_path.insert(0, _OldNames())
 
 
 def forwarded(package: str, module: str) -> Callable[[str], Any]:
