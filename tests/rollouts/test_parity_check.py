@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,10 +109,13 @@ def test_an_engine_that_does_not_answer_like_the_policy_is_named_with_what_is_wr
     policy = policy_with(scale=0.05)
     parity, hot = ParityCheck(policy, PROMPT), ParityCheck(policy, PROMPT, 0.7)
     own, of_base = written(policy, parity), written_by_base(policy, parity)
+    apart = mean_difference(policy, parity, of_base) / 4
+    of_another_base = [replace(s, log_probs=tuple(p - apart for p in s.log_probs)) for s in of_base]
     neither, nothing = "two does not answer like the policy", [Sampled((5,) * 16, (None,) * 16, "v")]
     rows = [
         (parity, of_base, "two answers like the base, not like the policy", "the adapter is not applied"),
         (parity, written(policy_with(scale=0.2), parity), neither, ""),
+        (parity, of_another_base, neither, "the same base"),
         (hot, own, neither, "processed_logprobs"),  # log-probabilities without the temperature
         (parity, nothing, neither, ""),
         (parity, [Sampled((5,) * 16, (math.nan,) * 16, "v")], neither, ""),
