@@ -128,7 +128,10 @@ def _load(
 def _read(source: DataSource, role: Role, where: str) -> tuple[datasets.Dataset, str | None]:
     if is_sandbox(source.name):
         split: Literal["train", "heldout"] = "train" if role == "train" else "heldout"
-        problems = load_problems(source.name, split)
+        try:
+            problems = load_problems(source.name, split)
+        except DataError as error:
+            raise error.moved(lambda _: where) from None
         return datasets.Dataset.from_list([{"prompt": p.question, "answer": p.answer} for p in problems]), None
     path = Path(source.name).expanduser()
     if path.suffix in DATA_FILE_SUFFIXES:

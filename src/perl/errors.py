@@ -20,8 +20,8 @@ Anything else is a defect of this package: a plain exception with its traceback,
 import difflib
 import re
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -68,6 +68,15 @@ class PerlError(Exception):
         """
         super().__init__(message, where, hint, others)
         self.mistakes = (Mistake(message, where, hint), *others)
+
+    def moved(self, place: Callable[[str], str]) -> "PerlError":
+        """The same error with other places.
+
+        Args:
+            place: Where a mistake stands -> how its reader calls that.
+        """
+        first, *others = [replace(mistake, where=place(mistake.where)) for mistake in self.mistakes]
+        return type(self)(first.message, first.where, first.hint, tuple(others))
 
     @property
     def problems(self) -> tuple[Mistake, ...]:

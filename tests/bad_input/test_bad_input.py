@@ -61,11 +61,11 @@ def test_weights_are_looked_at_last(mistake, capsys, monkeypatch):
 
 SERVER = "backend: vllm-server, servers: [http://localhost:1]"
 ROLLOUTS = (
-    ("{backend: vllm-server}", "backend vllm-server needs servers"),
-    ("{servers: [http://localhost:1]}", "servers are used by backend vllm-server only"),
+    ("{backend: vllm-server}", "rollout.backend: vllm-server needs servers"),
+    ("{servers: [http://localhost:1]}", "rollout.servers: are used by backend vllm-server only"),
     ("{backend: vllm-server, servers: [localhost:1]}", "an address like http://localhost:8000"),
-    ("{backend: vllm-server, servers: [http://a:1, http://a:1/]}", "the same server is named twice"),
-    ("{prefetch: 1}", "prefetch needs backend vllm-server"),
+    ("{backend: vllm-server, servers: [http://a:1, http://a:1/]}", "rollout.servers: the same server is named twice"),
+    ("{prefetch: 1}", "rollout.prefetch: needs backend vllm-server"),
     ("{backend: vllm-servers}", "did you mean vllm-server?"),
     (f"{{{SERVER}, top_p: 0.9}}", "rollout.top_p: 0.9 cuts off"),
     (f"{{{SERVER}, sync: adapter}}", "LoRA that vLLM serves"),
@@ -99,6 +99,11 @@ def test_mistakes_in_what_a_recipe_says_are_named_with_key_line_and_fix(refuses)
         (("--dry-run", *with_recipe("tracker", "train: {report_to: [wandbb]}\n")),
          "tracker.yaml:2: train.report_to: there is no tracker 'wandbb' (did you mean wandb?)\n"),
         *((f"peft: {{method: dora}}\nrollout: {rollout}", "", word) for rollout, word in ROLLOUTS),
+        # What a command line says of a packaged recipe is not that recipe's mistake.
+        (("quickstart", "rollout.backend=vllm-server"), "command line: rollout.backend: vllm-server needs servers"),
+        (("quickstart", "data.train=sandbox:add"), "command line: data.train: the sandbox has no task 'add'"),
+        (("quickstart", "train.optim=adamw_trch"), "command line: train.optim: there is no 'adamw_trch' (did you mean"),
+        (("quickstart", "foo.bar=1"), "command line: foo: unknown section"),
         (("sound.yaml", "--output", "a_file/run"), "a_file/run: cannot be written: ", "--output"),
         (("sound.yaml", "--output", "thesis"), "thesis: is not empty and holds no run: chapter1.tex"),
     ])  # fmt: skip
@@ -234,7 +239,7 @@ def test_data_that_is_absent_empty_or_unreadable_is_named(refuses):
     rows = [
         ("data: {train: nobody/no-such-data}\n", "recipe.yaml:2: data.train: nobody/no-such-data cannot be loaded",
          "HF_HUB_OFFLINE", "sandbox:addition"),
-        ("data: {train: 'sandbox:adition'}\n", "recipe.yaml:2: data",
+        ("data: {train: 'sandbox:adition'}\n", "recipe.yaml:2: data.train: ",
          "the sandbox has no task 'adition' (did you mean addition?)\n"),
         *((f"data: {{{role}: folder/absent.jsonl}}\n", NO_FILE.format(role=role)) for role in ("train", "eval")),
     ]  # fmt: skip

@@ -4,10 +4,10 @@ from perl.recipe import load_recipe
 
 
 def test_a_recipe_that_cannot_be_published_is_refused(refuses):
-    needed = "needs repo_id, as in repo_id: user/name"
+    needed = "needs hub.repo_id, as in repo_id: user/name"
     refuses([
-        ("hub: {push: end}", f"recipe.yaml:2: hub: push {needed}"),
-        ("hub: {private: true}", f"recipe.yaml:2: hub: private {needed}"),
+        ("hub: {push: end}", f"recipe.yaml:2: hub.push: {needed}"),
+        ("hub: {private: true}", f"recipe.yaml:2: hub.private: {needed}"),
         ("hub: {repo_id: a/b, push: best}",
          "recipe.yaml:2: hub.push: best needs eval.every, the steps between two scores (or push: end)"),
         ("hub: {repo_id: a/b, push: end}\npeft: {method: full}",

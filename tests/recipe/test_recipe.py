@@ -282,7 +282,7 @@ NOT_CONVERTED = (
     ("rewards: 5\n", "rewards: must map names to weights (rewards: {accuracy: 1.0})"),
     ("rewards: {accuracy: true, format: 1}\n", "rewards.accuracy.weight: must be a number, not true"),
     ("rewards: {accuracy: [1], format: 1}\n", "rewards.accuracy.weight: must be a number, not [1]"),
-    ("data: {prompt_template: '{question}'}\n", "data: prompt_template must contain {prompt}"),
+    ("data: {prompt_template: '{question}'}\n", "data.prompt_template: must contain {prompt}"),
 )
 
 

@@ -7,11 +7,11 @@ import typing
 import warnings
 
 import pytest
-from pydantic import ValidationError
 from transformers import HfArgumentParser
 from trl import GRPOConfig
 
-from perl.errors import RecipeError
+from perl.algorithms.registry import loss_mistakes
+from perl.errors import PerlError, RecipeError
 from perl.methods.registry import METHODS
 from perl.recipe import load_recipe
 from perl.recipe.sections import PeftSection
@@ -20,6 +20,19 @@ from perl.trainer.config import PeftRLConfig, rollout_section, training_argument
 ON_A_CPU = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "dataloader_pin_memory": False}
 SAMPLING = {"vllm_importance_sampling_mode": "sequence_mask"}
 LIKE_TRL = {"learning_rate": 1e-6, "logging_steps": 10, "save_steps": 500, **SAMPLING}
+# Arguments that are one of a few words; TRL looks at them when it trains, some never.
+WORDS = {
+    "importance_sampling_level": ("tokn", "token"),
+    "scale_rewards": ("gruop", "group"),
+    "multi_objective_aggregation": ("sum_and_normalize", "sum_then_normalize"),
+    "vllm_importance_sampling_mode": ("token_trunkate", "token_truncate"),
+    "lr_scheduler_type": ("liner", "linear"),
+    "optim": ("adamw_trch", "adamw_torch"),
+    "save_strategy": ("stps", "steps"),
+    "eval_strategy": ("epok", "epoch"),
+    "logging_strategy": ("stepz", "steps"),
+    "hub_strategy": ("every_sve", "every_save"),
+}
 PARENT_FIELDS = [field for field in dataclasses.fields(GRPOConfig) if field.init]
 
 
@@ -58,9 +71,13 @@ def test_every_argument_of_the_parent_does_what_it_does_there():
         for value in values_of(hints[field.name], field.default):
             tried.add(field.name)
             arguments = {**ON_A_CPU, **LIKE_TRL, field.name: value}
-            expected = made(GRPOConfig, **arguments)
-            assert made(PeftRLConfig, **arguments) == expected, (field.name, value)
-            accepted += isinstance(expected, dict)
+            expected, found = made(GRPOConfig, **arguments), made(PeftRLConfig, **arguments)
+            if found is RecipeError:
+                assert field.name in WORDS
+                assert value in ("text", "no")
+            else:
+                assert found == expected, (field.name, value)
+                accepted += isinstance(expected, dict)
     assert len(PARENT_FIELDS) > 150
     assert len(tried) > 0.95 * len(PARENT_FIELDS)
     assert accepted > 200
@@ -174,9 +191,38 @@ def test_numbers_that_are_impossible_or_contradict_each_other_are_refused_by_nam
     ],
 )
 def test_an_impossible_adapter_is_refused_at_once(name, value):
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(RecipeError, match=rf"^{name}: must be [^\n]*, not [^\n]*$"):
         PeftRLConfig("out", use_cpu=True, **{name: value})
-    assert caught.value.errors()[0]["loc"][0] == name.removeprefix("peft_")
+
+
+@pytest.mark.parametrize(("name", "wrong", "right"), [(name, *words) for name, words in WORDS.items()])
+def test_a_word_that_does_not_exist_is_refused_by_script_and_recipe_with_the_nearest_one(name, wrong, right):
+    with pytest.raises(RecipeError, match=rf"^{name}: there is no '{wrong}' \(did you mean {right}\?\)$"):
+        PeftRLConfig("out", use_cpu=True, **{name: wrong})
+    with pytest.raises(RecipeError, match=rf"^{name}: must be one of .*{right}.*, not \['{right}'\]$"):
+        PeftRLConfig("out", use_cpu=True, **{name: [right]})
+    with pytest.raises(RecipeError, match=rf"^command line: train\.{name}: .*'{wrong}' \(did you mean {right}\?\)$"):
+        raise_located(f"train.{name}={wrong}")
+
+
+def raise_located(override):
+    """What is said of a recipe's arguments, at the place of the key."""
+    recipe = load_recipe("quickstart", [override], checks=(loss_mistakes,))
+    try:
+        training_arguments(recipe, "out")
+    except PerlError as error:
+        raise recipe.located(error) from None
+
+
+def test_a_rollout_setting_that_does_not_exist_is_refused_by_the_arguments_name():
+    for given, line in (
+        ({"rollout_backend": "vlm"}, r"rollout_backend: must be one of .*, not 'vlm' \(did you mean vllm\?\)"),
+        ({"rollout_backend": "vllm-server"}, "rollout_backend: vllm-server needs servers, .*"),
+        ({"rollout_servers": ["http://a:1"]}, "rollout_servers: are used by backend vllm-server only, not by auto"),
+        ({"rollout_check_every": -1}, "rollout_check_every: must be greater than or equal to 0, not -1"),
+    ):
+        with pytest.raises(RecipeError, match=rf"^{line}$"):
+            PeftRLConfig("out", use_cpu=True, **given)
 
 
 def test_the_adapter_fields_are_the_recipes_section():

@@ -21,6 +21,7 @@ from trl.trainer.base_trainer import _BaseTrainer
 
 from perl import PeftGRPOTrainer
 from perl.errors import PerlError
+from perl.hub.push.retries import HubOutageError
 from perl.trainer.overrides import is_replaced
 from tests.conftest import CHECKOUT
 from tests.trainer.test_trainer import arguments, problems, weights_of
@@ -576,6 +577,17 @@ def _send_telemetry(folder: Path) -> None:
     assert len(sent) == 1
 
 
+@row
+def init_hf_repo(folder: Path) -> None:
+    """The constructor calls it; without a network ours is one line."""
+    called: list[int] = []
+    made(folder, instead("init_hf_repo", lambda _: called.append(1)), push_to_hub=True)
+    made(folder, instead("init_hf_repo", lambda _: called.append(1)))
+    assert len(called) == 1
+    with pytest.raises(HubOutageError, match=r"^push_to_hub: the Hub is unreachable: [^\n]*$"):
+        made(folder, push_to_hub=True)
+
+
 # Refused.
 
 
@@ -587,11 +599,6 @@ def refused(folder: Path, name: str, hint: str) -> None:
 @row
 def create_optimizer_and_scheduler(folder: Path) -> None:
     refused(folder, "create_optimizer_and_scheduler", "create_optimizer or create_scheduler")
-
-
-@row
-def init_hf_repo(folder: Path) -> None:
-    refused(folder, "init_hf_repo", "push_to_hub")
 
 
 @row
@@ -673,6 +680,14 @@ def test_a_mixin_a_patched_class_and_a_patched_trainer_are_seen(tmp_path, monkey
     assert not patched.step_is_ours
     monkeypatch.setattr(PeftGRPOTrainer, "compute_loss", lambda *_: None, raising=False)
     assert not made(tmp_path).step_is_ours
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("dappo", r"not 'dappo' \(did you mean dapo\?\)"), (["grpo"], r"not \['grpo'\]")]
+)
+def test_a_loss_that_nobody_has_is_refused_by_the_constructor(tmp_path, name, line):
+    with pytest.raises(PerlError, match=rf"^loss_type: must be one of grpo, .*, {line}"):
+        made(tmp_path, loss_type=name)
 
 
 def test_a_loss_of_a_subclass_may_have_a_name_of_its_own(tmp_path):

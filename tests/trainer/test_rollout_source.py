@@ -216,6 +216,7 @@ def test_an_engine_that_does_not_apply_the_adapter_ends_the_run_before_it_sample
 
 def test_an_engine_with_other_weights_ends_the_run_before_it_samples(tmp_path, vllm_server):
     other = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    torch.manual_seed(0)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
@@ -295,7 +296,7 @@ def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp
     program = words[len(variables) :]
     assert program[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
     flags = [flag for flag in program[3:] if flag != "--enforce-eager"]
-    server = VllmProcess(tmp_path / "server", tuple(flags), variables, port)
+    server = VllmProcess(tmp_path / "server", tuple(flags), variables, port, imports=True)
     try:
         server.wait()
         settings = [

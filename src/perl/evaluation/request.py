@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from perl.errors import MissingExtraError, PerlError, raise_all
+from perl.errors import MissingExtraError, PerlError
 from perl.evaluation.policies import Who
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
@@ -203,8 +203,7 @@ def naming_options() -> Iterator[None]:
     try:
         yield
     except PerlError as error:
-        named = [replace(problem, where=_OPTIONS.get(problem.where, problem.where)) for problem in error.mistakes]
-        raise_all(type(error), named)
+        raise error.moved(lambda where: _OPTIONS.get(where, where)) from error
 
 
 def _given(settings: EvalSettings, k: int | None) -> dict[str, Any]:

@@ -39,9 +39,11 @@ class Layer:
     def where(self, path: Sequence[str]) -> str:
         """The place of a key for an error message, as ``recipe.yaml:4: peft.rank``."""
         path = tuple(path)
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.origins:
-                return f"{self.origins[path[:end]]}: {'.'.join(path)}"
+        above = [path[:end] for end in range(len(path), 0, -1)]
+        inside = [other for other in self.origins if path and other[: len(path)] == path]
+        for known in (*above, *inside):
+            if known in self.origins:
+                return f"{self.origins[known]}: {'.'.join(path)}"
         return ".".join(path)
 
 

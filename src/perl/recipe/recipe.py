@@ -79,11 +79,7 @@ class Recipe:
 
     def located(self, error: PerlError) -> PerlError:
         """The error with the file and line of each key it names, for what is found after the recipe was read."""
-        first, *others = [
-            Mistake(p.message, self.written_at.where(key_path(p.where)) if p.where else "", p.hint)
-            for p in error.mistakes
-        ]
-        return type(error)(first.message, first.where, first.hint, tuple(others))
+        return error.moved(lambda where: self.written_at.where(key_path(where)) if where else "")
 
     @property
     def output_dir(self) -> Path:

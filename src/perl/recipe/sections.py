@@ -19,6 +19,20 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class SettingError(ValueError):
+    """Two settings of a section contradict each other."""
+
+    def __init__(self, key: str, message: str) -> None:
+        """Names one of them.
+
+        Args:
+            key: The one that was written and is to be changed.
+            message: What is wrong.
+        """
+        super().__init__(f"{key}: {message}")
+        self.key, self.message = key, message
+
+
 Quantization = Literal["nf4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 """What a base can be quantised to as it is loaded."""
@@ -118,7 +132,7 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _check_template(self) -> "DataSection":
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
-            raise ValueError("prompt_template must contain {prompt}")
+            raise SettingError("prompt_template", "must contain {prompt}")
         return self
 
 
@@ -175,13 +189,13 @@ class RolloutSection(Section):
     def _check_servers(self) -> "RolloutSection":
         served = self.capabilities.needs_servers
         if served and not self.servers:
-            raise ValueError("backend vllm-server needs servers, as in servers: [http://localhost:8000]")
+            raise SettingError("backend", "vllm-server needs servers, as in rollout.servers: [http://localhost:8000]")
         if self.servers and not served:
-            raise ValueError(f"servers are used by backend vllm-server only, not by {self.backend}")
+            raise SettingError("servers", f"are used by backend vllm-server only, not by {self.backend}")
         if len({address.url for address in self.addresses}) < len(self.servers):
-            raise ValueError("the same server is named twice")
+            raise SettingError("servers", "the same server is named twice")
         if self.prefetch and not self.capabilities.samples_ahead:
-            raise ValueError(f"prefetch needs backend vllm-server; {self.backend} and the training take turns")
+            raise SettingError("prefetch", f"needs backend vllm-server; {self.backend} and the training take turns")
         return self
 
     @property
@@ -224,10 +238,11 @@ class EvalSection(Section):
 
     @model_validator(mode="after")
     def _check_every(self) -> "EvalSection":
-        if (self.every is not None or self.best is not None) and not (self.tasks and self.enabled):
-            raise ValueError("every and best are about tasks: name some, as in tasks: [aime24]")
+        for key in ("every", "best"):
+            if getattr(self, key) is not None and not (self.tasks and self.enabled):
+                raise SettingError(key, "is about tasks: name some, as in eval.tasks: [aime24]")
         if self.best is not None and self.every is None:
-            raise ValueError("best needs every, the steps between two scores")
+            raise SettingError("best", "needs eval.every, the steps between two scores")
         return self
 
 
@@ -248,7 +263,7 @@ class HubSection(Section):
     def _check_repo(self) -> "HubSection":
         for key in ("push", "private"):
             if getattr(self, key) and self.repo_id is None:
-                raise ValueError(f"{key} needs repo_id, as in repo_id: user/name")
+                raise SettingError(key, "needs hub.repo_id, as in repo_id: user/name")
         return self
 
 
@@ -288,7 +303,9 @@ class RewardSetting(Section):
     @model_validator(mode="after")
     def _check_workers(self) -> "RewardSetting":
         if self.timeout_seconds is not None and self.workers is None:
-            raise ValueError("timeout_seconds needs workers: a function in the training process cannot be interrupted")
+            raise SettingError(
+                "timeout_seconds", "needs workers: a function in the training process cannot be interrupted"
+            )
         return self
 
 

@@ -34,6 +34,14 @@ def _reference(spec: str) -> str:
     return spec
 
 
+CHOICES: dict[str, tuple[str, ...]] = {
+    "scale_rewards": ("group", "batch", "none"),
+    "importance_sampling_level": ("token", "sequence"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+}
+"""Arguments that are one of these words, which the sources state in their text only."""
+
 # Bounds that the sources state in words only. Whatever else is impossible, PeftRLConfig refuses before a model loads.
 _POSITIVE = Field(gt=0)
 _NOT_NEGATIVE = Field(ge=0)
@@ -61,10 +69,8 @@ _NARROWED: dict[str, Any] = {
     "steps_per_generation": Annotated[int, _AT_LEAST_ONE] | None,
     "train_tokens_per_microbatch": Annotated[int, _NOT_NEGATIVE] | None,
     "seed": Annotated[int, _NOT_NEGATIVE],
-    "scale_rewards": Literal["group", "batch", "none"] | bool,
-    "importance_sampling_level": Literal["token", "sequence"],
-    "vllm_importance_sampling_mode": Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
-    "multi_objective_aggregation": Literal["sum_then_normalize", "normalize_then_sum"],
+    **{name: Literal[words] for name, words in CHOICES.items()},
+    "scale_rewards": Literal[CHOICES["scale_rewards"]] | bool,
 }
 # Fields that a recipe must not set: what they would do to a run, and where to say it instead.
 REFUSED: dict[str, str] = {

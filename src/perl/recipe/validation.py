@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from perl.errors import Mistake, did_you_mean
 from perl.recipe.layers import KeyPath, Layer
+from perl.recipe.sections import SettingError
 from perl.recipe.server_address import without_credentials
 
 _PLAIN = {
@@ -56,6 +57,9 @@ def _key_of(detail: ErrorDetails, values: object) -> KeyPath:
             if detail["type"] == "missing":
                 key.append(str(part))
             break
+    contradiction = detail.get("ctx", {}).get("error")  # of a whole section
+    if isinstance(contradiction, SettingError):
+        key.append(contradiction.key)
     return tuple(key)
 
 
@@ -68,7 +72,8 @@ def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel]) 
     if kind == "missing":
         return "is required", ""
     if kind == "value_error":
-        return str(first["ctx"]["error"]), ""
+        error = first["ctx"]["error"]
+        return error.message if isinstance(error, SettingError) else str(error), ""
     if all(detail["type"] in _PLAIN for detail in details):
         wanted = " or ".join(dict.fromkeys(_PLAIN[detail["type"]] for detail in details))
         return f"must be {wanted}, not {_shown(given)}", ""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from trl import GRPOConfig
 
-from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
+from perl.errors import PerlError, RecipeError, did_you_mean
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
@@ -19,6 +19,7 @@ from perl.recipe.recipe import world_size
 from perl.recipe.sections import FIELD_OF_SETTING, QUANTIZATIONS, ModelSection, PeftSection, RolloutSection, Section
 from perl.recipe.train_fields import REFERENCE_PATTERN
 from perl.run.devices import accelerator
+from perl.trainer.argument_checks import check_sampling, check_words, checked_section
 
 
 def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: ANN401 (a dataclass field)
@@ -44,9 +45,8 @@ class PeftRLConfig(GRPOConfig):
       ``sequence_mask`` looks at, leaves its bounds however close the engine is, and long completions would not count.
 
     Raises:
-        perl.errors.RecipeError: ``prompts_per_step`` contradicts the other batch numbers, or there is no such
-            reference.
-        pydantic.ValidationError: A ``peft_*`` field has an impossible value.
+        perl.errors.RecipeError: An argument is impossible, or two contradict each other; names them, and the nearest
+            word where there is none of that name.
     """
 
     learning_rate: float | None = field(
@@ -191,6 +191,7 @@ class PeftRLConfig(GRPOConfig):
                 f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
             )
         self._check_own_fields()
+        check_words(self)
         check_sampling(self, self.rollout)
         self.of_a_recipe = False
         self.learning_rate_asked = self.learning_rate is not None
@@ -236,16 +237,8 @@ class PeftRLConfig(GRPOConfig):
     @property
     def peft(self) -> PeftSection:
         """The ``peft_*`` fields as the recipe's section."""
-        return PeftSection(
-            method=self.peft_method,
-            type=self.peft_type,
-            adapter=self.adapter,
-            rank=self.peft_rank,
-            alpha=self.peft_alpha,
-            dropout=self.peft_dropout,
-            target_modules=self.peft_target_modules,
-            kwargs=self.peft_kwargs or {},  # type: ignore[arg-type]
-        )
+        values = {key: getattr(self, FIELD_OF_SETTING["peft", key]) for key in PeftSection.model_fields}
+        return checked_section(PeftSection, "peft", {**values, "kwargs": self.peft_kwargs or {}})
 
     @property
     def rollout(self) -> RolloutSection:
@@ -280,7 +273,7 @@ def rollout_section(args: GRPOConfig) -> RolloutSection:
     TRL's ``use_vllm`` asks for vLLM too: in this process, or on the server that its ``vllm_server_*`` fields name.
 
     Raises:
-        pydantic.ValidationError: A value is impossible, or two contradict each other.
+        RecipeError: A value is impossible, or two contradict each other.
     """
     ours = {name: f"rollout_{name}" for name in RolloutSection.model_fields}
     given = {name: getattr(args, ours_name) for name, ours_name in ours.items() if hasattr(args, ours_name)}
@@ -291,40 +284,7 @@ def rollout_section(args: GRPOConfig) -> RolloutSection:
             host = "localhost" if args.vllm_server_host == "0.0.0.0" else args.vllm_server_host  # noqa: S104
             given["servers"] = [args.vllm_server_base_url or f"http://{host}:{args.vllm_server_port}"]
             given["server_timeout"] = float(args.vllm_server_timeout)
-    return RolloutSection(**given)
-
-
-def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
-    """Refuses to sample from a policy that the loss, even corrected, is not about.
-
-    vLLM's log-probabilities are of the distribution after the nucleus and its kin have cut it, the trainer's of the
-    whole one: their ratio is the probability that was cut off, not a difference of policies (it is below 1 for every
-    token, 0.9 in the mean at top_p 0.8).
-
-    Raises:
-        RecipeError: The correction would be biased, or there is none where rollouts are sampled ahead.
-    """
-    if not how.capabilities.log_probs:
-        return
-    found = []
-    neutral = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None)}
-    for name, values in neutral.items():
-        asked = getattr(args, name)
-        if args.vllm_importance_sampling_correction and asked not in values:
-            what = f"{asked:g} cuts off what the importance correction would count as a difference of policies"
-            hint = f"{values[0]:g}, or train.vllm_importance_sampling_correction: false"
-            found.append(Mistake(what, f"rollout.{name}", hint))
-    for name in ("generation_kwargs", "vllm_structured_outputs_regex"):
-        if getattr(args, name):
-            found.append(Mistake("is not handed to vLLM here", f"train.{name}", "leave it out, or transformers"))
-    sequences = args.vllm_importance_sampling_mode.startswith("sequence")
-    if args.loss_type == "vespo" and args.vllm_importance_sampling_correction and sequences:
-        what = "vespo corrects each token by itself"
-        found.append(Mistake(what, "train.vllm_importance_sampling_mode", "token_truncate or token_mask"))
-    if how.prefetch and not args.vllm_importance_sampling_correction:
-        what = "rollouts that are sampled ahead are from an older policy and need the importance correction"
-        found.append(Mistake(what, "rollout.prefetch", "0, or train.vllm_importance_sampling_correction: true"))
-    raise_all(RecipeError, found)
+    return checked_section(RolloutSection, "rollout", given)
 
 
 def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
@@ -354,9 +314,11 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
     defaults = {"per_device_eval_batch_size": generations}
     try:
         arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
-    except PerlError:
-        raise
+    except PerlError as error:
+        fields = PeftRLConfig.__dataclass_fields__
+        raise error.moved(lambda where: f"train.{where}" if where in fields else where) from None
     except (ValueError, TypeError) as error:
-        raise RecipeError(str(error), "train") from error
+        named = [name for name in asked if re.search(rf"\b{name}\b", str(error))]
+        raise RecipeError(str(error), ".".join(["train", *named[:1]])) from error
     arguments.of_a_recipe = True  # whose plan says what is trained
     return arguments

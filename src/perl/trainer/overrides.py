@@ -7,10 +7,12 @@ Knows nothing of what the methods do. ``docs/trainer.md`` lists what an override
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
+from perl.algorithms.registry import loss_mistakes
 from perl.errors import Mistake, PerlError, raise_all
 
 # Packages whose methods work together here.
@@ -30,10 +32,7 @@ _GONE = {
     "_fix_param_name_to_vllm": "rollout_func",
 }
 # Methods of transformers that neither its loop nor anything here calls, and those that are.
-_UNCALLED = {
-    "create_optimizer_and_scheduler": "create_optimizer or create_scheduler",
-    "init_hf_repo": "push_to_hub, which makes the repository in its one commit",
-}
+_UNCALLED = {"create_optimizer_and_scheduler": "create_optimizer or create_scheduler"}
 
 
 def is_replaced(trainer: GRPOTrainer, *names: str) -> bool:
@@ -41,8 +40,8 @@ def is_replaced(trainer: GRPOTrainer, *names: str) -> bool:
     return any(name in vars(trainer) or _is_foreign(type(trainer), name) for name in names)
 
 
-def check_overrides(trainer: GRPOTrainer) -> None:
-    """Refuses a subclass whose methods nothing would call.
+def check_overrides(trainer: GRPOTrainer, args: GRPOConfig) -> None:
+    """Refuses a subclass whose methods nothing would call, and a loss that neither it nor we have.
 
     Raises:
         PerlError: Names them, and the methods to override instead.
@@ -53,6 +52,8 @@ def check_overrides(trainer: GRPOTrainer) -> None:
     hint = "override {}, or give a method of your own another name"
     found = [Mistake("TRL 1.16 does not call it", f"{kind}.{name}", hint.format(now)) for name, now in gone.items()]
     found += [Mistake("is not called", f"{kind}.{name}", f"override {now}") for name, now in uncalled.items()]
+    if not is_replaced(trainer, "compute_loss", "_compute_loss"):
+        found += [replace(mistake, where="loss_type") for _, mistake in loss_mistakes({"train": vars(args)})]
     raise_all(PerlError, found)
 
 

@@ -9,15 +9,15 @@ import logging
 import torch
 from trl import GRPOTrainer
 
-from perl.errors import ModelError, PerlError, RecipeError
+from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError, raise_all
 from perl.methods.on_quantised import IN_PROCESS
 from perl.policy.model import base_of
 from perl.policy.quantised import was_quantised
 from perl.recipe.engines import TRANSFORMERS, best_backend
 from perl.recipe.sections import RolloutSection
 from perl.rollouts.sync import choose_form
-from perl.rollouts.vllm.version import check_version
-from perl.trainer.config import check_sampling
+from perl.rollouts.vllm.version import check_version, missing_vllm
+from perl.trainer.argument_checks import check_sampling
 
 logger = logging.getLogger("perl")
 
@@ -28,8 +28,11 @@ def choose_backend(how: RolloutSection, trainer: GRPOTrainer) -> RolloutSection:
     Raises:
         RecipeError: The engine would not sample from the policy that the loss is about.
         ModelError: It cannot be given this model.
+        MissingExtraError: It needs a package that is not installed.
     """
     if how.decided:
+        if not how.capabilities.installed:
+            raise_all(MissingExtraError, [missing_vllm("rollout.backend")])
         if how.capabilities.takes_updates:  # else TRL's own generation samples, with transformers
             check_served(how, trainer)
         return how

@@ -19,6 +19,7 @@ from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.importance import SamplingCorrection
 from perl.errors import ModelError, PerlError
+from perl.hub.push.retries import retry
 from perl.methods.optim import precondition_lora_fa
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
@@ -100,7 +101,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         """Extends TRL's constructor: the adapter is made here, the reference without a second model, then the parts."""
         args = default_arguments(model) if args is None else args
         check_push(args, asked=args.push_to_hub)
-        check_overrides(self)
+        check_overrides(self, args)
         check_device(args.device)
         reward_funcs, reward_classes, weights = prepared_rewards(reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
@@ -450,6 +451,10 @@ class PeftGRPOTrainer(GRPOTrainer):
             folder = Path(self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
             self.write_card(folder, model_name, dataset_name, publishing.tags_of(tags))
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Extends what the constructor calls where ``push_to_hub`` is set: what the Hub refuses is one line."""
+        retry(partial(super().init_hf_repo, token, private), "push_to_hub", attempts=1)
 
     def push_to_hub(
         self,

@@ -1,0 +1,107 @@
+"""What is wrong with a trainer's arguments: words that do not exist, settings in contradiction, biased samples.
+
+arguments -> mistakes, by the name of the argument
+
+A recipe refuses the same with the line of the file; a script gets it from the constructor of its arguments.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
+from transformers.training_args import OptimizerNames
+from trl import GRPOConfig
+
+from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
+from perl.recipe.layers import Layer
+from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection, Section
+from perl.recipe.train_fields import CHOICES
+from perl.recipe.validation import mistakes_of
+
+_Section = TypeVar("_Section", bound=Section)
+# Transformers takes these as text or as a member of the enumeration.
+_ENUMERATIONS = {
+    "optim": OptimizerNames,
+    "lr_scheduler_type": SchedulerType,
+    "save_strategy": SaveStrategy,
+    "eval_strategy": IntervalStrategy,
+    "logging_strategy": IntervalStrategy,
+    "hub_strategy": HubStrategy,
+}
+
+
+def check_words(args: GRPOConfig) -> None:
+    """Refuses a word that an argument cannot be.
+
+    Raises:
+        RecipeError: Names each argument and the nearest word.
+    """
+    known = CHOICES | {name: tuple(member.value for member in kind) for name, kind in _ENUMERATIONS.items()}
+    found = []
+    for name, words in known.items():
+        given = getattr(args, name)
+        if name == "scale_rewards" and isinstance(given, bool):  # TRL's older form of group and none
+            continue
+        if not isinstance(given, str):
+            found.append(Mistake(f"must be one of {', '.join(words)}, not {given!r}", name))
+        elif given not in words:
+            found.append(Mistake(f"there is no {given!r}", name, did_you_mean(given, words)))
+    raise_all(RecipeError, found)
+
+
+def checked_section(kind: type[_Section], section: str, values: Mapping[str, Any]) -> _Section:
+    """A recipe's section of arguments.
+
+    Args:
+        kind: The section's model.
+        section: Its name.
+        values: By the names of its settings.
+
+    Raises:
+        RecipeError: Names the argument of each value that is impossible or contradicts another.
+    """
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first, *others = mistakes_of(error, kind, values, (), Layer())
+        found = RecipeError(first.message, first.where, first.hint, others)
+        raise found.moved(lambda setting: _argument(section, setting)) from None
+
+
+def _argument(section: str, setting: str) -> str:
+    key, *rest = setting.split(".")
+    return ".".join([FIELD_OF_SETTING.get((section, key), section), *rest])
+
+
+def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
+    """Refuses to sample from a policy that the loss, even corrected, is not about.
+
+    vLLM's log-probabilities are of the distribution after the nucleus and its kin have cut it, the trainer's of the
+    whole one: their ratio is the probability that was cut off, not a difference of policies (it is below 1 for every
+    token, 0.9 in the mean at top_p 0.8).
+
+    Raises:
+        RecipeError: The correction would be biased, or there is none where rollouts are sampled ahead.
+    """
+    if not how.capabilities.log_probs:
+        return
+    found = []
+    neutral = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None)}
+    for name, values in neutral.items():
+        asked = getattr(args, name)
+        if args.vllm_importance_sampling_correction and asked not in values:
+            what = f"{asked:g} cuts off what the importance correction would count as a difference of policies"
+            hint = f"{values[0]:g}, or train.vllm_importance_sampling_correction: false"
+            found.append(Mistake(what, f"rollout.{name}", hint))
+    for name in ("generation_kwargs", "vllm_structured_outputs_regex"):
+        if getattr(args, name):
+            found.append(Mistake("is not handed to vLLM here", f"train.{name}", "leave it out, or transformers"))
+    sequences = args.vllm_importance_sampling_mode.startswith("sequence")
+    if args.loss_type == "vespo" and args.vllm_importance_sampling_correction and sequences:
+        what = "vespo corrects each token by itself"
+        found.append(Mistake(what, "train.vllm_importance_sampling_mode", "token_truncate or token_mask"))
+    if how.prefetch and not args.vllm_importance_sampling_correction:
+        what = "rollouts that are sampled ahead are from an older policy and need the importance correction"
+        found.append(Mistake(what, "rollout.prefetch", "0, or train.vllm_importance_sampling_correction: true"))
+    raise_all(RecipeError, found)
