@@ -15,6 +15,11 @@ VLLM := .venv-vllm
 # The tested versions, for the package and for what builds it.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start many processes: each would compile what another one has compiled.
+export PYTHONDONTWRITEBYTECODE :=
+# And each test asks for the memory that the one before has returned.
+export MALLOC_MMAP_THRESHOLD_ := 268435456
+export MALLOC_TRIM_THRESHOLD_ := 1073741824
 
 .PHONY: quickstart check test test-all readme lint vllm-env benchmark clean
 
@@ -25,10 +30,10 @@ check: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m quick
 
 test: lint $(VLLM)/installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not nightly'
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not nightly'
 
 test-all: lint $(VLLM)/installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 readme: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m nightly tests/test_docs.py

@@ -45,10 +45,10 @@ _VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-SERVER = warm.Program(
+_PROGRAM = "vllm.entrypoints.openai.api_server"
+VLLM = warm.Warmed(
     str(ENVIRONMENT / "bin" / "python"),
-    "vllm.entrypoints.openai.api_server",
-    ("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
+    (_PROGRAM, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
     os.environ | _VARIABLES,
 )
 # Kills a process group once the group is empty or no process named in a file is left.
@@ -110,7 +110,7 @@ class VllmProcess:
         given = list(flags)
         for name, value in _FLAGS.items():
             given += [] if name in given else [name, value]
-        self._arguments = ["--enforce-eager", "--port", str(self.port), *given]
+        self._arguments = ["-m", _PROGRAM, "--enforce-eager", "--port", str(self.port), *given]
         self._imports = imports
         self._variables = os.environ | _VARIABLES | (RUNTIME if variables is None else variables)
         self._watchdogs: list[subprocess.Popen[bytes]] = []
@@ -124,10 +124,9 @@ class VllmProcess:
             options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": self.log.parent}
             options |= {"env": self._variables, "start_new_session": True}
             if self._imports:
-                command = [SERVER.python, "-m", SERVER.module, *self._arguments]
-                self.process = subprocess.Popen(command, **options)
+                self.process = subprocess.Popen([VLLM.python, *self._arguments], **options)
             else:
-                self.process = warm.fork(SERVER, self._arguments, **options)
+                self.process = warm.fork(VLLM, self._arguments, **options)
         watchdog = [sys.executable, "-c", _WATCHDOG, str(self.process.pid), str(self.users)]
         self._watchdogs.append(subprocess.Popen(watchdog, start_new_session=True))
         if wait:

@@ -1,5 +1,6 @@
 """A fork of the warm process is a process like any other: code, output, files, folder, signals, its parent."""
 
+import json
 import os
 import signal
 import subprocess
@@ -89,3 +90,33 @@ def test_it_is_a_child_in_its_folder_that_signals_reach(tmp_path):
             (tmp_path / "go").touch()  # it ends with its step
         process.communicate(timeout=120)
         assert process.returncode == code
+
+
+TWO = """
+import json, os, sys, time
+import torch
+place = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+open(f"rank-{place['RANK']}.json", "w").write(json.dumps([os.getpid(), os.getcwd(), sys.argv[1:], place]))
+torch.distributed.init_process_group("gloo")
+total = torch.tensor([float(place["RANK"]) + 1])
+torch.distributed.all_reduce(total)
+print(float(total))
+if place["RANK"] == "1":
+    sys.exit(int(sys.argv[1]))
+time.sleep(600 if int(sys.argv[1]) else 0)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_processes_of_one_run_find_each_other_and_end_together(tmp_path, code):
+    (tmp_path / "two.py").write_text(TWO)
+    done = warm.run_distributed([str(tmp_path / "two.py"), str(code)], tmp_path)
+    assert done.returncode == code
+    if code == 0:
+        assert done.stdout.split() == ["3.0", "3.0"]  # the sum of 1 and 2
+    for rank in range(2):
+        process, folder, arguments, place = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert (folder, arguments) == (str(tmp_path), [str(code)])
+        assert place == {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)

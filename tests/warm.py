@@ -21,6 +21,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,25 +36,22 @@ _parents: dict[tuple[int, str], "_WarmParent"] = {}
 
 
 @dataclass(frozen=True)
-class Program:
-    """What a warm process imports, and what its forks run.
+class Warmed:
+    """An interpreter, and what a warm process of it has imported.
 
     Attributes:
         python: Interpreter of its environment.
-        module: As in ``python -m``.
         libraries: What takes long to import.
         environment: Variables with which they are imported.
     """
 
     python: str
-    module: str
     libraries: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=lambda: _ENVIRONMENT)
 
 
-OURS = Program(
+OURS = Warmed(
     sys.executable,
-    "perl",
     ("perl.cli.commands", "perl.training.stages", "perl.evaluation", "trl", "peft", "datasets", "transformers"),
 )
 
@@ -83,12 +82,49 @@ def popen(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     simple = set(options) <= {"stdin", "stdout", "stderr", "cwd", "env", "text", "bufsize", "start_new_session"}
     if not (ours and simple and sys.platform == "linux" and _same_environment(options.get("env"))):
         return subprocess.Popen(command, **options)
-    return fork(OURS, command[3:], **options)
+    return fork(OURS, command[1:], **options)
 
 
-def fork(program: Program, arguments: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
-    """As ``subprocess.Popen([python, "-m", module, *arguments], ...)``, warm in any case."""
-    return _Fork(program, arguments, **options)
+def fork(warmed: Warmed, arguments: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+    """As ``subprocess.Popen([python, *arguments], ...)`` of ``-m MODULE ...`` or a script, warm in any case."""
+    return _Fork(warmed, arguments, **options)
+
+
+def run_distributed(
+    arguments: Sequence[str], cwd: str | os.PathLike[str], processes: int = 2, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Processes of one run on this machine, with what ``torchrun --standalone`` tells them.
+
+    Args:
+        arguments: Of Python, in each of them.
+        cwd: Their folder.
+        processes: How many.
+        env: None: this process's.
+
+    Returns:
+        The first exit code that is not 0, and what all of them have printed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    shared = {"OMP_NUM_THREADS": "1", **(os.environ if env is None else env), **place, **size}
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        ranks = [
+            fork(OURS, arguments, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env={
+                **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)
+            })
+            for rank in range(processes)
+        ]  # fmt: skip
+        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+            time.sleep(0.1)
+        codes = [code for rank in ranks if (code := rank.poll())]  # those that failed by themselves
+        for rank in ranks:
+            rank.terminate()
+            rank.wait()
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess([*arguments], next(iter(codes), 0), stdout.read(), stderr.read())
 
 
 def _same_environment(given: dict[str, str] | None) -> bool:
@@ -97,11 +133,11 @@ def _same_environment(given: dict[str, str] | None) -> bool:
     return all(now.get(name) == _ENVIRONMENT.get(name) for name in (now.keys() | _ENVIRONMENT.keys()) - _MAY_DIFFER)
 
 
-def _parent(program: Program) -> "_WarmParent":
+def _parent(warmed: Warmed) -> "_WarmParent":
     """This process's own; a fork of this process has none."""
-    key = os.getpid(), program.module
+    key = os.getpid(), warmed.python
     if key not in _parents:
-        _parents[key] = _WarmParent(program)
+        _parents[key] = _WarmParent(warmed)
         atexit.register(_parents[key].end)
     return _parents[key]
 
@@ -109,15 +145,15 @@ def _parent(program: Program) -> "_WarmParent":
 class _WarmParent:
     """The process that forks, started now, and the socket on which it is asked to."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, warmed: Warmed) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
-            command = [program.python, "-m", "tests.warm", str(theirs.fileno()), program.module, *program.libraries]
+            command = [warmed.python, "-m", "tests.warm", str(theirs.fileno()), *warmed.libraries]
             root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
             self.process = subprocess.Popen(
                 command,
                 cwd=root,
-                env=program.environment,
+                env=warmed.environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -146,9 +182,9 @@ class _WarmParent:
 class _Fork(subprocess.Popen):  # type: ignore[type-arg]
     """A child that was forked by the warm process instead of by this one; waited for and killed like any other."""
 
-    def __init__(self, program: Program, arguments: Sequence[str], **options: Any) -> None:
-        self._program = program
-        super().__init__([*map(str, arguments)], executable=program.python, **options)
+    def __init__(self, warmed: Warmed, arguments: Sequence[str], **options: Any) -> None:
+        self._warmed = warmed
+        super().__init__([*map(str, arguments)], executable=warmed.python, **options)
 
     def _execute_child(self, args, *given):
         # As in Python 3.11 to 3.13: executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags,
@@ -162,7 +198,7 @@ class _Fork(subprocess.Popen):  # type: ignore[type-arg]
             "environment": dict(os.environ if env is None else env),
             "session": bool(given[20]),
         }
-        self.pid = _parent(self._program).fork(request, files)
+        self.pid = _parent(self._warmed).fork(request, files)
         self._child_created = True
         self._close_pipe_fds(*ends)
 
@@ -218,28 +254,44 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.path[0] = os.getcwd()
-    sys.argv = [sys.argv[0], *request["arguments"]]
+    further = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    sys.path[:1] = [os.getcwd(), *further]
     sys.stdout.reconfigure(line_buffering=os.isatty(1))
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 
 
-def _fork_what_vllm_spawns() -> None:
-    """The processes of a server are forks too, as vLLM has them on a GPU; on a CPU it asks for new ones."""
+def _run(arguments: list[str]) -> None:
+    """What Python does with its arguments: ``-m MODULE ...`` or a script with its own."""
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _share_the_processor() -> None:
+    """Changes what vLLM's processes cost, not what they do.
+
+    They are forks too, as vLLM has them on a GPU; on a CPU it would start each anew. For a second after a message they
+    sleep between two looks for the next one, where they would keep a processor busy.
+    """
     context = multiprocessing.get_context
-    multiprocessing.get_context = lambda method=None: context("fork" if method == "spawn" else method)  # type: ignore[assignment]
+    multiprocessing.get_context = lambda method=None: context("fork" if method == "spawn" else method)
+    sys.modules["vllm.distributed.device_communicators.shm_broadcast"].sched_yield = lambda: time.sleep(2e-4)
 
 
 if __name__ == "__main__":
-    _, _descriptor, _module, *_libraries = sys.argv
+    _, _descriptor, *_libraries = sys.argv
     for _library in _libraries:
         importlib.import_module(_library)
     gc.freeze()
     wanted = _serve(socket.socket(fileno=int(_descriptor)))
     if wanted is not None:
         _become(wanted)
-        if _module.startswith("vllm"):
-            _fork_what_vllm_spawns()
-        runpy.run_module(_module, run_name="__main__", alter_sys=True)
+        if "vllm" in sys.modules:
+            _share_the_processor()
+        _run(wanted["arguments"])

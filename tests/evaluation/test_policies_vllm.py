@@ -459,7 +459,7 @@ def test_a_server_that_was_started_by_the_command_serves_the_evaluation(perl_com
     program = words[len(variables) :]
     assert program[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
     flags = [flag for flag in program[3:] if flag != "--enforce-eager"]
-    server = VllmProcess(tmp_path / "server", tuple(flags), variables, port, imports=True)
+    server = VllmProcess(tmp_path / "server", tuple(flags), variables, port)
     try:
         server.wait()
         done = perl_command("eval", *settings, "-k", "2", cwd=tmp_path)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from perl.sandbox import BASE_FOLDER
+from tests import warm
 from tests.oracles.two_trainers import base, relative_difference
 
 SMALL = [
@@ -72,9 +73,9 @@ def test_methods_with_an_optimizer_a_start_or_a_step_of_their_own_train_alike_in
         "PYTHONPATH": os.pathsep.join(filter(None, (benchmarks, os.environ.get("PYTHONPATH")))),
     }
     for processes, rows in ((1, 8), (2, 4)):
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        command = [*launcher, script, model, str(tmp_path), str(rows), *METHODS]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+        done = warm.run_distributed(
+            [script, model, str(tmp_path), str(rows), *METHODS], tmp_path, processes, environment
+        )
         assert done.returncode == 0, done.stderr
     alone, first, second = (json.loads((tmp_path / f"found-{end}.json").read_text()) for end in ("8-0", "4-0", "4-1"))
     for method in METHODS:
@@ -83,22 +84,13 @@ def test_methods_with_an_optimizer_a_start_or_a_step_of_their_own_train_alike_in
         assert first[method]["optimizer"] == {"lora_plus": "LoRA+", "lora_fa": "LoRA-FA"}.get(method, "AdamW")
 
 
-def by_torchrun(script: str, folder: Path, checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A script of the tests in two processes."""
-    paths = filter(None, [str(checkout), os.environ.get("PYTHONPATH")])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.run(
-        [*launcher, "-m", script, str(folder), *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
+def in_two_processes(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script of the tests."""
+    return warm.run_distributed(["-m", script, str(folder), *arguments], folder)
 
 
-def test_a_step_of_one_pass_runs_again_on_both_processes_when_one_is_out_of_memory(tmp_path, checkout):
-    done = by_torchrun("tests.trainer.distributed_step", tmp_path, checkout)
+def test_a_step_of_one_pass_runs_again_on_both_processes_when_one_is_out_of_memory(tmp_path):
+    done = in_two_processes("tests.trainer.distributed_step", tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
     assert first["passes"] == [1, 1]  # the usual step is a single pass
@@ -113,10 +105,10 @@ def test_a_step_of_one_pass_runs_again_on_both_processes_when_one_is_out_of_memo
     assert [run["sum"] for run in first["runs"]] == [run["sum"] for run in second["runs"]]
 
 
-def test_in_shards_a_policy_trains_and_saves_the_same_adapter_and_what_would_be_wrong_is_refused(tmp_path, checkout):
+def test_in_shards_a_policy_trains_and_saves_the_same_adapter_and_what_would_be_wrong_is_refused(tmp_path):
     found = {}
     for how in ("whole", "shards"):
-        done = by_torchrun("tests.trainer.distributed_shards", tmp_path, checkout, how)
+        done = in_two_processes("tests.trainer.distributed_shards", tmp_path, how)
         assert done.returncode == 0, done.stderr
         found[how] = [json.loads((tmp_path / f"{how}-{rank}.json").read_text()) for rank in range(2)]
     for whole, shards in zip(found["whole"], found["shards"], strict=True):
@@ -134,8 +126,8 @@ def test_in_shards_a_policy_trains_and_saves_the_same_adapter_and_what_would_be_
     assert sum(p.abs().sum() for name, p in policy.named_parameters() if "lora_B" in name) > 0
 
 
-def test_the_others_wait_for_a_score_that_takes_longer_than_a_collective_may(tmp_path, checkout):
-    done = by_torchrun("tests.trainer.distributed_waiting", tmp_path, checkout)
+def test_the_others_wait_for_a_score_that_takes_longer_than_a_collective_may(tmp_path):
+    done = in_two_processes("tests.trainer.distributed_waiting", tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "done"
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

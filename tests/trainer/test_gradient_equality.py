@@ -5,10 +5,7 @@ Rows are dead (no advantage), truncated, of one token, or a tool's. What is comp
 
 import gc
 import itertools
-import os
 import random
-import subprocess
-import sys
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,6 +15,7 @@ from trl import GRPOTrainer
 
 from perl import PeftGRPOTrainer
 from perl.algorithms.registry import LOSSES
+from tests import warm
 from tests.oracles.covering import most_pairs, pairs_of
 from tests.oracles.rollouts import MIXED
 from tests.oracles.two_trainers import ADAPTERS, OracleTrainer, Training, norm, relative_difference, train
@@ -351,13 +349,9 @@ def test_where_rows_are_dead_loss_and_gradient_norm_are_trls(loss_type, switches
     assert_same_log(ours, oracle(**options), [*FROM_ROLLOUTS, *OF_THE_STEP])
 
 
-def test_two_processes_of_which_one_has_only_dead_rows_give_trls_update(tmp_path, checkout):
+def test_two_processes_of_which_one_has_only_dead_rows_give_trls_update(tmp_path):
     losses = ["grpo", "dapo"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launcher, "-m", "tests.oracles.two_trainers", str(tmp_path), *losses]
-    paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    done = warm.run_distributed(["-m", "tests.oracles.two_trainers", str(tmp_path), *losses], tmp_path)
     assert done.returncode == 0, done.stderr
     for loss_type in losses:
         theirs, *both = (

@@ -4,13 +4,10 @@ The full cross is ``python benchmarks/matrix.py``; its outcome is kept beside th
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.trainer import user_matrix
+from tests import warm
 from tests.trainer.user_matrix import DONE, every_cell, pairs_of, pairwise, take
 
 PARTS = {name: DONE for name in ("trains", "proves", "scores", "resumes", "goes on", "again")}
@@ -32,14 +29,9 @@ def test_one_process(cell, tmp_path):
     assert take(cell, tmp_path) == PARTS
 
 
-def test_two_processes(tmp_path, checkout):
+def test_two_processes(tmp_path):
     cells = [",".join(map(str, cell)) for cell in COVER if cell.processes == 2]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launcher, user_matrix.__file__, str(tmp_path), *cells]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment, timeout=1500
-    )
+    done = warm.run_distributed(["-m", "tests.trainer.user_matrix", str(tmp_path), *cells], tmp_path)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert len(found) == len(cells)

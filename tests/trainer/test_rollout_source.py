@@ -1,8 +1,6 @@
 """A trainer that samples from real vLLM servers: from its policy, at every step, whatever happens to them."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from perl.policy.checkpoint import latest_checkpoint
 from perl.policy.model import base_fingerprint
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
+from tests import warm
 from tests.rollouts.loopback import Proxy
 from tests.servers import VllmProcess, absent, free_port
 
@@ -261,7 +260,6 @@ def test_without_servers_the_last_step_is_kept_and_the_run_goes_on_when_one_is_b
 
 
 def test_two_processes_sample_from_one_policy(tmp_path, vllm_server):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     settings = [
         "train.max_steps=3",
         "train.prompts_per_step=4",
@@ -275,8 +273,7 @@ def test_two_processes_sample_from_one_policy(tmp_path, vllm_server):
         "eval.enabled=false",
         "engine.threads=1",
     ]
-    command = [*launcher, "-m", "perl", "train", "quickstart", *settings, "--output", "run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm.run_distributed(["-m", "perl", "train", "quickstart", *settings, "--output", "run"], tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["rollout/steps_behind"] for row in rows] == [0, 1, 1]
@@ -296,7 +293,7 @@ def test_the_command_that_is_printed_starts_a_server_that_the_recipe_can_use(tmp
     program = words[len(variables) :]
     assert program[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
     flags = [flag for flag in program[3:] if flag != "--enforce-eager"]
-    server = VllmProcess(tmp_path / "server", tuple(flags), variables, port, imports=True)
+    server = VllmProcess(tmp_path / "server", tuple(flags), variables, port)
     try:
         server.wait()
         settings = [

@@ -26,6 +26,7 @@ from perl.policy.name import in_few_bits
 from perl.recipe.engines import ENGINES, TRANSFORMERS, Backend, best_backend
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.recipe.server_address import ServerAddress, server_option
+from perl.recipe.validation import checked
 from perl.rewards.verifier import Judging
 from perl.rollouts.vllm.version import missing_vllm
 from perl.run.devices import accelerator
@@ -226,16 +227,14 @@ def _engine(settings: EvalSettings) -> RolloutSection:
         raise PerlError(f"{backend} asks no server", "--server", "leave --backend out")
     if not settings.server_timeout > 0:
         raise PerlError(f"{settings.server_timeout:g} is out of range", "--server-timeout", "more than 0 seconds")
+    asked = {"backend": backend, "server_timeout": settings.server_timeout, "sync_folder": settings.sync_folder}
     try:
-        return RolloutSection(
-            backend=backend,
-            servers=[_as_setting(server_option(text)) for text in settings.servers],
-            server_timeout=settings.server_timeout,
-            sync_folder=settings.sync_folder,
-        )
-    except ValueError as error:  # pydantic's, with one line of ours in it
-        reason = str(error).split("Value error, ")[-1].split(" [type=")[0]
-        raise PerlError(reason, "--server") from None
+        servers = [_as_setting(server_option(text)) for text in settings.servers]
+        return checked(RolloutSection, {**asked, "servers": servers})
+    except PerlError as error:
+        raise error.moved(lambda _: "--server") from None
+    except ValueError as error:
+        raise PerlError(str(error), "--server") from None
 
 
 def _for_the_base(engine: RolloutSection, subject: Subject, settings: EvalSettings) -> RolloutSection:

@@ -4,15 +4,17 @@ ValidationError -> Mistake
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from perl.errors import Mistake, did_you_mean
+from perl.errors import Mistake, RecipeError, did_you_mean
 from perl.recipe.layers import KeyPath, Layer
-from perl.recipe.sections import SettingError
+from perl.recipe.sections import Section, SettingError
 from perl.recipe.server_address import without_credentials
 
+SectionKind = TypeVar("SectionKind", bound=Section)
 _PLAIN = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -24,6 +26,23 @@ _PLAIN = {
     "model_type": "a mapping",
     "none_required": "null",
 }
+
+
+def checked(kind: type[SectionKind], values: Mapping[str, Any]) -> SectionKind:
+    """A section that is not read from a recipe.
+
+    Args:
+        kind: Its model.
+        values: By the names of its settings.
+
+    Raises:
+        RecipeError: A value is impossible or contradicts another; its place is the setting's name.
+    """
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first, *others = mistakes_of(error, kind, values, (), Layer())
+        raise RecipeError(first.message, first.where, first.hint, others) from None
 
 
 def mistakes_of(

@@ -6,20 +6,17 @@ A recipe refuses the same with the line of the file; a script gets it from the c
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig
 
 from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
-from perl.recipe.layers import Layer
-from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection, Section
+from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
 from perl.recipe.train_fields import CHOICES
-from perl.recipe.validation import mistakes_of
+from perl.recipe.validation import SectionKind, checked
 
-_Section = TypeVar("_Section", bound=Section)
 # Transformers takes these as text or as a member of the enumeration.
 _ENUMERATIONS = {
     "optim": OptimizerNames,
@@ -50,7 +47,7 @@ def check_words(args: GRPOConfig) -> None:
     raise_all(RecipeError, found)
 
 
-def checked_section(kind: type[_Section], section: str, values: Mapping[str, Any]) -> _Section:
+def section_of_arguments(kind: type[SectionKind], section: str, values: Mapping[str, Any]) -> SectionKind:
     """A recipe's section of arguments.
 
     Args:
@@ -62,11 +59,9 @@ def checked_section(kind: type[_Section], section: str, values: Mapping[str, Any
         RecipeError: Names the argument of each value that is impossible or contradicts another.
     """
     try:
-        return kind(**values)
-    except ValidationError as error:
-        first, *others = mistakes_of(error, kind, values, (), Layer())
-        found = RecipeError(first.message, first.where, first.hint, others)
-        raise found.moved(lambda setting: _argument(section, setting)) from None
+        return checked(kind, values)
+    except RecipeError as error:
+        raise error.moved(lambda setting: _argument(section, setting)) from None
 
 
 def _argument(section: str, setting: str) -> str:

@@ -19,7 +19,7 @@ from perl.recipe.recipe import world_size
 from perl.recipe.sections import FIELD_OF_SETTING, QUANTIZATIONS, ModelSection, PeftSection, RolloutSection, Section
 from perl.recipe.train_fields import REFERENCE_PATTERN
 from perl.run.devices import accelerator
-from perl.trainer.argument_checks import check_sampling, check_words, checked_section
+from perl.trainer.argument_checks import check_sampling, check_words, section_of_arguments
 
 
 def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: ANN401 (a dataclass field)
@@ -238,7 +238,7 @@ class PeftRLConfig(GRPOConfig):
     def peft(self) -> PeftSection:
         """The ``peft_*`` fields as the recipe's section."""
         values = {key: getattr(self, FIELD_OF_SETTING["peft", key]) for key in PeftSection.model_fields}
-        return checked_section(PeftSection, "peft", {**values, "kwargs": self.peft_kwargs or {}})
+        return section_of_arguments(PeftSection, "peft", {**values, "kwargs": self.peft_kwargs or {}})
 
     @property
     def rollout(self) -> RolloutSection:
@@ -284,7 +284,7 @@ def rollout_section(args: GRPOConfig) -> RolloutSection:
             host = "localhost" if args.vllm_server_host == "0.0.0.0" else args.vllm_server_host  # noqa: S104
             given["servers"] = [args.vllm_server_base_url or f"http://{host}:{args.vllm_server_port}"]
             given["server_timeout"] = float(args.vllm_server_timeout)
-    return checked_section(RolloutSection, "rollout", given)
+    return section_of_arguments(RolloutSection, "rollout", given)
 
 
 def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
