@@ -18,8 +18,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start many processes: each would compile what another one has compiled.
 export PYTHONDONTWRITEBYTECODE :=
 # And each test asks for the memory that the one before has returned.
-export MALLOC_MMAP_THRESHOLD_ := 268435456
-export MALLOC_TRIM_THRESHOLD_ := 1073741824
+check test test-all readme: export MALLOC_MMAP_THRESHOLD_ := 268435456
+check test test-all readme: export MALLOC_TRIM_THRESHOLD_ := 1073741824
 
 .PHONY: quickstart check test test-all readme lint vllm-env benchmark clean
 

@@ -32,7 +32,7 @@ _SET_CHILD_SUBREAPER = 36  # of prctl
 # No library reads these when it is imported; torch sets the last one itself.
 _MAY_DIFFER = {"PYTEST_CURRENT_TEST", "COLUMNS", "TORCHINDUCTOR_CACHE_DIR"}
 _ENVIRONMENT = dict(os.environ)
-_parents: dict[tuple[int, str], "_WarmParent"] = {}
+_parents: dict[tuple[int, str, tuple[str, ...]], "_WarmParent"] = {}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,11 @@ def fork(warmed: Warmed, arguments: Sequence[str], **options: Any) -> "subproces
 
 
 def run_distributed(
-    arguments: Sequence[str], cwd: str | os.PathLike[str], processes: int = 2, env: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    cwd: str | os.PathLike[str],
+    processes: int = 2,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 1500.0,
 ) -> subprocess.CompletedProcess[str]:
     """Processes of one run on this machine, with what ``torchrun --standalone`` tells them.
 
@@ -100,6 +104,7 @@ def run_distributed(
         cwd: Their folder.
         processes: How many.
         env: None: this process's.
+        timeout: Seconds, after which they are ended.
 
     Returns:
         The first exit code that is not 0, and what all of them have printed.
@@ -116,15 +121,28 @@ def run_distributed(
             })
             for rank in range(processes)
         ]  # fmt: skip
+        end = time.monotonic() + timeout
         while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+            if time.monotonic() > end:
+                break
             time.sleep(0.1)
         codes = [code for rank in ranks if (code := rank.poll())]  # those that failed by themselves
         for rank in ranks:
-            rank.terminate()
-            rank.wait()
+            _ended(rank)
+        codes += [rank.returncode for rank in ranks]
         for file in (stdout, stderr):
             file.seek(0)
-        return subprocess.CompletedProcess([*arguments], next(iter(codes), 0), stdout.read(), stderr.read())
+        return subprocess.CompletedProcess([*arguments], next(filter(None, codes), 0), stdout.read(), stderr.read())
+
+
+def _ended(process: "subprocess.Popen[Any]") -> None:
+    """As torchrun ends the others: SIGTERM, and what is left after half a minute is killed."""
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _same_environment(given: dict[str, str] | None) -> bool:
@@ -135,7 +153,7 @@ def _same_environment(given: dict[str, str] | None) -> bool:
 
 def _parent(warmed: Warmed) -> "_WarmParent":
     """This process's own; a fork of this process has none."""
-    key = os.getpid(), warmed.python
+    key = os.getpid(), warmed.python, warmed.libraries
     if key not in _parents:
         _parents[key] = _WarmParent(warmed)
         atexit.register(_parents[key].end)
@@ -292,6 +310,6 @@ if __name__ == "__main__":
     wanted = _serve(socket.socket(fileno=int(_descriptor)))
     if wanted is not None:
         _become(wanted)
-        if "vllm" in sys.modules:
+        if wanted["arguments"][1].startswith("vllm."):
             _share_the_processor()
         _run(wanted["arguments"])

@@ -63,7 +63,10 @@ SERVER = "backend: vllm-server, servers: [http://localhost:1]"
 ROLLOUTS = (
     ("{backend: vllm-server}", "rollout.backend: vllm-server needs servers"),
     ("{servers: [http://localhost:1]}", "rollout.servers: are used by backend vllm-server only"),
-    ("{backend: vllm-server, servers: [localhost:1]}", "an address like http://localhost:8000"),
+    (
+        "{backend: vllm-server, servers: [localhost:1]}",
+        "rollout.servers: a server is an address like http://localhost:8000",
+    ),
     ("{backend: vllm-server, servers: [http://a:1, http://a:1/]}", "rollout.servers: the same server is named twice"),
     ("{prefetch: 1}", "rollout.prefetch: needs backend vllm-server"),
     ("{backend: vllm-servers}", "did you mean vllm-server?"),

@@ -10,6 +10,7 @@ import pytest
 from transformers import HfArgumentParser
 from trl import GRPOConfig
 
+from perl import PeftGRPOTrainer
 from perl.algorithms.registry import loss_mistakes
 from perl.errors import PerlError, RecipeError
 from perl.methods.registry import METHODS
@@ -20,12 +21,15 @@ from perl.trainer.config import PeftRLConfig, rollout_section, training_argument
 ON_A_CPU = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "dataloader_pin_memory": False}
 SAMPLING = {"vllm_importance_sampling_mode": "sequence_mask"}
 LIKE_TRL = {"learning_rate": 1e-6, "logging_steps": 10, "save_steps": 500, **SAMPLING}
-# Arguments that are one of a few words; TRL looks at them when it trains, some never.
-WORDS = {
+# Arguments that are one of a few words. TRL looks at these when it trains, or never.
+LATE_WORDS = {
+    "loss_type": ("dappo", "dapo"),
     "importance_sampling_level": ("tokn", "token"),
     "scale_rewards": ("gruop", "group"),
     "multi_objective_aggregation": ("sum_and_normalize", "sum_then_normalize"),
     "vllm_importance_sampling_mode": ("token_trunkate", "token_truncate"),
+}
+WORDS = {
     "lr_scheduler_type": ("liner", "linear"),
     "optim": ("adamw_trch", "adamw_torch"),
     "save_strategy": ("stps", "steps"),
@@ -72,9 +76,9 @@ def test_every_argument_of_the_parent_does_what_it_does_there():
             tried.add(field.name)
             arguments = {**ON_A_CPU, **LIKE_TRL, field.name: value}
             expected, found = made(GRPOConfig, **arguments), made(PeftRLConfig, **arguments)
-            if found is RecipeError:
+            if found is RecipeError:  # a kind of the parent's error, with the nearest word
+                assert expected is ValueError
                 assert field.name in WORDS
-                assert value in ("text", "no")
             else:
                 assert found == expected, (field.name, value)
                 accepted += isinstance(expected, dict)
@@ -201,8 +205,35 @@ def test_a_word_that_does_not_exist_is_refused_by_script_and_recipe_with_the_nea
         PeftRLConfig("out", use_cpu=True, **{name: wrong})
     with pytest.raises(RecipeError, match=rf"^{name}: must be one of .*{right}.*, not \['{right}'\]$"):
         PeftRLConfig("out", use_cpu=True, **{name: [right]})
-    with pytest.raises(RecipeError, match=rf"^command line: train\.{name}: .*'{wrong}' \(did you mean {right}\?\)$"):
+    with pytest.raises(RecipeError, match=in_a_recipe(name, wrong, right)):
         raise_located(f"train.{name}={wrong}")
+
+
+def in_a_recipe(name, wrong, right):
+    return rf"^command line: train\.{name}: .*'{wrong}' \(did you mean {right}\?\)$"
+
+
+@pytest.mark.parametrize("config_class", [PeftRLConfig, GRPOConfig])
+@pytest.mark.parametrize(("name", "wrong", "right"), [(name, *words) for name, words in LATE_WORDS.items()])
+def test_a_word_that_trl_looks_at_late_is_refused_before_a_model_is_loaded(tmp_path, config_class, name, wrong, right):
+    def refused(value, line, kind=PeftGRPOTrainer):
+        args = config_class(str(tmp_path), **ON_A_CPU, **{name: value})
+        with pytest.raises((PerlError, OSError), match=line):  # OSError: there is no such model
+            kind(model="no/such-model", reward_funcs=by_length, args=args)
+
+    refused(wrong, rf"^{name}: there is no '{wrong}' \(did you mean {right}\?\)$")
+    refused(7, rf"^{name}: must be one of .*{right}.*, not 7$")
+    refused(right, "to load the files")
+    with pytest.raises(RecipeError, match=in_a_recipe(name, wrong, right)):
+        raise_located(f"train.{name}={wrong}")
+    # What a loss of one's own makes of its name and its ratio is its own business.
+    own = type("Own", (PeftGRPOTrainer,), {"_compute_loss": lambda *_: None, "__module__": __name__})
+    of_the_loss = name in ("loss_type", "importance_sampling_level")
+    refused(wrong, "to load the files" if of_the_loss else f"^{name}: ", own)
+
+
+def by_length(completions, **_):
+    return [float(len(completion)) for completion in completions]
 
 
 def raise_located(override):
@@ -219,6 +250,11 @@ def test_a_rollout_setting_that_does_not_exist_is_refused_by_the_arguments_name(
         ({"rollout_backend": "vlm"}, r"rollout_backend: must be one of .*, not 'vlm' \(did you mean vllm\?\)"),
         ({"rollout_backend": "vllm-server"}, "rollout_backend: vllm-server needs servers, .*"),
         ({"rollout_servers": ["http://a:1"]}, "rollout_servers: are used by backend vllm-server only, not by auto"),
+        (
+            {"rollout_servers": ["a:1"], "rollout_backend": "vllm-server"},
+            "rollout_servers: a server is an address like http://localhost:8000, not 'a:1'",
+        ),
+        ({"use_vllm": True, "vllm_mode": "sever"}, r"vllm_mode: there is no 'sever' \(did you mean server\?\)"),
         ({"rollout_check_every": -1}, "rollout_check_every: must be greater than or equal to 0, not -1"),
     ):
         with pytest.raises(RecipeError, match=rf"^{line}$"):

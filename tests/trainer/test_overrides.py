@@ -682,14 +682,6 @@ def test_a_mixin_a_patched_class_and_a_patched_trainer_are_seen(tmp_path, monkey
     assert not made(tmp_path).step_is_ours
 
 
-@pytest.mark.parametrize(
-    ("name", "line"), [("dappo", r"not 'dappo' \(did you mean dapo\?\)"), (["grpo"], r"not \['grpo'\]")]
-)
-def test_a_loss_that_nobody_has_is_refused_by_the_constructor(tmp_path, name, line):
-    with pytest.raises(PerlError, match=rf"^loss_type: must be one of grpo, .*, {line}"):
-        made(tmp_path, loss_type=name)
-
-
 def test_a_loss_of_a_subclass_may_have_a_name_of_its_own(tmp_path):
     def own(self, model, inputs):
         self.seen = inputs["completion_ids"].shape

@@ -192,7 +192,11 @@ class RolloutSection(Section):
             raise SettingError("backend", "vllm-server needs servers, as in rollout.servers: [http://localhost:8000]")
         if self.servers and not served:
             raise SettingError("servers", f"are used by backend vllm-server only, not by {self.backend}")
-        if len({address.url for address in self.addresses}) < len(self.servers):
+        try:
+            addresses = {address.url for address in self.addresses}
+        except ValueError as error:
+            raise SettingError("servers", str(error)) from None
+        if len(addresses) < len(self.servers):
             raise SettingError("servers", "the same server is named twice")
         if self.prefetch and not self.capabilities.samples_ahead:
             raise SettingError("prefetch", f"needs backend vllm-server; {self.backend} and the training take turns")
@@ -239,8 +243,10 @@ class EvalSection(Section):
     @model_validator(mode="after")
     def _check_every(self) -> "EvalSection":
         for key in ("every", "best"):
-            if getattr(self, key) is not None and not (self.tasks and self.enabled):
+            if getattr(self, key) is not None and not self.tasks:
                 raise SettingError(key, "is about tasks: name some, as in eval.tasks: [aime24]")
+            if getattr(self, key) is not None and not self.enabled:
+                raise SettingError(key, "needs eval.enabled: true")
         if self.best is not None and self.every is None:
             raise SettingError("best", "needs eval.every, the steps between two scores")
         return self

@@ -12,6 +12,7 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrate
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig
 
+from perl.algorithms.registry import LOSSES
 from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
 from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
 from perl.recipe.train_fields import CHOICES
@@ -28,23 +29,38 @@ _ENUMERATIONS = {
 }
 
 
-def check_words(args: GRPOConfig) -> None:
-    """Refuses a word that an argument cannot be.
+def check_enumerations(args: GRPOConfig) -> None:
+    """Refuses a word that is none of transformers'.
 
     Raises:
         RecipeError: Names each argument and the nearest word.
     """
-    known = CHOICES | {name: tuple(member.value for member in kind) for name, kind in _ENUMERATIONS.items()}
+    words = {name: tuple(member.value for member in kind) for name, kind in _ENUMERATIONS.items()}
+    raise_all(RecipeError, _unknown_words(args, words))
+
+
+def word_mistakes(args: GRPOConfig, *, own_loss: bool) -> list[Mistake]:
+    """Arguments that TRL looks at while it trains, or never, and that are no word which there is.
+
+    Args:
+        args: As TRL has completed them.
+        own_loss: Whether a subclass computes the loss; then what it is called and its ratio are that subclass's words.
+    """
+    words = {"loss_type": tuple(LOSSES), **CHOICES}
+    if own_loss:
+        del words["loss_type"], words["importance_sampling_level"]
+    return _unknown_words(args, words)
+
+
+def _unknown_words(args: GRPOConfig, known: Mapping[str, tuple[str, ...]]) -> list[Mistake]:
     found = []
     for name, words in known.items():
         given = getattr(args, name)
-        if name == "scale_rewards" and isinstance(given, bool):  # TRL's older form of group and none
-            continue
         if not isinstance(given, str):
             found.append(Mistake(f"must be one of {', '.join(words)}, not {given!r}", name))
         elif given not in words:
             found.append(Mistake(f"there is no {given!r}", name, did_you_mean(given, words)))
-    raise_all(RecipeError, found)
+    return found
 
 
 def section_of_arguments(kind: type[SectionKind], section: str, values: Mapping[str, Any]) -> SectionKind:

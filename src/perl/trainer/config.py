@@ -19,7 +19,7 @@ from perl.recipe.recipe import world_size
 from perl.recipe.sections import FIELD_OF_SETTING, QUANTIZATIONS, ModelSection, PeftSection, RolloutSection, Section
 from perl.recipe.train_fields import REFERENCE_PATTERN
 from perl.run.devices import accelerator
-from perl.trainer.argument_checks import check_sampling, check_words, section_of_arguments
+from perl.trainer.argument_checks import check_enumerations, check_sampling, section_of_arguments
 
 
 def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: ANN401 (a dataclass field)
@@ -191,7 +191,7 @@ class PeftRLConfig(GRPOConfig):
                 f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
             )
         self._check_own_fields()
-        check_words(self)
+        check_enumerations(self)
         check_sampling(self, self.rollout)
         self.of_a_recipe = False
         self.learning_rate_asked = self.learning_rate is not None
@@ -279,6 +279,8 @@ def rollout_section(args: GRPOConfig) -> RolloutSection:
     given = {name: getattr(args, ours_name) for name, ours_name in ours.items() if hasattr(args, ours_name)}
     given["servers"] = list(given.get("servers") or [])
     if args.use_vllm and given.get("backend", "auto") not in ENGINES:
+        if args.vllm_mode not in OF_TRL:
+            raise RecipeError(f"there is no {args.vllm_mode!r}", "vllm_mode", did_you_mean(str(args.vllm_mode), OF_TRL))
         given["backend"] = OF_TRL[args.vllm_mode]
         if capabilities(given["backend"]).needs_servers and not given["servers"]:
             host = "localhost" if args.vllm_server_host == "0.0.0.0" else args.vllm_server_host  # noqa: S104

@@ -7,13 +7,12 @@ Knows nothing of what the methods do. ``docs/trainer.md`` lists what an override
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from trl import GRPOConfig, GRPOTrainer
 
-from perl.algorithms.registry import loss_mistakes
 from perl.errors import Mistake, PerlError, raise_all
+from perl.trainer.argument_checks import word_mistakes
 
 # Packages whose methods work together here.
 _LIBRARIES = ("perl", "trl", "transformers")
@@ -41,7 +40,7 @@ def is_replaced(trainer: GRPOTrainer, *names: str) -> bool:
 
 
 def check_overrides(trainer: GRPOTrainer, args: GRPOConfig) -> None:
-    """Refuses a subclass whose methods nothing would call, and a loss that neither it nor we have.
+    """Refuses a subclass whose methods nothing would call, and words of the arguments that neither it nor we know.
 
     Raises:
         PerlError: Names them, and the methods to override instead.
@@ -52,8 +51,7 @@ def check_overrides(trainer: GRPOTrainer, args: GRPOConfig) -> None:
     hint = "override {}, or give a method of your own another name"
     found = [Mistake("TRL 1.16 does not call it", f"{kind}.{name}", hint.format(now)) for name, now in gone.items()]
     found += [Mistake("is not called", f"{kind}.{name}", f"override {now}") for name, now in uncalled.items()]
-    if not is_replaced(trainer, "compute_loss", "_compute_loss"):
-        found += [replace(mistake, where="loss_type") for _, mistake in loss_mistakes({"train": vars(args)})]
+    found += word_mistakes(args, own_loss=is_replaced(trainer, "compute_loss", "_compute_loss"))
     raise_all(PerlError, found)
 
 
