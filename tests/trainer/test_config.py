@@ -6,6 +6,7 @@ import types
 import typing
 import warnings
 
+import numpy
 import pytest
 from transformers import HfArgumentParser
 from trl import GRPOConfig
@@ -230,6 +231,27 @@ def test_a_word_that_trl_looks_at_late_is_refused_before_a_model_is_loaded(tmp_p
     own = type("Own", (PeftGRPOTrainer,), {"_compute_loss": lambda *_: None, "__module__": __name__})
     of_the_loss = name in ("loss_type", "importance_sampling_level")
     refused(wrong, "to load the files" if of_the_loss else f"^{name}: ", own)
+
+
+@pytest.mark.parametrize("config_class", [PeftRLConfig, GRPOConfig])
+def test_numbers_that_a_recipe_refuses_are_refused_before_a_model_is_loaded(tmp_path, config_class):
+    def refused(line, **numbers):
+        args = config_class(str(tmp_path), **ON_A_CPU, **numbers)
+        with pytest.raises((PerlError, OSError), match=line):  # OSError: there is no such model
+            PeftGRPOTrainer(model="no/such-model", reward_funcs=by_length, args=args)
+
+    for name, bounds, wrong in (
+        ("top_p", "less than or equal to 1", 2.0),
+        ("top_p", "greater than 0", 0.0),
+        ("temperature", "greater than 0", 0),
+        ("temperature", "a finite number", float("nan")),
+        ("min_p", "less than or equal to 1", 1.5),
+        ("repetition_penalty", "greater than 0", -1.0),
+        ("beta", "greater than or equal to 0", -1.0),
+    ):
+        refused(rf"^{name}: must be {bounds}, not {wrong:g}(\.0)?$", **{name: wrong})
+    sound = {"top_p": numpy.float32(0.5), "temperature": 2, "min_p": None, "repetition_penalty": 1.1, "beta": 0.04}
+    refused("to load the files", **sound)
 
 
 def by_length(completions, **_):

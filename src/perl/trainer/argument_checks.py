@@ -6,6 +6,7 @@ A recipe refuses the same with the line of the file; a script gets it from the c
 """
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
@@ -50,6 +51,19 @@ def word_mistakes(args: GRPOConfig, *, own_loss: bool) -> list[Mistake]:
     if own_loss:
         del words["loss_type"], words["importance_sampling_level"]
     return _unknown_words(args, words)
+
+
+def number_mistakes(args: GRPOConfig) -> list[Mistake]:
+    """Numbers of the sampling and of the loss that a recipe refuses and TRL trains with."""
+    given = {name: getattr(args, name) for name in ("temperature", "top_p", "min_p", "repetition_penalty")}
+    found: list[Mistake] = []
+    try:
+        checked(RolloutSection, {name: float(value) for name, value in given.items() if isinstance(value, Real)})
+    except RecipeError as error:
+        found += error.mistakes
+    if args.beta < 0:
+        found.append(Mistake(f"must be greater than or equal to 0, not {args.beta:g}", "beta"))
+    return found
 
 
 def _unknown_words(args: GRPOConfig, known: Mapping[str, tuple[str, ...]]) -> list[Mistake]:

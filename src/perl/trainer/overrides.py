@@ -12,7 +12,7 @@ from typing import Any
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.errors import Mistake, PerlError, raise_all
-from perl.trainer.argument_checks import word_mistakes
+from perl.trainer.argument_checks import number_mistakes, word_mistakes
 
 # Packages whose methods work together here.
 _LIBRARIES = ("perl", "trl", "transformers")
@@ -40,7 +40,7 @@ def is_replaced(trainer: GRPOTrainer, *names: str) -> bool:
 
 
 def check_overrides(trainer: GRPOTrainer, args: GRPOConfig) -> None:
-    """Refuses a subclass whose methods nothing would call, and words of the arguments that neither it nor we know.
+    """Refuses a subclass whose methods nothing would call, and arguments with which nobody can train.
 
     Raises:
         PerlError: Names them, and the methods to override instead.
@@ -52,6 +52,7 @@ def check_overrides(trainer: GRPOTrainer, args: GRPOConfig) -> None:
     found = [Mistake("TRL 1.16 does not call it", f"{kind}.{name}", hint.format(now)) for name, now in gone.items()]
     found += [Mistake("is not called", f"{kind}.{name}", f"override {now}") for name, now in uncalled.items()]
     found += word_mistakes(args, own_loss=is_replaced(trainer, "compute_loss", "_compute_loss"))
+    found += number_mistakes(args)
     raise_all(PerlError, found)
 
 
