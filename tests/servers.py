@@ -8,10 +8,8 @@ None outlives the tests: each has a watchdog that kills it once no process that 
 import contextlib
 import http.client
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from perl.sandbox import BASE_FOLDER
 from tests import warm
+from tests.ports import free_port
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = Path(os.environ.get("PERL_VLLM_ENV", CHECKOUT / ".venv-vllm"))
@@ -183,12 +182,3 @@ def is_healthy(url: str) -> bool:
         return False
     finally:
         connection.close()
-
-
-def free_port() -> int:
-    """A port that nobody listens on, outside of the range from which connections are given theirs."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

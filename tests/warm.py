@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.ports import free_port
+
 COMMAND = [sys.executable, "-m", "perl"]
 _SET_CHILD_SUBREAPER = 36  # of prctl
 # No library reads these when it is imported; torch sets the last one itself.
@@ -109,9 +111,7 @@ def run_distributed(
     Returns:
         The first exit code that is not 0, and what all of them have printed.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     shared = {"OMP_NUM_THREADS": "1", **(os.environ if env is None else env), **place, **size}
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
@@ -310,6 +310,6 @@ if __name__ == "__main__":
     wanted = _serve(socket.socket(fileno=int(_descriptor)))
     if wanted is not None:
         _become(wanted)
-        if wanted["arguments"][1].startswith("vllm."):
+        if any(argument.startswith("vllm.") for argument in wanted["arguments"][:2]):
             _share_the_processor()
         _run(wanted["arguments"])

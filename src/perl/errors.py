@@ -10,6 +10,7 @@ The error model, each kind handled in one place:
   go on once it is mended.
 * **No rollouts** (every vLLM server is gone, or one does not do what it is asked): :class:`RolloutError`,
   exit 1; the run can go on once they are back.
+* **Another process of a run has failed**: :class:`ProcessError`, exit 1, unless its error is one of these.
 * **The user stops the run** with Ctrl-C or SIGTERM: :class:`InterruptedRunError`, exit 130, the run can be resumed.
 * **A result that failed** (a completion without an answer) is data with a status, :class:`perl.types.Verdict`; it is
   never an exception and never a silent 0.0.
@@ -56,6 +57,8 @@ class PerlError(Exception):
     """The user's mistake: one line a problem, no traceback, exit 2."""
 
     exit_code = EXIT_USER_MISTAKE
+    told_elsewhere = False
+    """Another process of the same run tells the user; this one ends in silence."""
 
     def __init__(self, message: str, where: str = "", hint: str = "", others: Sequence[Mistake] = ()) -> None:
         """Says what is wrong.
@@ -123,6 +126,12 @@ class RewardError(PerlError):
 
 class RolloutError(PerlError):
     """No rollouts: no server answers, or one refuses what it is asked."""
+
+    exit_code = EXIT_FAILED
+
+
+class ProcessError(PerlError, RuntimeError):
+    """Another process of this run has failed, or ended."""
 
     exit_code = EXIT_FAILED
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from perl.errors import DataError, PerlError
 from perl.rewards.workers.pool import WorkerPool, as_json
 from perl.rewards.workers.worker import imported, one_line
+from perl.run.node import own_share
 
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
 RewardFunction = Callable[..., Any]
@@ -125,7 +126,7 @@ def in_workers(
         path: ``package.module:function``, sync or async.
         arguments: By name; they win over columns of the same name.
         failures: Is counted up.
-        workers: Processes at most.
+        workers: Processes at most, for all processes of a run on this machine; at least one each.
         timeout_seconds: Wall time for a sample; one that takes longer is None and its worker is killed.
 
     Returns:
@@ -137,7 +138,10 @@ def in_workers(
     """
     module, _, name = path.partition(":")
     pool = WorkerPool(
-        f"{__name__}:{score_in_worker.__name__}", workers=workers, timeout_seconds=timeout_seconds, imports=[module]
+        f"{__name__}:{score_in_worker.__name__}",
+        workers=own_share(workers) if workers > 0 else workers,
+        timeout_seconds=timeout_seconds,
+        imports=[module],
     )
 
     def reward(**columns: Any) -> list[float | None]:  # noqa: ANN401

@@ -20,8 +20,9 @@ import yaml
 from filelock import FileLock, Timeout
 
 from perl import __version__
-from perl.errors import InterruptedRunError, RunFolderError
+from perl.errors import InterruptedRunError, PerlError, RunFolderError
 from perl.recipe import Recipe
+from perl.recipe.batch_plan import NUMBERS, plan_batch
 from perl.run.facts import parse_run_facts
 from perl.run.files import read_regular as read_regular
 from perl.run.files import replace_folder as replace_folder
@@ -40,7 +41,12 @@ _PLACES = (
     "rollout.server_timeout",
     "rollout.sync_folder",
     "rollout.sync_folder_on_servers",
+    "engine.processes",
+    "engine.strategy",
+    "engine.threads",
 )
+# How a step is cut into micro-batches.
+_CUTS = ("prompts_per_step", "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 @dataclass
@@ -56,6 +62,7 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic, repr=False)
     _seconds_before: float = field(default=0.0, repr=False)
+    _follows: bool = field(default=False, repr=False)
 
     @classmethod
     def read(cls, path: str | Path) -> "Run":
@@ -114,8 +121,10 @@ class Run:
         return round(self._seconds_before + time.monotonic() - self._started, 3)
 
     def record(self, **facts: Any) -> None:  # noqa: ANN401 (JSON values)
-        """Adds facts and writes ``run.json``, with the time spent so far."""
+        """Adds facts and writes ``run.json``, with the time spent so far; one that is followed is not written."""
         self.facts.update(facts)
+        if self._follows:
+            return
         if self.status != "done":
             self.facts |= {"seconds": self.elapsed(), "updated": _now()}
         write_text(self.path / "run.json", json.dumps(self.facts, indent=2) + "\n")
@@ -153,7 +162,7 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
 
 def follow_run(recipe: Recipe) -> Run:
     """The run folder as the other processes of a distributed run see it: they read, the first one writes."""
-    return Run(recipe.output_dir)
+    return Run(recipe.output_dir, _follows=True)
 
 
 def installed_versions(further: Sequence[str] = (), *, quantised: bool = False) -> dict[str, str]:
@@ -209,17 +218,47 @@ def _claim(path: Path, recipe: Recipe) -> Run:
         saved = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise RunFolderError(f"its recipe.yaml cannot be read: {error}", str(path)) from None
-    different = _differences(saved, recipe.as_dict())
+    run = Run.read(path) if (path / "run.json").exists() else Run(path)
+    different = _differences_of_runs(saved, recipe, run)
     if different and not _holds_work(path):
         return _begin(path, recipe)
     if different:
         raise RunFolderError(
             f"holds a run of another recipe: {'; '.join(different[:3])}", str(path), "choose another with --output"
         )
-    run = Run.read(path) if (path / "run.json").exists() else Run(path)
     if run.status != "done":
         run.record(status="running", versions=installed_versions(quantised=recipe.model.quantization is not None))
     return run
+
+
+def _differences_of_runs(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> list[str]:
+    """Settings of a run that differ from a recipe's.
+
+    Another number of processes than the run was started with cuts the same step into other micro-batches. Then the
+    numbers that say how are not compared, but what they come to: prompts a step.
+    """
+    train, known = saved.get("train"), run.facts.get("started_with")
+    if not isinstance(known, Mapping):  # an older run, which has been on as many processes as it was started with
+        known = {"processes": run.facts.get("hardware", {}).get("count", recipe.batch.world_size)}
+    if known.get("processes") == recipe.batch.world_size or not isinstance(train, Mapping):
+        return differences(saved, recipe.as_dict())
+    then = known.get("prompts_per_step") or _prompts_of(train, known.get("processes"))
+    uncut = {"train": {name: value for name, value in recipe.train.items() if name not in _CUTS}}
+    found = differences(
+        {**saved, "train": {name: value for name, value in train.items() if name not in _CUTS}},
+        {**recipe.as_dict(), **uncut},
+    )
+    if then not in (None, recipe.batch.prompts_per_step):
+        found.append(f"train.prompts_per_step comes to {then} there, {recipe.batch.prompts_per_step} here")
+    return found
+
+
+def _prompts_of(train: Mapping[str, Any], processes: Any) -> int | None:  # noqa: ANN401 (whatever the JSON holds)
+    """What the numbers of a saved recipe come to; None: it was changed by hand."""
+    try:
+        return plan_batch(**{name: train.get(name) for name in NUMBERS}, world_size=int(processes)).prompts_per_step
+    except (PerlError, TypeError, ValueError):
+        return None
 
 
 def _begin(path: Path, recipe: Recipe) -> Run:
@@ -228,6 +267,7 @@ def _begin(path: Path, recipe: Recipe) -> Run:
     run.record(
         status="running",
         steps=0,
+        started_with={"processes": recipe.batch.world_size, "prompts_per_step": recipe.batch.prompts_per_step},
         created=_now(),
         git_commit=git_commit(),
         versions=installed_versions(quantised=recipe.model.quantization is not None),
@@ -263,8 +303,8 @@ def _kept_honest(run: Run) -> Iterator[None]:
         run.record(status="done")
 
 
-def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str = "") -> list[str]:
-    """Settings that differ, as ``train.learning_rate 0.001 there, 0.002 here``; where things lie does not count."""
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str = "") -> list[str]:
+    """Settings that differ, as ``train.learning_rate is 0.001 there, 0.002 here``; where things lie does not count."""
     found = []
     for key in dict.fromkeys([*saved, *wanted]):
         here = f"{path}{key}"
@@ -272,7 +312,7 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: str 
         if here in _PLACES or there == now:
             continue
         if isinstance(there, Mapping) and isinstance(now, Mapping):
-            found += _differences(there, now, f"{here}.")
+            found += differences(there, now, f"{here}.")
         else:
             found.append(f"{here} is {there} there, {now} here")
     return found

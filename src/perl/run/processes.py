@@ -1,6 +1,6 @@
-"""What the processes of one run do together: average gradients, wait for each other, be alone.
+"""How the processes of one run wait for each other, hear of a failure, and are alone.
 
-model with a gradient on each process -> the same model with the mean gradient on all
+a value of the main process -> the same value on all
 """
 
 import contextlib
@@ -10,52 +10,59 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from perl.errors import PerlError
 
 # What a process may do alone, a score for one, takes hours; collectives of the run's own group give up after minutes.
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
-# Beside yes and no.
-_FAILED = 2
+# Instead of a number.
+_FAILED = -1
 # What a library asks of the processes that there are, and what it makes of them.
 _OF_THE_WORLD = ("get_rank", "get_world_size", "new_group")
-# Numbers that are exchanged at once: enough that the exchange runs at full speed, few beside a model's gradients.
-_AT_ONCE = 2**24
+
+
+class MainFailedError(PerlError):
+    """The main process of the run has failed, and says why itself."""
+
+    exit_code = 1
 
 
 def told_by_first(value: bool = True) -> bool:
-    """The first process's value, on all of them; the others wait for it, however long it takes to get here.
+    """The main process's value, on all of them; the others wait for it, however long it takes to get here.
 
     Args:
-        value: Of the first process.
+        value: Of the main process.
 
     Raises:
-        PerlError: The first process has failed instead; see :func:`others_told`.
+        MainFailedError: The main process has failed instead; see :func:`others_told`.
     """
+    return bool(number_told_by_first(int(value)))
+
+
+def number_told_by_first(number: int) -> int:
+    """The main process's number, which is 0 or more, on all of them; otherwise as :func:`told_by_first`."""
     if not several():
-        return value
-    flag = torch.tensor([int(value)])
-    torch.distributed.broadcast(flag, src=0, group=_patient_group())
-    if int(flag) == _FAILED:
-        raise PerlError("the first process of this run has failed, see what it says")
-    return bool(flag)
+        return number
+    sent = torch.tensor([number])
+    torch.distributed.broadcast(sent, src=0, group=patient_group())
+    if int(sent) == _FAILED:
+        raise MainFailedError("the main process of this run has failed, see what it says")
+    return int(sent)
 
 
 @contextlib.contextmanager
 def others_told() -> Iterator[None]:
-    """What the first process does before it sends a value; if it fails, the others receive that and fail too."""
+    """What the main process does before it sends a value; if it fails, the others receive that and fail too."""
     with contextlib.ExitStack() as failed:
         failed.callback(_tell_of_failure)
         yield
-        failed.pop_all()  # nothing has: it is not called
+        failed.pop_all()  # it has not failed: nothing is told
 
 
 def _tell_of_failure() -> None:
     if several() and torch.distributed.get_rank() == 0:
         with contextlib.suppress(RuntimeError):  # they have ended already
-            torch.distributed.broadcast(torch.tensor([_FAILED]), src=0, group=_patient_group())
+            torch.distributed.broadcast(torch.tensor([_FAILED]), src=0, group=patient_group())
 
 
 def several() -> bool:
@@ -94,56 +101,7 @@ def world_of_one() -> Iterator[None]:
 
 
 @cache
-def _patient_group() -> torch.distributed.ProcessGroup:
+def patient_group() -> torch.distributed.ProcessGroup:
     """A second group of all processes, on the CPU, that notices a lost process but no passing of time."""
     group: torch.distributed.ProcessGroup = torch.distributed.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES)
     return group
-
-
-def as_copies(model: nn.Module) -> DistributedDataParallel | None:
-    """DDP's wrapper of a model of which every process has a copy, compiled or not; None: it is wrapped otherwise."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, DistributedDataParallel) else None
-
-
-@torch.no_grad()
-def average_gradients(model: DistributedDataParallel) -> None:
-    """Gives every process the mean of all processes' gradients, as DDP does at the end of a backward pass.
-
-    For backward passes that ran under ``no_sync``: whether all of them succeeded everywhere is known only afterwards. A
-    parameter without a gradient on some process counts as zero there; one without a gradient on all stays without.
-
-    Args:
-        model: Called on every process of its group.
-    """
-    group, world = model.process_group, torch.distributed.get_world_size(model.process_group)
-    parameters = [p for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore]
-    parameters = [p for p in parameters if p.requires_grad]
-    if not parameters:
-        return
-    present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
-    torch.distributed.all_reduce(present, torch.distributed.ReduceOp.MAX, group=group)
-    for same in _buckets([p for p, anywhere in zip(parameters, present.tolist(), strict=True) if anywhere]):
-        for parameter in same:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in same if p.grad is not None]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        flat /= world  # before the sum, as DDP: half precision must not overflow
-        torch.distributed.all_reduce(flat, group=group)
-        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(mean.view_as(gradient))
-
-
-def _buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters in order, those of a bucket of one type on one device."""
-    buckets: list[list[nn.Parameter]] = []
-    filled, kind = 0, None
-    for parameter in parameters:
-        own = (parameter.dtype, parameter.device)
-        if not buckets or own != kind or filled + parameter.numel() > _AT_ONCE:
-            buckets.append([])
-            filled, kind = 0, own
-        buckets[-1].append(parameter)
-        filled += parameter.numel()
-    return buckets

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from perl.run.node import own_share
+
 # Numbers in a matrix for each thread that works on it (`benchmarks/eval_threads.py`): of two threads on two free cores
 # a matrix of 2**18 gains 30 to 45 %, a smaller one less; beside busy processes all of these lose, 3 to 6 times as much.
 NUMBERS_A_THREAD = 2**18
@@ -45,12 +47,16 @@ def fitting_threads(model: nn.Module) -> int:
     """How many of this process's CPU threads a model is large enough for; all of them where someone chose the number.
 
     Someone has: a recipe, ``OMP_NUM_THREADS``, ``MKL_NUM_THREADS``, or ``torch.set_num_threads`` with another number
-    than PyTorch takes by itself. A model on an accelerator is left alone.
+    than PyTorch takes by itself. Else the processes of a run that share a machine share its threads. A model on an
+    accelerator gets this process's whole share.
     """
     now = torch.get_num_threads()
-    if now == 1 or _chosen(now) or any(p.device.type != "cpu" for p in model.parameters()):
+    if now == 1 or _chosen(now):
         return now
-    return min(now, max(1, _largest_matrix(model) // NUMBERS_A_THREAD))
+    own = own_share(now)
+    if any(p.device.type != "cpu" for p in model.parameters()):
+        return own
+    return min(own, max(1, _largest_matrix(model) // NUMBERS_A_THREAD))
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from perl.errors import RewardError
 from perl.rewards.answers import extract_answer, gold_answer
 from perl.rewards.verifier.comparison import LONGEST_ANSWER, is_plain, same_answer
 from perl.rewards.workers.pool import LONGEST_LIMIT_SECONDS, Outcome, WorkerPool, WorkerStartError
+from perl.run.node import own_share
 from perl.types import Verdict, VerdictStatus
 
 # Wall time that the comparison of one pair may take. Typical pairs take a millisecond in a worker, the slowest gold
@@ -37,7 +38,7 @@ class Judging:
     Attributes:
         solution: The column of the gold answers.
         timeout_seconds: Wall time that one comparison may take.
-        workers: Processes that compare.
+        workers: Processes that compare; those of a run on one machine divide them.
     """
 
     solution: str = "solution"
@@ -81,7 +82,7 @@ def check_all(
         golds: Gold answers, as text or numbers; without one the verdict is ``unparsable_gold``.
         completions: All that the model wrote, one a gold answer.
         timeout_seconds: Wall time that one comparison may take.
-        workers: Processes that compare.
+        workers: Processes that compare, for all processes of a run on this machine; at least one each.
 
     Raises:
         ValueError: A number is impossible.
@@ -114,7 +115,7 @@ def start_workers(workers: int = WORKERS) -> None:
 
 @functools.cache
 def _verifier(workers: int) -> "_Verifier":
-    return _Verifier(workers)
+    return _Verifier(own_share(workers))
 
 
 class _Verifier:

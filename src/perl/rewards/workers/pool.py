@@ -184,7 +184,7 @@ class WorkerPool:
         with contextlib.ExitStack() as interrupted:
             interrupted.callback(self._drop_busy)
             yield
-            interrupted.pop_all()  # nothing was: it is not called
+            interrupted.pop_all()  # it was not interrupted: nothing is dropped
 
     def _drop_busy(self) -> None:
         for worker in [worker for worker in self._workers if not worker.idle]:

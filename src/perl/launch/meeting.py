@@ -1,0 +1,118 @@
+"""Where the processes of a run find each other before torch has joined them: torch's own store of keys and values.
+
+RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT -> a store that all processes read and write
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, in its documentation
+from torch.distributed.distributed_c10d import Store
+
+from perl.errors import PerlError
+from perl.recipe.recipe import rank, world_size
+
+# Until all processes have started: nodes of a cluster do not do so at the same time.
+PATIENCE_SECONDS = 600.0
+# Between two looks for something that another process writes.
+_LOOK_EVERY_SECONDS = 0.1
+
+_NAME = "perl/{attempt}/{name}/"
+FIRST_MEETING = _NAME.format(attempt=0, name=0)
+"""That of a command which a launcher starts once."""
+
+
+class MeetingError(PerlError):
+    """The processes of a run do not find each other."""
+
+    exit_code = 1
+
+
+class Meeting:
+    """What the processes tell each other, by topic and rank.
+
+    Attributes:
+        rank: This process's.
+        size: Number of processes.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, name: str = "") -> None:
+        """Processes with the same store and name meet."""
+        self.rank, self.size = rank, size
+        self._store, self._name = store, name
+
+    def tell(self, topic: str, value: Any) -> None:  # noqa: ANN401 (JSON values)
+        """Says something to all processes, once."""
+        self._store.set(f"{self._name}{topic}/{self.rank}", json.dumps(value))
+
+    def has_told(self, topic: str, rank: int) -> bool:
+        """Whether a process has said something."""
+        return bool(self._store.check([f"{self._name}{topic}/{rank}"]))
+
+    def told(
+        self, topic: str, rank: int = 0, look: Callable[[], None] = lambda: None, seconds: float | None = None
+    ) -> Any:  # noqa: ANN401 (JSON values)
+        """What a process has said, or says while this one waits.
+
+        Args:
+            topic: On what.
+            rank: Which process.
+            look: Called meanwhile; raises if waiting is of no use any more.
+            seconds: How long to wait; None: as long as it takes.
+
+        Raises:
+            MeetingError: It has said nothing in that time, or the store is gone.
+        """
+        began = time.monotonic()
+        while True:
+            look()
+            try:
+                if self.has_told(topic, rank):
+                    return json.loads(self._store.get(f"{self._name}{topic}/{rank}"))
+            except RuntimeError as error:  # torch's: whoever kept the store has ended
+                look()
+                raise MeetingError(f"rank {self.rank} has lost the other processes of this run") from error
+            if seconds is not None and time.monotonic() - began > seconds:
+                raise MeetingError(f"nothing from rank {rank} of {self.size} in {seconds:.0f} s")
+            time.sleep(_LOOK_EVERY_SECONDS)
+
+
+def meeting(name: str) -> Meeting:
+    """The meeting of this process's run; only for one of several.
+
+    Args:
+        name: All processes meet under several names in the same order.
+
+    Raises:
+        MeetingError: The main process cannot be reached.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Meeting(_store(), rank(), world_size(), _NAME.format(attempt=attempt, name=name))
+
+
+@cache
+def _store() -> Store:
+    """The launcher's store, else one that the main process keeps, in which torch's processes join later too."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not address or not port.isdecimal():
+        raise MeetingError("the launcher has set no MASTER_ADDR and MASTER_PORT", "launcher")
+    kept_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        return TCPStore(
+            address,
+            int(port),
+            is_master=rank() == 0 and not kept_by_launcher,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=PATIENCE_SECONDS),
+            multi_tenant=True,
+        )
+    except RuntimeError as error:  # torch's DistError is one
+        what = f"rank {rank()} cannot meet the others at {address}:{port}: {' '.join(str(error).split())[:200]}"
+        raise MeetingError(
+            what, "launcher", "set MASTER_ADDR and MASTER_PORT to a free port of the first node"
+        ) from None

@@ -1,0 +1,251 @@
+"""Starts a command as several processes on this machine, and says in one line what ended them.
+
+arguments, number of processes -> processes with torchrun's variables -> exit code
+
+It does what torchrun does, with torchrun's variables and its store, in two points otherwise: a signal is handed on and
+then waited for however long a step takes, where torchrun kills after half a minute; and how the processes ended is one
+line with the command's own exit code.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from filelock import FileLock, Timeout
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, in its documentation
+
+from perl.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USER_MISTAKE,
+    PerlError,
+)
+from perl.launch.agreement import check_machine, check_size
+from perl.launch.meeting import FIRST_MEETING, Meeting
+from perl.launch.together import goes_on
+from perl.launch.watch import END, GRACE_SECONDS, IN_ORDER, End
+from perl.recipe.recipe import launched
+from perl.recipe.sections import EngineSection
+from perl.run.folder import Run
+from perl.run.launched import STARTED_BY, who
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK_EVERY_SECONDS = 0.1
+# After the first has failed the others have so long to end by themselves, then after SIGTERM, then they are killed.
+_PATIENCE_SECONDS = GRACE_SECONDS + 4.0
+_AFTER_SIGTERM_SECONDS = 8.0
+
+
+class ProcessFailedError(PerlError):
+    """A process of the run has failed, and with it the run; the same command goes on."""
+
+    exit_code = EXIT_FAILED
+
+
+def check_processes(engine: EngineSection) -> None:
+    """Refuses processes that cannot work here, before they are started; of a launcher's, another number.
+
+    Raises:
+        RecipeError: They are more than there are GPUs, or other than a launcher has started.
+        MissingExtraError: Their strategy is not installed.
+    """
+    if launched():
+        check_size(engine.processes)
+    else:
+        check_machine(engine, engine.processes or 1)
+
+
+@dataclass
+class _Rank:
+    """A process that was started.
+
+    Attributes:
+        code: Its exit code, negative: the signal that killed it; None while it runs.
+        ended: When that was noticed.
+        end: What it said about its end, if it did.
+    """
+
+    number: int
+    process: "subprocess.Popen[bytes]"
+    code: int | None = None
+    ended: float = 0.0
+    end: End | None = None
+
+
+@dataclass
+class _Signals:
+    """Signals that this process has been sent: handed on to the others, whose sessions are their own."""
+
+    ranks: list[_Rank] = field(default_factory=list)
+    came: bool = False
+
+    def hand_on(self, number: int, _frame: FrameType | None = None) -> None:
+        self.came = True
+        for rank in self.ranks:
+            if rank.process.poll() is None:
+                rank.process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+
+def start(arguments: Sequence[str], processes: int, folder: Path, hint: Callable[[], str] | None = None) -> int:
+    """Runs ``perl ARGUMENTS`` as several processes and waits for all of them.
+
+    Ctrl-C and SIGTERM are handed on, and end them in order: after a step, with a checkpoint.
+
+    Args:
+        arguments: Of the command line, without the program's name.
+        processes: How many.
+        folder: The run's, in which a failure is recorded that no process could record.
+        hint: What the same command does after a failure; None: it goes on with the run.
+
+    Returns:
+        The exit code of the command: 0, 2 or 130; one that failed raises.
+
+    Raises:
+        ProcessFailedError: A process has failed or was killed; names it, and says how the same command goes on.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    meeting = Meeting(store, 0, processes, FIRST_MEETING)
+    with _signals() as signals:
+        for number in range(processes):
+            environment = {**os.environ, **_variables(number, processes, store.port)}
+            command = [sys.executable, "-m", "perl", *arguments]
+            started = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 (ourselves)
+            signals.ranks.append(_Rank(number, started))
+        try:
+            _wait(signals.ranks, meeting)
+        finally:
+            _end(signals.ranks)
+    return _outcome(signals, folder, hint or partial(goes_on, folder))
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    before = {number: signal.signal(number, signals.hand_on) for number in _SIGNALS}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _variables(rank: int, processes: int, port: int) -> Mapping[str, str]:
+    """What torchrun tells a process; its store is kept here, so that it outlives each of them."""
+    threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads),
+        STARTED_BY: str(os.getpid()),
+    }
+
+
+def _wait(ranks: list[_Rank], meeting: Meeting) -> None:
+    """Until all have ended, or one has failed and the others do not end by themselves."""
+    while any(rank.code is None for rank in ranks):
+        time.sleep(_LOOK_EVERY_SECONDS)
+        for rank in ranks:
+            if rank.code is None and rank.process.poll() is not None:
+                rank.code, rank.ended = rank.process.returncode, time.monotonic()
+                rank.end = _said(meeting, rank.number)
+        failed = [rank.ended for rank in ranks if _has_failed(rank)]
+        if failed and time.monotonic() - min(failed) > _PATIENCE_SECONDS:
+            return
+
+
+def _has_failed(rank: _Rank) -> bool:
+    """Whether the others must be ended; they end by themselves after what all of them do, as an orderly stop."""
+    return bool(rank.code) and (rank.end is None or rank.end.kind not in IN_ORDER)
+
+
+def _said(meeting: Meeting, rank: int) -> End | None:
+    try:
+        return End(**meeting.told(END, rank)) if meeting.has_told(END, rank) else None
+    except (RuntimeError, json.JSONDecodeError, TypeError):
+        return None
+
+
+def _end(ranks: list[_Rank]) -> None:
+    """Ends those that still run: SIGTERM, then SIGKILL."""
+    running = [rank for rank in ranks if rank.process.poll() is None]
+    for rank in running:
+        rank.process.terminate()
+    end = time.monotonic() + _AFTER_SIGTERM_SECONDS
+    for rank in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            rank.process.wait(max(0.0, end - time.monotonic()))
+            continue
+        rank.process.kill()
+        rank.process.wait()
+
+
+def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
+    """The command's exit code; an error of which no process has told is raised."""
+    ended = sorted((rank for rank in signals.ranks if rank.code), key=lambda rank: rank.ended)
+    if not ended and all(rank.code == EXIT_DONE for rank in signals.ranks):
+        return EXIT_DONE
+    stopped = (EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+    if signals.came and all(rank.code in stopped for rank in ended):
+        return EXIT_INTERRUPTED
+    main = signals.ranks[0]
+    first = next((rank for rank in ended if rank.end is None or rank.end.kind != "lost"), main)
+    end = first.end
+    if end is not None and end.kind == "stopped":
+        return EXIT_INTERRUPTED
+    if end is not None and end.kind == "mistake":
+        if main.end is not None and main.end.tells_of(end):
+            return main.end.code
+        error: PerlError = ProcessFailedError(str(end))
+        error.exit_code = end.code
+        if end.code != EXIT_USER_MISTAKE:
+            _record(folder, str(error))
+        raise error
+    if end is None and first is main and first.code == EXIT_USER_MISTAKE:
+        return EXIT_USER_MISTAKE  # of the command line, which it has told
+    error = ProcessFailedError(_what_became_of(first), hint=hint())
+    _record(folder, str(error))
+    raise error
+
+
+def _what_became_of(rank: _Rank) -> str:
+    """A process's end, as its parent sees it."""
+    name = who(rank.number, rank.process.pid, "")
+    if rank.end is not None and rank.end.text:
+        return f"{name} failed: {rank.end.text}"
+    if rank.code is not None and rank.code < 0:
+        return f"{name} was killed by {_signal_name(-rank.code)}"
+    return f"{name} ended with exit code {rank.code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _record(folder: Path, error: str) -> None:
+    """Writes down that a run has failed, where its own processes could not; all of them have ended."""
+    if not (folder / "run.json").is_file():
+        return
+    with contextlib.suppress(Timeout, PerlError), FileLock(folder / ".lock", timeout=0):
+        run = Run.read(folder)
+        if run.status in ("running", "failed"):
+            run.record(status="failed", error=error)

@@ -1,0 +1,198 @@
+"""Work that the processes of a run do together: it succeeds on all of them, or fails on all with the same error.
+
+a piece of work on each process -> its result, or the error of the process that failed
+
+One process may take hours for its part; the others wait for it. They notice a process that ends, but no passing of
+time.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+
+from perl import errors
+from perl.errors import InterruptedRunError, PerlError, ProcessError, first_line
+from perl.run.processes import patient_group, several
+
+_T = TypeVar("_T")
+
+# Of the message that a process sends about itself, empty where nothing has failed.
+_MESSAGE_BYTES = 4096
+_LONGEST_PART = 1000  # characters of what is wrong, where, and the hint
+# In which the others must come to hear that a process has failed; then it ends, and they find it gone.
+_TELLING_SECONDS = 10.0
+
+
+@dataclass
+class Processes:
+    """The processes that do a piece of work together; without arguments this one alone.
+
+    Every process calls the same methods in the same order. What raises between two of them must do so inside
+    :meth:`failing_together`.
+
+    Attributes:
+        rank: Of this process; that of the main process is 0.
+        count: How many there are.
+    """
+
+    rank: int = 0
+    count: int = 1
+    _failed: bool = False
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the main process, which writes."""
+        return self.rank == 0
+
+    @contextlib.contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """If the block raises on one process it raises on all, where they next meet."""
+        try:
+            yield
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+    def meet(self) -> None:
+        """Waits until all processes are here.
+
+        Raises:
+            PerlError: One of them has failed instead, or ended.
+        """
+        if self.count == 1:
+            return
+        try:
+            messages = self._exchanged(b"", None)
+        except RuntimeError as error:
+            self._failed = True
+            raise ProcessError("another process of this run has ended, see what it says") from error
+        for rank, message in enumerate(messages):
+            if message:
+                self._failed = True
+                raise _error_of(rank, message, told=not self.main)
+        self._failed = False  # an error of before was dealt with on all of them
+
+    def by_main(self, work: Callable[[], _T]) -> _T:
+        """What the main process does alone, while the others wait; its result goes to all of them.
+
+        Args:
+            work: Called on the main process only.
+
+        Returns:
+            What it has returned there, on every process.
+
+        Raises:
+            PerlError: Another process has failed instead, or ended.
+        """
+        done = [work() if self.main else None]
+        if self.count > 1:
+            self.meet()
+            torch.distributed.broadcast_object_list(done, src=0, group=patient_group())
+        return done[0]  # type: ignore[return-value]  # the main process's
+
+    def collected(self, part: _T) -> list[_T]:
+        """What every process contributes, brought to the main process.
+
+        Args:
+            part: Of this process.
+
+        Returns:
+            The parts of all processes in the order of their ranks; an empty list on others than the main process.
+
+        Raises:
+            PerlError: Another process has failed instead, or ended.
+        """
+        if self.count == 1:
+            return [part]
+        self.meet()
+        parts: list[Any] | None = [None] * self.count if self.main else None
+        torch.distributed.gather_object(part, parts, dst=0, group=patient_group())
+        return parts or []
+
+    def _tell(self, error: BaseException) -> None:
+        """Says that this process has failed, unless it is known."""
+        if self.count == 1 or self._failed:
+            return
+        self._failed = True
+        with contextlib.suppress(RuntimeError):  # they have ended, or are where they cannot listen
+            self._exchanged(_message(error), timedelta(seconds=_TELLING_SECONDS))
+
+    def _exchanged(self, message: bytes, patience: timedelta | None) -> list[bytes]:
+        """Every process's message."""
+        own = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
+        own[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else own[:0]
+        found = [torch.empty_like(own) for _ in range(self.count)]
+        work = torch.distributed.all_gather(found, own, group=patient_group(), async_op=True)
+        if patience is None:
+            work.wait()
+        else:
+            work.wait(patience)
+        return [each.numpy().tobytes().rstrip(b"\0") for each in found]
+
+
+def joined() -> Processes:
+    """The processes of this run, as they have joined; alone where there are no others.
+
+    While they are joined it is one object, so that a failure which passes through several blocks is told once.
+    """
+    if not several():
+        return Processes()
+    return _joined_in(patient_group())  # which is made while all of them are here
+
+
+@cache
+def _joined_in(_: torch.distributed.ProcessGroup) -> Processes:
+    return Processes(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+@contextlib.contextmanager
+def joining(*, on_cpu: bool) -> Iterator[Processes]:
+    """The processes that a launcher has started, joined for a while, each with a GPU of its own where there are any.
+
+    Args:
+        on_cpu: Whether they compute on the CPU.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or torch.distributed.is_initialized():
+        yield joined()
+        return
+    if not on_cpu:
+        own = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.accelerator.set_device_index(own % torch.accelerator.device_count())  # srun may show each its own alone
+    torch.distributed.init_process_group("gloo" if on_cpu else None)
+    processes = joined()
+    yield processes
+    processes.meet()  # nobody leaves while another one needs it; after an error all end anyway
+    torch.distributed.destroy_process_group()
+    patient_group.cache_clear()
+    _joined_in.cache_clear()
+
+
+def _message(error: BaseException) -> bytes:
+    """What the others are told."""
+    if isinstance(error, PerlError):
+        kind = next(of.__name__ for of in type(error).__mro__ if of.__module__ == errors.__name__)
+        first = error.mistakes[0]
+        parts = [first.message, first.where, first.hint]
+    else:
+        kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else ""
+        parts = [f"{type(error).__name__}: {first_line(error)}", "", ""]
+    text = json.dumps([kind, *(part[:_LONGEST_PART] for part in parts)], ensure_ascii=False).encode()
+    return text if len(text) <= _MESSAGE_BYTES else json.dumps([kind, parts[0][:100], "", ""]).encode()
+
+
+def _error_of(rank: int, message: bytes, *, told: bool) -> PerlError:
+    """A process's error as the others raise it, of the same kind where it is one of ours."""
+    kind, what, where, hint = json.loads(message)
+    if kind == "KeyboardInterrupt":
+        found: PerlError = InterruptedRunError(f"rank {rank} was stopped", "", "the same command goes on")
+    else:
+        found = (getattr(errors, kind) if kind else ProcessError)(f"rank {rank} has failed: {what}", where, hint)
+    found.told_elsewhere = told
+    return found

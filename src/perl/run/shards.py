@@ -1,0 +1,40 @@
+"""Tensors of which each process holds a part (FSDP2), read whole.
+
+sharded tensor or layer -> the same, whole, for a while
+
+Reading one, like every forward pass of a model with such tensors, is collective: all processes must do it at once.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether each process holds a part of the model, so that a forward pass is collective."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor, gathered where it is in shards."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@contextlib.contextmanager
+def gathered(layer: nn.Module) -> Iterator[None]:
+    """A layer with its parameters whole; afterwards it has its shards again. Nothing may be written to them."""
+    parts: list[tuple[nn.Module, str, Any]] = [
+        (m, name, p) for m in layer.modules() for name, p in m._parameters.items() if isinstance(p, DTensor)
+    ]
+    found = {id(p): nn.Parameter(p.full_tensor(), requires_grad=False) for _, _, p in parts}
+    try:
+        for module, name, parameter in parts:
+            module._parameters[name] = found[id(parameter)]
+        yield
+    finally:
+        for module, name, parameter in parts:
+            module._parameters[name] = parameter

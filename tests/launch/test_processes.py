@@ -1,0 +1,316 @@
+"""Two processes of one run, as every launcher starts them: one of them is killed, stopped or differs from the other."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from tests.launch import launchers
+from tests.launch.launchers import MODULE, OURS, RUN, TORCHRUN, TRAIN, by_srun, run, write_recipe
+from tests.oracles.two_trainers import relative_difference
+
+BY_US = [*OURS, *TRAIN, "--processes", "2"]
+BY_TORCHRUN = [*TORCHRUN, *TRAIN]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same run, in one go."""
+    folder = tmp_path_factory.mktemp("straight")
+    write_recipe(folder)
+    code, said = run(BY_US, folder)
+    assert code == 0, said
+    assert launchers.facts(folder)["hardware"]["count"] == 2
+    assert said.count("card  ") == 1
+    assert [said.count(f"step {step}/4") for step in range(1, 5)] == [1, 1, 1, 1]
+    assert "rank 1" not in said
+    return folder
+
+
+def assert_goes_on(command: list[str], folder: Path, straight: Path) -> None:
+    """The same command ends the run as if nothing had happened."""
+    code, said = run(command, folder)
+    assert code == 0, said
+    assert launchers.facts(folder)["status"] == "done"
+    assert "error" not in launchers.facts(folder)
+    assert launchers.steps_logged(folder) == [1, 2, 3, 4]
+    assert launchers.adapter(folder) == launchers.adapter(straight)
+
+
+def assert_failed(said: str, *words: str) -> None:
+    """One line says who failed."""
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, said
+    for word in (*words, "the same command goes on from step 2"):
+        assert word in lines[0]
+    assert "Traceback" not in said
+    assert "gloo" not in said
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
+def test_a_killed_rank_is_named_and_the_same_command_goes_on(tmp_path, straight, rank):
+    write_recipe(tmp_path)
+    (tmp_path / f"tripwire-{rank}").write_text("4 9")
+    code, said = run(BY_US, tmp_path)
+    assert code == 1, said
+    assert_failed(said, f"rank {rank} (pid ", "was killed by SIGKILL")
+    assert launchers.facts(tmp_path)["status"] == "failed"
+    assert f"rank {rank}" in launchers.facts(tmp_path)["error"]
+    assert_goes_on(BY_US, tmp_path, straight)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_killed_rank_is_named_under_torchrun_by_one_that_is_left(tmp_path, straight, rank):
+    write_recipe(tmp_path)
+    (tmp_path / f"tripwire-{rank}").write_text("4 9")
+    code, said = run(BY_TORCHRUN, tmp_path)
+    assert code == 1, said
+    line = next(line for line in said.splitlines() if line.startswith("error: "))
+    assert f"rank {rank} (pid " in line
+    assert "the same command goes on from step 2" in line
+    assert launchers.facts(tmp_path)["status"] == ("failed" if rank else "running")  # only the main process writes
+    assert_goes_on(BY_TORCHRUN, tmp_path, straight)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_killed_task_of_srun_ends_the_others(tmp_path, straight, rank):
+    write_recipe(tmp_path)
+    (tmp_path / f"tripwire-{rank}").write_text("4 9")
+    tasks = by_srun(TRAIN, (tmp_path, tmp_path))
+    assert tasks[rank][0] == -9
+    code, said = tasks[1 - rank]
+    assert code == 1, said
+    assert_failed(said, f"rank {rank} (pid ", "ended without a word")
+    assert launchers.facts(tmp_path)["status"] == ("failed" if rank else "running")
+    assert [code for code, _ in by_srun(TRAIN, (tmp_path, tmp_path))] == [0, 0]
+    assert launchers.adapter(tmp_path) == launchers.adapter(straight)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("to", "number"), [("group", signal.SIGINT), ("launcher", signal.SIGTERM)])
+def test_a_signal_ends_the_step_on_all_and_writes_a_checkpoint(tmp_path, straight, to, number):
+    write_recipe(tmp_path)
+    process = launchers.started(BY_US, tmp_path)
+    while process.poll() is None and not launchers.steps_logged(tmp_path):
+        time.sleep(0.01)
+    os.killpg(process.pid, number) if to == "group" else process.send_signal(number)
+    code, said = launchers.ended(process)
+    assert code == 130, said
+    assert said.count("stopping after this step") == 1
+    assert said.count("stopped after step") == 1
+    assert "Traceback" not in said
+    assert launchers.facts(tmp_path)["status"] == "interrupted"
+    assert_goes_on(BY_US, tmp_path, straight)
+
+
+@pytest.mark.nightly
+def test_processes_whose_launcher_is_killed_stop_in_order(tmp_path, straight):
+    write_recipe(tmp_path)
+    process = launchers.started(BY_US, tmp_path)
+    while process.poll() is None and not launchers.steps_logged(tmp_path):
+        time.sleep(0.01)
+    process.kill()
+    launchers.ended(process)  # whose pipes end with the last of them
+    assert launchers.facts(tmp_path)["status"] == "interrupted"
+    assert_goes_on(BY_US, tmp_path, straight)
+
+
+@pytest.mark.nightly
+def test_an_error_of_one_rank_is_told_with_its_name(tmp_path):
+    write_recipe(tmp_path)
+    script = 'import os\n\ndef reward(completions, **kw):\n    if os.environ["RANK"] == "1":\n        os._exit(7)\n'
+    (tmp_path / "tripwire.py").write_text(f"{script}    return [0.0] * len(completions)\n")
+    code, said = run(BY_US, tmp_path)
+    assert code == 1, said
+    assert "rank 1 (pid " in said
+    assert "ended with exit code 7 (the same command starts anew)" in said
+
+
+@pytest.mark.nightly
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    """A checkpoint of two is one process's, and the other way round; rollouts after it are others."""
+    write_recipe(tmp_path)
+    for first, then in ((2, 1), (1, 2)):
+        output = tmp_path / f"runs/{first}-{then}"
+        for processes, steps in ((first, 2), (then, 4)):
+            command = [*OURS, *TRAIN, "--processes", str(processes), "-o", str(output), f"train.max_steps={steps}"]
+            if steps == 4:  # as if the run had been stopped there
+                text = (output / "recipe.yaml").read_text()
+                (output / "recipe.yaml").write_text(text.replace("max_steps: 2", "max_steps: 4"))
+                facts = (output / "run.json").read_text()
+                (output / "run.json").write_text(facts.replace('"status": "done"', '"status": "interrupted"'))
+                shutil.rmtree(output / "adapter")
+            code, said = run(command, tmp_path)
+            assert code == 0, said
+        assert "resuming from step 2" in said
+
+
+def test_a_mistake_is_told_once_with_its_exit_code(tmp_path):
+    write_recipe(tmp_path)
+    output = tmp_path / "taken"
+    output.mkdir()
+    (output / "something").touch()
+    code, said = run([*BY_US, "-o", str(output)], tmp_path)
+    assert code == 2, said
+    assert said.count("is not empty and holds no run") == 1
+    assert said.count("error: ") == 1
+    assert "Traceback" not in said
+
+
+@pytest.mark.nightly
+def test_a_mistake_is_told_once_under_torchrun_and_srun(tmp_path):
+    write_recipe(tmp_path)
+    wrong = (*TRAIN, "train.lerning_rate=1")
+    code, said = run([*TORCHRUN, *wrong], tmp_path)
+    assert code == 1, said
+    assert said.count("unknown key") == 1
+    first, second = by_srun(wrong, (tmp_path, tmp_path))
+    assert (first[0], second[0]) == (2, 2)
+    assert first[1].count("unknown key") == 1
+    assert second[1] == ""
+
+
+def test_tasks_of_srun_are_one_run_and_one_without_the_folder_is_named(tmp_path):
+    apart = tmp_path / "apart", tmp_path / "elsewhere"
+    for folder in apart:
+        folder.mkdir()
+        write_recipe(folder)
+    (first, said), (second, other) = by_srun(TRAIN, apart)
+    assert (first, second) == (2, 2), said + other
+    assert "rank 1 (pid " in said
+    assert "does not see it as rank 0 does" in said
+    assert "all processes need one folder" in said
+    assert other == ""
+    assert not list((apart[0] / RUN).glob(".together-*"))
+    assert not (apart[1] / RUN / "run.json").exists()
+    assert launchers.steps_logged(apart[0]) == []
+
+
+def test_a_task_of_srun_with_another_recipe_is_named(tmp_path):
+    apart = tmp_path / "apart", tmp_path / "elsewhere"
+    for folder in apart:
+        folder.mkdir()
+        write_recipe(folder)
+    recipe = apart[1] / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("1e-3", "2e-3"))
+    (first, said), (second, other) = by_srun(TRAIN, apart)
+    assert (first, second) == (2, 2), said + other
+    assert "has another recipe than rank 0: train.learning_rate is 0.001 there, 0.002 here" in said
+    assert "rank 1 (pid " in said
+    assert other == ""
+
+
+OTHER_VERSION = """
+import importlib.metadata
+import os
+import runpy
+import sys
+
+if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) == "1":
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: "0.0.1" if name == "peft" else version(name)
+    import perl.run.folder
+    perl.run.folder.version = importlib.metadata.version
+sys.argv = ["perl", *sys.argv[1:]]
+runpy.run_module("perl", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.nightly
+def test_a_rank_with_other_versions_is_named(tmp_path):
+    write_recipe(tmp_path)
+    (tmp_path / "other.py").write_text(OTHER_VERSION)
+    launcher = [*MODULE, "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    code, said = run([*launcher, "other.py", *TRAIN], tmp_path)
+    assert code == 1, said
+    assert said.count("has other versions than rank 0: peft is ") == 1
+    assert ", 0.0.1 here" in said
+    assert launchers.steps_logged(tmp_path) == []
+
+
+@pytest.mark.nightly
+def test_processes_that_are_asked_for_are_compared_with_those_that_were_started(tmp_path):
+    write_recipe(tmp_path)
+    code, said = run([*TORCHRUN, *TRAIN, "--processes", "4"], tmp_path)
+    assert code == 1, said
+    assert said.count("4 processes are asked for, and the launcher has started 2") == 1
+    accelerate = [*MODULE, "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    code, said = run([*accelerate, "-m", "perl", *TRAIN], tmp_path)
+    assert code == 1, said
+    assert said.count("accelerate was asked for several processes and has started one") == 1
+    assert not (tmp_path / RUN).exists()
+
+
+def by_accelerate(kind: str, folder: Path, **further: object) -> list[str]:
+    """The command that trains by accelerate, with a configuration for two processes."""
+    config = {"compute_environment": "LOCAL_MACHINE", "distributed_type": kind, "num_processes": 2, "num_machines": 1,
+              "machine_rank": 0, "mixed_precision": "no", "use_cpu": True, "main_process_port": 0}  # fmt: skip
+    (folder / "accelerate.yaml").write_text(yaml.safe_dump(config | further))
+    launcher = [*MODULE, "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
+    return [*launcher, "-m", "perl", *TRAIN]
+
+
+@pytest.mark.nightly
+def test_accelerate_starts_two_processes_where_it_can(tmp_path, straight):
+    write_recipe(tmp_path)
+    code, said = run(by_accelerate("MULTI_GPU", tmp_path), tmp_path)
+    assert code == 0, said
+    assert launchers.facts(tmp_path)["hardware"]["count"] == 2
+    assert launchers.adapter(tmp_path) == launchers.adapter(straight)
+
+
+@pytest.mark.nightly
+def test_two_processes_score_an_adapter_as_one_does(tmp_path):
+    command = [
+        *OURS,
+        "eval",
+        "--adapter",
+        "zoo:sandbox-lora",
+        "--tasks",
+        "sandbox:addition",
+        "--limit",
+        "8",
+        "--k",
+        "2",
+    ]
+    command += ["--no-lighteval", "--device", "cpu", "--json"]
+    scores = []
+    for further in (["--output", "one"], ["--output", "two", "--processes", "2"]):
+        process = launchers.started([*command, *further], tmp_path)
+        stdout, stderr = process.communicate(timeout=600)
+        assert process.returncode == 0, stderr
+        scores.append(json.loads(stdout)["results"])
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.nightly
+def test_fsdp2_of_accelerate_is_trained_as_strategy_fsdp2(tmp_path, straight):
+    write_recipe(tmp_path)
+    command = by_accelerate("FSDP", tmp_path, fsdp_config={"fsdp_version": 2})
+    code, said = run(command, tmp_path)
+    assert code == 0, said
+    assert said.count("accelerate's configuration asks for FSDP2: strategy fsdp2") == 1
+    ours, theirs = (
+        load_file(folder / RUN / "adapter" / "adapter_model.safetensors") for folder in (tmp_path, straight)
+    )
+    assert relative_difference(ours, theirs) <= 1e-5
+
+
+def test_a_script_is_told_what_to_type_where_it_asks_for_processes(tmp_path):
+    import perl
+    from perl.errors import RecipeError
+
+    write_recipe(tmp_path)
+    with pytest.raises(RecipeError, match=r"torchrun --nproc-per-node 2") as found:
+        perl.train("recipe.yaml", ["engine.processes=2"])
+    assert "engine.processes" in found.value.mistakes[0].where
+    assert sys.modules["perl"] is perl

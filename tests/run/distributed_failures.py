@@ -1,0 +1,71 @@
+"""Run by torchrun: a failure of rank 1 within several blocks that fail together; a file that is seen late.
+
+``distributed_failures.py FOLDER`` writes ``FOLDER/RANK.json``.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import perl.launch.together
+from perl.errors import PerlError, RunFolderError
+from perl.launch.together import see_files
+from perl.run.joint_work import Processes, joined, joining
+
+
+def main() -> None:
+    folder, found = Path(sys.argv[1]), {}
+    with joining(on_cpu=True) as processes:
+        found["one"] = joined() is processes
+        found["told"] = failed_within_two(processes)
+        processes.meet()
+        found["again"] = failed_within_two(joined())
+        found["seen"] = late(folder / "adapter", processes)
+    (folder / f"{processes.rank}.json").write_text(json.dumps(found))
+
+
+def failed_within_two(outer: Processes) -> list[str]:
+    """How often this process tells the others, and what each has raised."""
+    told: list[bytes] = []
+    exchanged = Processes._exchanged
+    Processes._exchanged = lambda self, message, *a: told.append(message) or exchanged(self, message, *a)
+    try:
+        with outer.failing_together(), joined().failing_together():
+            if outer.rank == 1:
+                raise PerlError("too little of everything")
+            outer.meet()
+    except PerlError as error:
+        return [str(len(told)), str(error)]
+    finally:
+        Processes._exchanged = exchanged
+    return []
+
+
+def late(adapter: Path, processes: Processes) -> list[str]:
+    """A folder as rank 1 sees it: first too short a file, then none of its last file."""
+    sizes, looks = perl.launch.together._sizes, []
+    if processes.main:
+        adapter.mkdir()
+        (adapter / "a").write_bytes(b"1234")
+
+    def stale(folder: Path) -> dict[str, int]:
+        looks.append(1)
+        return {"a": 1} if len(looks) < 4 else sizes(folder)
+
+    if processes.rank == 1:
+        perl.launch.together._sizes = stale
+    see_files(adapter, processes)
+    found = [str(len(looks))]
+    perl.launch.together.FOLDER_SECONDS = 0.3
+    if processes.rank == 1:
+        perl.launch.together._sizes = lambda _: {"a": 1}
+    try:
+        see_files(adapter, processes)
+    except RunFolderError as error:
+        found.append(str(error))
+    perl.launch.together._sizes = sizes
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""What processes do together: a failure is told once, and a file that the main process wrote is waited for."""
+
+import json
+
+from tests import warm
+
+
+def test_a_failure_is_told_once_and_a_file_is_waited_for(tmp_path):
+    done = warm.run_distributed(["-m", "tests.run.distributed_failures", str(tmp_path)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert main["one"]
+    assert other["one"]
+    for which in ("told", "again"):
+        assert other[which] == ["1", "too little of everything"]
+        assert main[which] == ["1", "rank 1 has failed: too little of everything"]
+    assert main["seen"] == ["0"]
+    looks, error = other["seen"]
+    assert looks == "4"
+    assert "rank 1 (pid " in error
+    assert "does not see a as rank 0 does: 1 bytes long (all processes need one folder" in error
