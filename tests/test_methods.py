@@ -213,15 +213,6 @@ def test_a_pissa_config_of_the_users_own_does_not_touch_the_base(model_path, tmp
     assert kl_of(trainer)[0] == 0.0
 
 
-@pytest.mark.parametrize("sharded", ["is_deepspeed_enabled", "is_fsdp_enabled"])
-@pytest.mark.parametrize("method", ["lora_plus", "lora_fa"])
-def test_an_optimizer_of_its_own_needs_whole_gradients(method, sharded, model_path, tmp_path):
-    trainer = trainer_of(properties.fresh(model_path), tmp_path, peft_method=method)
-    setattr(trainer, sharded, True)
-    with pytest.raises(ModelError, match=f"{method} needs whole gradients and runs with DDP, not in shards"):
-        trainer.create_optimizer()
-
-
 def altered_base(path, _saved):
     config = LoraConfig(init_lora_weights="pissa", r=8, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(properties.fresh(path), config), {}

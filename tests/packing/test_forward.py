@@ -114,9 +114,9 @@ def test_models_of_plain_attention_are_packed_unless_padding_is_requested(name, 
     window = 16 if name == "Mistral" else None
     model = make(name)
     before = model.config._attn_implementation
-    assert choose_passes(model, model, padding_free=False, share=share) == Passes(packed=False, shared=False)
+    assert choose_passes(model, padding_free=False, share=share) == Passes(packed=False, shared=False)
     assert model.config._attn_implementation == before
-    found = choose_passes(model, model, padding_free=True, share=share)
+    found = choose_passes(model, padding_free=True, share=share)
     assert found == Passes(packed=True, shared=share, longest=window)
 
 
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_be_packed_is_refused_with_a_reason_and_goes_on_as_b
     model = make(name, **({"attn_implementation": "eager"} if name == "Qwen3" else {})).eval()
     with torch.no_grad():
         before = alone(model)
-        found = choose_passes(model, model, padding_free=True, share=True)
+        found = choose_passes(model, padding_free=True, share=True)
         assert (found.packed, found.shared) == (False, False)
         assert REFUSED[name] in found.why
         assert torch.equal(alone(model), before)
@@ -150,7 +150,7 @@ def test_a_model_that_cannot_be_packed_is_refused_with_a_reason_and_goes_on_as_b
 )
 def test_virtual_tokens_are_refused_and_their_rows_padded(config, reason):
     policy = get_peft_model(make("Llama"), config).eval()
-    found = choose_passes(policy, policy, padding_free=True, share=True)
+    found = choose_passes(policy, padding_free=True, share=True)
     assert not found.packed
     assert reason in found.why
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_virtual_tokens_are_refused_and_their_rows_padded(config, reason):
 
 def test_a_lora_is_packed_and_its_gradient_is_that_of_padded_rows():
     policy = get_peft_model(make("Qwen3"), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    found = choose_passes(policy, policy, padding_free=True, share=True)
+    found = choose_passes(policy, padding_free=True, share=True)
     assert found == Passes(packed=True, shared=True)
     ways = ((False, ALONE), (True, ALONE), (True, GROUPS))
     padded, *others = [gradients(policy, score(policy, ROWS, f, packed=p, columns=COLUMNS)[0]) for p, f in ways]
@@ -177,14 +177,14 @@ def test_a_lora_is_packed_and_its_gradient_is_that_of_padded_rows():
 def test_whatever_is_chosen_can_be_trained(name, options):
     """Attention with dropout, which GPT-2 has by default, is refused; in evaluation mode it does not show."""
     model = make(name, **options).train()
-    found = choose_passes(model, model, padding_free=True, share=True)
+    found = choose_passes(model, padding_free=True, share=True)
     log_probs, _ = score(model, ROWS, ALONE, packed=found.packed, columns=COLUMNS)
     assert gradients(model, log_probs).isfinite().all()
 
 
 def test_rows_longer_than_a_sliding_window_are_padded():
     model = make("Mistral").eval()
-    found = choose_passes(model, model, padding_free=True, share=True)
+    found = choose_passes(model, padding_free=True, share=True)
     prompt = torch.randint(2, VOCABULARY, (12,))
     rows = [Row(prompt, torch.randint(2, VOCABULARY, (c,)), torch.ones(c).bool()) for c in (5, 6)]
     assert [row.tokens for row in rows] == [16, 17]
@@ -195,7 +195,7 @@ def test_rows_longer_than_a_sliding_window_are_padded():
             found_log_probs, _ = score(model, chosen, [[i] for i in range(len(chosen))], packed=packs, columns=COLUMNS)
             torch.testing.assert_close(found_log_probs, alone(model, chosen), rtol=0, atol=2e-5)
     small = make("Mistral", sliding_window=4)
-    assert "nats" in choose_passes(small, small, padding_free=True, share=True).why  # not even the probe's rows fit
+    assert "nats" in choose_passes(small, padding_free=True, share=True).why  # not even the probe's rows fit
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Mamba"])
@@ -204,7 +204,7 @@ def test_choosing_leaves_the_random_state_and_every_modules_mode_as_they_were(na
     next(module for name, module in model.named_modules() if name.endswith("layers.0")).eval()  # someone froze it
     modes, state = [module.training for module in model.modules()], torch.get_rng_state()
     parameters = copy.deepcopy(list(model.parameters()))
-    choose_passes(model, model, padding_free=True, share=True)
+    choose_passes(model, padding_free=True, share=True)
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in model.modules()] == modes
     assert all(p.grad is None and torch.equal(p, q) for p, q in zip(model.parameters(), parameters, strict=True))
@@ -230,7 +230,7 @@ def test_a_model_that_fails_on_packed_rows_in_any_way_is_padded(error):
     model = make("Qwen3")
     model.model.layers[1].self_attn = Silent(model.model.layers[1].self_attn)
     model.model.layers[1].self_attn.error = error
-    found = choose_passes(model, model, padding_free=True, share=True)
+    found = choose_passes(model, padding_free=True, share=True)
     assert not found.packed
     assert found.why
 
@@ -240,7 +240,7 @@ def test_half_precision_is_packed_too(dtype):
     """Padded passes in half precision differ among themselves by more than what tells a float32 model's rows apart."""
     model = make("Qwen3").to(dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
-        assert choose_passes(model, model, padding_free=True, share=True) == Passes(packed=True, shared=True)
+        assert choose_passes(model, padding_free=True, share=True) == Passes(packed=True, shared=True)
 
 
 def test_scores_without_gradient_have_none():
@@ -306,8 +306,8 @@ def sees_its_neighbours(query, key, value, _, *, scaling=None):
 def test_in_half_precision_another_kernels_rounding_is_no_reason_to_pad_and_a_neighbour_is(monkeypatch, scale):
     model = deep_in_half(scale)
     monkeypatch.setattr(perl.packing.attention, "packed_attention", rounds_elsewhere)
-    assert choose_passes(model, model, padding_free=True, share=True) == Passes(packed=True, shared=True)
+    assert choose_passes(model, padding_free=True, share=True) == Passes(packed=True, shared=True)
     monkeypatch.setattr(perl.packing.attention, "packed_attention", sees_its_neighbours)
-    how = choose_passes(model, model, padding_free=True, share=True)
+    how = choose_passes(model, padding_free=True, share=True)
     assert not how.packed
     assert "its log-probabilities change by" in how.why

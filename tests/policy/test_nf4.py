@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import perl
-from perl import PeftGRPOTrainer, PeftRLConfig
+from perl import PeftRLConfig
 from perl.errors import MissingExtraError, ModelError, PerlError, RecipeError
 from perl.evaluation.request import EvalSettings, plan_evaluation
 from perl.evaluation.results import read_results
@@ -432,7 +432,7 @@ def test_a_script_asks_for_it_in_a_word(tmp_path):
     assert "trained on this base quantised as it was loaded (nf4" in (tmp_path / "adapter" / "README.md").read_text()
 
 
-def test_a_script_is_refused_what_it_cannot_have(tmp_path, monkeypatch):
+def test_a_script_is_refused_what_it_cannot_have(tmp_path):
     with pytest.raises(RecipeError, match=r"quantization: no quantization 'nf' \(did you mean nf4"):
         PeftRLConfig(str(tmp_path), quantization="nf", use_cpu=True)
     base = load_base(ModelSection(), CPU)
@@ -448,6 +448,5 @@ def test_a_script_is_refused_what_it_cannot_have(tmp_path, monkeypatch):
         trainer(tmp_path, quantization="nf4", rollout_backend="vllm")
     with pytest.raises(ModelError, match=r"model_init_kwargs: a base in 4 bits lies whole .*leave device_map out"):
         trainer(tmp_path, quantization="nf4", model_init_kwargs={"device_map": "auto"})
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits cannot be in shards, which FSDP makes"):
-        PeftGRPOTrainer("sandbox:base", [len], PeftRLConfig(str(tmp_path), quantization="nf4", use_cpu=True))
+    with pytest.raises(RecipeError, match=r"quantization: a base in 4 bits cannot be in shards, which fsdp2 makes"):
+        trainer(tmp_path, quantization="nf4", strategy="fsdp2")

@@ -1,4 +1,4 @@
-"""What is refused in shards, by name, and what is done otherwise there; real shards are in test_distributed.py."""
+"""What is refused of sharing a base over processes, by name; real processes are in test_strategies.py."""
 
 import copy
 from types import SimpleNamespace
@@ -8,85 +8,74 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import perl
-import perl.policy.sharding
-from perl import PeftRLConfig
-from perl.errors import ModelError, RecipeError
-from perl.policy.attach import attach_adapter
-from perl.policy.reference import Reference
-from perl.policy.sharding import check_push, check_reference, check_unsharded_run, strategy_of, whole_adapter
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import RecipeError
+from perl.methods.registry import METHODS
+from perl.policy.sharding import check_on_shards, check_strategy, loaded_in_shards, shard, strategy_of
+from perl.run.shards import gathered, is_sharded, whole
 from tests.oracles.two_trainers import base
 
 LORA = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"])
-STRATEGIES = ["FSDP1", "FSDP2", "DeepSpeed ZeRO-3"]
-
-
-def accelerator(fsdp: int | None = None, zero: int | None = None) -> SimpleNamespace:
-    """As accelerate describes what it was told."""
-    state = SimpleNamespace()
-    if fsdp is not None:
-        state.fsdp_plugin = SimpleNamespace()
-    if zero is not None:
-        state.deepspeed_plugin = SimpleNamespace(zero_stage=zero)
-    return SimpleNamespace(state=state, is_fsdp2=fsdp == 2)
+QUIET = {"use_cpu": True, "bf16": False, "report_to": []}
 
 
 @pytest.mark.parametrize(
-    ("told", "strategy"),
-    [({}, None), ({"fsdp": 1}, "FSDP1"), ({"fsdp": 2}, "FSDP2"), ({"zero": 3}, "DeepSpeed ZeRO-3")]
-    + [({"zero": stage}, None) for stage in (0, 1, 2)],
+    ("processes", "zero", "strategy"), [(1, None, None), (2, None, "ddp"), (2, 2, "zero2"), (1, 2, "zero2")]
 )
-def test_what_shards_parameters_has_a_name(told, strategy):
-    assert strategy_of(accelerator(**told), base(torch.float32)) == strategy
+def test_how_processes_share_the_work_has_a_name(processes, zero, strategy):
+    state = SimpleNamespace() if zero is None else SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=zero))
+    assert strategy_of(SimpleNamespace(state=state, num_processes=processes), base(torch.float32)) == strategy
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_copy_as_reference_is_refused_where_the_loss_needs_it(strategy):
-    with pytest.raises(RecipeError, match=f"{strategy}.*base"):
-        check_reference(strategy, snapshot=True, beta=0.04)
-    check_reference(strategy, snapshot=False, beta=0.04)
-    check_reference(strategy, snapshot=True, beta=0.0)
-    check_reference(None, snapshot=True, beta=0.04)
+def test_one_process_holds_the_whole_base_whatever_the_strategy():
+    model = copy.deepcopy(base(torch.float32))
+    before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    assert loaded_in_shards("fsdp2") == {}
+    shard(model)
+    assert not is_sharded(model)
+    with gathered(model):
+        assert {name: whole(parameter).data_ptr() for name, parameter in model.named_parameters()} == before
 
 
-@pytest.mark.parametrize("sharded", ["empty", "flat"])
-def test_a_copy_never_takes_the_place_of_a_shard(sharded):
-    policy = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(LORA))
-    reference = Reference(policy, "initial")
-    one = next(p for p in policy.parameters() if p.requires_grad)
-    one.data = one.data[:0] if sharded == "empty" else one.data.flatten()[:3]  # as under ZeRO-3; as under FSDP1
-    with pytest.raises(ModelError, match=r"in shards.*base, or DDP"), reference.in_place_of(policy):
-        pass
-
-
-@pytest.mark.parametrize("strategy", ["FSDP1", "DeepSpeed ZeRO-3"])
-def test_an_adapter_that_nothing_is_known_to_gather_is_not_saved(strategy):
-    with pytest.raises(ModelError, match=f"{strategy}.*save_model"):
-        whole_adapter(get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(LORA)), strategy)
-
-
-def test_recipes_and_pushes_in_shards_are_refused_before_a_model_is_loaded(monkeypatch, tmp_path):
-    quiet = {"use_cpu": True, "bf16": False, "report_to": []}
-    args = PeftRLConfig(str(tmp_path), **quiet)
-    check_unsharded_run(args)
-    check_push(args, asked=True)
+def test_launchers_that_shard_the_adapter_too_are_refused_before_a_model_is_loaded(monkeypatch, tmp_path):
+    args = PeftRLConfig(str(tmp_path), **QUIET)
+    check_strategy(args)
     for stage, refused in ((2, False), (3, True)):
         args.deepspeed_plugin = SimpleNamespace(zero_stage=stage)
-        for check in (lambda: check_unsharded_run(args), lambda: check_push(args, asked=True)):
-            if refused:
-                with pytest.raises(RecipeError, match="ZeRO-3"):
-                    check()
-            else:
-                check()
-    check_push(args, asked=False)
+        if refused:
+            with pytest.raises(RecipeError, match=r"ZeRO-3.*fsdp2"):
+                check_strategy(args)
+        else:
+            check_strategy(args)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setattr("perl.training.stages.load_base", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(RecipeError, match=r"FSDP.*DDP"):
+    with pytest.raises(RecipeError, match=r"FSDP.*fsdp2"):
         perl.train("quickstart", ["train.max_steps=1"], tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("zero3", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
-def test_under_zero_3_an_adapter_has_its_bases_type(monkeypatch, zero3, dtype):
-    monkeypatch.setattr(perl.policy.sharding, "is_deepspeed_zero3_enabled", lambda: zero3)
-    policy = attach_adapter(copy.deepcopy(base(torch.bfloat16)), copy.deepcopy(LORA))
-    assert {p.dtype for p in policy.parameters() if p.requires_grad} == {dtype}
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_only_methods_that_train_the_base_are_refused_where_it_is_in_shards(method):
+    check_on_shards(METHODS[method], "ddp")
+    check_on_shards(METHODS[method], "zero2")
+    if method in ("full", "ln_tuning"):
+        with pytest.raises(RecipeError, match=f"{method}.*ddp or zero2"):
+            check_on_shards(METHODS[method], "fsdp2")
+    else:
+        check_on_shards(METHODS[method], "fsdp2")
+
+
+def test_a_script_is_told_of_a_strategy_that_there_is_not(tmp_path):
+    with pytest.raises(RecipeError, match=r"fsdp3.*fsdp2"):
+        PeftRLConfig(str(tmp_path), strategy="fsdp3", **QUIET)
+
+
+def test_a_method_that_trains_the_base_is_refused_at_construction(tmp_path):
+    args = PeftRLConfig(str(tmp_path), strategy="fsdp2", peft_method="full", **QUIET)
+    with pytest.raises(RecipeError, match=r"full.*fsdp2"):
+        PeftGRPOTrainer(copy.deepcopy(base(torch.float32)), lambda completions, **_: [0.0] * len(completions), args)
+
+
+def test_the_adapter_of_a_base_in_one_piece_is_whole():
+    policy = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(LORA))
+    assert not is_sharded(policy)

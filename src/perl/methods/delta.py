@@ -32,6 +32,7 @@ from perl.methods.anchor import AnchoredLora, anchor_of
 from perl.methods.hooks import factors_of
 from perl.methods.names import name_in_base
 from perl.methods.registry import LARGEST_RANK
+from perl.run.shards import gathered, whole
 
 # An update is of a rank if what the factors leave out is below this share of it; float32 rounds to about 1e-7.
 EXACT = 1e-5
@@ -121,6 +122,12 @@ def update_of(layer: BaseTunerLayer, adapter: str) -> torch.Tensor:
 def merged_parameters(layer: BaseTunerLayer, adapter: str) -> dict[str, torch.Tensor]:
     """The base layer's parameters with the adapter merged in, float64, by name; the layer is left alone."""
     base = layer.get_base_layer()
+    with gathered(base):
+        return _merged(layer, base, adapter)
+
+
+def _merged(layer: BaseTunerLayer, base: nn.Module, adapter: str) -> dict[str, torch.Tensor]:
+    """As :func:`merged_parameters`, of a layer whose base is whole."""
     # The copy of the layer takes the copy of its base that is made here for the base itself.
     merged = copy.deepcopy(layer, {id(base): _in_float64(base)}).double()
     if get_bnb_param_type(getattr(base, "weight", None)):
@@ -133,7 +140,7 @@ def merged_parameters(layer: BaseTunerLayer, adapter: str) -> dict[str, torch.Te
 
 def base_weight(base: nn.Module) -> torch.Tensor:
     """The weight of a layer of the base; where bitsandbytes has quantised it, the one that its numbers stand for."""
-    weight = dict(base.named_parameters())["weight"]
+    weight = whole(dict(base.named_parameters())["weight"])
     if not get_bnb_param_type(weight):
         return weight.detach()
     # PEFT's function for modules would put the parameter back as a new one, and the scale elsewhere.

@@ -17,6 +17,7 @@ from perl.errors import ModelError
 from perl.methods.anchor import drop_anchor
 from perl.methods.decompositions import Decomposition, Factors, decompose, first_columns, first_triples, last_triples
 from perl.methods.names import name_in_base
+from perl.run.shards import is_sharded, whole
 
 _Options = Mapping[str, Any]
 
@@ -86,20 +87,25 @@ def _set_A(policy: PeftModel, decomposition: Decomposition) -> None:
 
 
 def _decomposed(layers: Mapping[str, Linear], adapter: str, decomposition: Decomposition) -> dict[str, Factors]:
-    weights = {}
+    """The factors of every layer's weight; where the base is in shards one layer at a time is whole."""
+    weights, found = {}, dict[str, Factors]()
     for name, layer in layers.items():
         weight_OI, rank = _weight(layer), layer.r[adapter]
         if rank > min(weight_OI.shape):
             shape = " x ".join(str(size) for size in weight_OI.shape)
             raise ModelError(f"{name} is {shape} and has no {rank} singular triples", "peft.rank", "take a lower rank")
         weights[name] = (weight_OI, rank)
-    return decompose(weights, decomposition)
+        if is_sharded(layer):
+            found |= decompose(weights, decomposition)
+            weights.clear()
+    return found | decompose(weights, decomposition)
 
 
 def _weight(layer: Linear) -> torch.Tensor:
     """(out, in) weight of the base, dequantised where it is quantised."""
     base = layer.get_base_layer()
-    weight: torch.Tensor = dequantize_module_weight(base) if get_bnb_param_type(base.weight) else base.weight.data
+    packed = get_bnb_param_type(base.weight)
+    weight: torch.Tensor = dequantize_module_weight(base) if packed else whole(base.weight.detach())
     return weight.T if layer.fan_in_fan_out else weight
 
 
@@ -137,5 +143,5 @@ def unrounded_magnitudes(policy: PeftModel) -> None:
         weight = layer.get_base_layer().weight
         if weight.dtype in (torch.bfloat16, torch.float16) and not layer.get_delta_weight(adapter).any():
             dora, nothing = magnitude[adapter], torch.zeros((), device=weight.device)
-            lengths = dora.get_weight_norm(weight.float(), nothing, layer.scaling[adapter])
+            lengths = dora.get_weight_norm(whole(weight).float(), nothing, layer.scaling[adapter])
             dora.weight.data = lengths.to(dora.weight.dtype)

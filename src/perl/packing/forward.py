@@ -8,6 +8,7 @@ rows, T columns of the completions.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,6 +92,14 @@ def score(
     return log_probs_NT, None if entropies_S is None else batch.scored.rectangle(entropies_S, len(rows), columns)
 
 
+def whole_passes(passes: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor] | None:
+    """The results of passes that a process runs by itself; None: memory did not suffice for one of them."""
+    try:
+        return [run() for run in passes]
+    except torch.OutOfMemoryError:
+        return None
+
+
 @torch.no_grad()
 def score_all(
     model: nn.Module,
@@ -100,30 +109,34 @@ def score_all(
     share: bool,
     budget: int,
     columns: int,
-    agree: Callable[[int], int] = int,
     copy_cost: float = 0.0,
-) -> torch.Tensor:
+    run: Callable[[Sequence[Callable[[], torch.Tensor]]], list[torch.Tensor] | None] = whole_passes,
+) -> torch.Tensor | None:
     """(N, T) log-probabilities of any number of rows without gradient, a budget of tokens at a time.
 
-    ``agree`` makes the most passes of any process of the number of this one's, where each pass is taken together;
-    ``copy_cost`` as in :func:`perl.packing.micro_batches.micro_batches`.
+    ``copy_cost`` as in :func:`perl.packing.micro_batches.micro_batches`; ``run`` runs the passes, and gives None where
+    memory did not suffice for one of them, as this function then does.
     """
-    result_NT: torch.Tensor | None = None
     batches = token_batches(rows, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
-    for groups in batches + batches[:1] * (agree(len(batches)) - len(batches)):
+
+    def part(groups: Sequence[Sequence[int]]) -> torch.Tensor:
         indices, own = renumbered(groups)
-        part, _ = score(model, [rows[i] for i in indices], own, packed=packed, columns=columns, entropy="none")
-        if result_NT is None:
-            result_NT = part.new_zeros(len(rows), columns)
-        result_NT[torch.tensor(indices, device=part.device)] = part
-    return torch.zeros(0, columns) if result_NT is None else result_NT
+        chosen = [rows[index] for index in indices]
+        return score(model, chosen, own, packed=packed, columns=columns, entropy="none")[0]
+
+    parts = run([partial(part, groups) for groups in batches])
+    if not parts:
+        return None if parts is None else torch.zeros(0, columns)
+    result_NT = parts[0].new_zeros(len(rows), columns)
+    for groups, part_NT in zip(batches, parts, strict=True):
+        result_NT[torch.tensor(renumbered(groups)[0], device=part_NT.device)] = part_NT
+    return result_NT
 
 
-def choose_passes(model: nn.Module, policy: nn.Module, *, padding_free: bool, share: bool) -> Passes:
+def choose_passes(policy: nn.Module, *, padding_free: bool, share: bool) -> Passes:
     """Whether a model's rows can be packed and its prompts shared; changes its attention implementation if so.
 
     Args:
-        model: What is called: the policy, or its wrapper where that gathers sharded tensors.
         policy: Without wrappers; prepared by :func:`perl.packing.head.add_scored_forward`.
         padding_free: Whether packing is wanted.
         share: Whether sharing is wanted.
@@ -132,14 +145,11 @@ def choose_passes(model: nn.Module, policy: nn.Module, *, padding_free: bool, sh
         return Passes(packed=False, shared=False)
     base = base_of(policy)
     why = (
-        _adapter_by_row(policy)
-        or _layers_by_row(base)
-        or use_packed_attention(base)
-        or _differs(model, policy, shared=False)
+        _adapter_by_row(policy) or _layers_by_row(base) or use_packed_attention(base) or _differs(policy, shared=False)
     )
     if why:
         return Passes(packed=False, shared=False, why=why)
-    why = _differs(model, policy, shared=True) if share else None
+    why = _differs(policy, shared=True) if share else None
     return Passes(packed=True, shared=share and not why, why=why or "", longest=_sight(base))
 
 
@@ -178,19 +188,18 @@ def _sight(model: PreTrainedModel) -> int | None:
     return min((window for window in windows if window), default=None)
 
 
-def _differs(model: nn.Module, policy: nn.Module, *, shared: bool) -> str | None:
+def _differs(policy: nn.Module, *, shared: bool) -> str | None:
     """Why packed rows do not give the numbers of padded ones; None if they do."""
-    # Not the size of the embeddings, of which a process may hold nothing.
     vocabulary = base_of(policy).config.get_text_config().vocab_size
-    rows, groups = _probe(vocabulary, next(model.parameters()).device, shared=shared)
+    rows, groups = _probe(vocabulary, next(policy.parameters()).device, shared=shared)
     columns = max(row.completion.numel() for row in rows)
     dtype = compute_dtype(policy)
-    with evaluating(model), torch.no_grad():
+    with evaluating(policy), torch.no_grad():
         if dtype in HALF:
-            rows = [_continued(model, row) for row in rows]
-        expected, _ = score(model, rows, groups, packed=False, columns=columns, entropy="none")
+            rows = [_continued(policy, row) for row in rows]
+        expected, _ = score(policy, rows, groups, packed=False, columns=columns, entropy="none")
         try:
-            found, _ = score(model, rows, groups, packed=True, columns=columns, entropy="none")
+            found, _ = score(policy, rows, groups, packed=True, columns=columns, entropy="none")
         except Exception as error:  # noqa: BLE001 (a model's own code, of which any kind may come; rows are padded then)
             return first_line(error)
     differences_NT, limit = (found - expected).abs(), _TOLERANCE

@@ -18,6 +18,7 @@ import torch
 from peft.tuners.lora.layer import Linear
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -27,7 +28,7 @@ def fuse_lora(policy: nn.Module) -> int:
     """Gives every eligible LoRA layer the fused forward pass; once more changes nothing.
 
     Eligible is a layer that is exactly PEFT's LoRA ``Linear`` around exactly an ``nn.Linear`` with an ordinary weight
-    (neither quantised nor sharded), whose ``forward`` nobody has replaced, with an adapter that is neither a variant
+    (not quantised), whose ``forward`` nobody has replaced, with an adapter that is neither a variant
     (DoRA, an anchored start, ...) nor has a bias. Parameters, their names and what PEFT does with them (merging,
     switching off, saving) stay as they are. Everything that may change later is looked at in each call
     (:class:`FusedLinear`).
@@ -52,8 +53,8 @@ class FusedLinear(Linear):
     """PEFT's LoRA layer, which runs as one function when its only active adapter is plain.
 
     PEFT's own forward pass runs whenever the adapter is off, merged, a variant, one of several that are active, or in a
-    mixed batch; with dropout in training; when somebody has hooked or replaced one of the layers inside, or shards or
-    trains the base's weight; and for float64 under autocast, subclasses of tensors and inputs of one dimension.
+    mixed batch; with dropout in training; when somebody has hooked or replaced one of the layers inside, or trains the
+    base's weight; and for float64 under autocast, subclasses of tensors (shards) and inputs of one dimension.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 (PEFT's signature)
@@ -189,7 +190,8 @@ def _is_eligible(layer: Linear) -> bool:
     """Whether a module may ever run fused; what can change later is for :func:`_fusable`."""
     if type(layer) not in (Linear, FusedLinear) or "forward" in vars(layer) or layer.fan_in_fan_out:
         return False
-    return _is_ordinary(layer.base_layer) and any(_is_plain(layer, adapter) for adapter in layer.lora_A)
+    is_linear = _is_ordinary(layer.base_layer, sharded=True)  # a weight in shards is whole, and ordinary, in a pass
+    return is_linear and any(_is_plain(layer, adapter) for adapter in layer.lora_A)
 
 
 def _fusable(layer: Linear) -> tuple[nn.Parameter, nn.Parameter | None, nn.Parameter, nn.Parameter, float] | None:
@@ -223,10 +225,15 @@ def _is_plain(layer: Linear, adapter: str) -> bool:
     return adapter not in layer.lora_variant and not layer.lora_bias.get(adapter)
 
 
-def _is_ordinary(module: nn.Module) -> bool:
-    """Whether a module is ``nn.Linear`` itself, with a weight that is no quantised, sharded or computed one."""
+def _is_ordinary(module: nn.Module, *, sharded: bool = False) -> bool:
+    """Whether a module is ``nn.Linear`` itself, with a weight that is not quantised, computed or, here, in shards."""
     own = module._parameters
-    return type(module) is nn.Linear and type(own.get("weight")) is nn.Parameter and "bias" in own
+    kind = type(own.get("weight"))
+    return (
+        type(module) is nn.Linear
+        and (kind is nn.Parameter or (sharded and isinstance(own.get("weight"), DTensor)))
+        and "bias" in own
+    )
 
 
 def _is_hooked(module: nn.Module) -> bool:

@@ -27,7 +27,7 @@ from perl.methods.settings import Adaptation, initialisation_of, method_of
 from perl.policy.model import base_dtype, base_parameters, is_the_base, source_fingerprint, trainable_parameters
 from perl.policy.saved.adapter import POSITIONS, SavedAdapter
 from perl.policy.saved.patterns import check_patterns
-from perl.policy.sharding import adapter_type_options
+from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
 from perl.policy.targets import check_targets, full_names, leave_out_unreached, linear_names
 
 logger = logging.getLogger("perl")
@@ -62,6 +62,7 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     """
     adaptation = _as_adaptation(adaptation)
     config = _without_weight_init(adaptation.config)
+    check_config(model, config)
     check_targets(model, config)
     left_out = leave_out_unreached(model, config)
     if left_out and model.device.type != "meta":
@@ -75,8 +76,8 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     without_extension(config)
     if model.device.type != "meta":
         say_who_can_load(config)
-    with _explained(model):
-        policy = get_peft_model(model, config, **adapter_type_options(model))
+    with _explained(model), whole_targets(model, config):
+        policy = get_peft_model(model, config)
     if model.device.type != "meta":
         starts.unrounded_magnitudes(policy)
         if adaptation.method.starts:
@@ -84,6 +85,7 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
             policy.start = adaptation.method.name
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)
+    check_whole_adapter(policy)
     return policy
 
 
@@ -110,12 +112,14 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
             "peft.adapter",
             "save it with PEFT's path_initial_model_for_weight_conversion where it was trained",
         )
+    check_config(model, saved.config)
     config = without_anchor(saved.config) if saved.start else copy.deepcopy(saved.config)
     config.inference_mode, config.base_model_name_or_path = False, None  # PEFT warns of a base by another name
     _quiet_sparse_tensors(config)
     without_extension(config)
-    with _explained(model, "peft.adapter"):
-        policy = get_peft_model(model, _without_weight_init(config), **adapter_type_options(model))
+    with _explained(model, "peft.adapter"), whole_targets(model, config):
+        policy = get_peft_model(model, _without_weight_init(config))
+    check_whole_adapter(policy)
     own_names = _check_fits(policy, saved)
     _check_numbers(policy, saved)
     if model.device.type != "meta":
@@ -126,8 +130,7 @@ def continue_adapter(model: PreTrainedModel, saved: SavedAdapter, adaptation: Ad
             getattr(starts, method_of(saved.config).starts)(policy, {})
         set_peft_model_state_dict(policy, tensors, low_cpu_mem_usage=False)
         # PEFT makes factors anew as it loads a pattern of ranks, in the base's type, in which small steps are lost.
-        cast = {"autocast_adapter_dtype": True} | adapter_type_options(model)
-        policy.base_model._cast_adapter_dtype(policy.active_adapter, **cast)
+        policy.base_model._cast_adapter_dtype(policy.active_adapter, autocast_adapter_dtype=True)
         policy.start = saved.start or own_method(saved).name
     freeze_parts(policy, adaptation.method.frozen)
     check_trainable(policy)

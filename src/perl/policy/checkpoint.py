@@ -5,21 +5,26 @@ policy, trainer state -> checkpoints/checkpoint-N
 A checkpoint counts once it lists its own files; one that a kill cut short is thrown away. Weights are safetensors.
 """
 
+import contextlib
 import json
+import logging
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from peft import PeftModel
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from perl.errors import ModelError, first_line
 from perl.methods.hooks import hooks_of
 from perl.policy.attach import adapter_tensors, load_adapter_tensors
 from perl.run.folder import write_text
 from perl.run.strict_json import parse_mapping
+
+logger = logging.getLogger("perl")
 
 _MANIFEST = "complete.json"
 _ROLLOUTS = "rollouts-rank{rank}.safetensors"
@@ -41,6 +46,19 @@ def unseal(checkpoint: Path) -> None:
     (checkpoint / _MANIFEST).unlink(missing_ok=True)
 
 
+def drop_other_ranks(checkpoint: Path, processes: int) -> None:
+    """Deletes what an older checkpoint of the same name, of more processes, has left of the others.
+
+    Args:
+        checkpoint: The folder, to which every process has written.
+        processes: Of this run.
+    """
+    for file in checkpoint.glob("*-rank*.safetensors"):
+        rank = file.stem.rpartition("-rank")[2]
+        if rank.isdigit() and int(rank) >= processes:
+            file.unlink()
+
+
 def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint was sealed and still has all of its files."""
     try:
@@ -48,6 +66,16 @@ def is_complete(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     return all((checkpoint / name).is_file() and (checkpoint / name).stat().st_size == s for name, s in sizes.items())
+
+
+def _first_missing(checkpoint: Path) -> str:
+    """The first file that is not as a checkpoint lists it."""
+    try:
+        sizes = parse_mapping((checkpoint / _MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return _MANIFEST
+    found = ((name, checkpoint / name, size) for name, size in sizes.items())
+    return next((name for name, path, size in found if not path.is_file() or path.stat().st_size != size), _MANIFEST)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -66,9 +94,11 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def discard_incomplete(folder: Path) -> None:
-    """Deletes checkpoints that a kill cut short."""
+    """Deletes checkpoints that a kill cut short; warns of those that were changed since they were written."""
     for path in _checkpoints(folder):
         if path.is_dir() and not is_complete(path):
+            if (path / _MANIFEST).is_file():  # a kill leaves none: something else has changed it
+                logger.warning("%s is not used: %s is missing or has another size", path, _first_missing(path))
             shutil.rmtree(path)
 
 
@@ -111,10 +141,24 @@ def load_trainer_state(
     if not path.is_file():
         return counters, None
     window: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in load_file(path, device=str(device)).items():
+    for key, tensor in load_file(path).items():  # which knows no cpu:0, as a process among others on a CPU has it
         index, _, name = key.partition("/")
-        window.setdefault(int(index), {})[name] = tensor
+        window.setdefault(int(index), {})[name] = tensor.to(device)
     return counters, [window[i] for i in sorted(window)]
+
+
+@contextlib.contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """While a file of a checkpoint is read: one that is damaged is named.
+
+    Raises:
+        ModelError: Says what to do without it.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        hint = "delete its folder: the same command then goes on from the checkpoint before it, or starts anew"
+        raise ModelError(f"cannot be read: {first_line(error)}", str(file), hint) from error
 
 
 def save_policy(
@@ -159,7 +203,9 @@ def load_policy(checkpoint: Path, policy: torch.nn.Module) -> dict[str, torch.Te
     if not (checkpoint / _POLICY).is_file():
         return None
     parts: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-    for key, tensor in load_file(checkpoint / _POLICY).items():
+    with readable(checkpoint / _POLICY):
+        tensors = load_file(checkpoint / _POLICY)
+    for key, tensor in tensors.items():
         part, _, name = key.partition("/")
         parts[part][name] = tensor
     if isinstance(policy, PeftModel):

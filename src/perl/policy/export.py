@@ -211,7 +211,7 @@ def _located(source: str, base: str | None) -> tuple[str, ModelSection]:
         run = Run.read(path)
         if run.facts.get("method") == "full":
             raise RunFolderError("trained the model itself, there is no adapter to export", source)
-        model = Recipe.load(path / "recipe.yaml").model
+        model = Recipe.of_run(path / "recipe.yaml").model
         return str(run.adapter), ModelSection(name=base or model.name, revision=model.revision)
     config: Any = find_adapter(source).config
     name = base or config.base_model_name_or_path

@@ -36,7 +36,9 @@ from perl.policy.quantised import (
     source_tensors,
     was_quantised,
 )
+from perl.policy.sharding import loaded_in_shards, settle, shard_like
 from perl.recipe.sections import ModelSection
+from perl.run.shards import is_sharded, whole
 from perl.sandbox import BASE_FOLDER, BASE_NAME, is_sandbox, model_folder
 
 _META = torch.device("meta")
@@ -72,8 +74,13 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_base(section: ModelSection, device: torch.device) -> PreTrainedModel:
+def load_base(section: ModelSection, device: torch.device, strategy: str = "ddp") -> PreTrainedModel:
     """The base on its device, in evaluation mode.
+
+    Args:
+        section: Which model.
+        device: Where to.
+        strategy: Of the run. With ``fsdp2`` every process must call this at once, and holds its part of the base.
 
     Raises:
         ModelError: There is no such model, or the Hub cannot be reached.
@@ -88,9 +95,11 @@ def load_base(section: ModelSection, device: torch.device) -> PreTrainedModel:
             use_safetensors=True,
             trust_remote_code=False,
             **{"dtype": _dtype(section, device), **quantising(section, device, section.dtype)},
+            **loaded_in_shards(strategy),
         )
     keep_packing(model)
-    return (model if section.quantization else model.to(device)).eval()
+    settle(model)
+    return (model if section.quantization or is_sharded(model) else model.to(device)).eval()
 
 
 def load_empty_base(section: ModelSection, device: torch.device = _META) -> PreTrainedModel:
@@ -213,10 +222,12 @@ def _as_loaded(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The base's parameters by name, each in the type in which it was loaded as far as its numbers tell."""
     base, usual = base_of(model), getattr(torch, base_dtype(model))
     kept = _kept_in_float32(base, usual)
-    held = sorted(base_parameters(model))
+    held, sharded = sorted(base_parameters(model)), is_sharded(base)
     biases = {f"{_layer(name)}.bias" for name, p in held if is_packed(p)} if was_quantised(base) else set()
     for name, parameter in held:
-        tensor = parameter.detach()
+        tensor = whole(parameter.detach())
+        if sharded:  # a copy of what is whole now, which FSDP2 will want to give back
+            tensor = tensor.clone()
         if name in biases:  # bitsandbytes puts them into the type that it computes in, in the first pass
             tensor = tensor.to(torch.bfloat16)
         elif tensor.dtype == torch.float32 and usual in _HALF and not any(part in name for part in kept):
@@ -317,6 +328,7 @@ def clean_base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """
     base = base_of(model)
     clean = _empty(base)
+    shard_like(clean, base)
     # a wrapper comes before what it wraps
     held = {name_in_base(name): module for name, module in model.named_modules()}
     shared = {name: held[name] for name, fresh in clean.named_modules() if name in held and _differs(held[name], fresh)}
@@ -352,16 +364,20 @@ def _differs(module: nn.Module, fresh: nn.Module) -> bool:
     """Whether a layer computes otherwise than the architecture's own."""
     if next(fresh.children(), None) is not None:
         return False
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return type(module) is not type(fresh) or bool(hooked)
+    hooks = [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in (module, fresh)]  # FSDP2's are on both
+    return type(module) is not type(fresh) or hooks[0] != hooks[1] or "forward" in vars(module)
 
 
 def base_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The base's parameters under the names they have without an adapter."""
     wrapped = isinstance(model, PeftModel)
+    # Of tied parameters in shards one may be whole while the other is not, so that they are two.
+    tied = getattr(base_of(model), "all_tied_weights_keys", {}) if is_sharded(model) else {}
     for name, parameter in model.named_parameters():
         if is_of_the_base(model, name):
-            yield (name_in_base(name) if wrapped else name), parameter
+            own = name_in_base(name) if wrapped else name
+            if own not in tied:
+                yield own, parameter
 
 
 def _dtype(section: ModelSection, device: torch.device) -> torch.dtype | str:

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from peft import PeftModel
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from perl.errors import ModelError
 from perl.policy.attach import base_only
 from perl.policy.logprobs import token_log_probs
 
@@ -66,9 +64,6 @@ class Reference:
 
         Args:
             policy: The model, without the wrappers of distributed training.
-
-        Raises:
-            ModelError: The policy is in shards and the reference is a copy.
         """
         if not self.snapshot:
             with base_only(policy):
@@ -76,11 +71,6 @@ class Reference:
             return
         parameters = {name: p for name, p in policy.named_parameters() if name in self.snapshot}
         trained = {name: p.data for name, p in parameters.items()}
-        sharded = [n for n, p in parameters.items() if isinstance(p, DTensor) or p.shape != self.snapshot[n].shape]
-        if sharded:
-            raise ModelError(
-                f"{sharded[0]} is in shards, in whose place a copy cannot be put", "reference", "base, or DDP"
-            )
         try:
             for name, parameter in parameters.items():
                 parameter.data = self.snapshot[name]

@@ -20,14 +20,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from perl.methods.anchor import anchored_layers
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.hooks import hooks_of
-from perl.methods.names import name_in_base
+from perl.methods.names import is_of_the_base, name_in_base
 from perl.policy.attach import without_harmless_warnings
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_dtype, base_of, clean_base, evaluating, public_name
 from perl.policy.precision import in_float32
 from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import BASE_DTYPE, BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, START, WEIGHTS
+from perl.policy.sharding import whole_targets
 from perl.run.files import new_folder, write_text
+from perl.run.shards import is_sharded
 
 
 def write_adapter(
@@ -36,7 +38,6 @@ def write_adapter(
     base: str,
     revision: str | None,
     fingerprint: str | None = None,
-    gathered: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Saves the active adapter so that plain PEFT loads it on the pristine base.
 
@@ -48,10 +49,9 @@ def write_adapter(
         base: Public name of the base, written into the config instead of the path it was loaded from.
         revision: Commit of the base, or None.
         fingerprint: Of the base, if it is known; goes into the header of the weights.
-        gathered: The adapter's tensors by their names in the policy, where the policy holds only shards of them.
     """
     with new_folder(destination) as staged:
-        write_adapter_files(policy, staged, base, revision, fingerprint, gathered)
+        write_adapter_files(policy, staged, base, revision, fingerprint)
 
 
 def write_adapter_files(
@@ -60,7 +60,6 @@ def write_adapter_files(
     base: str,
     revision: str | None,
     fingerprint: str | None = None,
-    gathered: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """As :func:`write_adapter`, into a folder that may hold other files."""
     factors = {
@@ -71,7 +70,7 @@ def write_adapter_files(
         facts[START] = getattr(policy, "start", None)
         _write(*as_lora(policy, factors), folder, base, revision, facts)
     else:
-        _write(*_as_peft_saves(policy, gathered), folder, base, revision, facts)
+        _write(*_as_peft_saves(policy), folder, base, revision, facts)
 
 
 def write_lora(
@@ -156,24 +155,33 @@ def as_lora(policy: PeftModel, factors: Mapping[str, LowRank]) -> tuple[LoraConf
         tensors[f"base_model.model.{name}.lora_A.weight"] = factor.A_RI
         tensors[f"base_model.model.{name}.lora_B.weight"] = factor.B_OR
     prefix = policy.base_model.prefix
-    saved = get_peft_model_state_dict(policy, adapter_name=policy.active_adapter, save_embedding_layers=False)
+    saved = _from_peft(policy)
     return config, tensors | {name: t for name, t in saved.items() if prefix not in name}
 
 
-def _as_peft_saves(
-    policy: PeftModel, gathered: Mapping[str, torch.Tensor] | None = None
-) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
+def _as_peft_saves(policy: PeftModel) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
     """The adapter in the method's own form, with the numbers that PEFT will load."""
     pattern = getattr(policy.peft_config[policy.active_adapter], "rank_pattern", None)
     # The base's embeddings never change, so they are never part of the adapter.
     with without_harmless_warnings():
-        tensors = get_peft_model_state_dict(
-            policy, gathered, adapter_name=policy.active_adapter, save_embedding_layers=False
-        )
+        tensors = _from_peft(policy)
     config = copy.deepcopy(policy.peft_config[policy.active_adapter])  # PEFT renames a pattern of ranks as it saves
     if pattern is not None:
         policy.peft_config[policy.active_adapter].rank_pattern = pattern
     return config, hooks_of(policy).as_loaded(policy, tensors)
+
+
+def _from_peft(policy: PeftModel) -> dict[str, torch.Tensor]:
+    """The adapter's tensors under the names that PEFT gives them in a file.
+
+    Where the base is in shards they are collected here: ``state_dict`` of one process alone would put FSDP2's tensors
+    away while the others still use them.
+    """
+    state = None
+    if is_sharded(policy):
+        held = (*policy.named_parameters(remove_duplicate=False), *policy.named_buffers(remove_duplicate=False))
+        state = {name: tensor for name, tensor in held if not is_of_the_base(policy, name)}
+    return get_peft_model_state_dict(policy, state, adapter_name=policy.active_adapter, save_embedding_layers=False)
 
 
 def _sort_metadata(weights: Path) -> None:
@@ -214,7 +222,9 @@ def reload_difference(policy: PeftModel, adapter: Path, input_ids_BT: torch.Tens
         # First: an adapter whose config asks for it is loaded by changing the base, which is the policy's too.
         expected_BT = log_probs_in_float32(policy, input_ids_BT)
         with without_harmless_warnings():
-            reloaded = PeftModel.from_pretrained(clean_base(policy), str(adapter)).eval()
+            clean = clean_base(policy)
+            with whole_targets(clean, PeftConfig.from_pretrained(str(adapter))):
+                reloaded = PeftModel.from_pretrained(clean, str(adapter)).eval()
         return largest_difference(log_probs_in_float32(reloaded, input_ids_BT), expected_BT)
 
 

@@ -1,130 +1,243 @@
-"""Models in shards over several processes (FSDP, DeepSpeed ZeRO-3): which they are, what cannot be done with them yet.
+"""A base in shards over the processes of a run (FSDP2): how it is loaded, how an adapter is put on it.
 
-arguments, model -> the strategy's name, or an error that names it; sharded adapter -> whole tensors
+name -> base of which each process holds a part -> an adapter put on it, whole on each
 
-What cannot be done is refused before anything is trained, by name.
+Only the frozen base is in shards, by transformers' own loading; the adapter is attached afterwards and stays whole on
+every process. So what is trained, saved, synced and resumed is the same as with DDP.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate import Accelerator
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import TrainingArguments
-from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.distributed import DistributedConfig
 
-from perl.errors import ModelError, RecipeError
+from perl.errors import ModelError, RecipeError, first_line
+from perl.methods.names import name_in_base
+from perl.methods.registry import Method
+from perl.recipe.sections import Strategy
+from perl.run.shards import gathered, is_sharded
 
-_WHOLE = "run with DDP (accelerate launch without FSDP), or with DeepSpeed ZeRO 1 or 2"
+FSDP2: Strategy = "fsdp2"
 
 
-def strategy_of(accelerator: Accelerator, model: nn.Module) -> str | None:
-    """What shards the parameters; None: every process holds the whole of each.
+def loaded_in_shards(strategy: str) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` with which each process reads and keeps its part of the base; else none.
+
+    Args:
+        strategy: Of the run; the processes have joined.
+    """
+    if strategy != FSDP2 or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return {}
+    return {"distributed_config": DistributedConfig(fsdp_size=torch.distributed.get_world_size())}
+
+
+def shard(model: PreTrainedModel) -> None:
+    """Makes a base that each process holds whole into one of which each holds a part, in place.
+
+    Raises:
+        ModelError: transformers cannot divide it, or it has an adapter already.
+    """
+    if is_sharded(model):
+        return
+    config = loaded_in_shards(FSDP2).get("distributed_config")
+    if config is None:
+        return
+    if isinstance(model, PeftModel):
+        raise ModelError(
+            "a model that has its adapter already cannot be divided over processes",
+            "strategy",
+            "pass the base or its name, with peft_config or PeftRLConfig(adapter=...)",
+        )
+    with divisible():
+        _divide(model, config, type(model).prepare_distribute_model(config)[2])
+    settle(model)
+
+
+@contextlib.contextmanager
+def divisible() -> Iterator[None]:
+    """What transformers raises for a model that it cannot divide is one line.
+
+    Raises:
+        ModelError: With transformers' reason.
+    """
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        if "FSDP" not in str(error) and "fsdp" not in str(error):
+            raise
+        raise ModelError(f"cannot be divided: {first_line(error)}", "model.name", "strategy ddp or zero2") from error
+
+
+def shard_like(model: PreTrainedModel, base: PreTrainedModel) -> None:
+    """Divides a model without weights as a base is, so that it can be given the base's shards; in place.
+
+    The base gives back what it has gathered of them; so all processes must ask at once.
+    """
+    manager: Any = getattr(base, "_mesh_manager", None)
+    if manager is not None:
+        for module in base.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        _divide(model, base.config.distributed_config, manager)
+
+
+def _divide(model: PreTrainedModel, config: DistributedConfig, manager: Any) -> None:  # noqa: ANN401 (transformers')
+    type(model).maybe_distribute_model(model, config, manager)
+
+
+def settle(base: PreTrainedModel) -> None:
+    """Freezes a base that was loaded in shards, and runs a token through it; before anything else uses it.
+
+    FSDP2 looks at both when it first gathers a tensor: whether it is trained, and which module is the outermost one,
+    past which some of PEFT's models call what is inside.
+    """
+    if is_sharded(base):
+        base.requires_grad_(False)
+        with torch.no_grad():
+            base(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=base.device), use_cache=False)
+
+
+@contextlib.contextmanager
+def whole_targets(model: nn.Module, config: PeftConfig) -> Iterator[None]:
+    """While PEFT puts an adapter on a base: it finds each layer that it adapts whole, one at a time.
+
+    DoRA, for one, takes the lengths of the rows of W.
+
+    Args:
+        model: The base.
+        config: Of the adapter.
+    """
+    tuner = PEFT_TYPE_TO_TUNER_MAPPING.get(config.peft_type)
+    put = getattr(tuner, "_create_and_replace", None)
+    if put is None or not is_sharded(model):
+        yield
+        return
+
+    def on_whole(self: Any, config: Any, name: str, target: nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 (PEFT's)
+        with gathered(target):
+            put(self, config, name, target, *args, **kwargs)
+
+    with mock.patch.object(tuner, "_create_and_replace", on_whole):
+        yield
+
+
+def check_on_shards(method: Method, strategy: str) -> None:
+    """Refuses a method that trains the base's own tensors where these are in shards.
+
+    Raises:
+        RecipeError: Names the strategies that it runs with.
+    """
+    if strategy == FSDP2 and method.trains_the_bases:
+        what = f"{method.name} trains the base's own tensors, which are in shards under fsdp2"
+        raise RecipeError(what, "strategy", "ddp or zero2")
+
+
+def check_config(model: nn.Module, config: PeftConfig) -> None:
+    """Refuses an adapter that would train modules or tokens of a sharded base whole.
+
+    Raises:
+        ModelError: Names the first one.
+    """
+    modules, tokens = (getattr(config, name, None) for name in ("modules_to_save", "trainable_token_indices"))
+    if (modules or tokens) and is_sharded(model):
+        raise _part_of_base(modules[0] if modules else "embeddings")
+
+
+def check_whole_adapter(policy: nn.Module) -> None:
+    """Refuses what would train a part of a sharded base.
+
+    Raises:
+        ModelError: Names the first such tensor.
+    """
+    trained = ((name, p) for name, p in policy.named_parameters() if p.requires_grad)
+    part = next((name for name, p in trained if isinstance(p, DTensor)), None)
+    if part is not None:
+        raise _part_of_base(name_in_base(part))
+
+
+def _part_of_base(name: str) -> ModelError:
+    what = f"{name} is a part of the base, which is in shards under fsdp2 and cannot be trained there"
+    return ModelError(what, "engine.strategy", "ddp, or zero2")
+
+
+def check_push(strategy: str, *, asked: bool) -> None:
+    """Refuses to push from a script whose base is in shards: the one process that pushes cannot prove the adapter.
+
+    Args:
+        strategy: Of the run.
+        asked: Whether it is to be pushed.
+
+    Raises:
+        RecipeError: Says how it is pushed.
+    """
+    if strategy == FSDP2 and asked and loaded_in_shards(strategy):
+        raise RecipeError(
+            "under fsdp2 one process cannot prove the adapter before it is pushed",
+            "push_to_hub",
+            "trainer.save_adapter(FOLDER), then perl push FOLDER; a recipe pushes by itself",
+        )
+
+
+def strategy_of(accelerator: Accelerator, model: nn.Module) -> Strategy | None:
+    """How the processes of a run share the work, as it is; None: there is one process.
 
     Args:
         accelerator: The trainer's.
         model: Without wrappers.
     """
-    if getattr(accelerator.state, "fsdp_plugin", None) is not None:
-        return "FSDP2" if accelerator.is_fsdp2 else "FSDP1"
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    if plugin is not None and plugin.zero_stage == 3:
-        return "DeepSpeed ZeRO-3"
-    return "FSDP2" if any(isinstance(p, DTensor) for p in model.parameters()) else None
+    if is_sharded(model):
+        return FSDP2
+    if getattr(accelerator.state, "deepspeed_plugin", None) is not None:
+        return "zero2"
+    return "ddp" if accelerator.num_processes > 1 else None
 
 
-def check_reference(strategy: str | None, *, snapshot: bool, beta: float) -> None:
-    """Refuses a reference that would be the policy itself.
+def check_taken(asked: str, found: Strategy | None) -> None:
+    """Compares how processes share the work with how they were asked to, before the first step.
 
-    Args:
-        strategy: From :func:`strategy_of`.
-        snapshot: Whether the reference is a copy of trained tensors, not the base with the adapter switched off.
-        beta: Coefficient of the KL divergence.
-
-    Raises:
-        RecipeError: Names the strategy.
-    """
-    if strategy is not None and snapshot and beta != 0.0:
-        raise RecipeError(
-            f"a copy of the policy cannot take its place under {strategy}: the KL divergence would be 0 in every step",
-            "reference",
-            f"reference: base with an adapter, beta: 0, or {_WHOLE}",
-        )
-
-
-def check_push(args: TrainingArguments, *, asked: bool, strategy: str | None = None) -> None:
-    """Refuses to push from shards: one process, which holds only a part, compares what was saved with the policy.
+    A script may pass a base that it has divided itself, whatever its arguments say.
 
     Args:
-        args: Of the trainer.
-        asked: Whether it is to be pushed.
-        strategy: From :func:`strategy_of`, once there is a model.
+        asked: Of the arguments.
+        found: From :func:`strategy_of`.
 
     Raises:
-        RecipeError: Names the strategy.
+        ModelError: Names both.
     """
-    strategy = strategy or strategy_asked_for(args)
-    if strategy is not None and asked:
+    if found is not None and asked != found and asked != "ddp":
+        what = f"{asked} is asked for, and the processes share the work by {found}"
+        raise ModelError(what, "strategy", "torch.distributed must have been initialised, as torchrun's scripts do")
+
+
+def check_strategy(args: TrainingArguments) -> None:
+    """Refuses launchers' ways to put the adapter in shards too, before there is a model.
+
+    Raises:
+        RecipeError: Names them.
+    """
+    asked = strategy_of_launcher(args)
+    if asked is not None:
         raise RecipeError(
-            f"under {strategy} the adapter cannot be proven before it is pushed",
-            "push_to_hub",
-            "save_adapter, then push from a single process",
+            f"{asked} would put the adapter in shards too, and nothing here is proven with it",
+            "strategy",
+            "use fsdp2: engine.strategy in a recipe, PeftRLConfig(strategy=...) in a script, and leave it out there",
         )
 
 
-def check_unsharded_run(args: TrainingArguments) -> None:
-    """Refuses a recipe in shards: its adapter is proven and scored by one process, which holds only a part of it.
-
-    Raises:
-        RecipeError: Names the strategy.
-    """
-    strategy = strategy_asked_for(args)
-    if strategy is not None:
-        raise RecipeError(
-            f"a recipe's adapter is proven and scored by one process, which under {strategy} holds only a part of it",
-            "train.fsdp" if strategy == "FSDP" else "train.deepspeed",
-            f"{_WHOLE}; or train by a script with PeftGRPOTrainer",
-        )
-
-
-def strategy_asked_for(args: TrainingArguments) -> str | None:
-    """What arguments or the launcher ask for, before there is an accelerator."""
+def strategy_of_launcher(args: TrainingArguments) -> str | None:
+    """What arguments or the launcher ask for beside ``strategy``: FSDP by accelerate, ZeRO-3 by DeepSpeed."""
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        return "FSDP"
+        return "accelerate's FSDP"
     plugin = getattr(args, "deepspeed_plugin", None)
     return "DeepSpeed ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
-
-
-def whole_adapter(policy: PeftModel, strategy: str) -> dict[str, torch.Tensor]:
-    """Name -> tensor of the adapter, gathered; every process must ask at once.
-
-    Raises:
-        ModelError: Nothing is known to gather under this strategy.
-    """
-    if strategy != "FSDP2":
-        raise ModelError(
-            f"the adapter by itself cannot be gathered under {strategy}",
-            "save_adapter",
-            "trainer.save_model(folder), which transformers gathers; or FSDP2 (fsdp_version: 2), or DDP",
-        )
-    trained = {name for name, p in policy.named_parameters() if p.requires_grad}  # biases of the base may be among them
-    return {
-        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        for name, tensor in policy.state_dict().items()
-        if policy.active_adapter in name.split(".") or name in trained
-    }
-
-
-def adapter_type_options(model: Any) -> dict[str, bool]:  # noqa: ANN401 (any model)
-    """What PEFT must be told of an adapter's type on this base: under ZeRO-3 it must be the base's.
-
-    DeepSpeed gathers parameters in the type of the first of them; a float32 adapter on a half-precision base ends in a
-    TypeError at the first optimizer step. Its optimizer keeps float32 copies of them all, so no small step is lost.
-
-    Source: TRL 1.16's ``GRPOTrainer``, which does the same.
-    """
-    quantized = getattr(model, "hf_quantizer", None) is not None
-    return {"autocast_adapter_dtype": False} if is_deepspeed_zero3_enabled() and not quantized else {}
