@@ -9,7 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from perl import PeftGRPOTrainer
-from perl.run.processes import average_gradients
+from perl.trainer.exchange import average_gradients, exchange_of
 from tests.oracles.two_trainers import SHARDED, relative_difference, train
 
 OPTIONS = {"kinds": SHARDED, "gradient_accumulation_steps": 2, "max_steps": 2}
@@ -53,7 +53,7 @@ def averaged() -> list[list[float] | None]:
     model = DistributedDataParallel(Branches())
     with model.no_sync():
         model(torch.full((1, 2), rank + 1.0), branch=rank == 1).sum().backward()
-    average_gradients(model)
+    average_gradients(exchange_of(model))
     return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
 
 

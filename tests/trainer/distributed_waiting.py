@@ -1,4 +1,4 @@
-"""Run by torchrun: a run whose first process scores for longer than a collective may take, before and between steps.
+"""Run by torchrun: a run whose main process scores for longer than a collective may take, before and between steps.
 
 ``distributed_waiting.py FOLDER`` trains there; only how long it takes to be scored is simulated.
 """
@@ -37,7 +37,8 @@ RECIPE = {
 
 def slowly(work: Any) -> Any:
     def after_a_while(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(TAKES)
+        if torch.distributed.get_rank() == 0:
+            time.sleep(TAKES)
         return work(*args, **kwargs)
 
     return after_a_while

@@ -1,6 +1,5 @@
 """Two processes on one machine train one adapter: one of them writes, both take the same steps."""
 
-import copy
 import json
 import os
 import subprocess
@@ -11,12 +10,10 @@ import method_properties as properties
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from perl.sandbox import BASE_FOLDER
 from tests import warm
-from tests.oracles.two_trainers import base, relative_difference
 
 SMALL = [
     "train.max_steps=2",
@@ -43,7 +40,7 @@ def test_two_processes_train_one_adapter(tmp_path):
     recipe = (tmp_path / "run" / "recipe.yaml").read_text()
     assert "prompts_per_step: 4" in recipe
     checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-2"
-    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
+    assert {"random-rank0.safetensors", "random-rank1.safetensors"} <= {path.name for path in checkpoint.iterdir()}
     sandbox = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
     PeftModel.from_pretrained(sandbox, tmp_path / "run" / "adapter")
     assert done.stdout.count("card  ") == 1
@@ -57,8 +54,9 @@ def test_what_the_first_process_fails_at_the_others_hear_of(tmp_path):
     command = [*launcher, "-m", "perl", "train", "quickstart", *SMALL, "--output", "run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode != 0
-    assert "run.json" in done.stderr
-    assert "the first process of this run has failed, see what it says" in done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1, done.stderr  # the others end, and leave it to the first to say why
+    assert "run.json" in told[0]
 
 
 METHODS = ["lora_plus", "lora_fa", "adalora", "pissa", "slicefine"]
@@ -103,27 +101,6 @@ def test_a_step_of_one_pass_runs_again_on_both_processes_when_one_is_out_of_memo
     # The mean of 1 and 2; 2 of the second process alone, of two; nothing.
     assert first["averaged"] == second["averaged"] == [[1.5, 1.5], [1.0, 1.0], None]
     assert [run["sum"] for run in first["runs"]] == [run["sum"] for run in second["runs"]]
-
-
-def test_in_shards_a_policy_trains_and_saves_the_same_adapter_and_what_would_be_wrong_is_refused(tmp_path):
-    found = {}
-    for how in ("whole", "shards"):
-        done = in_two_processes("tests.trainer.distributed_shards", tmp_path, how)
-        assert done.returncode == 0, done.stderr
-        found[how] = [json.loads((tmp_path / f"{how}-{rank}.json").read_text()) for rank in range(2)]
-    for whole, shards in zip(found["whole"], found["shards"], strict=True):
-        assert whole["strategy"] is None
-        assert shards["strategy"] == "FSDP2"
-        for ours, theirs in zip(shards["log"], whole["log"], strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
-        assert whole["log"][1]["kl"] > 1e-4
-        assert all("FSDP" in message for message in shards["refused"])
-        assert ["reference" in message for message in shards["refused"]] == [True] * 4 + [False]
-    whole, shards = (load_file(tmp_path / how / "adapter_model.safetensors") for how in ("whole", "shards"))
-    assert relative_difference(shards, whole) <= 1e-5
-    assert len(whole) == 28  # of both matrices, seven layers in each of two blocks
-    policy = PeftModel.from_pretrained(copy.deepcopy(base(torch.float32)), tmp_path / "shards")
-    assert sum(p.abs().sum() for name, p in policy.named_parameters() if "lora_B" in name) > 0
 
 
 def test_the_others_wait_for_a_score_that_takes_longer_than_a_collective_may(tmp_path):

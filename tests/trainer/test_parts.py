@@ -125,6 +125,7 @@ def step_of(bare: Bare, metrics: Any, accumulation: int) -> OptimizerStep:
         prepare=dict,
         backward=backward,
         unexchanged=lambda _: contextlib.nullcontext(),
+        exchange=lambda _: None,
         accumulation=lambda: accumulation,
         correction=lambda: None,
     )
@@ -133,7 +134,6 @@ def step_of(bare: Bare, metrics: Any, accumulation: int) -> OptimizerStep:
         bare,
         passes_of(bare),
         Stands(),
-        whole_tensors=True,
         position=position,
         metrics=lambda mode: metrics[mode],
         hooks=hooks,
@@ -165,7 +165,7 @@ def test_the_gradient_of_a_step_is_the_policy_gradients(bare, micro_batches):
 
 def test_a_checkpoint_brings_back_the_counter_and_the_rollouts_that_are_left(bare, tmp_path):
     position = Position(bare)
-    resume = ResumeState(bare, position, None, whole_tensors=True)
+    resume = ResumeState(bare, position, None)
     bare.args.steps_per_generation, bare.state.global_step, bare.state.max_steps = 4, 3, 3
     position.move(6, [rollouts(), rollouts()])
     with resume.completing(tmp_path):

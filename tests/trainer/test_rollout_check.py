@@ -33,6 +33,9 @@ class Servers(ServerPool):
     counts = {}  # noqa: RUF012
     unproven = False
 
+    def foreign_weights(self):
+        return []
+
     def load(self, update):
         """It has the policy itself."""
 

@@ -16,8 +16,9 @@ from perl.policy.model import base_fingerprint
 from perl.rewards import accuracy_reward
 from perl.sandbox import BASE_FOLDER, load_problems
 from tests import warm
+from tests.ports import free_port
 from tests.rollouts.loopback import Proxy
-from tests.servers import VllmProcess, absent, free_port
+from tests.servers import VllmProcess, absent
 
 SMALL = {
     "use_cpu": True,

@@ -233,10 +233,10 @@ def loss_mistakes(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mi
         Key path and mistake, if there is no such loss.
     """
     name = sections.get("train", {}).get("loss_type", "dapo")
-    if isinstance(name, str) and name in LOSSES:
+    if name in LOSSES:
         return []
     message = f"must be one of {', '.join(LOSSES)}, not {name!r}"
-    return [(("train", "loss_type"), Mistake(message, hint=did_you_mean(str(name), LOSSES)))]
+    return [(("train", "loss_type"), Mistake(message, hint=did_you_mean(name, LOSSES)))]
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from perl.policy.model import base_identity, evaluating
 from perl.policy.precision import in_float32
 from perl.policy.reference import Reference, reference_log_probs
 from perl.policy.save_adapter import write_adapter, write_adapter_files, write_model
-from perl.policy.sharding import check_reference, strategy_of, whole_adapter
+from perl.policy.sharding import strategy_of
 from perl.trainer.config import PeftRLConfig
 from perl.trainer.live import LiveTrainer
 
@@ -27,7 +27,7 @@ class AdaptedPolicy:
     """A policy and what its KL divergence is measured against.
 
     Attributes:
-        strategy: What shards the parameters; None: every process holds the whole of each, as under ZeRO 1 and 2 too.
+        strategy: How the processes share the work, as it is; None: there is one.
         reference: None if the loss has no such term and there is no adapter.
     """
 
@@ -38,17 +38,12 @@ class AdaptedPolicy:
             live: Has the policy, which may be prepared for several processes later on.
             how: It is adapted.
             continued: Whether its adapter was trained before.
-
-        Raises:
-            ModelError: The reference cannot be kept where parameters are in shards.
         """
         self._live, self._how, self._continued = live, how, continued
         args, policy = live.args, live.policy
         self.strategy = strategy_of(live.accelerator, policy)
         needed = isinstance(policy, PeftModel) or args.beta != 0.0
         self.reference = Reference(policy, _reference_spec(args, continued=continued)) if needed else None
-        snapshot = self.reference is not None and bool(self.reference.snapshot)
-        check_reference(self.strategy, snapshot=snapshot, beta=args.beta)
 
     @property
     def starts_as_reference(self) -> bool:
@@ -83,23 +78,18 @@ class AdaptedPolicy:
             return reference_log_probs(policy, input_ids.to(device), attention_mask.to(device), reference)
 
     def save(self, path: Path, processing_class: Any, fingerprint: str | None) -> None:  # noqa: ANN401 (TRL's)
-        """Writes the adapter alone, or without one the model; every process must call it where there are shards.
+        """Writes the adapter alone, or without one the model; on the main process.
 
         Args:
             path: Folder to write, replaced if it exists.
             processing_class: Goes beside a model.
             fingerprint: Of the base's weights, if it is known.
-
-        Raises:
-            ModelError: The adapter is in shards that cannot be gathered.
         """
-        policy, gathered = self._live.policy, None
-        if self.strategy is not None and isinstance(policy, PeftModel):
-            gathered = whole_adapter(policy, self.strategy)
+        policy = self._live.policy
         if not self._live.accelerator.is_main_process:
             return
         if isinstance(policy, PeftModel):
-            write_adapter(policy, path, *base_identity(policy), fingerprint, gathered)
+            write_adapter(policy, path, *base_identity(policy), fingerprint)
         else:
             write_model(policy, processing_class, path)
 

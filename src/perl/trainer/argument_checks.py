@@ -1,8 +1,8 @@
-"""What is wrong with a trainer's arguments: words that do not exist, settings in contradiction, biased samples.
+"""What is wrong with a trainer's arguments: words that do not exist, numbers out of bounds, settings in contradiction.
 
-arguments -> mistakes, by the name of the argument
+arguments -> errors that name the argument, or the recipe's key where the mistake is about sampling
 
-A recipe refuses the same with the line of the file; a script gets it from the constructor of its arguments.
+A recipe is held to the same by its sections; a script by the constructors of its arguments and of its trainer.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,11 @@ from trl import GRPOConfig
 
 from perl.algorithms.registry import LOSSES
 from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
+from perl.policy.sharding import check_push, check_strategy
 from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
 from perl.recipe.train_fields import CHOICES
 from perl.recipe.validation import SectionKind, checked
+from perl.run.devices import check_device
 
 # Transformers takes these as text or as a member of the enumeration.
 _ENUMERATIONS = {
@@ -40,21 +42,28 @@ def check_enumerations(args: GRPOConfig) -> None:
     raise_all(RecipeError, _unknown_words(args, words))
 
 
-def word_mistakes(args: GRPOConfig, *, own_loss: bool) -> list[Mistake]:
-    """Arguments that TRL looks at while it trains, or never, and that are no word which there is.
+def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:
+    """Refuses arguments that TRL would look at late, while it trains, or never.
 
     Args:
         args: As TRL has completed them.
-        own_loss: Whether a subclass computes the loss; then what it is called and its ratio are that subclass's words.
+        own_loss: Whether a subclass computes the loss; then the loss's name and its ratio are that subclass's words.
+
+    Raises:
+        RecipeError: Names each argument, and the nearest word.
+        PerlError: The device cannot be used, or the launcher asks for a strategy that is not proven.
     """
+    check_strategy(args)
+    check_push(getattr(args, "strategy", ""), asked=args.push_to_hub)
     words = {"loss_type": tuple(LOSSES), **CHOICES}
     if own_loss:
         del words["loss_type"], words["importance_sampling_level"]
-    return _unknown_words(args, words)
+    raise_all(RecipeError, [*_unknown_words(args, words), *_impossible_numbers(args)])
+    check_device(args.device)
 
 
-def number_mistakes(args: GRPOConfig) -> list[Mistake]:
-    """Numbers of the sampling and of the loss that a recipe refuses and TRL trains with."""
+def _impossible_numbers(args: GRPOConfig) -> list[Mistake]:
+    """Numbers that a recipe refuses and TRL trains with."""
     given = {name: getattr(args, name) for name in ("temperature", "top_p", "min_p", "repetition_penalty")}
     found: list[Mistake] = []
     try:

@@ -7,17 +7,17 @@ This module alone hands the trainer's methods out; each part receives what its c
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import Trainer
-from transformers.integrations.fsdp import is_fsdp_managed_module
 from trl import GRPOTrainer
 
-from perl.methods.optim import lora_plus_optimizer
+from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
+from perl.policy.guards import check_optimizer
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
@@ -25,10 +25,14 @@ from perl.rollouts.hf_engine import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
 from perl.trainer.config import PeftRLConfig, rollout_section
+from perl.trainer.deepspeed_config import check_stage
+from perl.trainer.exchange import Exchange, exchange_of
 from perl.trainer.group_rewards import GroupRewards
 from perl.trainer.live import Metrics, Position
 from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt
 from perl.trainer.optimizer_step import OptimizerStep, StepHooks
+from perl.trainer.overrides import is_replaced
+from perl.trainer.partitioned_optimizer import check_divisible, partition_optimizer
 from perl.trainer.resume_state import ResumeState
 from perl.trainer.rollout_check import RolloutCheck
 from perl.trainer.rollout_choice import choose_backend
@@ -68,17 +72,18 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         prepare=prepare,
         backward=partial(Trainer.training_step, trainer),  # TRL's also counts and times micro-batches
         unexchanged=partial(_unexchanged, trainer),
+        exchange=partial(_exchange, trainer),
         accumulation=lambda: trainer.current_gradient_accumulation_steps,
         correction=lambda: trainer.correction,
     )
-    step = OptimizerStep(trainer, passes, check, whole_tensors=whole, position=position, metrics=metrics, hooks=hooks)
+    step = OptimizerStep(trainer, passes, check, position=position, metrics=metrics, hooks=hooks)
     rewards = GroupRewards(
         trainer.reward_func_names,
         scale=trainer.scale_rewards,
         aggregation=trainer.multi_objective_aggregation,
         warns=trainer.accelerator.is_main_process,
     )
-    resume = ResumeState(trainer, position, trainer.reference, whole_tensors=whole)
+    resume = ResumeState(trainer, position, trainer.reference)
     return Parts(position, rewards, passes, source, check, step, resume)
 
 
@@ -88,6 +93,40 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
     trainer.add_callback(MaskedRows())
     if isinstance(trainer.args, PeftRLConfig) and trainer.args.flat_reward_steps:
         trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions))
+
+
+def shares_optimizer(trainer: GRPOTrainer) -> bool:
+    """Whether each process keeps a share of a new trainer's optimizer; DeepSpeed is then set up to divide it."""
+    if not trainer.is_deepspeed_enabled:
+        return False
+    check_stage(trainer.accelerator.state.deepspeed_plugin.zero_stage)
+    if trainer.optimizer is None and not is_replaced(trainer, "create_optimizer", "get_optimizer_cls_and_kwargs"):
+        check_divisible(trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0])
+    partition_optimizer(trainer)
+    return True
+
+
+def made_optimizer(
+    trainer: GRPOTrainer, theirs: Callable[[], torch.optim.Optimizer], model: torch.nn.Module
+) -> torch.optim.Optimizer:
+    """The optimizer of a trainer's method, or the one that it was given, which must hold all that trains.
+
+    Args:
+        trainer: Whose optimizer it becomes.
+        theirs: transformers' ``create_optimizer``, which leaves one that there is.
+        model: What is trained.
+
+    Raises:
+        BrokenPromiseError: A trained parameter is in no group of it.
+    """
+    kind, given = trainer.adaptation.method.optimizer, trainer.optimizer is not None
+    if kind == "lora_plus" and not given:
+        trainer.optimizer = lora_plus(trainer)
+    optimizer = theirs()
+    if kind == "lora_fa" and not given:
+        precondition_lora_fa(trainer.policy, optimizer)
+    check_optimizer(model, optimizer)
+    return optimizer
 
 
 def lora_plus(trainer: GRPOTrainer) -> torch.optim.Optimizer:
@@ -135,16 +174,20 @@ def longest_that_may_come(trainer: GRPOTrainer, seen: int, most: int | None = No
     return seen if changed else longest_prompt(trainer.train_dataset, partial(_tokens, trainer), seen, most)
 
 
+def _exchange(trainer: GRPOTrainer, model: torch.nn.Module) -> Exchange | None:
+    """What is exchanged after passes in which processes did not; None: there is one process."""
+    if trainer.shares_optimizer:
+        return Exchange([p for p in trainer.policy.parameters() if p.requires_grad], None)
+    return exchange_of(model)
+
+
 @contextlib.contextmanager
 def _unexchanged(trainer: GRPOTrainer, model: torch.nn.Module) -> Iterator[None]:
     """For a backward pass after which gradients are added up on this process only."""
     state = trainer.accelerator.gradient_state
     state._set_sync_gradients(False)
     try:
-        if trainer.is_distributed_loading_by_transformers and is_fsdp_managed_module(trainer.model):
-            with trainer._defer_fsdp_gradient_reduction():
-                yield
-        elif trainer.is_deepspeed_enabled:
+        if trainer.shares_optimizer or not trainer.whole_tensors:
             yield
         else:
             with trainer.accelerator.no_sync(model=model):

@@ -3,6 +3,7 @@
 Recipe -> PeftRLConfig, and inside it fields -> derived fields. Knows nothing of models or data.
 """
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -16,10 +17,21 @@ from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.engines import ENGINES, OF_TRL, capabilities
 from perl.recipe.recipe import world_size
-from perl.recipe.sections import FIELD_OF_SETTING, QUANTIZATIONS, ModelSection, PeftSection, RolloutSection, Section
+from perl.recipe.sections import (
+    FIELD_OF_SETTING,
+    QUANTIZATIONS,
+    STRATEGIES,
+    EngineSection,
+    ModelSection,
+    PeftSection,
+    RolloutSection,
+    Section,
+)
 from perl.recipe.train_fields import REFERENCE_PATTERN
 from perl.run.devices import accelerator
+from perl.run.launched import adopt_launcher, taken_over
 from perl.trainer.argument_checks import check_enumerations, check_sampling, section_of_arguments
+from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
 
 
 def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: ANN401 (a dataclass field)
@@ -70,6 +82,7 @@ class PeftRLConfig(GRPOConfig):
     prompts_per_step: int | None = field(
         default=None, metadata={"help": "Different prompts in one optimizer step; the other batch numbers follow."}
     )
+    strategy: str = _setting("strategy", EngineSection)
     quantization: str | None = _setting("quantization", ModelSection)
     peft_method: str = _setting("method")
     peft_rank: int | None = _setting("rank")
@@ -214,10 +227,39 @@ class PeftRLConfig(GRPOConfig):
             self.gradient_checkpointing = not on_cpu
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing
+        self._choose_strategy(on_cpu=on_cpu)
         super().__post_init__()
+        self._check_deepspeed()
         self.peft  # noqa: B018 (refuses impossible values now, not when the model is loaded)
 
+    def _choose_strategy(self, *, on_cpu: bool) -> None:
+        """Sets DeepSpeed up where the strategy or the user asks for it."""
+        asked = vars(self)["deepspeed"]
+        self.strategy, self.deepspeed = chosen_deepspeed(self.strategy, asked, processes=world_size())
+        if accelerator() is None:
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it says on stdout that it found no other one
+        if self.deepspeed is None:
+            return
+        if self.fp16:
+            raise RecipeError("losses are not scaled under zero2", "fp16", "bf16, or strategy: ddp")
+        if on_cpu and torch.accelerator.is_available():
+            what = "DeepSpeed takes the accelerator of this machine, and the run is to compute on its CPU"
+            raise RecipeError(what, "strategy", "ddp, or CUDA_VISIBLE_DEVICES= in the environment")
+        if on_cpu:
+            self.use_cpu = True  # or accelerate takes each process for the only one
+            exchange_by_gloo()
+
+    def _check_deepspeed(self) -> None:
+        check_agreement(self)
+        if self.deepspeed_plugin is not None:  # accelerate's own launcher may ask for it too
+            check_stage(self.deepspeed_plugin.zero_stage)
+            self.strategy = ZERO2
+
     def _check_own_fields(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise RecipeError(f"no strategy {self.strategy!r}", "strategy", did_you_mean(self.strategy, STRATEGIES))
+        adopt_launcher()
+        self.strategy = taken_over(self.strategy)
         asked = self.quantization
         if asked is not None and asked not in QUANTIZATIONS:
             raise RecipeError(f"no quantization {asked!r}", "quantization", did_you_mean(asked, QUANTIZATIONS))
@@ -300,12 +342,14 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         RecipeError: TRL or transformers refuse a combination of fields.
     """
     generations = recipe.batch.num_generations
+    stands_for = recipe.batch.world_size // world_size()  # processes: a plan is made by one before there are several
     derived = {
         "num_generations": generations,
-        "per_device_train_batch_size": recipe.batch.per_device_train_batch_size,
+        "per_device_train_batch_size": recipe.batch.per_device_train_batch_size * max(1, stands_for),
         "gradient_accumulation_steps": recipe.batch.gradient_accumulation_steps,
         "reward_weights": [setting.weight for setting in recipe.rewards.values()],
         "use_cpu": recipe.engine.device == "cpu",
+        "strategy": recipe.engine.strategy,
         "disable_tqdm": True,
         **{FIELD_OF_SETTING["peft", name]: value for name, value in recipe.peft.model_dump().items()},
         **{FIELD_OF_SETTING["rollout", name]: value for name, value in recipe.rollout.model_dump().items()},
@@ -318,7 +362,8 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
     except PerlError as error:
         fields = PeftRLConfig.__dataclass_fields__
-        raise error.moved(lambda where: f"train.{where}" if where in fields else where) from None
+        places = {"strategy": "engine.strategy", **{name: f"train.{name}" for name in fields if name != "strategy"}}
+        raise error.moved(lambda where: places.get(where, where)) from None
     except (ValueError, TypeError) as error:
         named = [name for name in asked if re.search(rf"\b{name}\b", str(error))]
         raise RecipeError(str(error), ".".join(["train", *named[:1]])) from error

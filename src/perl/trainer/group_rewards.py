@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.advantages import (
     group_advantages,
@@ -22,6 +22,8 @@ from perl.rewards.named import JUDGES
 from perl.rewards.process.reward import with_process_reward
 from perl.rewards.verifier import start_workers
 from perl.trainer.config import PeftRLConfig
+from perl.trainer.live import mode_of
+from perl.trainer.overrides import is_replaced
 
 logger = logging.getLogger("perl")
 
@@ -83,6 +85,22 @@ class GroupRewards:
             int(partly_PGK.any(dim=2).sum()),
             rewards_PG.numel(),
         )
+
+
+def put_advantages(
+    trainer: GRPOTrainer, group_rewards: GroupRewards, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int
+) -> None:
+    """Puts our advantages in the place of TRL's: into rollouts, of so many rows, and into the log."""
+    generations = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+    rewards_PGK, metrics = (
+        rewards_NK.view(-1, generations, rewards_NK.size(1)),
+        trainer._metrics[mode_of(trainer.model)],
+    )
+    advantages_N = group_rewards.advantages(rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"])
+    first = trainer.accelerator.process_index * rows
+    output["advantages"] = advantages_N[first : first + rows]
+    if not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet
+        output["largest_advantage"] = advantages_N.abs().max()
 
 
 def latest_group(logs: Mapping[str, Any], generations: int) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ class LiveTrainer(Protocol):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The policy, in shards once FSDP has made them."""
+        """The policy; wrapped, where DDP has wrapped it."""
 
     @property
     def policy(self) -> torch.nn.Module:

@@ -6,7 +6,7 @@ padded batch -> rows -> packed micro-batches -> log-probabilities of policy, old
 import heapq
 import logging
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from datasets import Dataset
 from trl.models.utils import disable_gradient_checkpointing
 
 from perl.packing.compiled import check_compiler, compile_layers
-from perl.packing.forward import Passes, choose_passes, score, score_all
+from perl.packing.forward import Passes, choose_passes, score, score_all, whole_passes
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import EntropyKind, add_scored_forward, logit_settings
+from perl.packing.in_step import InStep
 from perl.packing.memory import CPU_TOKENS, free_bytes, measure, plan_memory
 from perl.packing.micro_batches import (
     MicroBatch,
@@ -46,8 +47,8 @@ _IMAGES = (
 )
 # Prompts whose tokens are counted to know the longest: its text is one of the longest.
 _LONGEST_TEXTS = 64
-# A micro-batch without gradient keeps no activations, so it may be longer.
-_FORWARD_ONLY = 2
+FORWARD_ONLY = 2
+"""How much longer a micro-batch without gradient may be, which keeps no activations."""
 
 
 class LogProbPasses:
@@ -76,9 +77,11 @@ class LogProbPasses:
         self._budget: int | None = own_setting(args, "train_tokens_per_microbatch")
         self._copy_cost = 0.0
         self._scored_tokens: int | None = None
+        # Of a base in shards, in each of whose passes the processes wait for each other.
+        self.in_step = None if whole_tensors else InStep(model)
         self._fused_head: bool | None = own_setting(args, "fused_head")
         self._compiles: bool = own_setting(args, "compile_layers")
-        if own_setting(args, "fused_lora") and whole_tensors:
+        if own_setting(args, "fused_lora"):
             fuse_lora(live.policy)
         self._width_of = rope_width(model)
         if self._compiles:
@@ -94,7 +97,6 @@ class LogProbPasses:
         dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in live.policy.modules())
         with live.accelerator.autocast():  # whoever asks: the types decide what difference is rounding
             how = choose_passes(
-                self._runs,
                 live.policy,
                 padding_free=own_setting(live.args, "padding_free"),
                 share=own_setting(live.args, "share_prompts") and not dropout,
@@ -109,11 +111,6 @@ class LogProbPasses:
         return how
 
     @property
-    def _runs(self) -> torch.nn.Module:
-        """What rows go through."""
-        return self._live.policy if self._whole_tensors else self._live.model
-
-    @property
     def tokens(self) -> int:
         """The budget of a micro-batch with gradient; 0: rows as TRL cuts them."""
         return CPU_TOKENS if self._budget is None else self._budget
@@ -121,7 +118,7 @@ class LogProbPasses:
     @property
     def tokens_without_gradient(self) -> int:
         """The budget of a micro-batch without gradient; less where that was too much before."""
-        usual = _FORWARD_ONLY * (self.tokens or CPU_TOKENS)
+        usual = FORWARD_ONLY * (self.tokens or CPU_TOKENS)
         return usual if self._scored_tokens is None else min(usual, self._scored_tokens)
 
     def window(self, batches: Sequence[dict[str, Any]], weights: Sequence[torch.Tensor]) -> Window:
@@ -136,10 +133,13 @@ class LogProbPasses:
             chosen: Indices of those that are run.
             budget: Tokens in a micro-batch.
         """
-        how = self._grouping(window.rows)
-        plan = micro_batches(window, chosen, budget=budget, **how)
+        plan = micro_batches(window, chosen, budget=budget, **self._grouping(window.rows))
         idle = most(self._live.accelerator, max(len(plan), 1)) - len(plan)
-        return plan + [idle_micro_batch(window, packed=how["packed"]) for _ in range(idle)]
+        return plan + [self.idle(window) for _ in range(idle)]
+
+    def idle(self, window: Window) -> MicroBatch:
+        """A micro-batch that adds exactly zero to every gradient."""
+        return idle_micro_batch(window, packed=self.passes.packs(window.rows))
 
     def halve(self, longest: int) -> None:
         """Fewer tokens in a micro-batch from now on.
@@ -161,6 +161,8 @@ class LogProbPasses:
         options = dict(self._live.args.activation_checkpointing_kwargs or {"use_reentrant": False})
         every, offload = options.pop("every_n_layers", 1), options.pop("offload", False)
         model.activation_checkpointing_enable(options, every_n_layers=every, offload=offload)
+        if self.in_step is not None:
+            self.in_step.forget()
         model.enable_input_require_grads()  # without it reentrant recomputation of a frozen base has no gradient
         return True
 
@@ -251,31 +253,57 @@ class LogProbPasses:
         return result_NT
 
     def _score_all(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
-        """(N, T) log-probabilities without gradient; on too little memory once more with half the tokens."""
-        longest = max(row.tokens for row in rows)
+        """(N, T) log-probabilities without gradient; on too little memory once more with half the tokens.
+
+        Where the base is in shards, all processes run theirs again.
+
+        Raises:
+            OutOfMemoryError: A single row does not fit.
+        """
+        longest = self._agreed(max(row.tokens for row in rows))
         while True:
-            try:
-                return self._score_in_passes(model, rows, columns)
-            except torch.OutOfMemoryError:
-                # In shards others wait for this one's; a single row cannot be divided.
-                if not self._whole_tensors or self.tokens_without_gradient <= longest:
-                    raise
+            found = self._score_in_passes(model, rows, columns)
+            if not self._agreed(int(found is None)) and found is not None:
+                return found
+            if self.tokens_without_gradient <= longest:  # a single row cannot be divided
+                raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
             self._scored_tokens = max(self.tokens_without_gradient // 2, longest)
             torch.cuda.empty_cache()
             logger.warning("out of memory: rollouts are scored again with %d tokens in a pass", self._scored_tokens)
 
-    def _score_in_passes(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
-        live = self._live
+    def _agreed(self, number: int) -> int:
+        """The largest of all processes' numbers, where each pass is taken together."""
+        return number if self._whole_tensors else most(self._live.accelerator, number)
+
+    def _score_in_passes(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor | None:
+        """None: memory did not suffice on this process."""
+        live, run = self._live, whole_passes
         checkpointing = disable_gradient_checkpointing(live.model, live.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), checkpointing, live.accelerator.autocast(), threads_for(model):
+            if self.in_step is not None:
+                one = min(rows, key=lambda row: row.tokens)
+                packed = self.passes.packs(rows)
+                self.in_step.rehearse("scoring", partial(score, model, [one], [[0]], packed=packed, columns=columns))
+                run = partial(self._run_in_step, self.in_step)
             return score_all(
                 model,
                 rows,
                 budget=self.tokens_without_gradient,
                 columns=columns,
-                agree=int if self._whole_tensors else lambda count: most(live.accelerator, count),
+                run=run,
                 **self._grouping(rows),
             )
+
+    def _run_in_step(self, together: InStep, passes: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor] | None:
+        """The results of passes, and on each process as many as the one with most has."""
+        idle = self._agreed(len(passes)) - len(passes)
+
+        def again() -> torch.Tensor:
+            with torch.random.fork_rng():  # a pass may draw, and this one would not be there with whole tensors
+                return passes[0]()
+
+        results = together.run("scoring", [*passes, *[again] * idle])
+        return None if results is None else results[: len(passes)]
 
     def _grouping(self, rows: Sequence[Row]) -> dict[str, Any]:
         """How rows are put into micro-batches."""
@@ -295,7 +323,7 @@ class LogProbPasses:
             disable_gradient_checkpointing(live.model, live.args.gradient_checkpointing_kwargs),
         ):
             how = self.passes
-            per_token = measure(self._runs, packed=how.packed, shared=how.shared, fused_head=self._fused_head)
+            per_token = measure(live.policy, packed=how.packed, shared=how.shared, fused_head=self._fused_head)
         longest = self._longest_prompt(longest_seen) + (live.args.max_completion_length or 0)
         free = free_bytes(self._asleep_bytes())
         plan = plan_memory(free, trainable_parameters(live.policy), per_token, longest_row=longest)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ from perl.algorithms.metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, Samp
 from perl.methods.hooks import hooks_of
 from perl.packing.forward import score
 from perl.packing.micro_batches import MicroBatch, Window, rows_with_gradient
-from perl.run.processes import as_copies, average_gradients
 from perl.run.threads import fitting_threads, threads_for
 from perl.trainer.config import own_setting
+from perl.trainer.exchange import Exchange, average_gradients
 from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, most
 from perl.trainer.log_prob_passes import LogProbPasses
 from perl.trainer.rollout_check import RolloutCheck
@@ -41,6 +42,7 @@ class StepHooks:
         prepare: Makes a micro-batch of what the data loader gives.
         backward: transformers' forward and backward pass of one micro-batch; returns its loss.
         unexchanged: Surrounds a backward pass after which processes do not exchange gradients.
+        exchange: What processes exchange once all passes are through; None: there is one process.
         accumulation: Micro-batches in the current optimizer step.
         correction: For an engine that samples from other numbers, if there is one.
     """
@@ -48,6 +50,7 @@ class StepHooks:
     prepare: Callable[[Any], dict[str, Any]]
     backward: Callable[[torch.nn.Module, MicroBatch], torch.Tensor]
     unexchanged: Callable[[torch.nn.Module], contextlib.AbstractContextManager[None]]
+    exchange: Callable[[torch.nn.Module], Exchange | None]
     accumulation: Callable[[], int]
     correction: Callable[[], SamplingCorrection | None]
 
@@ -65,7 +68,6 @@ class OptimizerStep:
         passes: LogProbPasses,
         check: RolloutCheck,
         *,
-        whole_tensors: bool,
         position: Position,
         metrics: Metrics,
         hooks: StepHooks,
@@ -76,12 +78,11 @@ class OptimizerStep:
             live: The training, whose arguments have the loss.
             passes: How rows go through the policy.
             check: Decides whether rollouts may be trained on.
-            whole_tensors: Whether each process holds the whole of each tensor.
             position: Where the training is among TRL's micro-batches.
             metrics: Where metrics go.
             hooks: What is asked of the trainer.
         """
-        self._live, self._passes, self._check, self._whole_tensors = live, passes, check, whole_tensors
+        self._live, self._passes, self._check = live, passes, check
         self._loss = LossSettings.of(live.args)
         self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and live.args.beta == 0.0
         self._position, self._metrics, self._hooks = position, metrics, hooks
@@ -147,6 +148,7 @@ class OptimizerStep:
         largest = max((float(b.get("largest_advantage", b["advantages"].abs().max())) for b in batches), default=0.0)
         chosen = rows_with_gradient(window, largest_advantage=largest, skip=self.skips)
         while True:
+            self._rehearse(model, window)
             plan = self._passes.plan(window, chosen, self._passes.tokens)
             loss = self._backward(model, plan, len(batches))
             if loss is not None:
@@ -158,6 +160,14 @@ class OptimizerStep:
             model.zero_grad()
             self._save_memory(plan)
             torch.cuda.empty_cache()
+
+    def _rehearse(self, model: torch.nn.Module, window: Window) -> None:
+        """Where the base is in shards: learns in what order a pass gathers them, from one that adds no gradient."""
+        if self._passes.in_step is None:
+            return
+        self._regulariser_due = False
+        idle = self._passes.idle(window)
+        self._passes.in_step.rehearse("training", lambda: self._unexchanged(model, idle))
 
     def loss_of(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         """The part of a step's loss that a micro-batch computes."""
@@ -241,30 +251,32 @@ class OptimizerStep:
     def _backward(self, model: torch.nn.Module, plan: list[MicroBatch], micro_batch_count: int) -> torch.Tensor | None:
         """Runs the micro-batches, then exchanges gradients. None if memory did not suffice on some process.
 
-        Processes that hold whole tensors exchange once all of them have come through; in shards it is done by the
-        backward pass of the last one, in which the others wait for each other's tensors anyway.
+        Processes exchange once all of them have come through.
         """
         self._start_metrics(micro_batch_count)
         self._regulariser_due = True
-        loss, failed = torch.zeros((), device=self._live.args.device), False
-        copies = as_copies(model)
-        alone = self._whole_tensors and self._live.accelerator.num_processes == 1
-        retried = copies is not None or alone
-        for batch in plan:
-            exchanged = batch is plan[-1] and not retried
-            try:
-                with contextlib.nullcontext() if exchanged else self._hooks.unexchanged(model):
-                    loss += self._hooks.backward(model, batch)
-            except torch.OutOfMemoryError:
-                if not retried:
-                    raise  # other processes wait for this one's shards
-                failed = True
-                break
-        if retried and self._any(failed):
+        exchange = self._hooks.exchange(model)
+        if self._passes.in_step is not None:
+            losses = self._passes.in_step.run("training", [partial(self._unexchanged, model, batch) for batch in plan])
+        else:
+            losses = self._whole(model, plan)
+        if self._any(losses is None):
             return None
-        if copies is not None:
-            average_gradients(copies)
-        return loss
+        if exchange is not None:
+            average_gradients(exchange)
+        return sum(losses or [], start=torch.zeros((), device=self._live.args.device))
+
+    def _whole(self, model: torch.nn.Module, plan: list[MicroBatch]) -> list[torch.Tensor] | None:
+        """The losses of micro-batches that each process runs by itself; None: memory did not suffice."""
+        try:
+            return [self._unexchanged(model, batch) for batch in plan]
+        except torch.OutOfMemoryError:
+            return None
+
+    def _unexchanged(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+        """A forward and backward pass after which processes do not exchange gradients."""
+        with self._hooks.unexchanged(model):
+            return self._hooks.backward(model, batch)
 
     def _most(self, count: int) -> int:
         return most(self._live.accelerator, count)

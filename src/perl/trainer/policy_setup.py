@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import set_seed
 from peft import PeftConfig, PeftModel
 from torch import nn
-from transformers import AutoProcessor
+from transformers import AutoProcessor, PreTrainedModel
 from trl import GRPOConfig
 from trl.trainer.utils import create_model_from_path
 
@@ -26,9 +26,9 @@ from perl.policy.attach import attach_adapter, check_trainable, check_untouched_
 from perl.policy.model import base_identity, check_quantisation, quantising, resolve_model, trainable_parameters
 from perl.policy.quantised import keep_packing, was_quantised
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
-from perl.policy.sharding import strategy_asked_for
+from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_shards, settle, shard
 from perl.recipe.sections import ModelSection, PeftSection, Quantization
-from perl.trainer.config import PeftRLConfig, rollout_section
+from perl.trainer.config import PeftRLConfig, own_setting, rollout_section
 
 logger = logging.getLogger("perl")
 
@@ -90,18 +90,6 @@ def given_policy(
     return GivenPolicy(model, processing_class, how, continued, loaded, trained)
 
 
-def check_trained(model: nn.Module, how: Adaptation, *, whole_tensors: bool) -> None:
-    """Refuses a policy that would not be trained, or not as its method is meant.
-
-    Raises:
-        ModelError: Nothing is trainable, or the method needs each tensor whole.
-    """
-    check_trainable(model)
-    if how.method.starts and not whole_tensors:
-        problem = f"{how.method.name} needs each tensor whole and runs with DDP, not in shards"
-        raise ModelError(problem, "peft.method", "lora, or accelerate launch without DeepSpeed and FSDP")
-
-
 def default_arguments(model: Any) -> PeftRLConfig:  # noqa: ANN401 (TRL's signature)
     """The arguments of a trainer that is given none; the output folder is called as TRL calls it."""
     name = model if isinstance(model, str) else model.config.name_or_path
@@ -133,6 +121,7 @@ def adapted_policy(
         check_untouched_base(model)
         config = model.peft_config[model.active_adapter]
         _check_head(args, model)
+        _divide(model, args)
         return model, Adaptation(method_of(config), config), True
     saved = _to_continue(args, peft_config, model)
     if peft_config is not None:
@@ -144,12 +133,14 @@ def adapted_policy(
     if isinstance(args, PeftRLConfig) and not args.learning_rate_asked:
         args.learning_rate = how.method.learning_rate  # of a continued adapter's or a type's own method
     _check_method(how, model, quantization)
+    check_on_shards(how.method, own_setting(args, "strategy"))
     if how.config is None:
         return model, how, False
     _check_with_adapter(args)
     set_seed(args.seed)  # before the adapter draws its first numbers, and where TRL sets it
     if isinstance(model, str):
         model = _loaded(model, args, quantization_config, quantization)
+    _divide(model, args)
     _check_head(args, model)
     if saved is not None:
         return continue_adapter(model, saved, how), how, True
@@ -236,10 +227,9 @@ def _asked_quantization(model: Any, args: GRPOConfig, quantization_config: Any) 
     if (args.model_init_kwargs or {}).get("device_map") is not None:
         what = "a base in 4 bits lies whole on the device of its process, device_map would do nothing"
         raise ModelError(what, "model_init_kwargs", "leave device_map out")
-    strategy = strategy_asked_for(args)
-    if strategy is not None:
-        what = f"a base in 4 bits cannot be in shards, which {strategy} makes of it"
-        raise RecipeError(what, "quantization", "run with DDP, or leave it out")
+    if own_setting(args, "strategy") == FSDP2:
+        what = "a base in 4 bits cannot be in shards, which fsdp2 makes of it"
+        raise RecipeError(what, "quantization", "strategy ddp or zero2, or leave it out")
     how = rollout_section(args)
     if not how.capabilities.quantised_base:
         raise ModelError(IN_PROCESS, "rollout_backend", "transformers, or vllm-server with servers of the same base")
@@ -258,9 +248,17 @@ def _loaded(name: str, args: GRPOConfig, quantization_config: Any, quantization:
         options["quantization_config"] = quantization_config
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED") and quantization is None:
         options["device_map"] = None
-    model = create_model_from_path(name, **options)
+    with divisible():
+        model = create_model_from_path(name, **options, **loaded_in_shards(own_setting(args, "strategy")))
     keep_packing(model)
+    settle(model)
     return model
+
+
+def _divide(model: PreTrainedModel, args: GRPOConfig) -> None:
+    """Under ``fsdp2`` leaves each process its part of a base, which may have been loaded so already."""
+    if own_setting(args, "strategy") == FSDP2:
+        shard(model)
 
 
 def load_processor(name: str, args: GRPOConfig) -> Any:  # noqa: ANN401 (a tokenizer or a multimodal processor)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from perl.errors import PerlError
 from perl.hub.card.fact_form import plain_word, showable_settings
 from perl.hub.card.folder_card import write_folder_card
 from perl.hub.card.form import CARD, LARGEST_CARD
@@ -23,8 +24,10 @@ from perl.hub.push.script_push import full_repo_id, pack_folder, push_script, wr
 from perl.policy.guards import check_saved_adapter
 from perl.policy.model import base_identity, base_of, public_name, trainable_parameters
 from perl.policy.quantised import quantisation_of
+from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
 from perl.trainer.callbacks.plots import draw_curves
+from perl.trainer.overrides import is_replaced
 
 _PROBE_TOKENS = 64  # on which a saved adapter is compared with the one in memory before it is pushed
 _SHOWN_SETTINGS = ("r", "lora_alpha", "target_modules")  # of an adapter's config
@@ -92,6 +95,22 @@ def write_card(
         "versions": installed_versions(quantised=quantisation is not None),
     }
     write_folder_card(folder, made_facts(facts, CARD))
+
+
+def push(trainer: GRPOTrainer, how: Push, token: str | None) -> Any:  # noqa: ANN401 (transformers' result)
+    """What a script's ``push_to_hub`` does for an adapter, in each process; see :func:`push_adapter`.
+
+    Raises:
+        PerlError: There is a token, the base is in shards, or as of :func:`push_adapter`.
+        HubOutageError: The Hub cannot be reached.
+    """
+    check_push(trainer.strategy or "", asked=True)
+    if token is not None or trainer.args.hub_token is not None:
+        raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
+    if not trainer.accelerator.is_main_process:
+        return None
+    card = trainer.create_model_card if is_replaced(trainer, "create_model_card") else None
+    return push_adapter(trainer, card, how)
 
 
 def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, push: Push) -> Any:  # noqa: ANN401 (transformers' result)

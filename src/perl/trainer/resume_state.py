@@ -18,43 +18,67 @@ from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from perl.errors import ModelError
 from perl.methods.hooks import hooks_of
 from perl.policy.checkpoint import (
+    drop_other_ranks,
     latest_checkpoint,
     load_trainer_state,
     reference_of,
     save_policy,
     save_trainer_state,
     seal,
+    step_of,
     unseal,
 )
 from perl.policy.reference import Reference
+from perl.run.processes import number_told_by_first
 from perl.trainer.live import LiveTrainer, Position
+from perl.trainer.optimizer_state import (
+    OPTIMIZER,
+    SCALER,
+    SCHEDULER,
+    group_places,
+    has_random_state,
+    load_named_state,
+    load_random_state,
+    load_scheduler_state,
+    named_state,
+    save_random_state,
+    scheduler_state,
+    seed_random_state,
+)
+from perl.trainer.plain_state import read_state, write_state
+from perl.trainer.redivided import redivided
 
 logger = logging.getLogger("perl")
+
+# Counters beside TRL's.
+_PROCESSES, _ACCUMULATION = "world_size", "gradient_accumulation_steps"
 
 
 class ResumeState:
     """What a checkpoint holds beside transformers' files: TRL forgets its counter and rollouts that are not used up."""
 
-    def __init__(
-        self, live: LiveTrainer, position: Position, reference: Reference | None, *, whole_tensors: bool
-    ) -> None:
+    def __init__(self, live: LiveTrainer, position: Position, reference: Reference | None) -> None:
         """Takes what a checkpoint is of.
 
         Args:
             live: The training.
             position: Where it is among its micro-batches.
             reference: What the KL divergence is measured against; None: the loss has no such term.
-            whole_tensors: Whether each process holds the whole of each tensor.
         """
         self._live, self._position, self._reference = live, position, reference
-        self._whole_tensors = whole_tensors
         self._warned_of_pushes = False
 
     def chosen(self, asked: str | bool | None) -> str | bool | None:
-        """The checkpoint to resume from; for True the newest *complete* one in ``output_dir``, if there is one."""
+        """The checkpoint to resume from; for True the newest *complete* one in ``output_dir``, if there is one.
+
+        The main process looks for it: what another one lists may be older.
+        """
         if asked is not True:
             return asked
-        return str(latest_checkpoint(Path(self._live.args.output_dir)) or "") or True
+        folder, args = Path(self._live.args.output_dir), self._live.args
+        newest = latest_checkpoint(folder) if args.process_index == 0 else None
+        step = number_told_by_first(step_of(newest) if newest else 0)
+        return str(folder / f"checkpoint-{step}") if step else True
 
     def finished(self, checkpoint: str | bool | None) -> TrainerState | None:
         """The state of a checkpoint of the last step; None if there are steps left to take."""
@@ -73,12 +97,43 @@ class ResumeState:
         return TrainOutput(self._live.state.global_step, math.nan, {})
 
     def restore(self, checkpoint: str | bool | None) -> None:
-        """Puts TRL's counter and rollouts back, before the first step."""
+        """Puts TRL's counter and rollouts back, before the first step.
+
+        Another number of processes than wrote the checkpoint takes the same prompts: a step has as many, whoever runs
+        them, and TRL's counter goes by the micro-batches of a step. Rollouts that are not used up, which there are only
+        where several steps train on the same ones, are divided anew, so that each step trains on the rows that it would
+        have; where that cannot be done exactly, they are made anew from the prompts that they were of.
+        """
         if isinstance(checkpoint, str):
-            args = self._live.args
-            counters, rollouts = load_trainer_state(Path(checkpoint), args.process_index, args.device)
-            self._position.move(counters.get("micro_step", self._position.micro_batch), rollouts)
+            folder, args = Path(checkpoint), self._live.args
+            counters, rollouts = load_trainer_state(folder, args.process_index, args.device)
+            written = counters.get(_PROCESSES, args.world_size), counters.get(_ACCUMULATION, self._accumulation)
+            if written != (args.world_size, self._accumulation):
+                rollouts = self._redivided(folder, *written)
+            micro_step = counters.get("micro_step", self._position.micro_batch)
+            self._position.move(micro_step * self._accumulation // written[1], rollouts)
         self._position.begin_step()
+
+    @property
+    def _accumulation(self) -> int:
+        return int(self._live.args.gradient_accumulation_steps)
+
+    def _redivided(self, folder: Path, processes: int, accumulation: int) -> list[dict[str, torch.Tensor]] | None:
+        """Unused rollouts of so many processes with so many micro-batches a step, as this one needs them."""
+        args = self._live.args
+        windows = [load_trainer_state(folder, rank, args.device)[1] for rank in range(processes)]
+        written = [window for window in windows if window is not None]
+        if not written:
+            return None
+        steps = max(args.steps_per_generation // self._accumulation, 1)
+        own = None
+        if len(written) == processes and max(len(written[0]) // accumulation, 1) == steps:
+            how = {"rank": args.process_index, "processes": args.world_size}
+            own = redivided(written, steps, **how, micro_batches=args.steps_per_generation)
+        if own is None and self._live.accelerator.is_main_process:
+            what = "%s holds rollouts of %d processes, which %d cannot share exactly; they are made anew"
+            logger.warning(what, folder, processes, args.world_size)
+        return own
 
     def keep_last_step(self, save: Callable[[], None]) -> None:
         """Has a checkpoint of the last whole step written, if it has none, after an error that ended the next one.
@@ -105,14 +160,19 @@ class ResumeState:
         if args.should_save:
             unseal(checkpoint)
         yield
-        if args.should_save and self._whole_tensors:
+        if args.should_save:
             reference = self._reference
             snapshot = {} if reference is None or reference.is_the_base else reference.snapshot  # a base is made anew
             save_policy(checkpoint, self._live.policy, snapshot, "" if reference is None else reference.spec)
-        counters = {"micro_step": self._position.micro_batch}
+        counters = {
+            "micro_step": self._position.micro_batch,
+            _PROCESSES: args.world_size,
+            _ACCUMULATION: self._accumulation,
+        }
         save_trainer_state(checkpoint, counters, self._unused_rollouts(), args.process_index)
         self._live.accelerator.wait_for_everyone()
         if args.should_save:
+            drop_other_ranks(checkpoint, args.world_size)
             seal(checkpoint)
             rotate_checkpoints(
                 output_dir=str(folder),
@@ -120,6 +180,61 @@ class ResumeState:
                 best_model_checkpoint=state.best_model_checkpoint,
                 use_mtime=False,
             )
+
+    def save_optimizer(self, checkpoint: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:  # noqa: ANN401
+        """Writes an optimizer's and a scheduler's state, by the names of the parameters; every process must call it."""
+        state = named_state(optimizer, self._live.policy)
+        if self._live.args.should_save:
+            write_state(checkpoint / OPTIMIZER, state)
+            write_state(checkpoint / SCHEDULER, scheduler_state(scheduler))
+
+    def load_optimizer(self, checkpoint: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> bool:  # noqa: ANN401
+        """Puts back what :meth:`save_optimizer` wrote; False if the checkpoint is of an older version, or has none.
+
+        Raises:
+            ModelError: It is of other parameters, or in files of DeepSpeed.
+        """
+        if not (checkpoint / OPTIMIZER).is_file():
+            if next(checkpoint.glob("global_step*"), None) is not None:
+                what = f"{checkpoint} holds the optimizer in DeepSpeed's own files, as version 0.1 wrote them"
+                raise ModelError(what, "resume_from_checkpoint", "finish with version 0.1, or go on from its adapter")
+            return False
+        state, policy = read_state(checkpoint / OPTIMIZER), self._live.policy
+        load_named_state(optimizer, policy, state)
+        places = group_places(optimizer, policy, state["groups"])
+        load_scheduler_state(scheduler, read_state(checkpoint / SCHEDULER), places, len(state["groups"]))
+        return True
+
+    def save_random(self, checkpoint: Path) -> None:
+        """Writes where this process's random numbers are."""
+        save_random_state(checkpoint, self._live.args.process_index, self._live.args.device)
+
+    def load_random(self, checkpoint: Path) -> bool:
+        """Puts back what :meth:`save_random` wrote; False if the checkpoint is of an older version, or has none.
+
+        Of a process that the checkpoint does not know they start anew, by the seed, its number and the step.
+        """
+        args = self._live.args
+        if load_random_state(checkpoint, args.process_index, args.device):
+            return True
+        if not has_random_state(checkpoint):
+            return False
+        seed_random_state(args.seed, args.process_index, self._live.state.global_step)
+        return True
+
+    def save_scaler(self, checkpoint: Path) -> None:
+        """Writes by how much half precision's losses are scaled, where they are."""
+        scaler = getattr(self._live.accelerator, "scaler", None)
+        if scaler is not None and self._live.args.should_save:
+            write_state(checkpoint / SCALER, scaler.state_dict())
+
+    def load_scaler(self, checkpoint: Path) -> bool:
+        """Puts back what :meth:`save_scaler` wrote; False if the checkpoint is of an older version, or has none."""
+        scaler = getattr(self._live.accelerator, "scaler", None)
+        if scaler is None or not (checkpoint / SCALER).is_file():
+            return False
+        scaler.load_state_dict(read_state(checkpoint / SCALER))
+        return True
 
     def load_reference(self, checkpoint: Path, snapshot: dict[str, torch.Tensor]) -> None:
         """Puts the reference back. The base and the policy at the start, this process has found again by itself.

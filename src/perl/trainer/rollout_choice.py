@@ -70,8 +70,6 @@ def check_served(how: RolloutSection, trainer: GRPOTrainer) -> None:
         raise RecipeError("a rollout_func samples by itself", what, "leave one of them out")
     if trainer._is_vlm:
         raise ModelError("prompts may hold images, which it is not given", what, "transformers")
-    if not trainer.whole_tensors:
-        raise ModelError("it needs each tensor of the adapter whole and runs with DDP, not in shards", what)
     if args.vllm_tensor_parallel_size > 1 and how.capabilities.in_process:
         raise RecipeError("one GPU holds the engine in this process", "train.vllm_tensor_parallel_size", "vllm-server")
     if how.prefetch and conversations:

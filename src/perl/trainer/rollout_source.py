@@ -28,9 +28,10 @@ from perl.rollouts.conversation import tokens_left
 from perl.rollouts.engine import Engine, EngineSampling, Pending, Request, Sampled, Update
 from perl.rollouts.gap import GapJudge
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.rollouts.open_engine import EngineSettings, open_engine
+from perl.rollouts.open_engine import EngineSettings, holds_other_weights, open_engine
 from perl.rollouts.parity_check import ParityCheck
-from perl.rollouts.sync import choose_form, make_update
+from perl.rollouts.sync import base_update, choose_form, make_update
+from perl.run.shards import is_sharded
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
 
 logger = logging.getLogger("perl")
@@ -274,21 +275,17 @@ class RolloutSource:
         strict.tolerance = min(strict.tolerance, tolerance)
         passed: list[float] = []
 
-        def ask() -> dict[str, str]:
-            failed: dict[str, str] = {}
-            if not self._asks:
-                return failed
-            for name, completions in self.engine.trial(strict.request, strict.sampling).items():
-                try:
-                    passed.append(strict.check({name: completions}))
-                except BrokenPromiseError as error:
-                    failed[name] = str(error)
-            self.engine.sleep()
+        def judge() -> dict[str, str]:
+            differences, failures = strict.compare(answers)
+            passed.extend(differences.values())
+            failed = {name: str(error) for name, error in failures.items()}
             if failed and not passed:
                 raise RolloutError(f"{what}, and the parity check fails: {' '.join(failed.values())}")
             return failed
 
-        failed = self._drop(self._together(ask))
+        answers = self._trial(strict)
+        self.engine.sleep()
+        failed = self._drop(self._together(judge))
         for reason in failed.values():
             logger.warning("the rollouts are made again without a server that fails the parity check: %s", reason)
         self._metrics("train")["sync/logp_diff"] += passed
@@ -353,6 +350,7 @@ class RolloutSource:
         prompt = broadcast_object_list([list(prompt_ids[0])])[0]
         longest = self._longest_text(prompt_ids)
         self._engine = self._together(lambda: self._opened(longest))
+        self._put_base_back()
         if self._live.accelerator.is_main_process:
             logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
         sampling, tolerance = self._sampling, self.rollout.tolerance
@@ -363,6 +361,15 @@ class RolloutSource:
             self._load("probe")
             self._prove(first=True)
         self.gap = GapJudge(self._parity_check.tolerance)
+
+    def _put_base_back(self) -> None:
+        """Gives servers that hold an earlier run's weights the base."""
+        main = self._live.accelerator.is_main_process
+        if not self._most(int(self._together(lambda: main and holds_other_weights(self.engine)))):
+            return
+        name = f"{self._name}-base"
+        made = base_update(self._live.policy, name) if main or is_sharded(self._live.policy) else None
+        self._together(lambda: self.engine.load(made if main and made is not None else Update(name, "merged")))
 
     def _longest_text(self, prompt_ids: Sequence[Sequence[int]]) -> int | None:
         """Tokens of the longest prompt with its completion; None: what the base allows.
@@ -393,7 +400,10 @@ class RolloutSource:
         needed = self.rollout.capabilities.in_process or self._live.accelerator.is_main_process
 
         def load() -> Update:
-            update = make_update(self._live.policy, form, name) if needed else Update(name, form)
+            # Merged weights take all processes' shards.
+            made = needed or is_sharded(self._live.policy)
+            update = make_update(self._live.policy, form, name) if made else Update(name, form)
+            update = update if needed else Update(name, form)
             proven = self.rollout.capabilities.needs_servers
             self.engine.load(replace(update, proof=self._parity_check.proof()) if proven else update)
             return update
@@ -408,18 +418,28 @@ class RolloutSource:
                 left, as long as another one does.
         """
 
-        def ask() -> tuple[float, dict[str, str]]:
-            if not self._asks:
+        def judge() -> tuple[float, dict[str, str]]:
+            if not (answers or self._asks):
                 return 0.0, {}
-            answers = self.engine.trial(self._parity_check.request, self._parity_check.sampling)
             differences, failures = self._parity_check.compare(answers)
             if failures and (first or not differences):
                 raise next(iter(failures.values()))
             return max(differences.values()), {name: str(error) for name, error in failures.items()}
 
-        difference, failures = self._together(ask)
+        answers = self._trial(self._parity_check)
+        difference, failures = self._together(judge)
         self._drop(failures)
         return difference
+
+    def _trial(self, check: ParityCheck) -> dict[str, list[Sampled]]:
+        """What the engine writes for a parity check; nothing where it is another process that asks and compares.
+
+        Where the base is in shards all processes compare, since the policy's own numbers take all of them.
+        """
+        asks = self._asks
+        answers = self._together(lambda: dict(self.engine.trial(check.request, check.sampling)) if asks else {})
+        shared = self.rollout.capabilities.needs_servers and is_sharded(self._live.policy)
+        return broadcast_object_list([answers])[0] if shared else answers
 
     def _drop(self, failures: dict[str, str]) -> dict[str, str]:
         """Leaves the servers that failed on the main process, on all processes; their reasons by address."""

@@ -13,6 +13,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.packing.attention import without_packed_attention
+from perl.run.shards import is_sharded
 
 
 @contextlib.contextmanager
@@ -28,13 +29,18 @@ def _shown(owner: object, **values: Any) -> Iterator[None]:  # noqa: ANN401 (of 
 
 
 def for_construction(
-    args: GRPOConfig, weights: list[float] | None, *, loaded: bool
+    args: GRPOConfig,
+    weights: list[float] | None,
+    model: Any,  # noqa: ANN401 (TRL's signature)
+    *,
+    loaded: bool,
 ) -> contextlib.AbstractContextManager[None]:
     """The arguments that TRL's constructor may act upon; see docs/stack.md.
 
     Args:
         args: Of the trainer.
         weights: Of the rewards, the process reward's among them.
+        model: What is passed on.
         loaded: Whether the model that is passed on was loaded here, as the arguments ask.
     """
     shown: dict[str, Any] = {
@@ -44,6 +50,8 @@ def for_construction(
     }
     if loaded:
         shown["model_init_kwargs"] = None  # they were used, and TRL would warn that they are not
+    if isinstance(model, torch.nn.Module) and is_sharded(model):
+        shown["save_only_model"] = True  # transformers cannot save an optimizer of shards; ours is of the whole adapter
     return _shown(args, **shown)
 
 

@@ -12,34 +12,34 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy, TrainOutput
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.importance import SamplingCorrection
-from perl.errors import ModelError, PerlError
 from perl.hub.push.retries import retry
-from perl.methods.optim import precondition_lora_fa
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch
+from perl.policy.attach import check_trainable
 from perl.policy.checkpoint import load_policy
-from perl.policy.guards import check_optimizer
 from perl.policy.model import base_of
-from perl.policy.sharding import check_push
+from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.rollouts.conversation import Opening
-from perl.run.devices import check_device
+from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.adapted_policy import AdaptedPolicy
-from perl.trainer.assembly import add_callbacks, lora_plus, make_parts
+from perl.trainer.argument_checks import check_arguments
+from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.config import own_setting
-from perl.trainer.group_rewards import latest_group, prepared_rewards
+from perl.trainer.group_rewards import latest_group, prepared_rewards, put_advantages
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, padded_rows
 from perl.trainer.overrides import OF_A_LOSS, SCORES, check_overrides, is_replaced, received
-from perl.trainer.policy_setup import check_trained, default_arguments, given_policy
+from perl.trainer.policy_setup import default_arguments, given_policy
 from perl.trainer.prompt_order import ResumableRepeatSampler
 
 
@@ -77,7 +77,7 @@ class PeftGRPOTrainer(GRPOTrainer):
     """
 
     beta: float
-    optimizer: torch.optim.Optimizer | None
+    optimizer: torch.optim.Optimizer
     base_fingerprint: str | None = None
     scores_rollouts = True
 
@@ -100,13 +100,12 @@ class PeftGRPOTrainer(GRPOTrainer):
     ) -> None:
         """Extends TRL's constructor: the adapter is made here, the reference without a second model, then the parts."""
         args = default_arguments(model) if args is None else args
-        check_push(args, asked=args.push_to_hub)
-        check_overrides(self, args)
-        check_device(args.device)
+        check_overrides(self)
+        check_arguments(args, own_loss=is_replaced(self, "compute_loss", "_compute_loss"))
         reward_funcs, reward_classes, weights = prepared_rewards(reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
         self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
-        with shown_to_trl.for_construction(args, weights, loaded=given.loaded):
+        with shown_to_trl.for_construction(args, weights, given.model, loaded=given.loaded):
             super().__init__(
                 model=given.model,
                 reward_funcs=reward_funcs,
@@ -122,11 +121,12 @@ class PeftGRPOTrainer(GRPOTrainer):
                 rollout_func=rollout_func,
                 environment_factory=environment_factory,
             )
-        self.beta = args.beta
+        self.beta, self.shares_optimizer = args.beta, shares_optimizer(self)
         given.restore_precision()
-        check_trained(self.model, given.adaptation, whole_tensors=self.whole_tensors)
+        check_trainable(self.model)
         self._adapted = AdaptedPolicy(self, given.adaptation, continued=given.continued)
         self.reference, self.strategy = self._adapted.reference, self._adapted.strategy
+        check_taken(own_setting(args, "strategy"), self.strategy)
         add_callbacks(self)
         parts = make_parts(self)
         self.log_prob_passes, self.rollout_source, self.optimizer_step = parts.passes, parts.source, parts.step
@@ -142,8 +142,8 @@ class PeftGRPOTrainer(GRPOTrainer):
 
     @property
     def whole_tensors(self) -> bool:
-        """Whether this process holds the whole of each tensor: not under DeepSpeed or FSDP."""
-        return not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
+        """Whether this process holds the whole of each tensor; under FSDP2 it has a part of the base."""
+        return not is_sharded(self.model)
 
     @property
     def starts_as_reference(self) -> bool:
@@ -178,7 +178,7 @@ class PeftGRPOTrainer(GRPOTrainer):
 
         Args:
             input_ids: (B, T) int64.
-            attention_mask: (B, T) 1 for tokens, 0 for padding.
+            attention_mask: (B, T) 1 for tokens, 0 for padding. Where the base is in shards every process must ask.
 
         Returns:
             (B, T-1) float32, log p(token t+1 | tokens up to t).
@@ -198,9 +198,6 @@ class PeftGRPOTrainer(GRPOTrainer):
 
         Args:
             path: Folder to write, replaced if it exists.
-
-        Raises:
-            ModelError: The adapter is in shards that cannot be gathered. Where they can, every process must call this.
         """
         self._adapted.save(Path(path), self.processing_class, self.base_fingerprint)
 
@@ -249,21 +246,9 @@ class PeftGRPOTrainer(GRPOTrainer):
         compared = self.model.training and not self.step_is_ours and self.correction is not None  # by TRL
         with shown_to_trl.for_rollouts(self, ours=self.step_is_ours), received(self, "_calculate_rewards") as rewards:
             output: dict[str, Any] = self._rollout_check.judged(make) if compared else make()
-        self._put_advantages(output, rewards[-1], len(inputs))
+        put_advantages(self, self._group_rewards, output, rewards[-1], len(inputs))
         self.add_log_probs(output)
         return output
-
-    def _put_advantages(self, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int) -> None:
-        """Puts our advantages in the place of TRL's: into rollouts, of so many rows, and into the log."""
-        generations = self.num_generations if self.model.training else self.num_generations_eval
-        rewards_PGK, metrics = rewards_NK.view(-1, generations, rewards_NK.size(1)), self._metrics[mode_of(self.model)]
-        advantages_N = self._group_rewards.advantages(
-            rewards_PGK, self.reward_weights, metrics, self._logs["advantages"]
-        )
-        first = self.accelerator.process_index * rows
-        output["advantages"] = advantages_N[first : first + rows]
-        if not is_replaced(self, "_generate_and_score_completions"):  # a subclass may change advantages yet
-            output["largest_advantage"] = advantages_N.abs().max()
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
         """Replaces TRL's generation by the engine's; with transformers the model's weights are not cast for it."""
@@ -385,17 +370,7 @@ class PeftGRPOTrainer(GRPOTrainer):
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Extends ``Trainer.create_optimizer``: the method's own optimizer, which must hold all that trains."""
-        kind, given = self.adaptation.method.optimizer, self.optimizer is not None
-        if kind != "adamw" and not self.whole_tensors:
-            raise ModelError(f"{kind} needs whole gradients and runs with DDP, not in shards", "peft.method")
-        if kind == "lora_plus" and not given:
-            self.optimizer = lora_plus(self)
-        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        if kind == "lora_fa" and not given:
-            precondition_lora_fa(self.policy, optimizer)
-        if self.whole_tensors:  # others hold shards under other identities
-            check_optimizer(self.model if model is None else model, optimizer)
-        return optimizer
+        return made_optimizer(self, partial(super().create_optimizer, model), self.model if model is None else model)
 
     # Checkpoints.
 
@@ -408,8 +383,9 @@ class PeftGRPOTrainer(GRPOTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Replaces ``Trainer._save`` for adapters: what plain PEFT loads on the pristine base, and no pickles."""
         folder = Path(output_dir or self.args.output_dir)
-        if not isinstance(self.policy, PeftModel) or not self.whole_tensors:
+        if not isinstance(self.policy, PeftModel):
             super()._save(output_dir, state_dict)
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle
         elif self.args.should_save:
             self._adapted.write_files(folder, self.processing_class, self.base_fingerprint)
         if self.args.should_save:
@@ -422,6 +398,33 @@ class PeftGRPOTrainer(GRPOTrainer):
         if snapshot is None or not isinstance(self.policy, PeftModel):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         self.resume_state.load_reference(checkpoint, snapshot or {})
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Replaces ``Trainer._save_optimizer_and_scheduler``, which writes pickles: by the parameters' names."""
+        self.resume_state.save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Extends ``Trainer._load_optimizer_and_scheduler``, which reads checkpoints of older versions."""
+        if not checkpoint or not self.resume_state.load_optimizer(Path(checkpoint), self.optimizer, self.lr_scheduler):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Replaces ``Trainer._save_rng_state``, which writes pickles."""
+        self.resume_state.save_random(Path(output_dir))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Extends ``Trainer._load_rng_state``, which reads checkpoints of older versions."""
+        if not checkpoint or not self.resume_state.load_random(Path(checkpoint)):
+            super()._load_rng_state(checkpoint)
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """Replaces ``Trainer._save_scaler``, which writes pickles."""
+        self.resume_state.save_scaler(Path(output_dir))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Extends ``Trainer._load_scaler``, which reads checkpoints of older versions."""
+        if not checkpoint or not self.resume_state.load_scaler(Path(checkpoint)):
+            super()._load_scaler(checkpoint)
 
     def _load_best_model(self) -> None:
         """Replaces ``Trainer._load_best_model`` for adapters; the engine no longer has the policy."""
@@ -479,14 +482,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         """
         if not isinstance(self.policy, PeftModel):
             return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
-        check_push(self.args, asked=True, strategy=self.strategy)
-        if token is not None or self.args.hub_token is not None:
-            raise PerlError("a token comes from the Hub's own login only", "push_to_hub", "hf auth login")
-        if not self.accelerator.is_main_process:
-            return None
-        card = self.create_model_card if is_replaced(self, "create_model_card") else None
-        how = publishing.Push(commit_message, blocking, revision, private, kwargs)
-        return publishing.push_adapter(self, card, how)
+        return publishing.push(self, publishing.Push(commit_message, blocking, revision, private, kwargs), token)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Replaces ``Trainer._push_from_checkpoint`` for adapters, which sends pickles too: sends nothing.

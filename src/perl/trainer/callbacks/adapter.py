@@ -3,6 +3,8 @@
 trainer events -> the hooks of the method, the rolling reference, guards
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from peft import PeftModel
@@ -13,26 +15,37 @@ from perl.methods.hooks import hooks_of
 from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_start
 from perl.policy.model import base_fingerprint, source_fingerprint
 from perl.policy.quantised import was_quantised
+from perl.run.joint_work import Processes, joined
+from perl.trainer.live import most
 
 
 class AdapterCallback(TrainerCallback):
-    """Runs a method's own steps and the guards; the trainer adds it by itself."""
+    """Runs a method's own steps and the guards; the trainer adds it by itself.
+
+    Each process judges what it holds; what one of them finds wrong ends all of them, with its error.
+    """
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         """Takes the trainer whose policy is trained."""
         self.trainer = trainer
         self.movement: Movement | None = None
+        self._processes = Processes()
+        self._watches = True  # until every tensor has moved, on all processes
         self.weights: str | None = None  # fingerprint of what is in memory; quantised, it is no checkpoint's
         self._started = False
 
     def on_train_begin(self, args: GRPOConfig, state: TrainerState, *_: Any, **given: Any) -> None:  # noqa: ANN401
         """Prepares the method for the number of steps; proves that the policy starts where it should."""
         check_enough_prompts(args, given.get("train_dataloader"))
+        self._processes = joined()
+        with self._one_verdict():
+            self._begin(state)
+        self._started = True
+
+    def _begin(self, state: TrainerState) -> None:
         policy = self.trainer.policy
         hooks_of(policy).before_training(policy, state.max_steps)
-        if not self.trainer.whole_tensors:
-            return
-        self.movement = Movement(policy)
+        self.movement, self._watches = Movement(policy), True
         if isinstance(policy, PeftModel):
             if self.trainer.base_fingerprint is None:
                 self.trainer.base_fingerprint = source_fingerprint(policy)
@@ -41,17 +54,25 @@ class AdapterCallback(TrainerCallback):
             # A second call of train() goes on with a policy that has left its reference.
             if state.global_step == 0 and not self._started and self.trainer.reference is not None:
                 check_start(policy, self.trainer.reference, must=self.trainer.starts_as_reference)
-        self._started = True
+
+    @contextlib.contextmanager
+    def _one_verdict(self) -> Iterator[None]:
+        """What fails inside on one process fails on all."""
+        with self._processes.failing_together():
+            yield
+        self._processes.meet()
 
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:  # noqa: ANN401 (transformers')
         """Remembers what is about to move."""
-        if self.movement is not None and not self.movement.proven:
+        if self.movement is not None and self._watches:
             self.movement.before_step(optimizer)
 
     def on_optimizer_step(self, _: Any, state: TrainerState, *__: Any, optimizer: Any = None, **___: Any) -> None:  # noqa: ANN401
         """Proves that it moved; runs the method's own step while the gradients are still there."""
-        if self.movement is not None and not self.movement.proven:
-            self.movement.after_step(skipped=bool(getattr(optimizer, "step_was_skipped", False)))
+        if self.movement is not None and self._watches:
+            with self._one_verdict():
+                self.movement.after_step(skipped=bool(getattr(optimizer, "step_was_skipped", False)))
+            self._watches = bool(most(self.trainer.accelerator, int(not self.movement.proven)))
         hooks_of(self.trainer.policy).after_step(self.trainer.policy, state.global_step + 1)
 
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
@@ -61,8 +82,9 @@ class AdapterCallback(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
         """Proves that something was trained, and that the base was not touched; the policy is then what is saved."""
-        if self.movement is not None:
-            self.movement.at_end()
-        hooks_of(self.trainer.policy).after_training(self.trainer.policy)
-        if self.weights is not None:
-            check_base_unchanged(self.trainer.policy, self.weights)
+        with self._one_verdict():
+            if self.movement is not None:
+                self.movement.at_end()
+            hooks_of(self.trainer.policy).after_training(self.trainer.policy)
+            if self.weights is not None:
+                check_base_unchanged(self.trainer.policy, self.weights)

@@ -1,0 +1,114 @@
+"""Which files a checkpoint of one process has; it goes on as transformers means it and as older versions wrote it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Trainer
+
+from perl.errors import ModelError
+from perl.policy.attach import adapter_tensors
+from perl.policy.checkpoint import drop_other_ranks
+from tests.trainer.distributed_checkpoints import Job, trainer_of
+
+PICKLES = {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+
+
+def trained(folder: Path, job: Job) -> dict[str, torch.Tensor]:
+    trainer = trainer_of(folder, job)
+    trainer.train(resume_from_checkpoint=job.resume)
+    policy = trainer.policy
+    tensors = dict(policy.named_parameters()) if job.method == "full" else adapter_tensors(policy)
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def names(checkpoint: Path) -> set[str]:
+    return {path.name for path in checkpoint.iterdir()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_checkpoint_of_an_older_version_is_gone_on_with_bit_for_bit(tmp_path, monkeypatch):
+    whole = trained(tmp_path, Job("whole"))
+    with monkeypatch.context() as older:
+        for hook in ("_save_optimizer_and_scheduler", "_save_rng_state"):
+            older.setattr("perl.PeftGRPOTrainer." + hook, getattr(Trainer, hook))
+        trained(tmp_path, Job("older"))
+    checkpoint = tmp_path / "older" / "checkpoint-2"
+    assert names(checkpoint) >= PICKLES
+    assert not names(checkpoint) & {"optimizer.safetensors", "random-rank0.safetensors"}
+    (checkpoint / "perl_state.json").write_text(json.dumps({"micro_step": 8}))  # as 0.1 wrote it
+    assert equal(trained(tmp_path, Job("again", resume=str(checkpoint))), whole)
+    assert not names(tmp_path / "again" / "checkpoint-4") & PICKLES
+    (checkpoint / "global_step2").mkdir()
+    with pytest.raises(ModelError, match="DeepSpeed's own files"):
+        trained(tmp_path, Job("sharded", resume=str(checkpoint)))
+
+
+def test_a_model_without_an_adapter_is_gone_on_with_and_nothing_of_it_is_a_pickle(tmp_path):
+    options = {"learning_rate": 1e-3}
+    whole = trained(tmp_path, Job("whole", method="full", options=options))
+    checkpoint = tmp_path / "whole" / "checkpoint-2"
+    assert "model.safetensors" in names(checkpoint)
+    assert not names(checkpoint) & {*PICKLES, "training_args.bin"}
+    again = trained(tmp_path, Job("again", method="full", resume=str(checkpoint), options=options))
+    assert equal(again, whole)
+
+
+def test_only_the_model_is_saved_where_that_is_asked_for_and_the_newest_checkpoints_are_kept(tmp_path):
+    options = {"save_only_model": True, "save_steps": 1, "save_total_limit": 2}
+    trained(tmp_path, Job("small", options=options))
+    kept = sorted(path.name for path in (tmp_path / "small").glob("checkpoint-*"))
+    assert kept == ["checkpoint-4", "checkpoint-5"]
+    found = names(tmp_path / "small" / "checkpoint-5")
+    assert "adapter_model.safetensors" in found
+    assert not [name for name in found if name.startswith(("optimizer", "scheduler", "random"))]
+
+
+def test_the_tensors_of_an_optimizer_have_the_names_of_the_policy(tmp_path):
+    trainer = trainer_of(tmp_path, Job("named"))
+    trainer.train()
+    held = load_file(tmp_path / "named" / "checkpoint-4" / "optimizer.safetensors")
+    trainable = {name for name, p in trainer.policy.named_parameters() if p.requires_grad}
+    assert {key.split("/")[1] for key in held} == trainable
+    assert {key.split("/")[2] for key in held} == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_what_more_processes_have_left_of_a_checkpoint_goes(tmp_path):
+    for rank in (0, 1, 2, 10):
+        for kind in ("random", "rollouts"):
+            (tmp_path / f"{kind}-rank{rank}.safetensors").touch()
+    (tmp_path / "policy.safetensors").touch()
+    drop_other_ranks(tmp_path, 2)
+    kept = {f"{kind}-rank{rank}.safetensors" for kind in ("random", "rollouts") for rank in (0, 1)}
+    assert names(tmp_path) == {*kept, "policy.safetensors"}
+
+
+def test_a_damaged_file_is_named_and_a_pickle_that_would_run_code_is_not_loaded(tmp_path, monkeypatch):
+    with monkeypatch.context() as older:
+        for hook in ("_save_optimizer_and_scheduler", "_save_rng_state"):
+            older.setattr("perl.PeftGRPOTrainer." + hook, getattr(Trainer, hook))
+        trained(tmp_path, Job("older"))
+    checkpoint = tmp_path / "older" / "checkpoint-2"
+    (checkpoint / "perl_state.json").write_text(json.dumps({"micro_step": 8}))
+    torch.save({"state": Forged(tmp_path / "executed"), "param_groups": []}, checkpoint / "optimizer.pt")
+    with pytest.raises(Exception, match="Weights only load failed"):  # torch's
+        trained(tmp_path, Job("again", resume=str(checkpoint)))
+    assert not (tmp_path / "executed").exists()
+    (checkpoint / "policy.safetensors").write_bytes(b"\xff" * 200)
+    with pytest.raises(ModelError, match=r"policy\.safetensors: cannot be read.*delete its folder"):
+        trained(tmp_path, Job("damaged", resume=str(checkpoint)))
+
+
+class Forged:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)

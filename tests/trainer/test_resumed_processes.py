@@ -1,0 +1,178 @@
+"""Checkpoints of one process, of DDP, of ZeRO-2 and of FSDP2, gone on with by each of them."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+from safetensors.torch import load_file
+from torch.utils.data import BatchSampler
+from trl.trainer.utils import RepeatSampler
+
+from perl.methods.registry import METHODS
+from perl.trainer.prompt_order import ResumableRepeatSampler
+from tests import warm
+from tests.oracles.two_trainers import relative_difference
+
+# A strategy's number of processes.
+PROCESSES = {"one": 1, "ddp": 2, "zero2": 2, "fsdp2": 2}
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+WITHOUT = "DeepSpeed is not installed"
+CLOSE = 1e-5
+Pair = tuple[str, str]
+PAIRS: list[Pair] = [(begin, end) for begin in PROCESSES for end in PROCESSES]
+ROUND: list[Pair] = [("one", "zero2"), ("zero2", "fsdp2"), ("fsdp2", "ddp"), ("ddp", "one")]
+ROUND += [("zero2", "zero2"), ("fsdp2", "fsdp2")]
+# Settings with which a method fits a tiny model.
+FITTING = {"fourierft": {"peft_kwargs": {"n_frequency": 100}}, "road": {"peft_kwargs": {"group_size": 8}}}
+
+
+def run(folder: Path, processes: int, jobs: list[dict]) -> None:
+    command = ["-m", "tests.trainer.distributed_checkpoints", str(folder), json.dumps(jobs)]
+    done = warm.run_distributed(command, folder, processes)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def job(name: str, method: str, strategy: str, resume: Path | None = None, **options) -> dict:
+    asked = "ddp" if strategy == "one" else strategy
+    given = {**FITTING.get(method, {}), **options}
+    named = {"name": name, "method": method, "strategy": asked, "options": given}
+    return {**named, "resume": None if resume is None else str(resume)}
+
+
+def matrix(folder: Path, methods: dict[str, list[Pair]], step: int = 2, **options) -> dict[str, dict]:
+    """Trains each method by each strategy, and goes on from one's checkpoint by another; what was found, by name."""
+    whole = {name: [job(f"{m}-{name}", m, name, **options) for m in methods] for name in PROCESSES}
+    run(folder, 1, whole["one"])
+    run(folder, 2, [one for name, size in PROCESSES.items() if size == 2 for one in whole[name]])
+    resumed = {
+        end: [
+            job(f"{m}-{begin}-{end}", m, end, folder / f"{m}-{begin}" / f"checkpoint-{step}", **options)
+            for m, pairs in methods.items()
+            for begin, last in pairs
+            if last == end
+        ]
+        for end in PROCESSES
+    }
+    run(folder, 1, resumed["one"])
+    run(folder, 2, [one for name, size in PROCESSES.items() if size == 2 for one in resumed[name]])
+    names = [f"{m}-{end}" for m in methods for end in PROCESSES]
+    names += [f"{m}-{begin}-{end}" for m, pairs in methods.items() for begin, end in pairs]
+    return {name: json.loads((folder / f"{name}-0.json").read_text()) for name in names}
+
+
+def adapter(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"{name}.safetensors")
+
+
+def check(folder: Path, methods: dict[str, list[Pair]], found: dict[str, dict]) -> dict[str, float]:
+    """Every adapter against that of one uninterrupted process; within a strategy bit for bit."""
+    differences = {}
+    for method, pairs in methods.items():
+        assert found[f"{method}-zero2"]["shares"], "DeepSpeed did not run"
+        assert not found[f"{method}-ddp"]["shares"]
+        whole = {end: adapter(folder, f"{method}-{end}") for end in PROCESSES}
+        differences |= {f"{method}-{end}": relative_difference(whole[end], whole["one"]) for end in PROCESSES}
+        for begin, end in pairs:
+            name = f"{method}-{begin}-{end}"
+            resumed = adapter(folder, name)
+            differences[name] = relative_difference(resumed, whole["one"])
+            if begin == end:
+                assert all(torch.equal(resumed[key], tensor) for key, tensor in whole[end].items()), name
+                assert found[name]["numbers"] == found[f"{method}-{end}"]["numbers"]
+                assert found[name]["log"][-3:] == found[f"{method}-{end}"]["log"][-3:]
+    return differences
+
+
+def pickles(folder: Path) -> list[str]:
+    """Files that are pickles, or archives that hold some, by what they begin with."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    known = (".safetensors", ".json", ".md", ".jinja")
+    return [str(path) for path in files if path.suffix not in known or path.read_bytes()[:2] in (b"PK", b"\x80\x02")]
+
+
+@pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT)
+def test_checkpoints_of_any_strategy_and_size_are_gone_on_with_by_any_other(tmp_path):
+    methods = {"lora": PAIRS, "pissa": ROUND, "ia3": ROUND}
+    found = matrix(tmp_path, methods)
+    differences = check(tmp_path, methods, found)
+    assert max(differences.values()) <= CLOSE, differences
+    checkpoints = [path for path in tmp_path.rglob("checkpoint-2") if path.is_dir()]
+    assert len(checkpoints) == 3 * len(PROCESSES)
+    for checkpoint in checkpoints:
+        assert pickles(checkpoint) == []
+        names = {path.name for path in checkpoint.iterdir()}
+        assert {"optimizer.safetensors", "scheduler.safetensors", "policy.safetensors"} <= names
+        processes = 1 if checkpoint.parent.name.endswith("-one") else 2
+        assert {f"random-rank{rank}.safetensors" for rank in range(processes)} <= names
+    # The same prompts in the same steps, whoever takes them.
+    for method, pairs in methods.items():
+        for begin, end in pairs:
+            assert dealt(tmp_path, f"{method}-{begin}-{end}") == dealt(tmp_path, f"{method}-one")[2:]
+
+
+def dealt(folder: Path, name: str) -> list[list[str]]:
+    """The prompts of each generation, over all processes."""
+    files = sorted(folder.glob(f"{name}-[0-9].json"))
+    each = [json.loads(file.read_text())["dealt"] for file in files]
+    return [sorted(prompt for rank in step for prompt in rank) for step in zip(*each, strict=True)]
+
+
+@pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT)
+def test_rollouts_that_are_left_and_a_rolling_reference_go_along(tmp_path):
+    """Two updates a generation batch: the checkpoint of the first step holds rollouts for the second."""
+    options = {"num_iterations": 2, "save_steps": 1, "reference": "rolling:2"}
+    plain = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.3}
+    found = matrix(tmp_path, {"lora": ROUND}, step=1, **options, **plain)
+    differences = check(tmp_path, {"lora": ROUND}, found)
+    assert max(differences.values()) <= CLOSE, differences
+    assert (tmp_path / "lora-ddp" / "checkpoint-1" / "rollouts-rank1.safetensors").is_file()
+    assert found["lora-zero2"]["log"][1]["kl"] == found["lora-ddp"]["log"][1]["kl"]
+    assert max(entry["kl"] for entry in found["lora-zero2"]["log"]) > 1e-3
+
+
+@pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT)
+def test_zero2_in_bfloat16_is_ddp_in_bfloat16_and_what_it_cannot_divide_is_refused(tmp_path):
+    options = {"bf16": True, "save_strategy": "no"}
+    jobs = [job(f"lora-{name}", "lora", name, **options) for name in ("ddp", "zero2")]
+    jobs.append(job("full-zero2", "full", "zero2", optim="adafactor", save_strategy="no"))
+    stage3 = {"zero_optimization": {"stage": 3}}
+    jobs.append(job("stage3", "lora", "ddp", deepspeed=stage3, save_strategy="no"))
+    run(tmp_path, 2, jobs)
+    assert relative_difference(adapter(tmp_path, "lora-zero2"), adapter(tmp_path, "lora-ddp")) <= CLOSE
+    refused = [json.loads((tmp_path / f"{name}-1.json").read_text())["refused"] for name in ("full-zero2", "stage3")]
+    assert "Adafactor" in refused[0]
+    assert "adamw_torch" in refused[0]
+    assert "fsdp2" in refused[1]
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT)
+def test_every_method_trains_and_is_gone_on_with_alike_by_every_strategy(tmp_path):
+    methods = dict.fromkeys(METHODS, PAIRS)
+    differences = check(tmp_path, methods, matrix(tmp_path, methods))
+    assert max(differences.values()) <= CLOSE, differences
+
+
+def steps_of(processes: int, skipped: int) -> list[list[int]]:
+    """The indices of each optimizer step from data loaders of so many processes, after some steps."""
+    accumulation = 8 // processes
+    whole = RepeatSampler(
+        list(range(50)), mini_repeat_count=2, batch_size=8, repeat_count=accumulation, shuffle=True, seed=7
+    )
+    ranks = []
+    for rank in range(processes):
+        batches = BatchSampler(ResumableRepeatSampler(whole, epoch_of=lambda: 0), 16 // processes, drop_last=True)
+        shard = SkipBatchSampler(BatchSamplerShard(batches, processes, rank), skipped * accumulation)
+        ranks.append(list(shard)[::accumulation])  # the first of a step is what rollouts are made for
+    return [sorted(index for rank in step for index in rank) for step in zip(*ranks, strict=True)]
+
+
+def test_the_prompts_of_a_step_are_the_same_for_any_number_of_processes_also_after_a_resumption():
+    uninterrupted = steps_of(1, 0)
+    assert len(uninterrupted) == 6
+    for processes in (1, 2, 4):
+        for skipped in (0, 2, 5):
+            assert steps_of(processes, skipped) == uninterrupted[skipped:]

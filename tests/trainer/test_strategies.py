@@ -1,0 +1,136 @@
+"""The same adapter, the same KL divergence and the same base from every strategy: one process, DDP, ZeRO-2, FSDP2."""
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import method_properties as properties
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from perl.methods.registry import METHODS
+from tests import warm
+from tests.oracles.two_trainers import norm
+
+FEW = ("lora", "pissa", "ia3")
+STRATEGIES = ("ddp", "fsdp2", *(["zero2"] if find_spec("deepspeed") else []))
+REFUSED = {"fsdp2": ("full", "ln_tuning")}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a training ended with, by method: of each process, and the adapter."""
+
+    processes: list[dict[str, dict]]
+    folder: Path
+
+    def adapter(self, method: str) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / f"{method}.safetensors")
+
+    def kl(self, method: str) -> list[float]:
+        return [entry["kl"] for entry in self.processes[0][method]["log"]]
+
+
+def in_processes(module: str, folder: Path, processes: int, *arguments: str) -> list[dict[str, dict]]:
+    """What a script of the tests writes on each process, about a small base that it finds in the folder."""
+    (folder / "base").symlink_to(properties.write_model("biases", folder))
+    path = os.pathsep.join(filter(None, (str(Path(properties.__file__).parent), os.environ.get("PYTHONPATH"))))
+    command = ["-m", f"tests.trainer.{module}", str(folder), *arguments]
+    done = warm.run_distributed(command, Path.cwd(), processes, {**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(processes)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Trains some methods by a strategy, once."""
+
+    @cache
+    def train(strategy: str, processes: int, reference: str, dtype: str, methods: tuple[str, ...]) -> Found:
+        folder = tmp_path_factory.mktemp(f"{strategy}-{processes}")
+        found = in_processes("strategies", folder, processes, strategy, dtype, reference, *methods)
+        return Found(found, folder)
+
+    return train
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    apart = {name: one[name].double() - other[name].double() for name in one}
+    return norm(apart) / norm(other)
+
+
+def check(found: Found, alone: Found, ddp: Found, strategy: str, methods: tuple[str, ...], tolerance: float) -> None:
+    """Every method ends as in one process, on all processes alike, or was refused by a line that names a way out."""
+    for method in methods:
+        results = [process[method] for process in found.processes]
+        if method in REFUSED.get(strategy, ()):
+            assert all("ddp or zero2" in result["refused"] for result in results)
+            continue
+        assert len({result["digest"] for result in results}) == 1, method
+        assert {result["strategy"] for result in results} == {strategy}
+        assert {result["base"] for result in results} == {alone.processes[0][method]["base"]}
+        assert difference(found.adapter(method), alone.adapter(method)) <= tolerance, method
+        assert found.kl(method) == pytest.approx(ddp.kl(method), abs=1e-5), method
+        assert max(found.kl(method)) > 1e-5, method
+
+
+@pytest.mark.parametrize("reference", ["initial", "rolling:2"])
+def test_each_strategy_trains_the_adapter_that_one_process_trains(trained, reference):
+    alone, ddp = (trained("ddp", processes, reference, "float32", FEW) for processes in (1, 2))
+    for strategy in STRATEGIES:
+        found = trained(strategy, 2, reference, "float32", FEW)
+        check(found, alone, ddp, strategy, FEW, 1e-5)
+
+
+def test_in_bfloat16_a_base_in_shards_trains_the_same_bits(trained):
+    ddp, shards = (trained(strategy, 2, "initial", "bfloat16", ("lora", "dora")) for strategy in ("ddp", "fsdp2"))
+    for method in ("lora", "dora"):
+        assert shards.processes[0][method]["digest"] == ddp.processes[0][method]["digest"]
+        assert shards.kl(method) == ddp.kl(method)
+
+
+def test_scripts_come_to_a_base_in_shards_by_a_name_a_model_or_a_divided_model_and_train_the_same_bits(tmp_path):
+    found = in_processes("distributed_ways", tmp_path, 2)
+    for process in found:
+        for way in ("name", "model", "divided", "recomputed"):
+            assert process[way]["sharded"], way
+            assert process[way]["strategy"] == "fsdp2"
+            assert process[way]["digest"] == process["ddp"]["digest"], way
+        assert process["autocast"]["digest"] == process["autocast-ddp"]["digest"] != process["ddp"]["digest"]
+        assert process["continued"]["digest"] == process["continued-ddp"]["digest"]
+        assert process["twice"]["fsdp2"] | {"strategy": "ddp"} == process["twice"]["ddp"]
+        assert process["twice"]["ddp"]["log"][-1]["kl"] > 1e-3
+        assert "PeftRLConfig(adapter=" in process["refused"]["adapted"]
+        assert "save_adapter" in process["refused"]["pushed"]
+        assert "lm_head is a part of the base" in process["refused"]["head"]
+        assert "lora_A did not move" in process["broken"]
+    assert "rank 1" in found[0]["broken"]
+    saved = [load_file(tmp_path / f"saved-{strategy}" / "adapter_model.safetensors") for strategy in ("ddp", "fsdp2")]
+    assert difference(*saved) == 0.0
+
+
+def test_where_one_process_of_a_base_in_shards_runs_out_of_memory_all_of_them_run_the_step_again(tmp_path):
+    first, second = in_processes("distributed_memory", tmp_path, 2)
+    for where in ("forward", "backward", "scoring"):
+        assert (first[where]["failures"], second[where]["failures"]) == (0, 1)
+        assert first[where]["digest"] == second[where]["digest"]
+        assert first[where]["tokens"] == second[where]["tokens"] != first["none"]["tokens"]
+        assert first[where]["sum"] == pytest.approx(first["none"]["sum"], rel=1e-6)
+        for ours, whole in zip(first[where]["log"], first["none"]["log"], strict=True):
+            assert ours == pytest.approx(whole, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("reference", ["base", "initial", "rolling:2"])
+def test_every_method_by_every_strategy(trained, reference, dtype):
+    methods = tuple(METHODS)
+    alone, ddp = (trained("ddp", processes, reference, dtype, methods) for processes in (1, 2))
+    for strategy in STRATEGIES:
+        found = trained(strategy, 2, reference, dtype, methods)
+        check(found, alone if dtype == "float32" else ddp, ddp, strategy, methods, 1e-5)
