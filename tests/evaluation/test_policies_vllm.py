@@ -29,8 +29,9 @@ from perl.rollouts.engine import Update
 from perl.rollouts.sync import make_update
 from perl.rollouts.vllm.servers import ServerPool
 from tests import warm
+from tests.ports import free_port
 from tests.rollouts.test_vllm_engine import python_with_vllm
-from tests.servers import LORA, VllmProcess, absent, free_port
+from tests.servers import LORA, VllmProcess, absent
 
 TASK = "sandbox:addition"
 LONGEST, PROBLEMS = 60, 60

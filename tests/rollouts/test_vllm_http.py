@@ -20,7 +20,8 @@ from perl.rollouts.vllm.answers import AccessError, AdapterGoneError, ServerDown
 from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.servers import ServerPool
 from tests.oracles.sampling import chances, logits_after
-from tests.servers import SERVED_NAME, free_port
+from tests.ports import free_port
+from tests.servers import SERVED_NAME
 
 TOKENS = [9, 4, 13, 5, 10, 15, 22, 31]
 SAMPLING = EngineSampling(temperature=1.0, max_completion_length=6, end_token_ids=())

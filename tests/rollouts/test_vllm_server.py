@@ -16,8 +16,9 @@ from perl.errors import PerlError, RolloutError
 from perl.rollouts.engine import EngineSampling, Request, Update
 from perl.rollouts.sync import base_update, make_update
 from perl.rollouts.vllm.servers import ServerPool
+from tests.ports import free_port
 from tests.rollouts.policies import completion_log_probs, policy_of
-from tests.servers import SERVED_NAME, free_port
+from tests.servers import SERVED_NAME
 
 TOKENS = [9, 4, 13, 5, 10, 15, 22, 31, 40, 9, 9, 4]
 # No end token: so many tokens are written, and what happens to a server happens in the middle.

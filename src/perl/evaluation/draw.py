@@ -2,8 +2,8 @@
 
 problems, engine, protocol -> Sample, each once
 
-What was drawn before is not drawn again. The verifier is the one that training uses, so the two cannot disagree on what
-is right.
+What was drawn before is not drawn again. Several processes may share the work; each judges what it draws. The verifier
+is the one that training uses, so the two cannot disagree on what is right.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import Place, Sample
+from perl.evaluation.sharing import Sharing
 from perl.rewards.verifier import Judging, check_all
 from perl.rollouts.engine import Engine, Request, Sampled, completion_of
 
@@ -62,6 +63,7 @@ def draw(
     done: Mapping[Place, Sample],
     on_sample: Callable[[Sample], None],
     judging: Judging | None = None,
+    sharing: Sharing | None = None,
 ) -> list[list[Sample]]:
     """As many samples of each problem as the protocol wants.
 
@@ -70,37 +72,72 @@ def draw(
         tokenizer: The base's.
         wanted: The task.
         protocol: How completions are drawn, and how many.
-        done: Samples that are there already.
-        on_sample: Called with each new one, in any order, from one thread at a time.
+        done: Samples that are there already, the same on all processes.
+        on_sample: Called with each new one, in any order, from one thread at a time; on the main process only.
         judging: The limits of a comparison; None: the usual ones.
+        sharing: With which processes this one shares the work, all of which call this at once; None: with none.
 
     Returns:
-        The samples of each problem, by index.
+        The samples of each problem, by index; on others than the main process nothing.
 
     Raises:
         RolloutError: No engine answers any more.
     """
-    by_id = {asked.problem: asked for asked in wanted.asked}
+    sharing = sharing or Sharing()
+    prompts = {asked.problem: asked.prompt_ids for asked in wanted.asked}
     left = [place for place in wanted.places(protocol.k) if place not in done]
+    left.sort(key=lambda place: len(prompts[place[1]]))  # as an engine puts them into batches
     found: dict[Place, Sample] = dict(done)
+
+    def keep(sample: Sample) -> None:
+        found[sample.place] = sample
+        on_sample(sample)
+
+    for part in sharing.parts(left):
+        own: list[Sample] = []
+
+        def keep_own(sample: Sample, own: list[Sample] = own) -> None:
+            own.append(sample)
+            if sharing.processes.main:  # those of the others come after the round
+                keep(sample)
+
+        if part.places:
+            _ask(
+                engine, tokenizer, wanted, protocol, part.places, (lambda _: None) if part.spare else keep_own, judging
+            )
+        for sample in sharing.collected(own):
+            keep(sample)
+    if not sharing.processes.main:
+        return []
+    return [[found[wanted.task, asked.problem, i] for i in range(protocol.k)] for asked in wanted.asked]
+
+
+def _ask(
+    engine: Engine,
+    tokenizer: PreTrainedTokenizerBase,
+    wanted: TaskRequest,
+    protocol: Protocol,
+    places: Sequence[Place],
+    on_sample: Callable[[Sample], None],
+    judging: Judging | None,
+) -> None:
+    """Draws samples, and judges each."""
+    by_id, limits = {asked.problem: asked for asked in wanted.asked}, judging or Judging()
     # A request each, so that every sample has its own seed, whichever of a problem's are there already.
-    seeds = [protocol.seed_of(*place) for place in left]
-    requests = [Request(by_id[place[1]].prompt_ids, 1, seed) for place, seed in zip(left, seeds, strict=True)]
+    seeds = [protocol.seed_of(*place) for place in places]
+    requests = [Request(by_id[place[1]].prompt_ids, 1, seed) for place, seed in zip(places, seeds, strict=True)]
 
     def judge(position: int, group: Sequence[Sampled]) -> None:
-        place = left[position]
+        place = places[position]
         completion = completion_of(group[0], wanted.end_token_ids, tokenizer)
         text = _cut(completion.text, wanted.stop)
         truncated = completion.truncated and text == completion.text
-        gold, limits = by_id[place[1]].gold, judging or Judging()
+        gold = by_id[place[1]].gold
         [verdict] = check_all([gold], [text], timeout_seconds=limits.timeout_seconds, workers=limits.workers)
         tokens = len(completion.token_ids)
-        found[place] = Sample(*place, seeds[position], text, tokens, truncated, verdict.status, verdict.extracted)
-        on_sample(found[place])
+        on_sample(Sample(*place, seeds[position], text, tokens, truncated, verdict.status, verdict.extracted))
 
-    if requests:
-        engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()
-    return [[found[wanted.task, asked.problem, i] for i in range(protocol.k)] for asked in wanted.asked]
+    engine.start(requests, protocol.sampling(wanted.max_new_tokens, wanted.end_token_ids), judge).result()
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:

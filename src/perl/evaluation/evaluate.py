@@ -12,36 +12,41 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
 
-from perl.errors import MissingExtraError, RunFolderError
+from perl.errors import EXIT_INTERRUPTED, InterruptedRunError, MissingExtraError, PerlError
 from perl.evaluation import table
 from perl.evaluation.draw import draw
 from perl.evaluation.earlier import set_aside
 from perl.evaluation.figure import draw_problems
 from perl.evaluation.lighteval.score import LightevalError, lighteval_installed, score_with_lighteval
-from perl.evaluation.policies import Policies, ReadyPolicy, Who, in_turn, load_policies
+from perl.evaluation.policies import Policies, Who, in_turn, load_policies
 from perl.evaluation.protocol import short_hash
 from perl.evaluation.questions import PreparedTask
 from perl.evaluation.recounting.recount import with_figures
 from perl.evaluation.request import EvalSettings, Evaluation, naming_options, plan_evaluation
-from perl.evaluation.results import SAMPLES, TABLE, OtherScore, Results, TaskResult
-from perl.evaluation.samples import Sample, SampleFile
+from perl.evaluation.results import SAMPLES, TABLE, OtherScore, Results, TaskResult, read_results
+from perl.evaluation.samples import Place, Sample, SampleFile
 from perl.evaluation.score import rights, score_samples
+from perl.evaluation.several import arguments_of, check_same, sharing, start_several, to_start, usable
+from perl.evaluation.sharing import Sharing, share
 from perl.evaluation.stored import StoredSamples, stored_samples
 from perl.policy.model import base_dtype, base_identity, base_of, public_name
 from perl.policy.name import model_config_digest, policy_name
 from perl.policy.quantised import quantisation_of
 from perl.rewards.verifier import verifier_version
+from perl.rollouts.engine import Engine
 from perl.rollouts.open_engine import EngineSettings
 from perl.run.files import write_text
 from perl.run.folder import installed_versions
+from perl.run.joint_work import Processes
 from perl.run.progress import duration, progress
 from perl.run.threads import threads_kept, use_threads
 
@@ -77,6 +82,7 @@ def evaluate(
     data: str | Path | None = None,
     output: str | Path | None = None,
     settings: EvalSettings | None = None,
+    processes: int | None = None,
 ) -> Results:
     """Scores an adapter on benchmark tasks, and its base beside it under the same protocol.
 
@@ -90,6 +96,8 @@ def evaluate(
         output: Folder for the results, in which an evaluation that was stopped goes on and other tasks are added; None:
             ``RUN/evals/PRESET`` for a run, else ``evals/NAME/PRESET``.
         settings: Everything else.
+        processes: So many of this machine, one a GPU, share the completions; they are started here, unless a launcher
+            has started this process as one of them, all of which then call this. None: this process does it alone.
 
     Raises:
         PerlError: The request cannot be done; nothing was started.
@@ -97,16 +105,30 @@ def evaluate(
         BrokenPromiseError: The engine does not answer like the policy.
     """
     trained, on = (None if name is None else str(name) for name in (adapter, base))
+    settings = settings or EvalSettings()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # an adapter draws before it is filled
-        return carry_out(plan_evaluation(trained, on, tasks, k, data, output, settings or EvalSettings()))
+        plan = plan_evaluation(trained, on, tasks, k, data, output, settings)
+        if processes is None:
+            return carry_out(plan)
+        count = to_start(processes)
+        if not count:
+            with sharing(plan) as together:
+                return carry_out(plan, processes=together)
+    code = start_several(plan, arguments_of(trained, on, tasks, k, data, plan.folder, settings), count)
+    if code == EXIT_INTERRUPTED:
+        raise InterruptedRunError("stopped", str(plan.folder), "the same call goes on")
+    if code:
+        raise PerlError("the processes that were started say what is wrong", str(plan.folder))
+    return read_results(plan.folder)
 
 
-def carry_out(plan: Evaluation, policies: Policies | None = None) -> Results:
+def carry_out(plan: Evaluation, policies: Policies | None = None, processes: Processes | None = None) -> Results:
     """Does what was planned.
 
     Args:
         plan: From :func:`perl.evaluation.request.plan_evaluation`, or a run's.
         policies: Base and trained policy, where they are in memory already; None: they are loaded.
+        processes: That share the work, all of which call this at once with the same plan; None: this one does it alone.
 
     Returns:
         What was written into ``plan.folder``.
@@ -114,105 +136,140 @@ def carry_out(plan: Evaluation, policies: Policies | None = None) -> Results:
     Raises:
         PerlError: As :func:`evaluate`.
     """
-    started = time.monotonic()
-    with _locked(plan.folder), threads_kept():
+    started, processes = time.monotonic(), processes or Processes()
+    with processes.failing_together(), _locked(plan.folder, processes), threads_kept():
         if plan.threads is not None:
             use_threads(plan.threads)
-        for line in plan.lines() if not plan.within_run else ():
+        for line in plan.lines() if processes.main and not plan.within_run else ():
             logger.info("%s", line)
         if policies is None:
             with naming_options():
                 policies = load_policies(plan.subject, plan.device)
         samples = SampleFile(plan.folder / SAMPLES)
-        broken = samples.unreadable()
+        broken = samples.unreadable() if processes.main else 0
         if broken:
             logger.warning("%s: %d malformed lines are left out", samples.path, broken)
-        drawn = draw_samples(plan, policies)
-        results = _results(plan, policies, drawn, time.monotonic() - started)
-        set_aside(results, plan.folder)
-        results = results.with_earlier(plan.folder)
-        results.write(plan.folder)
-        write_text(plan.folder / TABLE, table.markdown(results))
-        places = [place for task in plan.tasks for place in task.request.places(plan.protocol.k)]
-        keys = [key for who in drawn.keys.values() for key in who.values()]
-        samples.put_first(keys, places)
-        try:
-            draw_problems(results, plan.folder)
-        except MissingExtraError as error:
-            logger.warning("%s", error)
+        drawn = draw_samples(plan, policies, processes)
+        return processes.by_main(lambda: _written(plan, policies, drawn, time.monotonic() - started))
+
+
+def _written(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds: float) -> Results:
+    """What came of it, and the files of the folder."""
+    results = _results(plan, policies, drawn, seconds)
+    set_aside(results, plan.folder)
+    results = results.with_earlier(plan.folder)
+    results.write(plan.folder)
+    write_text(plan.folder / TABLE, table.markdown(results))
+    places = [place for task in plan.tasks for place in task.request.places(plan.protocol.k)]
+    keys = [key for who in drawn.keys.values() for key in who.values()]
+    SampleFile(plan.folder / SAMPLES).put_first(keys, places)
+    try:
+        draw_problems(results, plan.folder)
+    except MissingExtraError as error:
+        logger.warning("%s", error)
     return results
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """The folder, made and held by this process alone."""
-    hint = "choose another with --output"
+def _locked(folder: Path, processes: Processes) -> Iterator[None]:
+    """The folder, made and held by the main process alone."""
+    if not processes.main:
+        processes.meet()
+        yield
+        return
     lock = FileLock(folder / ".lock", timeout=0)
-    try:
+    with usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except Timeout:
-        raise RunFolderError("another process is evaluating here", str(folder), hint) from None
-    except OSError as error:  # a file of that name, no permission, no such disk
-        reason = "it is a file" if folder.is_file() else error.strerror or str(error)
-        raise RunFolderError(f"cannot be written: {reason}", str(folder), hint) from None
     try:
+        processes.meet()
         yield
     finally:
         lock.release()
 
 
-def draw_samples(plan: Evaluation, policies: Policies) -> DrawnSamples:
+def draw_samples(plan: Evaluation, policies: Policies, processes: Processes | None = None) -> DrawnSamples:
     """Every sample of every policy on every task; those that are there already are not drawn again.
+
+    Args:
+        plan: What is asked.
+        policies: In memory, of each process its own.
+        processes: That share the work, all of which call this at once; None: this one does it alone. On others than
+            the main process there are no samples afterwards.
 
     Raises:
         RolloutError: No server answers any more.
         BrokenPromiseError: The engine does not answer like the policy.
     """
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    drawn, file = DrawnSamples(), SampleFile(plan.folder / SAMPLES)
-    settings = EngineSettings(f"perl-{secrets.token_hex(4)}", plan.folder / "sync", plan.longest, alone=True)
+    drawn, file, processes = DrawnSamples(), SampleFile(plan.folder / SAMPLES), processes or Processes()
+    if processes.main:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+    alone = processes.count == 1
+    settings = EngineSettings(f"perl-{secrets.token_hex(4)}", plan.folder / "sync", plan.longest, alone=alone)
     probe = plan.tasks[0].request.asked[0].prompt_ids
     temperature = plan.protocol.temperature or 1.0  # of greedy sampling engines report log-probabilities at 1
-    turns = in_turn(policies, plan.policies, plan.engine, settings, probe, plan.settings.batch_size, temperature)
-    with closing(turns):
+    batch_size = plan.settings.batch_size
+    turns = in_turn(policies, plan.policies, plan.engine, settings, probe, batch_size, temperature, processes)
+    with processes.failing_together(), closing(turns):
+        drawn.keys = {
+            who: {task.request.task: _key(plan, policies, who, task) for task in plan.tasks} for who in plan.policies
+        }
+        check_same(processes, {"base_sha256": policies.base_sha256, "samples": drawn.keys})
         for ready in turns:
             if ready.logp_diff is not None:
                 drawn.logp_diff = max(ready.logp_diff, drawn.logp_diff or 0.0)
             found = drawn.groups.setdefault(ready.who, {})
             for task in plan.tasks:
-                key = _key(plan, policies, ready.who, task)
-                drawn.keys.setdefault(ready.who, {})[task.request.task] = key
-                found[task.request.task] = _draw_task(plan, policies, ready, task, key, file)
+                key = drawn.keys[ready.who][task.request.task]
+                shared = share(processes, ready.engine.capabilities, batch_size, policies.base)
+                kept = _KeptSamples(file, key, f"{ready.who} on {task.request.task}")
+                found[task.request.task] = _draw_task(plan, policies.tokenizer, ready.engine, task, kept, shared)
     return drawn
 
 
+@dataclass(frozen=True)
+class _KeptSamples:
+    """Where a policy's samples on a task are kept, and how they are called in a log."""
+
+    file: SampleFile
+    key: str
+    name: str
+
+    def read(self, plan: Evaluation, task: PreparedTask) -> Mapping[Place, Sample]:
+        """Those that are there, corrected where that is due."""
+        stored = stored_samples(self.file.read(self.key), task.request, plan.protocol, plan.judging)
+        if stored.dropped or stored.judged_otherwise:
+            self.file.correct(self.key, stored.samples, stored.dropped)
+            _say_corrected(self.name, stored)
+        return stored.samples
+
+
 def _draw_task(
-    plan: Evaluation, policies: Policies, ready: ReadyPolicy, task: PreparedTask, key: str, file: SampleFile
+    plan: Evaluation,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: Engine,
+    task: PreparedTask,
+    kept: _KeptSamples,
+    shared: Sharing,
 ) -> Groups:
-    k, name = plan.protocol.k, task.request.task
-    wanted = task.request.places(k)
-    stored = stored_samples(file.read(key), task.request, plan.protocol, plan.judging)
-    if stored.dropped or stored.judged_otherwise:
-        file.correct(key, stored.samples, stored.dropped)
-        _say_corrected(f"{ready.who} on {name}", stored)
-    done = stored.samples
-    said_before = plan.within_run and len(done) == len(wanted)
+    k, processes = plan.protocol.k, shared.processes
+    done = processes.by_main(lambda: kept.read(plan, task))
+    wanted, started = len(task.request.places(k)), time.monotonic()
+    said_before = not processes.main or (plan.within_run and len(done) == wanted)
     if done and not said_before:
-        logger.info("%s on %s: %d of %d completions are there already", ready.who, name, len(done), len(wanted))
-    started = time.monotonic()
-    with progress(len(wanted), f"scoring the {ready.who} on {name}", len(done)) as line:
+        logger.info("%s: %d of %d completions are there already", kept.name, len(done), wanted)
+    with progress(wanted, f"scoring the {kept.name}", len(done)) if processes.main else nullcontext() as line:
 
         def keep(sample: Sample) -> None:
-            file.append(key, [sample])
-            line.update(1)
+            kept.file.append(kept.key, [sample])
+            if line is not None:
+                line.update(1)
 
-        groups = draw(ready.engine, policies.tokenizer, task.request, plan.protocol, done, keep, plan.judging)
+        groups = draw(engine, tokenizer, task.request, plan.protocol, done, keep, plan.judging, shared)
     if said_before:
         return groups
-    score = score_samples(groups)
-    seconds = duration(time.monotonic() - started)
-    logger.info("%s on %s: avg@%d %s, in %s", ready.who, name, k, table.score_cell(score), seconds)
+    score, seconds = score_samples(groups), duration(time.monotonic() - started)
+    logger.info("%s: avg@%d %s, in %s%s", kept.name, k, table.score_cell(score), seconds, shared)
     return groups
 
 

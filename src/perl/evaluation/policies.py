@@ -5,7 +5,7 @@ Subject -> Policies in memory -> (who, engine), each valid until the next is ask
 
 import contextlib
 import logging
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +19,14 @@ from perl.evaluation.subject import Subject
 from perl.policy.attach import base_only, continue_adapter
 from perl.policy.model import answering_fingerprint, load_base, load_tokenizer
 from perl.recipe.sections import RolloutSection
-from perl.rollouts.engine import Engine, Form
+from perl.rollouts.asked_by_main import AskedByMain
+from perl.rollouts.engine import Engine, Form, Update
 from perl.rollouts.hf_engine import TransformersEngine
-from perl.rollouts.open_engine import EngineSettings, open_engine
+from perl.rollouts.open_engine import EngineSettings, holds_other_weights, open_engine
 from perl.rollouts.parity_check import LENGTH, ParityCheck
 from perl.rollouts.sync import SyncPlan, base_update, choose_form, make_update
+from perl.run.joint_work import Processes
+from perl.run.shards import is_sharded
 
 logger = logging.getLogger("perl")
 
@@ -101,6 +104,7 @@ def in_turn(
     probe_ids: Sequence[int],
     batch_size: int,
     temperature: float = 1.0,
+    processes: Processes | None = None,
 ) -> Generator[ReadyPolicy]:
     """Each policy in turn, the base first; an engine outside of this model is proven to answer like it.
 
@@ -115,6 +119,7 @@ def in_turn(
         probe_ids: A prompt on which engine and policy are compared.
         batch_size: Completions that transformers write at a time.
         temperature: At which they are compared, above 0: that of the samples, so that it is proven to be applied.
+        processes: That do this together, each with these policies; None: this one alone.
 
     Raises:
         RolloutError: No server answers.
@@ -135,38 +140,65 @@ def in_turn(
     served = how.capabilities.needs_servers
     room = None if settings.longest is None else settings.longest - len(probe_ids)
     proof = _Proof(tuple(probe_ids), temperature, room, how.tolerance)
+    opening = _Opening(how, plan, on_base, settings, processes or Processes())
     proven = served and "base" in wanted and plan is not None and plan.form == "adapter"
     if proven and trained is not None:
-        with _opened(how, plan, on_base, settings) as engine:
+        with opening.opened() as engine:
             with policies.active("base") as policy:
                 proof.compare(engine, policy)
-            proof.bind(engine, trained, "adapter", f"{settings.name}-probe")
-    with _opened(how, plan, on_base, settings) as engine:
+            proof.bind(engine, trained, lambda: opening.update(trained, "adapter", "probe"))
+    with opening.opened() as engine:
         if "base" in wanted:
             with policies.active("base") as policy:
                 difference = proof.compare(engine, policy)
             yield ReadyPolicy("base", engine, difference)
         if plan is not None and trained is not None:
             if not proven:
-                proof.bind(engine, trained, plan.form, f"{settings.name}-probe")
-            engine.load(make_update(trained, plan.form, f"{settings.name}-adapter"))
+                proof.bind(engine, trained, lambda: opening.update(trained, plan.form, "probe"))
+            engine.load(opening.update(trained, plan.form, "adapter"))
             yield ReadyPolicy("adapter", engine, proof.compare(engine, trained))
             if served and plan.form == "merged":
-                engine.load(base_update(on_base, f"{settings.name}-restored"))
+                engine.load(opening.update(on_base, None, "restored"))
 
 
-@contextlib.contextmanager
-def _opened(
-    how: RolloutSection, plan: SyncPlan | None, on_base: nn.Module, settings: EngineSettings
-) -> Iterator[Engine]:
-    """The engine; afterwards nothing is left of it on the disk."""
-    engine = open_engine(how, plan, on_base, settings)
-    try:
-        yield engine
-    finally:
-        engine.close()
-        with contextlib.suppress(OSError):  # not there, or somebody else's files are in it
-            settings.folder.rmdir()
+@dataclass(frozen=True)
+class _Opening:
+    """How the engine is opened, each time."""
+
+    how: RolloutSection
+    plan: SyncPlan | None
+    on_base: nn.Module
+    settings: EngineSettings
+    processes: Processes
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Engine]:
+        """The engine; afterwards nothing is left of it on the disk."""
+        engine = self._open()
+        try:
+            if holds_other_weights(engine):
+                engine.load(self.update(self.on_base, None, "before"))
+            yield engine
+        finally:
+            engine.close()
+            with contextlib.suppress(OSError):  # not there, or somebody else's files are in it
+                if self.processes.main:
+                    self.settings.folder.rmdir()
+
+    def update(self, policy: nn.Module, form: Form | None, kind: str) -> Update:
+        """A policy for the engine; of no form: the base. Without tensors where nobody reads them."""
+        name, served = f"{self.settings.name}-{kind}", self.how.capabilities.needs_servers
+        if served and not self.processes.main and not is_sharded(policy):
+            return Update(name, form or "merged")
+        return base_update(policy, name) if form is None else make_update(policy, form, name)
+
+    def _open(self) -> Engine:
+        if self.how.capabilities.needs_servers and self.processes.count > 1:
+            return AskedByMain(self._open_here, self.processes)
+        return self._open_here()
+
+    def _open_here(self) -> Engine:
+        return open_engine(self.how, self.plan, self.on_base, self.settings)
 
 
 @dataclass(frozen=True)
@@ -189,11 +221,11 @@ class _Proof:
         engine.expect(parity.proof())  # of servers that are restarted while they are asked
         return self._check(parity, engine)
 
-    def bind(self, engine: Engine, policy: nn.Module, form: Form, name: str) -> None:
-        """Gives the engine the policy with random numbers, which must show."""
+    def bind(self, engine: Engine, policy: nn.Module, update: Callable[[], Update]) -> None:
+        """Gives the engine the policy with random numbers, as an update, which must show."""
         parity = self._parity(policy)
         with parity.far_from_base():
-            engine.load(make_update(policy, form, name))
+            engine.load(update())
             self._check(parity, engine)
 
     def _parity(self, policy: nn.Module) -> ParityCheck:

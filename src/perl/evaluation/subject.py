@@ -144,7 +144,7 @@ def model_digests(folder: Path) -> tuple[str, str]:
 
 def _of_run(path: Path, given: ModelSection | None, dtype: str) -> Subject:
     """The adapter of a run that is done, or the model if that was trained itself."""
-    run, recipe = Run.read(path), Recipe.load(path / "recipe.yaml")
+    run, recipe = Run.read(path), Recipe.of_run(path / "recipe.yaml")
     section, threads = given or _with_dtype(recipe.model, dtype), recipe.engine.threads
     if not run.adapter.is_dir():
         checkpoint = latest_checkpoint(run.checkpoints)
@@ -206,7 +206,7 @@ def _recipe_above(path: Path) -> Recipe | None:
     """The recipe of the run that a checkpoint or an adapter's folder lies in."""
     for folder in path.resolve().parents[:2] if path.is_dir() else ():  # a Hub id lies nowhere here
         if (folder / "recipe.yaml").is_file() and (folder / "run.json").is_file():
-            return Recipe.load(folder / "recipe.yaml")
+            return Recipe.of_run(folder / "recipe.yaml")
     return None
 
 

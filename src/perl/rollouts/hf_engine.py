@@ -2,6 +2,8 @@
 
 prompts in tokens -> Sampled
 
+Of a model in shards all processes sample at once, batch by batch; transformers then goes on until the last one is done.
+
 Each completion is drawn with its own seed: which others share its batch, or how many, changes nothing but the rounding
 of logits. The process's random state stays as it was.
 """
@@ -31,6 +33,7 @@ from perl.errors import ModelError
 from perl.policy.model import evaluating
 from perl.recipe.engines import TRANSFORMERS, Capabilities
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
+from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 
 POLICY = "policy"
@@ -92,7 +95,7 @@ class TransformersEngine(OneCopy):
                 are given up.
 
         Raises:
-            ModelError: The memory does not suffice for one completion.
+            ModelError: The memory does not suffice for one completion, or for a batch of a model in shards.
         """
         if any(request.longest is not None for request in requests):
             raise ValueError("conversations are sampled by TRL itself where transformers samples")
@@ -134,6 +137,9 @@ class TransformersEngine(OneCopy):
         try:
             return self._draw(rows, sampling)
         except torch.OutOfMemoryError as error:
+            if is_sharded(self._model):
+                what = f"not enough memory for a batch of {len(rows)}, and other processes wait for this one's tensors"
+                raise ModelError(what, hint="a smaller eval.batch_size, or fewer tokens a completion") from error
             if len(rows) > 1:
                 return None  # what the batch held is given back with this frame
             longest = len(rows[0].prompt_ids) + sampling.max_completion_length

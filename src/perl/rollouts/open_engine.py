@@ -16,8 +16,9 @@ from perl.policy.model import base_identity, resolve_model
 from perl.policy.precision import compute_dtype
 from perl.recipe.engines import Capabilities
 from perl.recipe.sections import RolloutSection
+from perl.rollouts.asked_by_main import AskedByMain
 from perl.rollouts.engine import Engine, Form
-from perl.rollouts.sync import SyncPlan, base_update
+from perl.rollouts.sync import SyncPlan
 from perl.rollouts.vllm.in_process import InProcessEngine
 from perl.rollouts.vllm.servers import ServerPool
 
@@ -61,7 +62,7 @@ def open_engine(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, s
     return _OPENED[how.capabilities](how, plan, policy, settings)
 
 
-def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:
+def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module, settings: EngineSettings) -> Engine:  # noqa: ARG001
     pool = ServerPool(
         how.addresses,
         Path(how.sync_folder or settings.folder),
@@ -75,8 +76,6 @@ def _open_servers(how: RolloutSection, plan: SyncPlan | None, policy: nn.Module,
         if settings.main:
             pool.take_folder(settings.name)
         pool.check(settings.longest or 0, plan.form if plan else None)
-        if settings.main and pool.foreign_weights():
-            pool.load(base_update(policy, f"{settings.name}-base"))
         opened.pop_all()
     return pool
 
@@ -93,6 +92,11 @@ def _open_in_process(how: RolloutSection, plan: SyncPlan | None, policy: nn.Modu
         alone=settings.alone,
         max_lora_rank=served_rank(plan.largest_rank) if plan and plan.largest_rank is not None else None,
     )
+
+
+def holds_other_weights(engine: Engine) -> bool:
+    """Whether servers hold weights that an earlier run has left; they must be given the base before anything else."""
+    return isinstance(engine, ServerPool | AskedByMain) and bool(engine.foreign_weights())
 
 
 # How an engine that takes updates is opened.

@@ -33,6 +33,7 @@ from perl.policy.model import base_identity, base_of, base_parameters, public_na
 from perl.policy.precision import compute_dtype
 from perl.policy.save_adapter import as_lora
 from perl.rollouts.engine import Form, Update
+from perl.run.shards import whole
 
 SyncSetting = Literal["auto", "adapter", "merged"]
 
@@ -286,7 +287,7 @@ def _as_the_base(policy: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
     found = {}
     for name, given in tensors.items():
         quantised = get_bnb_param_type(given)
-        tensor = base_weight(modules[name.rpartition(".")[0]]) if quantised else given.detach()
+        tensor = base_weight(modules[name.rpartition(".")[0]]) if quantised else whole(given.detach())
         found[name] = tensor.to(_own_dtype(base[name], usual)).contiguous()
     return found
 

@@ -169,5 +169,5 @@ def _recipe_above(folder: Path) -> Recipe | None:
     """The recipe of the run that results lie in, as ``RUN/eval``, ``RUN/evals/PRESET`` or ``RUN/best/eval``."""
     for run in folder.resolve().parents[:2]:
         if (run / _RECIPE).is_file() and (run / _RUN_FACTS).is_file():
-            return Recipe.load(run / _RECIPE)
+            return Recipe.of_run(run / _RECIPE)
     return None

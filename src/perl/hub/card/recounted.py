@@ -55,4 +55,4 @@ def _recount(run: Run, place: Path) -> Recount:
     if not has_samples(place):
         message = f"its scores cannot be counted again, there is no {SAMPLES}"
         raise PerlError(message, str(place), f"perl eval --adapter {run.path} draws them")
-    return recount_folder(place, Recipe.load(run.path / "recipe.yaml"))
+    return recount_folder(place, Recipe.of_run(run.path / "recipe.yaml"))

@@ -231,7 +231,7 @@ def recipe_of(run: Run) -> Recipe | None:
     if not file.is_file():
         return None
     try:
-        return Recipe.load(file)
+        return Recipe.of_run(file)
     except RecipeError as error:
         raise RecipeError("the run's recipe cannot be read", str(file), str(error)) from None
 

@@ -226,7 +226,7 @@ def wanted_push(
     Raises:
         RunFolderError: No repository is named.
     """
-    hub = Recipe.load(run.path / "recipe.yaml").hub
+    hub = Recipe.of_run(run.path / "recipe.yaml").hub
     if repo_id is not None and re.fullmatch(HUB_NAME, repo_id) is None:
         raise PerlError(f"is not a name on the Hub: {repo_id!r}", "--repo", "user/name")
     newest = [push for push in reversed(read_pushes(run)) if repo_id in (None, push.repo_id)]

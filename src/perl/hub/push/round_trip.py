@@ -94,7 +94,7 @@ def check_files(folder: Path) -> None:
 
 def _section(candidate: Candidate, saved: SavedAdapter) -> ModelSection:
     """The run's base as it was: its commit, and the type of its numbers."""
-    facts, section = candidate.run.facts, Recipe.load(candidate.run.path / "recipe.yaml").model
+    facts, section = candidate.run.facts, Recipe.of_run(candidate.run.path / "recipe.yaml").model
     changes: dict[str, str] = {}
     if facts.get("revision") and not is_sandbox(section.name) and not Path(section.name).expanduser().is_dir():
         changes["revision"] = facts["revision"]

@@ -48,7 +48,7 @@ def _of_candidate(candidate: Candidate) -> Material:
     files = {name: package.files[name] for name in (CONFIG, WEIGHTS)}
     log = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     rows = [row for row in steps_of(log_rows(log)) if row["step"] <= candidate.step]
-    recipe = Recipe.load(run.path / "recipe.yaml")
+    recipe = Recipe.of_run(run.path / "recipe.yaml")
     licence = read_run_facts(package.files[RUN_FACTS]).licence
     repo, revision = _pushed(candidate)
     known = {
