@@ -322,14 +322,14 @@ def test_an_optional_package_that_is_not_installed_is_named_with_how_to_install_
         ],
     }  # fmt: skip
     Path("ds.json").write_text("{}", encoding="utf-8")
-    for module, setting, package in (
-        ("deepspeed", "deepspeed: ds.json", "deepspeed"),
-        ("tensorboard", "report_to: tensorboard", "tensorboard"),
-        ("liger_kernel", "use_liger_kernel: true", "liger-kernel"),
-        ("bitsandbytes", "optim: paged_adamw_8bit", "bitsandbytes"),
+    for module, setting, package, installed in (
+        ("deepspeed", "deepspeed: ds.json", "deepspeed", "'perl-rl[deepspeed]'"),
+        ("tensorboard", "report_to: tensorboard", "tensorboard", "tensorboard"),
+        ("liger_kernel", "use_liger_kernel: true", "liger-kernel", "liger-kernel"),
+        ("bitsandbytes", "optim: paged_adamw_8bit", "bitsandbytes", "bitsandbytes"),
     ):
         text, key = f"train: {{{setting}}}\n", f"train.{setting.split(':')[0]}"
-        words = (f"the package {package}", f"pip install {package}")
+        words = (f"the package {package}", f"pip install {installed}")
         dry = ("--dry-run", *with_recipe(package, text))
         rows[module] = [(text, f"recipe.yaml:2: {key}: ", *words), (dry, f"{package}.yaml:2: {key}: ", *words)]
     absent = [row for module, found in rows.items() if importlib.util.find_spec(module) is None for row in found]

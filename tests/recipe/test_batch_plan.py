@@ -101,15 +101,26 @@ def test_every_number_that_a_refusal_offers_fits_and_no_other_does():
         offered = {int(number) for number in listed.split(",")}
         least = 2 if changed == "generations" else 1
         asked = {"prompts": None, "generations": None, "rows": None, "passes": None, "world_size": 1, **numbers}
-        searched = {n for n in range(least, 60) if search(**{**asked, changed: n}) is not None}
+        found = {n: search(**{**asked, changed: n}) for n in range(least, 60)}
+        # Rows that fit one process only are lowered, and not offered.
+        searched = {n for n, plan_of in found.items() if plan_of is not None and plan_of[PLACES[changed]] == n}
         assert offered == searched == {n for n in range(least, 60) if int(divided) % n == 0}, numbers
         for candidate in range(least, 60):
             if candidate in offered:
                 assert getattr(plan(**{**numbers, changed: candidate}), FIELDS[changed]) == candidate
-            else:
+            elif found[candidate] is None:
                 mistake_of({**numbers, changed: candidate})
 
 
+def test_rows_that_fit_one_process_are_lowered_on_several():
+    assert plan(8, 8, 64) == BatchPlan(8, 8, 64, 1, 1)
+    assert plan(8, 8, 64, world_size=2) == BatchPlan(8, 8, 32, 1, 2)
+    assert plan(8, 8, 64, world_size=8) == BatchPlan(8, 8, 8, 1, 8)
+    assert plan(3, 8, 8, world_size=6) == BatchPlan(3, 8, 4, 1, 6)
+    assert "over 2 processes" in mistake_of({"prompts": 4, "generations": 6, "rows": 5, "world_size": 2}).message
+
+
+PLACES = {"generations": 1, "rows": 2, "passes": 3}
 FIELDS = {
     "generations": "num_generations",
     "rows": "per_device_train_batch_size",

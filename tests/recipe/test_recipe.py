@@ -115,6 +115,7 @@ def sample(name, hint):
         "peft_dropout": 0.5,
         "quantization": "nf4",
         "reference": "rolling:8",
+        "strategy": "fsdp2",
         "rollout_backend": "vllm-server",
         "rollout_sync": "merged",
         "rollout_servers": ["http://localhost:8000"],
@@ -142,7 +143,11 @@ def test_train_takes_every_field_of_the_trainers_arguments():
 
     hints = typing.get_type_hints(PeftRLConfig)
     homes = {f"peft_{key}": ("peft", key) for key in SECTIONS["peft"].model_fields if key != "adapter"}
-    homes |= {"adapter": ("peft", "adapter"), "quantization": ("model", "quantization")}
+    homes |= {
+        "adapter": ("peft", "adapter"),
+        "quantization": ("model", "quantization"),
+        "strategy": ("engine", "strategy"),
+    }
     homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] == "rollout"}
     served = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
     names = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and f.name not in REFUSED]
@@ -352,8 +357,10 @@ def test_a_batch_is_planned_from_the_numbers_that_are_given_for_all_processes(mo
         assert (*(getattr(batch, name) for name in numbers), batch.world_size) == expected, given
         assert batch.prompts_per_step * batch.num_generations == math.prod(expected[2:])
     monkeypatch.setenv("WORLD_SIZE", "8")
-    text = "train: {prompts_per_step: 4, num_generations: 8, per_device_train_batch_size: 8}\n"
-    assert "cannot be cut into passes of 8 rows" in lines_of(text)[0]
+    text = "train: {prompts_per_step: 4, num_generations: 8, per_device_train_batch_size: 3}\n"
+    assert "over 8 processes cannot be cut into passes of 3 rows" in lines_of(text)[0]
+    text = text.replace(" 3}", " 8}")
+    assert loaded(text).batch.per_device_train_batch_size == 4
     monkeypatch.delenv("WORLD_SIZE")
     assert loaded(text).batch.gradient_accumulation_steps == 4
     (line,) = lines_of("train:\n  per_device_train_batch_size: 6\n  num_generations: 4\n")

@@ -15,18 +15,14 @@ from perl.policy.model import load_base, total_parameters, trainable_parameters
 from perl.recipe import load_recipe
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.trainer.config import PeftRLConfig
+from perl.training.decoder import Decoder, Types, cached_bytes, decoder_of, weight_bytes
 from perl.training.memory_estimate import (
     GPUS,
     Attention,
-    Decoder,
-    Types,
     Work,
-    cached_bytes,
-    decoder_of,
     estimate_memory,
     recipe_estimates,
     token_bytes,
-    weight_bytes,
 )
 from perl.training.stages import prepare, read_recipe
 from tests.oracles.kernel_memory import EVERY_WAY, as_on_a_gpu

@@ -1,15 +1,23 @@
 """Every recipe that is shipped says what it is, can be read, and can be planned where its model is at hand."""
 
+import importlib.util
+import re
+
 import pytest
 from transformers import Qwen2Config
 
 from perl.methods.settings import adaptation
-from perl.packing.attention import KernelCall
+from perl.packing.attention import KERNEL_CALL, KernelCall
+from perl.policy.model import load_empty_base
 from perl.recipe.assets import packaged_recipes, recipes_folder
 from perl.sandbox import is_sandbox
 from perl.trainer.config import training_arguments
-from perl.training.memory_estimate import GIB, GPUS, MemoryEstimate, recipe_estimates
+from perl.training.decoder import Types, cached_bytes, decoder_of
+from perl.training.hardware import GIB
+from perl.training.memory_estimate import GPUS, MemoryEstimate, recipe_estimates
+from perl.training.question import Question, answer
 from perl.training.stages import prepare, read_recipe
+from tests.conftest import CHECKOUT
 
 RECIPES = packaged_recipes()
 OF_THE_SANDBOX = [name for name in RECIPES if is_sandbox(read_recipe(name).model.name)]  # no network is needed
@@ -94,3 +102,42 @@ def test_a_recipe_for_a_gpu_fits_it_and_has_the_figures_of_the_estimate_at_its_h
     tokens = estimate.plan.tokens if estimate.plan.tokens == estimate.in_a_pass else estimate.plan.tokens // 100 * 100
     assert f" {tokens} tokens" in head.replace(",", "")
     assert "Not measured" in head
+
+
+@pytest.fixture(scope="module")
+def plans_of_recipes():
+    spec = importlib.util.spec_from_file_location("plan_recipes", CHECKOUT / "docs" / "plan_recipes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(KERNEL_CALL is None or not KERNEL_CALL.grouped, reason="this torch repeats keys and values")
+@pytest.mark.parametrize("name", ["node-1.5b", "node-7b", "fsdp2-32b", "fsdp2-70b"])
+def test_a_recipe_for_nodes_can_be_planned_fits_and_its_table_is_on_the_page(name, plans_of_recipes, tmp_path):
+    assert name in plans_of_recipes.SIZES
+    text = plans_of_recipes.planned(name, tmp_path)
+    assert re.search(r"^fits +yes$", text, re.MULTILINE)
+    page = (CHECKOUT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert plans_of_recipes.block(name, text) in page
+    recipe = read_recipe(name)
+    assert recipe.rollout.capabilities.needs_servers
+    assert (recipe.engine.strategy == "fsdp2") == name.startswith("fsdp2")
+
+
+@pytest.mark.parametrize(("processes", "strategy"), [(1, "ddp"), (8, "ddp"), (8, "zero2"), (8, "fsdp2")])
+@pytest.mark.parametrize("further", [[], ["train.steps_per_generation=4"]], ids=["", "several steps"])
+def test_the_plan_and_a_dry_run_have_the_same_memory(processes, strategy, further):
+    overrides = ["engine.device=auto", "engine.threads=null", "train.per_device_train_batch_size=null", *further]
+    overrides += [f"engine.processes={processes}", f"engine.strategy={strategy}"]
+    recipe = read_recipe("quickstart", overrides)
+    (estimate,) = [found for found in prepare(recipe).memory if found.gpu == "24 GB"]
+    memory = answer(recipe, Question(gpu="L4")).strategies[strategy].memory
+    for name in ("weights", "gathered", "trained", "cache", "head", "least", "plan"):
+        assert getattr(memory, name) == getattr(estimate, name), name
+    passes = 4 if further else recipe.batch.gradient_accumulation_steps
+    one = cached_bytes(decoder_of(load_empty_base(recipe.model).config), Types())
+    written = recipe.batch.per_device_train_batch_size * passes
+    assert memory.cache == written * memory.longest_row * one
+    if not further:
+        assert written == recipe.batch.completions_per_step // processes

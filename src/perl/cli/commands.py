@@ -12,8 +12,9 @@ import click
 
 import perl
 from perl.cli import COMMANDS
-from perl.cli.output import say
+from perl.cli.output import ARGUMENTS, say
 from perl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE, PerlError
+from perl.recipe.recipe import is_first_process
 
 EPILOG = """\b
 Examples:
@@ -53,6 +54,7 @@ def run(arguments: list[str], program: str) -> int:
     try:
         # Not commands.main(): that ends the process by itself, with exit code 1, when the reader of our output left.
         with commands.make_context(program, list(arguments)) as context:
+            context.meta[ARGUMENTS] = tuple(arguments)
             result = commands.invoke(context)
     except click.exceptions.Exit as done:  # after --help and --version
         return done.exit_code
@@ -63,11 +65,12 @@ def run(arguments: list[str], program: str) -> int:
         error.show()
         return EXIT_USER_MISTAKE
     except PerlError as error:
-        for problem in error.mistakes:
+        for problem in () if error.told_elsewhere else error.mistakes:
             say(f"error: {problem}", err=True, colour="red")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        say("interrupted", err=True)
+        if is_first_process():  # of several each is
+            say("interrupted", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from perl.cli.output import say, set_up_output
-from perl.errors import InterruptedRunError, PerlError, raise_all
+from perl.errors import EXIT_DONE, InterruptedRunError, PerlError, raise_all
 from perl.recipe.engines import TRANSFORMERS, Backend
+from perl.recipe.recipe import is_first_process
+from perl.run.launched import adopt_launcher
 from perl.run.tables import plain_table
 
 if TYPE_CHECKING:
@@ -99,6 +101,11 @@ class _Eval(click.Group):
     type=click.IntRange(min=1),
     help="CPU threads [default: the run's engine.threads, else as many as the model is large enough for].",
 )
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    help="Start so many processes on this machine, one a GPU, that share the completions; no score depends on it.",
+)
 @click.option("--list-tasks", is_flag=True, help="List the tasks.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; load no weights.")
 @click.option(
@@ -123,26 +130,29 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     no_base: bool,
     no_lighteval: bool,
     servers: tuple[str, ...],
+    processes: int | None,
     list_tasks: bool,
     dry_run: bool,
     server_command: bool,
     as_json: bool,
     quiet: bool,
     **settings: object,
-) -> None:
+) -> int:
     """Score an adapter on benchmark tasks, its base beside it under the same protocol.
 
     avg@k with a standard error clustered by problem, pass@k, maj@k, the paired difference from the base, and how many
     completions were cut off. The same command goes on with an evaluation that was stopped.
     """
     if context.invoked_subcommand is not None:
-        return
-    set_up_output(quiet=quiet or as_json)
+        return EXIT_DONE
+    adopt_launcher()
+    set_up_output(quiet=quiet or as_json or not is_first_process())
     if list_tasks:
         say("\n".join(_tasks(as_json=as_json)))
-        return
+        return EXIT_DONE
     from perl.evaluation.evaluate import carry_out
     from perl.evaluation.request import EvalSettings, plan_evaluation
+    from perl.evaluation.several import arguments_of, sharing, start_several, to_start
 
     if server_command:  # which needs no server that runs, nor vLLM here
         settings["backend"] = TRANSFORMERS.name
@@ -159,15 +169,25 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
         from perl.evaluation.serving import serving_command
 
         say(serving_command(plan, servers[0] if servers else None))
-        return
+        return EXIT_DONE
     if dry_run:
         say("\n".join(plan.lines()))
-        return
+        return EXIT_DONE
+    count = to_start(processes)
+    if count:
+        arguments = arguments_of(adapter, base, names, k, data, plan.folder, chosen)
+        output_options = [*(["--json"] if as_json else []), *(["--quiet"] if quiet else [])]
+        return start_several(plan, [*arguments, *output_options], count)
     try:
-        results = carry_out(plan)
+        with sharing(plan) as together:
+            results = carry_out(plan, processes=together)
     except KeyboardInterrupt:
-        raise InterruptedRunError("stopped", str(plan.folder), "the same command goes on") from None
-    _print(results, plan.folder, as_json=as_json)
+        stopped = InterruptedRunError("stopped", str(plan.folder), "the same command goes on")
+        stopped.told_elsewhere = not is_first_process()
+        raise stopped from None
+    if together.main:
+        _print(results, plan.folder, as_json=as_json)
+    return EXIT_DONE
 
 
 @command.command("compare", short_help="Put several results side by side.")

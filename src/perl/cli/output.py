@@ -13,6 +13,10 @@ import warnings
 import click
 
 from perl.errors import visible
+from perl.recipe.recipe import is_first_process, rank
+
+ARGUMENTS = "perl.arguments"
+"""Where a command finds what was typed after ``perl``, in its context's ``meta``."""
 
 
 def say(text: object, *, err: bool = False, colour: str | None = None, end: str = "\n") -> None:
@@ -28,10 +32,11 @@ def say(text: object, *, err: bool = False, colour: str | None = None, end: str 
 
 
 class _Visible(logging.Formatter):
-    """A line of ours, with the same care."""
+    """A line of ours, with the same care; of several processes the main one says what all would."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        named = "" if is_first_process() else f"rank {rank()}: "
+        return named + visible(super().format(record))
 
 
 def set_up_output(*, quiet: bool) -> None:
@@ -42,9 +47,11 @@ def set_up_output(*, quiet: bool) -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore", FutureWarning)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # PEFT imports it, needed or not
+    # Transformers imports it where it is installed, and it has something to say of each machine without a GPU.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible("%(message)s"))
     logger = logging.getLogger("perl")
     logger.addHandler(handler)
     logger.propagate = False
-    logger.setLevel(logging.ERROR if quiet else logging.INFO)
+    logger.setLevel(logging.ERROR if quiet else logging.INFO if is_first_process() else logging.WARNING)

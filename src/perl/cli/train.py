@@ -3,14 +3,20 @@
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from perl.cli.output import say, set_up_output
+from perl.cli.output import ARGUMENTS, say, set_up_output
 from perl.errors import EXIT_DONE, PerlError, raise_all
+from perl.recipe.recipe import is_first_process, launched, world_size
+from perl.recipe.sections import STRATEGIES
+from perl.run.launched import adopt_launcher
 
 if TYPE_CHECKING:
+    from perl.recipe import Recipe
     from perl.run.folder import Run
 
 
@@ -18,42 +24,80 @@ if TYPE_CHECKING:
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("-o", "--output", type=click.Path(), help="Run folder [default: runs/NAME].")
+@click.option("--processes", type=click.IntRange(min=1), help="Start so many processes, one a GPU (engine.processes).")
+@click.option("--strategy", type=click.Choice(STRATEGIES), help="What each holds of the base (engine.strategy).")
 @click.option("--dry-run", is_flag=True, help="Print the resolved recipe and the plan; load no weights.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def command(recipe: str, overrides: tuple[str, ...], output: str | None, *, dry_run: bool, quiet: bool) -> None:
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    recipe: str,
+    overrides: tuple[str, ...],
+    output: str | None,
+    processes: int | None,
+    strategy: str | None,
+    *,
+    dry_run: bool,
+    quiet: bool,
+) -> int:
     """Train RECIPE, a YAML file or the name of a packaged one (see `perl recipes`).
 
     The same command goes on with a run that was interrupted or killed.
     """
+    adopt_launcher()
     set_up_output(quiet=quiet)
-    from perl.algorithms.registry import loss_mistakes
-    from perl.methods.on_quantised import quantization_mistakes
-    from perl.methods.settings import method_mistakes
-    from perl.recipe import load_recipe
-    from perl.rewards import reward_mistakes
-
-    # Says what is wrong before anything slow is imported.
-    load_recipe(recipe, overrides, checks=(loss_mistakes, method_mistakes, quantization_mistakes, reward_mistakes))
-    from perl.recipe.recipe import is_first_process
+    asked = {"engine.processes": processes, "engine.strategy": strategy}
+    overrides = (*overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None))
+    if world_size() == 1:  # of several processes each would say the same
+        checked = _checked(recipe, overrides)
+        if not launched() and (checked.engine.processes or 1) > 1 and not dry_run:
+            return _start(checked, context.meta[ARGUMENTS], output)
     from perl.training.stages import prepare, read_recipe, train
 
-    resolved = read_recipe(recipe, overrides, output)
     if dry_run:
+        resolved = read_recipe(recipe, overrides, output)
         plan = prepare(resolved)
-        say(resolved.to_yaml())
-        say("\n".join(f"# {line}" for line in plan.lines()))
-        return
-    run = train(resolved)
+        if is_first_process():
+            say(resolved.to_yaml())
+            say("\n".join(f"# {line}" for line in plan.lines()))
+        return EXIT_DONE
+    run = train(recipe, overrides, output)
     if not is_first_process():
         _leave()
     if not quiet:
         say("\n".join(_summary(run)))
+    return EXIT_DONE
+
+
+def _checked(recipe: str, overrides: Sequence[str]) -> "Recipe":
+    """The recipe; says what is wrong before anything slow is imported."""
+    from perl.algorithms.registry import loss_mistakes
+    from perl.methods.on_quantised import quantization_mistakes
+    from perl.methods.on_shards import strategy_mistakes
+    from perl.methods.settings import method_mistakes
+    from perl.recipe import load_recipe
+    from perl.rewards import reward_mistakes
+
+    checks = (loss_mistakes, method_mistakes, quantization_mistakes, strategy_mistakes, reward_mistakes)
+    return load_recipe(recipe, overrides, checks)
+
+
+def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> int:
+    """Starts the same command as several processes."""
+    from perl.launch.start import check_processes, start
+
+    try:
+        check_processes(checked.engine)
+    except PerlError as error:
+        raise checked.located(error) from None
+    return start(arguments, checked.engine.processes or 1, Path(output) if output else checked.output_dir)
 
 
 def _leave() -> None:
     """Ends a process that has nothing left to write, without tearing down what it has loaded.
 
-    A thread of torch's process group that still runs then would abort it, and with it the first process, which writes
+    A thread of torch's process group that still runs then would abort it, and with it the main process, which writes
     the adapter and its score while this one ends.
     """
     sys.stdout.flush()

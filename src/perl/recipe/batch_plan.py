@@ -17,6 +17,7 @@ NUMBERS = ("prompts_per_step", "num_generations", "per_device_train_batch_size",
 """The training arguments that a plan is made of."""
 # Rows in one forward pass when nobody says: what TRL takes.
 LARGEST_DEFAULT_MICRO_BATCH = 8
+_PROMPTS = "train.prompts_per_step"
 # Of any of the numbers; nobody means more.
 _LARGEST = 1_000_000
 
@@ -65,7 +66,8 @@ def plan_batch(
         prompts_per_step: Different prompts in one optimizer step. None: from the two numbers below if either is
             given, else 16.
         num_generations: Completions of each prompt (G in the GRPO paper). None: 8.
-        per_device_train_batch_size: Rows in one forward pass on one process. None: the largest that fits, at most 8.
+        per_device_train_batch_size: Rows in one forward pass on one process; if these fit one process and not several,
+            the largest number below that does. None: the largest that fits, at most 8.
         gradient_accumulation_steps: Forward passes in one optimizer step. None: whatever is left.
         world_size: Number of processes.
 
@@ -82,11 +84,21 @@ def plan_batch(
     prompts = prompts_per_step or DEFAULT_PROMPTS_PER_STEP
     completions = prompts * generations
     shown = f"{prompts} prompts x {generations} generations = {completions} completions a step"
+    if completions < world_size:
+        hint = f"at most {completions} processes, or a larger train.prompts_per_step"
+        raise RecipeError(f"{shown}: {world_size} are more processes than a prompt batch can feed", _PROMPTS, hint)
     if completions % world_size:
-        raise RecipeError(f"{shown} cannot be split over {world_size} processes", "train.prompts_per_step")
+        fitting = max(size for size in _divisors(completions) if size < world_size)
+        hint = f"{fitting} processes, or a multiple of {world_size // math.gcd(world_size, generations)} prompts"
+        raise RecipeError(f"{shown} cannot be split over {world_size} processes", _PROMPTS, hint)
     per_process = completions // world_size
+    if (
+        rows and passes is None and completions % rows == 0 and per_process % rows
+    ):  # fits one process, as it was written
+        rows = max(d for d in _divisors(per_process) if d <= rows)
     rows = rows or _rows_for(per_process, passes, shown)
-    uneven = f"{shown} cannot be cut into passes of {rows} rows"
+    over = f" over {world_size} processes" if world_size > 1 else ""
+    uneven = f"{shown}{over} cannot be cut into passes of {rows} rows"
     passes = passes or _parts(per_process, rows, uneven, "per_device_train_batch_size")
     if rows * passes != per_process:
         raise RecipeError(

@@ -77,7 +77,7 @@ OPTIMIZERS: dict[str, Package] = {
 }
 # Arguments that need a package as soon as they say anything but no.
 SWITCHES: dict[str, Package] = {
-    "deepspeed": Package(("deepspeed",), "deepspeed"),
+    "deepspeed": Package(("deepspeed",), "deepspeed", "deepspeed"),
     "use_liger_kernel": Package(("liger_kernel",), "liger-kernel"),
 }
 
@@ -86,10 +86,10 @@ def missing_packages(train: Mapping[str, Any]) -> Iterator[Mistake]:
     """What the training arguments need and this environment lacks, by key."""
     for name, package in SWITCHES.items():
         if train.get(name):
-            yield from _missing(f"train.{name}", package)
+            yield from missing_package(f"train.{name}", package)
     optimizer = str(train.get("optim") or "")
     for start in sorted((start for start in OPTIMIZERS if optimizer.startswith(start)), key=len)[-1:]:
-        yield from _missing("train.optim", OPTIMIZERS[start], optimizer)
+        yield from missing_package("train.optim", OPTIMIZERS[start], optimizer)
     reports = train.get("report_to") or []
     for tracker in [reports] if isinstance(reports, str) else reports:
         if tracker in ("all", "none"):  # those that are installed; none
@@ -99,18 +99,25 @@ def missing_packages(train: Mapping[str, Any]) -> Iterator[Mistake]:
         elif tracker == "kubeflow" and not os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
             yield Mistake("kubeflow works inside its own trainer only", "train.report_to", "leave it out")
         for package in TRACKERS.get(tracker, ()):
-            yield from _missing("train.report_to", package, tracker)
+            yield from missing_package("train.report_to", package, tracker)
 
 
-def _missing(where: str, package: Package, value: str = "") -> Iterator[Mistake]:
-    """The problem of a package, unless it is installed."""
+def missing_package(where: str, package: Package, value: str = "") -> Iterator[Mistake]:
+    """The problem of a package, unless it is installed.
+
+    Args:
+        where: The key that asks for it.
+        package: What must be there.
+        value: Of that key, where not every value needs the package.
+    """
     if package.installed:
         return
-    if package.extra is not None:
+    if package.extra is not None and value:
         yield missing_extra(package.pip, package.extra, where)
         return
     needs = f"{value} needs" if value and value != package.pip else "needs"
-    yield Mistake(f"{needs} the package {package.pip}", where, f"pip install {package.pip}")
+    installed = f"'perl-rl[{package.extra}]'" if package.extra else package.pip
+    yield Mistake(f"{needs} the package {package.pip}", where, f"pip install {installed}")
 
 
 def _found(module: str) -> bool:

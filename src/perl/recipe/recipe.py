@@ -77,6 +77,20 @@ class Recipe:
         """
         return load_recipe(source, overrides)
 
+    @classmethod
+    def of_run(cls, source: str | Path) -> "Recipe":
+        """The recipe of a run that was started already, by however many processes.
+
+        How it divides its batches over the processes is not checked against those of now.
+
+        Args:
+            source: The ``recipe.yaml`` in a run folder.
+
+        Raises:
+            RecipeError: As :meth:`load`.
+        """
+        return load_recipe(source, starts=False)
+
     def located(self, error: PerlError) -> PerlError:
         """The error with the file and line of each key it names, for what is found after the recipe was read."""
         return error.moved(lambda where: self.written_at.where(key_path(where)) if where else "")
@@ -105,7 +119,11 @@ SectionCheck = Callable[[Mapping[str, Any]], list[tuple[KeyPath, Mistake]]]
 
 
 def load_recipe(
-    source: str | Path | Mapping[str, Any] | Recipe, overrides: Sequence[str] = (), checks: Sequence[SectionCheck] = ()
+    source: str | Path | Mapping[str, Any] | Recipe,
+    overrides: Sequence[str] = (),
+    checks: Sequence[SectionCheck] = (),
+    *,
+    starts: bool = True,
 ) -> Recipe:
     """Reads, merges and checks a recipe.
 
@@ -113,6 +131,7 @@ def load_recipe(
         source: A file, a packaged recipe's name, a mapping, or a recipe (to apply overrides to).
         overrides: ``section.key=value``, the value in YAML.
         checks: What later stages know about names; their mistakes are reported together with ours.
+        starts: Whether a run may be started with it, so that its batches must fit the processes that there are.
 
     Raises:
         RecipeError: With every mistake found.
@@ -128,7 +147,7 @@ def load_recipe(
     for section, model in SECTIONS.items():
         sections |= _validated(section, model, layer, mistakes)
     sections |= _validated_rewards(layer, mistakes)
-    sections |= _validated_train(layer, mistakes)
+    sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts)
     for check in checks:
         for path, mistake in check(sections):
             mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
@@ -136,14 +155,24 @@ def load_recipe(
     return Recipe(name=name, written_at=layer, **sections)
 
 
+def launched() -> bool:
+    """Whether a launcher (torchrun, accelerate, ``perl train --processes N``) started this process."""
+    return "WORLD_SIZE" in os.environ
+
+
 def world_size() -> int:
-    """Number of processes that the launcher (torchrun, accelerate) started."""
+    """Number of processes that the launcher started; 1 without one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """This process's number among them."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def is_first_process() -> bool:
     """Whether this is the process of a distributed run that writes."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return rank() == 0
 
 
 def _move_to_their_section(layer: Layer) -> Iterator[Mistake]:
@@ -233,7 +262,10 @@ def _validated_rewards(layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:
     return {"rewards": MappingProxyType(rewards)} if rewards else {}
 
 
-def _validated_train(layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:
+def _validated_train(
+    layer: Layer, mistakes: list[Mistake], engine: EngineSection | None, *, starts: bool = True
+) -> dict[str, Any]:
+    processes = world_size() if launched() or engine is None else engine.processes or 1
     values = {} if layer.values.get("train") is None else layer.values["train"]
     names = tuple(values) if isinstance(values, Mapping) else ()
     refused = [name for name in names if name in REFUSED]
@@ -251,9 +283,9 @@ def _validated_train(layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:
         return {"train": MappingProxyType(right)}
     train = validated.model_dump(exclude_unset=True)
     try:
-        batch = plan_batch(**{name: train.get(name) for name in NUMBERS}, world_size=world_size())
+        batch = plan_batch(**{name: train.get(name) for name in NUMBERS}, world_size=processes)
     except PerlError as error:
-        for mistake in error.mistakes:
+        for mistake in error.mistakes if starts else ():
             mistakes.append(Mistake(mistake.message, layer.where(mistake.where.split(".")), mistake.hint))
         return {"train": MappingProxyType(train)}
     return {"train": MappingProxyType(train), "batch": batch}

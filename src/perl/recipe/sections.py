@@ -35,6 +35,8 @@ class SettingError(ValueError):
 
 Quantization = Literal["nf4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+Strategy = Literal["ddp", "zero2", "fsdp2"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 """What a base can be quantised to as it is loaded."""
 
 
@@ -278,6 +280,17 @@ class EngineSection(Section):
 
     device: Literal["auto", "cpu"] = Field("auto", description="auto: an accelerator if there is one.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; None: as fit the model.")
+    processes: int | None = Field(
+        None,
+        ge=1,
+        le=65_536,
+        description="Processes of the run, one a GPU; None: one, or as a launcher started them.",
+    )
+    strategy: Strategy = Field(
+        "ddp",
+        description="What each process holds of the base: ddp: all of it; zero2: all of it, with a part of the "
+        "optimizer's state (DeepSpeed); fsdp2: a part.",
+    )
 
 
 class RewardSetting(Section):
@@ -287,7 +300,9 @@ class RewardSetting(Section):
     args: dict[str, Any] = Field({}, description="Arguments handed to the reward function.")
     columns: dict[str, str] = Field({}, description="Argument: column of the data set, where their names differ.")
     workers: int | None = Field(
-        None, ge=1, description="Call your own function for each sample by itself, in this many killable processes."
+        None,
+        ge=1,
+        description="Call your own function for each sample by itself, in this many killable processes of a machine.",
     )
     timeout_seconds: float | None = Field(
         None,
@@ -331,6 +346,7 @@ _OF_TRL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_
 # Fields of PeftRLConfig whose home in a recipe is another section than `train`.
 FIELD_OF_SETTING: dict[tuple[str, str], str] = {
     ("model", "quantization"): "quantization",
+    ("engine", "strategy"): "strategy",
     **{("peft", key): "adapter" if key == "adapter" else f"peft_{key}" for key in PeftSection.model_fields},
     **{("rollout", key): key if key in _OF_TRL else f"rollout_{key}" for key in RolloutSection.model_fields},
 }

@@ -15,86 +15,21 @@ from peft import LoraConfig, PeftConfig
 
 from perl.packing.attention import KERNEL_CALL, Machine, needs_every_head
 from perl.packing.head import head_bytes
-from perl.packing.memory import BYTES_PER_TRAINED, MemoryPlan, TokenBytes, plan_memory
+from perl.packing.memory import BYTES_PER_TRAINED, CPU_TOKENS, MemoryPlan, TokenBytes, plan_memory
 from perl.recipe import Recipe
 from perl.trainer.config import PeftRLConfig
+from perl.training.decoder import Decoder, Types, cached_bytes, decoder_of, types_of, weight_bytes
+from perl.training.hardware import GIB, sold_as
+from perl.training.sharing import ALONE, Sharing, TrainedBytes, base_bytes, trained_bytes
 
-GIB = 2**30
-# What is there of GPUs as they are sold: a T4, an L4 or A10G, an L40S or A6000, an A100 or H100.
-GPUS = {"16 GB": 14.7 * GIB, "24 GB": 22.0 * GIB, "48 GB": 44.4 * GIB, "80 GB": 79.2 * GIB}
-# Whose layers are counted here.
-_KNOWN = ("llama", "mistral", "qwen2", "qwen3")
+# As GPUs are sold.
+GPUS = {f"{size} GB": sold_as(size) for size in (16, 24, 40, 48, 80)}
+ON_CPU = "CPU"
 # The CUDA context and the libraries' memory; not measured yet.
 _CONTEXT = 0.6 * GIB
 _FLOAT32 = 4
-# NF4 with doubly quantised scales: half a byte a weight, a byte for 64 of them, a float32 for 256 of those.
-_NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 # Linear layers of a decoder layer; each keeps A x for the gradient of B.
 _LINEARS = 7
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """The sizes of a decoder that memory depends on.
-
-    Attributes:
-        layers: That follow one another.
-        hidden: Width of the residual stream.
-        inner: Width inside the MLP.
-        queries: Numbers of all heads of a token's query.
-        keys: Of a token's key, and of its value.
-        heads: Of the query.
-        head_size: Numbers of a head.
-        vocabulary: Words.
-        tied: Whether the head is the embedding.
-        normed_heads: Whether queries and keys are normalised, as in Qwen3.
-        biases: Numbers in a layer's biases.
-    """
-
-    layers: int
-    hidden: int
-    inner: int
-    queries: int
-    keys: int
-    heads: int
-    head_size: int
-    vocabulary: int
-    tied: bool
-    normed_heads: bool
-    biases: int
-
-    @property
-    def linear_parameters(self) -> int:
-        """Weights of the matrices inside the layers, which NF4 quantises."""
-        attention = 2 * self.hidden * (self.queries + self.keys)
-        return self.layers * (attention + 3 * self.hidden * self.inner)
-
-    @property
-    def parameters(self) -> int:
-        """All, a tied head once."""
-        norms = 2 * self.hidden + (2 * self.head_size if self.normed_heads else 0)
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.linear_parameters + self.layers * (norms + self.biases) + self.hidden + embeddings
-
-    def lora_parameters(self, rank: int) -> int:
-        """Of a LoRA on every linear layer."""
-        attention = (self.hidden + self.queries) * 2 + (self.hidden + self.keys) * 2
-        return self.layers * rank * (attention + 3 * (self.hidden + self.inner))
-
-
-@dataclass(frozen=True)
-class Types:
-    """Bytes of a number.
-
-    Attributes:
-        weights: Of the base, and of the residual stream.
-        compute: That products are taken in: autocast's, else the weights'.
-        nf4: Whether the layers' matrices are in 4 bits.
-    """
-
-    weights: int = 2
-    compute: int = 2
-    nf4: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +58,8 @@ class Work:
         attention: How.
         fused_head: Whether the head's derivative is taken in its forward pass.
         fixed_tokens: Tokens of a micro-batch, where the recipe sets them.
+        pass_tokens: Of the longest micro-batch at the lengths that are reckoned with, on a CPU, where the budget is a
+            number; None: it is full.
     """
 
     longest_row: int
@@ -131,82 +68,72 @@ class Work:
     attention: Attention = Attention()
     fused_head: bool = False
     fixed_tokens: int | None = None
+    pass_tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What a GPU will hold.
+    """What one process holds of its GPU's memory, or of the machine's.
 
     Attributes:
-        weights: The base's.
-        adapter: With gradient and Adam's averages.
+        weights: The base's, or this process's part.
+        gathered: Under FSDP2 what is whole for a while: layers, the head.
+        trained: Adapter, gradients, optimizer.
         cache: Keys and values of the rollouts that transformers write at once; 0 with another engine.
         engine: What vLLM in this process takes, its copy of the base included.
+        engine_needs: What it must have at least: that copy, and the cache of one row.
+        head: What the head holds while it computes: a tile of logits.
         per_token: What a pass keeps for the backward pass, the tile of logits included.
         plan: Tokens of a pass, and whether activations are computed again.
         longest_row: Tokens of the longest prompt with its completion.
         in_a_pass: Tokens that a micro-batch must hold: of the longest row, or as many as the recipe sets.
-        gpu: Its name in :data:`GPUS`.
+        gpu: As it is sold, a name in :data:`GPUS` or another.
+        available: Bytes that there are.
+        context: Bytes of the driver's context and the libraries.
     """
 
     weights: float
-    adapter: float
+    gathered: float
+    trained: TrainedBytes
     cache: float
     engine: float
+    engine_needs: float
+    head: float
     per_token: TokenBytes
     plan: MemoryPlan
     longest_row: int
     in_a_pass: int
     gpu: str
+    available: float
+    context: float
+
+    @property
+    def adapter(self) -> float:
+        """With gradient and Adam's averages."""
+        return self.trained.total
+
+    @property
+    def always(self) -> float:
+        """Held at any time."""
+        return self.context + self.weights + self.adapter + self.engine
 
     @property
     def least(self) -> float:
         """Held while the shortest pass is run that may be, or while rollouts are written, whichever is more."""
-        passes = self.per_token.of_pass(self.in_a_pass, self.longest_row, recompute=self.plan.recompute)
-        return _CONTEXT + self.weights + self.adapter + self.engine + max(passes, self.cache)
+        return self.always + self.gathered + max(self.of_pass(recompute=self.plan.recompute), self.cache)
 
     @property
     def fits(self) -> bool:
-        """Whether that is less than there is."""
-        return self.least <= GPUS[self.gpu]
+        """Whether that is less than there is, and an engine in this process has what it needs."""
+        return self.least <= self.available and self.engine >= self.engine_needs
 
+    def of_pass(self, *, recompute: bool) -> float:
+        """Of the shortest pass that may be: activations and the tile of logits."""
+        return self.per_token.of_pass(self.in_a_pass, self.longest_row, recompute=recompute)
 
-def decoder_of(config: Any) -> Decoder | None:  # noqa: ANN401 (a config of transformers)
-    """The sizes in a model's config; None for a model that is not known here."""
-    if config.model_type not in _KNOWN:
-        return None
-    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    queries, keys = heads * head_size, key_heads * head_size
-    biases = queries + 2 * keys if config.model_type == "qwen2" else 0
-    if getattr(config, "attention_bias", False):
-        biases = queries + 2 * keys + config.hidden_size
-    if getattr(config, "mlp_bias", False):
-        biases += 2 * config.intermediate_size + config.hidden_size
-    return Decoder(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        inner=config.intermediate_size,
-        queries=queries,
-        keys=keys,
-        heads=heads,
-        head_size=head_size,
-        vocabulary=config.vocab_size,
-        tied=bool(config.tie_word_embeddings),
-        normed_heads=config.model_type == "qwen3",
-        biases=biases,
-    )
-
-
-def weight_bytes(model: Decoder, types: Types) -> float:
-    """The base's weights; of a quantised one the embedding, the head and the norms are not."""
-    linear = model.linear_parameters
-    return (model.parameters - linear) * types.weights + linear * (_NF4 if types.nf4 else types.weights)
-
-
-def cached_bytes(model: Decoder, types: Types) -> int:
-    """Keys and values of a token in a cache of rollouts."""
-    return 2 * model.layers * model.keys * types.compute
+    def activations(self, *, recompute: bool) -> float:
+        """The same without the tile."""
+        return self.of_pass(recompute=recompute) - self.head
 
 
 def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention) -> TokenBytes:
@@ -254,37 +181,73 @@ def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention) -
     )
 
 
-def estimate_memory(model: Decoder, types: Types, rank: int, gpu: str, work: Work) -> MemoryEstimate:
-    """What a run needs of one GPU.
+def estimate_memory(
+    model: Decoder,
+    types: Types,
+    rank: int,
+    gpu: str,
+    work: Work,
+    sharing: Sharing = ALONE,
+    *,
+    trained: int | None = None,
+    available: float | None = None,
+) -> MemoryEstimate:
+    """What a run needs of one GPU, or of this machine's memory for a process on its CPU.
 
     Args:
         model: The base.
         types: Of its numbers.
-        rank: Of the LoRA on all linear layers.
-        gpu: One of :data:`GPUS`.
+        rank: Of the LoRA on all linear layers; what another method keeps for its gradient is taken to be that of one.
+        gpu: One of :data:`GPUS`; any name where the bytes are given, :data:`ON_CPU` for a CPU.
         work: What is done there.
+        sharing: How the processes share it.
+        trained: Parameters that train; None: of that LoRA.
+        available: Bytes; None: what a GPU of that name has.
     """
-    trained = model.lora_parameters(rank)
-    weights, engine = weight_bytes(model, types), work.engine_share * GPUS[gpu]
+    count = model.lora_parameters(rank) if trained is None else trained
+    held, on_cpu = trained_bytes(count, sharing), gpu == ON_CPU
+    room = GPUS[gpu] if available is None else available
+    context = 0.0 if on_cpu else _CONTEXT
+    engine = work.engine_share * room
+    of_row = cached_bytes(model, types) * work.longest_row
+    needed = weight_bytes(model, types) + of_row if engine else 0.0
+    weights, gathered = base_bytes(model, types, sharing)
     stored, compute = (torch.float32 if size == _FLOAT32 else torch.bfloat16 for size in (types.weights, types.compute))
     sizes = (model.vocabulary, model.hidden)
-    head = head_bytes(sizes, stored, compute, int(GPUS[gpu]), fused=work.fused_head)
+    head = float(head_bytes(sizes, stored, compute, None if on_cpu else int(room), fused=work.fused_head or on_cpu))
     per_token = token_bytes(model, types, rank, work.attention)
     per_token = replace(per_token, fixed=per_token.fixed + head)
     in_a_pass = max(work.fixed_tokens or 0, work.longest_row)
-    free = GPUS[gpu] - _CONTEXT - weights - _FLOAT32 * trained - engine
-    plan = plan_memory(free, trained, per_token, longest_row=work.longest_row)
+    free = room - context - weights - gathered - held.parameters - engine
+    if on_cpu:  # activations are kept, whatever memory there is
+        in_a_pass = _tokens_on_cpu(work)
+        plan = MemoryPlan(max(work.fixed_tokens or CPU_TOKENS, work.longest_row), recompute=False)
+    else:
+        # What gradients and optimizer take besides the parameters, as if it were 12 bytes of each parameter.
+        beside = held.gradients + held.optimizer - BYTES_PER_TRAINED * count
+        plan = plan_memory(free - beside, count, per_token, longest_row=work.longest_row)
+        plan = plan if not work.fixed_tokens else MemoryPlan(in_a_pass, plan.recompute)
     return MemoryEstimate(
         weights=weights,
-        adapter=float((_FLOAT32 + BYTES_PER_TRAINED) * trained),
-        cache=float(cached_bytes(model, types) * work.longest_row * work.completions),
+        gathered=gathered,
+        trained=held,
+        cache=float(of_row * work.completions),
         engine=engine,
+        engine_needs=needed,
+        head=head,
         per_token=per_token,
-        plan=plan if not work.fixed_tokens else MemoryPlan(in_a_pass, plan.recompute),
+        plan=plan,
         longest_row=work.longest_row,
         in_a_pass=in_a_pass,
         gpu=gpu,
+        available=room,
+        context=context,
     )
+
+
+def _tokens_on_cpu(work: Work) -> int:
+    """Of the longest micro-batch; a row is not cut."""
+    return max(work.pass_tokens or work.fixed_tokens or CPU_TOKENS, work.longest_row)
 
 
 def recipe_estimates(
@@ -294,7 +257,9 @@ def recipe_estimates(
     adapter: PeftConfig | None,
     longest_row: int,
 ) -> list[MemoryEstimate]:
-    """The same run on each of :data:`GPUS`; none for a run on the CPU, an unknown model, or another method than LoRA.
+    """What a process of the run needs on each of :data:`GPUS`.
+
+    Nothing for a run on the CPU, an unknown model, or another method than LoRA.
 
     Args:
         recipe: Of the run.
@@ -309,13 +274,21 @@ def recipe_estimates(
     engine = recipe.rollout.capabilities
     work = Work(
         longest_row,
-        completions=0 if engine.takes_updates else arguments.generation_batch_size,
+        completions=0 if engine.takes_updates else written_at_once(recipe),
         engine_share=arguments.vllm_gpu_memory_utilization if engine.in_process else 0.0,
         attention=attention_of(arguments, fp16=bool(recipe.train.get("fp16"))),
         fused_head=bool(arguments.fused_head),
         fixed_tokens=arguments.train_tokens_per_microbatch,
     )
-    return [estimate_memory(model, types_of(recipe, base), adapter.r, gpu, work) for gpu in GPUS]
+    sharing = Sharing(recipe.engine.strategy, recipe.batch.world_size)
+    return [estimate_memory(model, types_of(recipe, base), adapter.r, gpu, work, sharing) for gpu in GPUS]
+
+
+def written_at_once(recipe: Recipe) -> int:
+    """Completions that transformers write at once in a process: its share of a generation batch."""
+    batch = recipe.batch
+    passes = recipe.train.get("steps_per_generation") or batch.gradient_accumulation_steps
+    return int(batch.per_device_train_batch_size * passes)
 
 
 def attention_of(arguments: PeftRLConfig, *, fp16: bool) -> Attention:
@@ -331,14 +304,6 @@ def _is_plain(adapter: PeftConfig) -> bool:
     if type(adapter) is not LoraConfig or adapter.target_modules != "all-linear":
         return False
     return not (adapter.use_dora or adapter.lora_dropout or adapter.modules_to_save)
-
-
-def types_of(recipe: Recipe, base: Any) -> Types:  # noqa: ANN401 (a config of transformers)
-    """The types of a recipe's numbers on a GPU."""
-    name = recipe.model.dtype if recipe.model.dtype != "auto" else getattr(base, "dtype", None) or "float32"
-    weights = (getattr(torch, name) if isinstance(name, str) else name).itemsize
-    mixed = recipe.train.get("bf16") is not False or bool(recipe.train.get("fp16"))
-    return Types(weights, 2 if mixed else weights, nf4=recipe.model.quantization == "nf4")
 
 
 def described(estimates: list[MemoryEstimate]) -> str:

@@ -64,6 +64,7 @@ class Plan:
         arguments: The trainer's, complete but for the folder.
         steps: Optimizer steps.
         longest_prompt: In tokens.
+        mean_prompt: Of those to train on, in tokens.
         protocol: How base and adapter are scored.
         tasks: On what: the held-out problems and the benchmark tasks.
         method: The row of the table of methods.
@@ -79,6 +80,7 @@ class Plan:
     tokenizer: PreTrainedTokenizerBase
     steps: int
     longest_prompt: int
+    mean_prompt: float
     protocol: Protocol
     tasks: tuple[PreparedTask, ...]
     method: Method
@@ -129,8 +131,12 @@ class Plan:
         yield f"output   {self.recipe.output_dir}"
 
 
-def make_plan(recipe: Recipe) -> Plan:
+def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     """Checks a recipe against its data and its model.
+
+    Args:
+        recipe: Of the run.
+        runs_here: False: on another machine, so that packages may be missing here.
 
     Raises:
         PerlError: Whatever is wrong, before any weights are loaded.
@@ -138,7 +144,7 @@ def make_plan(recipe: Recipe) -> Plan:
     missing = list(missing_packages(recipe.train))  # that are not part of the core
     if not recipe.rollout.capabilities.installed:
         missing.append(missing_vllm("rollout.backend"))
-    raise_all(MissingExtraError, missing)
+    raise_all(MissingExtraError, missing if runs_here else [])
     rewards = resolve_rewards(recipe.rewards, recipe.rollout)
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
@@ -160,7 +166,7 @@ def make_plan(recipe: Recipe) -> Plan:
     for line in problems.renamed:
         logger.warning("%s", line)
     _check_answers(rewards, problems, recipe)
-    longest = _longest_prompt(problems, tokenizer, empty.config, arguments)
+    longest, mean = _prompt_tokens(problems, tokenizer, empty.config, arguments)
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
     plan = Plan(
@@ -171,6 +177,7 @@ def make_plan(recipe: Recipe) -> Plan:
         tokenizer=tokenizer,
         steps=_steps(problems.train, arguments, recipe),
         longest_prompt=longest,
+        mean_prompt=mean,
         protocol=protocol,
         tasks=run_tasks(recipe, problems, solution, tokenizer, empty.config, protocol),
         method=how.method,
@@ -341,16 +348,16 @@ def _steps(train: Dataset, arguments: PeftRLConfig, recipe: Recipe) -> int:
     return int(-(-arguments.num_train_epochs * steps_per_epoch // 1))
 
 
-def _longest_prompt(
+def _prompt_tokens(
     problems: ProblemSet, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig, arguments: PeftRLConfig
-) -> int:
-    """Tokens of the longest prompt; refuses one that leaves no room for the completion in the model's context."""
+) -> tuple[int, float]:
+    """Of the longest prompt, and on average; refuses one that leaves no room for the completion in the context."""
     sets = [rows for rows in (problems.train, problems.heldout) if rows is not None]
-    longest = max(
-        len(prompt.token_ids)
+    lengths = [
+        [len(prompt.token_ids) for prompt in render_prompts(list(rows), tokenizer, arguments.chat_template_kwargs)]
         for rows in sets
-        for prompt in render_prompts(list(rows), tokenizer, arguments.chat_template_kwargs)
-    )
+    ]
+    longest = max(max(of_set) for of_set in lengths)
     context = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if context is not None and longest + arguments.max_completion_length > context:
         raise ModelError(
@@ -359,4 +366,4 @@ def _longest_prompt(
             "rollout.max_completion_length",
             f"at most {context - longest}" if context > longest else "shorten or drop the long prompts",
         )
-    return longest
+    return longest, sum(lengths[0]) / len(lengths[0])

@@ -3,11 +3,13 @@
 Plan, model, trainer -> samples, metrics, Results
 
 The held-out problems and the tasks of the recipe's ``eval`` section are one evaluation, in the run's ``eval`` folder;
-what was drawn there is not drawn again.
+what was drawn there is not drawn again. All processes of a run call these functions at once and share the completions;
+the main process alone writes.
 """
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import torch
 from peft import PeftModel
@@ -21,7 +23,9 @@ from perl.evaluation.request import EvalSettings, Evaluation
 from perl.evaluation.results import SAMPLES, Results, TaskResult
 from perl.evaluation.samples import Sample
 from perl.evaluation.score import score_samples
+from perl.evaluation.sharing import Sharing, share
 from perl.evaluation.subject import Subject, adapter_digests, model_digests
+from perl.launch.together import see_files
 from perl.policy.attach import continue_adapter
 from perl.policy.model import clean_base
 from perl.policy.precision import without_autocast
@@ -29,7 +33,7 @@ from perl.policy.saved.adapter import find_adapter
 from perl.recipe.sections import ModelSection, RolloutSection
 from perl.rollouts.engine import Engine
 from perl.run.folder import Run
-from perl.run.processes import others_told, told_by_first
+from perl.run.joint_work import joined
 from perl.run.progress import progress
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.task_scores import Metrics, TaskScores
@@ -48,7 +52,7 @@ def score_base(plan: Plan, base: PreTrainedModel, run: Run) -> None:
     device = next(base.parameters()).device
     evaluation = _evaluation(plan, run, alone, plan.recipe.rollout, device)
     policies = Policies(base, None, plan.tokenizer, run.facts["fingerprint"]["base"])
-    draw_samples(replace(evaluation, tasks=heldout), policies)
+    draw_samples(replace(evaluation, tasks=heldout), policies, joined())
 
 
 def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: Run) -> Results | None:
@@ -81,7 +85,7 @@ def score_run(plan: Plan, base: PreTrainedModel, trainer: PeftGRPOTrainer, run: 
     fingerprint = run.facts["fingerprint"]["base"]
     policies = Policies(base, trainer.policy, plan.tokenizer, fingerprint) if trained else None
     with without_autocast(trainer.policy):  # as base and adapter are scored by anyone who loads them
-        results = carry_out(evaluation, policies)
+        results = carry_out(evaluation, policies, joined())
     run.record(eval={task.name: _facts_of(task) for task in results.tasks})
     return results
 
@@ -98,6 +102,7 @@ def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None
         None where the best adapter is the final one, whose results are its own.
     """
     folder = run.path / "best"
+    see_files(folder / "adapter", joined())
     saved = find_adapter(str(folder / "adapter"))
     digests = adapter_digests(saved)
     if digests[0] == run.facts["fingerprint"]["adapter"]:
@@ -107,12 +112,15 @@ def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None
     evaluation = replace(
         _evaluation(plan, run, subject, trainer.rollout_source.rollout, trainer.args.device), folder=subject.folder
     )
-    subject.folder.mkdir(parents=True, exist_ok=True)
-    if not (subject.folder / SAMPLES).exists():  # the base's are there already
-        shutil.copyfile(run.path / "eval" / SAMPLES, subject.folder / SAMPLES)
+    processes = joined()
+    if processes.main:
+        subject.folder.mkdir(parents=True, exist_ok=True)
+        if not (subject.folder / SAMPLES).exists():  # the base's are there already
+            shutil.copyfile(run.path / "eval" / SAMPLES, subject.folder / SAMPLES)
     base = clean_base(trainer.policy)
     policy = continue_adapter(base, saved).eval()
-    return carry_out(evaluation, Policies(base, policy, plan.tokenizer, run.facts["fingerprint"]["base"]))
+    policies = Policies(base, policy, plan.tokenizer, run.facts["fingerprint"]["base"])
+    return carry_out(evaluation, policies, processes)
 
 
 def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores | None:
@@ -122,29 +130,40 @@ def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores 
     if settings.every is None or not tasks:
         return None
 
+    processes = joined()
+
     def score() -> Metrics:
-        engine = trainer.rollout_source.policy_engine(tasks[0].request.asked[0].prompt_ids, settings.batch_size)
         metrics: Metrics = {}
-        with others_told():
-            for task in tasks if trainer.accelerator.is_main_process else ():
-                groups = _drawn(plan, engine, task)
-                found = score_samples(groups)
-                name = f"eval/{task.request.task}"
-                metrics[f"{name}/avg@{found.k}"] = found.accuracy
-                metrics[f"{name}/pass@{found.k}"] = found.pass_at[found.k]
-                metrics[f"{name}/mean_tokens"] = found.mean_tokens
-                metrics[f"{name}/truncated"] = found.truncated
-        told_by_first()  # the others wait for the scores
+        with processes.failing_together():
+            engine = trainer.rollout_source.policy_engine(tasks[0].request.asked[0].prompt_ids, settings.batch_size)
+            for task in tasks:
+                groups = _drawn(
+                    plan, engine, task, share(processes, engine.capabilities, settings.batch_size, trainer.policy)
+                )
+                metrics |= processes.by_main(partial(_metrics, task, groups))
         return metrics
 
-    return TaskScores(score, trainer.note, trainer.save_adapter, settings.every, settings.best, run.path / "best")
+    best, folder = settings.best, run.path / "best"
+    return TaskScores(score, trainer.note, trainer.save_adapter, settings.every, best, folder, processes)
 
 
-def _drawn(plan: Plan, engine: Engine, task: PreparedTask) -> list[list[Sample]]:
+def _metrics(task: PreparedTask, groups: list[list[Sample]]) -> Metrics:
+    found, name = score_samples(groups), f"eval/{task.request.task}"
+    return {
+        f"{name}/avg@{found.k}": found.accuracy,
+        f"{name}/pass@{found.k}": found.pass_at[found.k],
+        f"{name}/mean_tokens": found.mean_tokens,
+        f"{name}/truncated": found.truncated,
+    }
+
+
+def _drawn(plan: Plan, engine: Engine, task: PreparedTask, sharing: Sharing) -> list[list[Sample]]:
     """A task's completions by the current policy, with a progress line."""
-    total = len(task.request.places(plan.protocol.k))
-    with progress(total, f"scoring the policy on {task.request.task}") as state:
-        return draw(engine, plan.tokenizer, task.request, plan.protocol, {}, lambda _: state.update(), plan.judging)
+    total, asked, judging = len(task.request.places(plan.protocol.k)), task.request, plan.judging
+    if not sharing.processes.main:
+        return draw(engine, plan.tokenizer, asked, plan.protocol, {}, lambda _: None, judging, sharing)
+    with progress(total, f"scoring the policy on {asked.task}") as state:
+        return draw(engine, plan.tokenizer, asked, plan.protocol, {}, lambda _: state.update(), judging, sharing)
 
 
 def _evaluation(plan: Plan, run: Run, subject: Subject, engine: RolloutSection, device: torch.device) -> Evaluation:

@@ -23,7 +23,10 @@ from perl.hub.card.candidate import source_of_run
 from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
 from perl.hub.run_card import write_card
+from perl.launch.agreement import check_joined
+from perl.launch.together import Together, said_once, see_files, together
 from perl.methods.on_quantised import quantization_mistakes
+from perl.methods.on_shards import strategy_mistakes
 from perl.methods.registry import METHODS
 from perl.methods.settings import method_mistakes
 from perl.policy.checkpoint import discard_incomplete, latest_checkpoint, step_of
@@ -40,7 +43,7 @@ from perl.policy.name import weights_digest
 from perl.policy.probe import write_probe
 from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import WEIGHTS
-from perl.policy.sharding import check_unsharded_run
+from perl.policy.sharding import check_strategy
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import PeftSection
@@ -48,14 +51,15 @@ from perl.rewards import Reward, reward_mistakes
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
 from perl.run.folder import Run, follow_run, open_run, sha256_of
-from perl.run.processes import others_told, told_by_first
+from perl.run.joint_work import Processes, joined
+from perl.run.processes import number_told_by_first, others_told, told_by_first
 from perl.run.threads import threads_kept, use_threads
 from perl.trainer.callbacks.plots import draw_curves
 from perl.trainer.callbacks.recorder import Recorder
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.progress import LiveProgress
 from perl.training.callbacks.publishing import Publishing
-from perl.training.callbacks.stopping import OrderlyStop, sigterm_as_interrupt
+from perl.training.callbacks.stopping import OrderlyStop
 from perl.training.plan import Plan, make_plan
 from perl.training.scores import between_steps, score_base, score_best, score_run
 
@@ -85,49 +89,62 @@ def train(
         RolloutError: No server answers any more; when one does, the same call goes on.
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
-    with threads_kept():
-        return _train(read_recipe(recipe, overrides, output_dir))
+    with threads_kept(), together() as processes:
+        return _train(processes.agreed(read_recipe(recipe, overrides, output_dir)), processes)
 
 
-def _train(recipe: Recipe) -> Run:
-    plan = prepare(recipe)
+def _train(recipe: Recipe, processes: Together) -> Run:
+    with said_once():
+        plan = prepare(recipe)
     with _located(recipe):
-        check_unsharded_run(plan.arguments)
+        check_joined(plan.arguments.world_size)
+        check_strategy(plan.arguments)
     if not is_first_process():
         run = follow_run(recipe)
-        if told_by_first():  # once it has prepared the run and scored the base
-            _train_policy(plan, load_base(recipe.model, plan.arguments.device), run)
+        if told_by_first():  # once it has opened the run
+            processes.share(run)
+            _carry_out(plan, run)
         return run
-    with sigterm_as_interrupt(), ExitStack() as opened:
+    with ExitStack() as opened:
         with others_told():
             run = opened.enter_context(open_run(recipe))
-            model = _prepared(plan, run) if run.status != "done" else None
-        told_by_first(model is not None)
-        if model is None:
+            goes_on = run.status != "done"
+            if goes_on:
+                _check_services(plan, run)
+        opened.enter_context(processes.named())
+        if not told_by_first(goes_on):
             logger.info("done before: %s", run.path)
             return _published(recipe, run)
-        trainer = _train_policy(plan, model, run)
-        _save_adapter(trainer, plan, run)
-        score_run(plan, model, trainer, run)
-        if plan.recipe.hub.push == "best":
-            score_best(plan, trainer, run)
+        processes.share(run)
+        _carry_out(plan, run)
         _draw(run)
         write_card(run)
     return _published(recipe, run)
 
 
-def _prepared(plan: Plan, run: Run) -> PreTrainedModel:
-    """The base, scored; the others wait for it."""
+def _check_services(plan: Plan, run: Run) -> None:
+    """What must answer before weights are loaded."""
     with _located(plan.recipe):
         check_login(plan.recipe.hub)
     _check_servers(plan, run)
-    if plan.judging is not None:
-        start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
-    with _located(plan.recipe):
-        model = load_base(plan.recipe.model, plan.arguments.device)
-    _record_identity(plan, model, run)
-    score_base(plan, model, run)
-    return model
+
+
+def _carry_out(plan: Plan, run: Run) -> None:
+    """What all processes do together: base, training, scores; the main one writes."""
+    processes = joined()
+    with processes.failing_together():
+        if plan.judging is not None:
+            start_workers(plan.judging.workers)  # before a GPU is used; they import while the weights are read
+        with _located(plan.recipe):
+            model = load_base(plan.recipe.model, plan.arguments.device, plan.arguments.strategy)
+        _record_identity(plan, model, run)
+        score_base(plan, model, run)
+    trainer = _train_policy(plan, model, run)
+    with processes.failing_together():
+        _save_adapter(trainer, plan, run, processes)
+        score_run(plan, model, trainer, run)
+        if plan.recipe.hub.push == "best":
+            score_best(plan, trainer, run)
 
 
 def read_recipe(
@@ -138,7 +155,8 @@ def read_recipe(
     Raises:
         RecipeError: With every mistake found.
     """
-    checks = (loss_mistakes, method_mistakes, quantization_mistakes, reward_mistakes, publishing_mistakes)
+    of_methods = (method_mistakes, quantization_mistakes, strategy_mistakes)
+    checks = (loss_mistakes, *of_methods, reward_mistakes, publishing_mistakes)
     recipe = load_recipe(source, overrides, checks=checks)
     if recipe.model.dtype == "auto" and _trains_the_bases(recipe.peft):
         recipe = replace(recipe, model=recipe.model.model_copy(update={"dtype": "float32"}))
@@ -244,7 +262,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
 
 def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrainer:
     """Trains, from the newest checkpoint if there is one; a signal ends it in order."""
-    checkpoint = latest_checkpoint(run.checkpoints)
+    checkpoint = _checkpoint_of_main(run)
     trainer = PeftGRPOTrainer(
         model=model,
         reward_funcs=[reward.function for reward in plan.rewards],
@@ -280,6 +298,13 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     return trainer
 
 
+def _checkpoint_of_main(run: Run) -> Path | None:
+    """The newest complete checkpoint as the main process finds it; what another process lists may be older."""
+    newest = latest_checkpoint(run.checkpoints) if is_first_process() else None
+    step = number_told_by_first(step_of(newest) if newest else 0)
+    return run.checkpoints / f"checkpoint-{step}" if step else None
+
+
 def _failed(reward: Reward, step: int) -> RewardError:
     """The error of a custom reward that failed too often."""
     failures = reward.failures
@@ -292,15 +317,18 @@ def _failed(reward: Reward, step: int) -> RewardError:
     )
 
 
-def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
-    """Writes the adapter, then proves that it is the trained one."""
+def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run, processes: Processes) -> None:
+    """Writes the adapter, then each process proves that it is the one that it trained."""
     fingerprint = run.facts["fingerprint"]
     trainer.save_adapter(run.adapter)
+    see_files(run.adapter, processes)
     difference = 0.0
     if isinstance(trainer.policy, PeftModel):
         probe = _probe(plan, trainer.args.device)
         difference = check_saved_adapter(trainer.policy, run.adapter, probe)
-        write_probe(run.path, probe, trainer.policy_log_probs(probe, torch.ones_like(probe)))
+        log_probs = trainer.policy_log_probs(probe, torch.ones_like(probe))
+        if processes.main:
+            write_probe(run.path, probe, log_probs)
         digest = sha256_of(run.adapter / WEIGHTS)
     else:
         check_saved_model(trainer.policy, run.adapter)

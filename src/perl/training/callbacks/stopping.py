@@ -11,24 +11,12 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl
 
+from perl.recipe.recipe import is_first_process
 from perl.rewards.custom import Failures
 
 logger = logging.getLogger("perl")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Outside of training SIGTERM does what Ctrl-C does: it raises KeyboardInterrupt where the program stands."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class OrderlyStop(TrainerCallback):
@@ -82,7 +70,8 @@ class OrderlyStop(TrainerCallback):
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        logger.warning("stopping after this step, with a checkpoint (again: stop now and lose the step)")
+        if is_first_process():  # all have been asked
+            logger.warning("stopping after this step, with a checkpoint (again: stop now and lose the step)")
 
 
 def _highest(*numbers: int) -> list[int]:

@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainerState
 
 from perl.run.facts import BEST, read_best
 from perl.run.folder import replace_folder, write_text
+from perl.run.joint_work import Processes
 
 logger = logging.getLogger("perl")
 
@@ -34,19 +35,21 @@ class TaskScores(TrainerCallback):
         every: int,
         best: str | None,
         folder: Path,
+        processes: Processes | None = None,
     ) -> None:
         """Scores nothing yet.
 
         Args:
-            score: Called on every process; gives metrics, ``eval/TASK/avg@K`` among them, on the first one.
+            score: Called on every process; gives metrics, ``eval/TASK/avg@K`` among them.
             note: Puts metrics into the log of the step.
-            save: Saves the adapter into a folder.
+            save: Saves the adapter into a folder; called on every process.
             every: Optimizer steps between two scores.
             best: By which metric the best adapter is known, without ``eval/``; None: the mean of all avg@k.
             folder: Where it is kept.
+            processes: That call this callback, of which the main one writes; None: this one alone.
         """
         self._score, self._note, self._save = score, note, save
-        self._every, self._by, self._folder = every, best, folder
+        self._every, self._by, self._folder, self._processes = every, best, folder, processes or Processes()
         self._staged = folder.with_name(f".{folder.name}.tmp")
 
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401 (transformers')
@@ -54,23 +57,24 @@ class TaskScores(TrainerCallback):
         if state.global_step % self._every:
             return
         metrics = self._score()
-        if not metrics:  # another process has them
-            return
         self._note(metrics)
         value = self._value(metrics)
-        scores = [f"{name.removeprefix('eval/')} {v:.3f}" for name, v in metrics.items() if "/avg@" in name]
-        logger.info("step %d: %s", state.global_step, ", ".join(scores))
-        if value > self._best_so_far(state.global_step):
-            self._keep(
-                {"step": state.global_step, "metric": self._by or "mean avg@k", "value": value, "metrics": metrics}
-            )
+        if self._processes.main:
+            scores = [f"{name.removeprefix('eval/')} {v:.3f}" for name, v in metrics.items() if "/avg@" in name]
+            logger.info("step %d: %s", state.global_step, ", ".join(scores))
+        with self._processes.failing_together():
+            if self._processes.by_main(lambda: value > self._best_so_far(state.global_step)):
+                what = self._by or "mean avg@k"
+                self._keep({"step": state.global_step, "metric": what, "value": value, "metrics": metrics})
 
     def _keep(self, record: dict[str, Any]) -> None:
         """Weights and what they scored change places with the older ones at once: a kill pairs none with another's."""
-        shutil.rmtree(self._staged, ignore_errors=True)
+        if self._processes.main:
+            shutil.rmtree(self._staged, ignore_errors=True)
         self._save(self._staged / "adapter")
-        write_text(self._staged / BEST, json.dumps(record, indent=2) + "\n")
-        replace_folder(self._staged, self._folder)
+        if self._processes.main:
+            write_text(self._staged / BEST, json.dumps(record, indent=2) + "\n")
+            replace_folder(self._staged, self._folder)
 
     def _value(self, metrics: Metrics) -> float:
         if self._by is not None:

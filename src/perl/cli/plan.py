@@ -1,0 +1,58 @@
+"""``perl plan``: what a run costs in memory, FLOPs, bytes and time, before it is paid for."""
+
+import json
+from typing import Any
+
+import click
+
+from perl.cli.output import say, set_up_output
+from perl.recipe.sections import STRATEGIES
+
+
+@click.command("plan", short_help="Print what a run needs and takes: memory, FLOPs, bytes, seconds.")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--processes", type=click.IntRange(1, 65536), help="That train, one a GPU (engine.processes).")
+@click.option("--nodes", type=click.IntRange(1, 65536), default=1, show_default=True, help="Machines they are on.")
+@click.option("--gpu", help="What each process has: T4, L4, A10, RTX 4090, A100, H100, H200 or CPU.")
+@click.option("--memory", type=click.FloatRange(0, min_open=True), help="Its gigabytes, as it is sold.")
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    help="engine.strategy [default: all three are compared, unless it is set].",
+)
+@click.option(
+    "--completion-tokens",
+    "completion",
+    type=click.IntRange(1),
+    help="Of a completion on average [default: half of the most].",
+)
+@click.option("--run", type=click.Path(), help="Folder of an earlier run, whose completions' lengths are taken.")
+@click.option("--measure", "measured", is_flag=True, help="Run a few passes here, and plan with what they reach.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def command(
+    recipe: str,
+    overrides: tuple[str, ...],
+    *,
+    processes: int | None,
+    strategy: str | None,
+    as_json: bool,
+    **asked: Any,  # noqa: ANN401 (the fields of a Question)
+) -> None:
+    """Print what RECIPE costs on so many processes, before it is paid for; no weights are loaded.
+
+    Numbers are derived from the model's config, the prompts and data sheets, and the plan says so. With --measure those
+    of the hardware at hand take the place of data sheets.
+    """
+    set_up_output(quiet=True)
+    from perl.training.forecast_text import forecast_lines, forecast_values
+    from perl.training.question import Question, answer
+    from perl.training.stages import read_recipe
+
+    given = {"engine.processes": processes, "engine.strategy": strategy}
+    overrides = (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None))
+    forecast = answer(read_recipe(recipe, overrides), Question(**asked))
+    if as_json:
+        say(json.dumps(forecast_values(forecast), indent=2))
+        return
+    say("\n".join(forecast_lines(forecast)))

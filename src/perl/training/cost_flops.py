@@ -1,0 +1,273 @@
+"""FLOPs of a step: the least that its gradient takes, and what is executed for it, rollouts included.
+
+sizes of a model, lengths of prompts and completions, how rows are run -> FLOPs
+
+A product of an m x k with a k x n matrix counts 2 m k n; what is elementwise is not counted. With N_b weights in the
+layers' matrices, N_l in the adapter, V d in the head, d_a = heads x head_dim over L layers, and D tokens that are run:
+forward 2 (N_b + N_l) D, backward 2 (N_b + 2 N_l) D, since the base has no gradient of its own; attention 4 d_a L for
+each pair of a query and a key that it sees. Sizes are those of a LoRA on all linear layers but the head.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from perl.packing.micro_batches import group_tokens, renumbered, token_batches
+from perl.packing.rows import Row
+from perl.trainer.log_prob_passes import FORWARD_ONLY
+from perl.training.decoder import Decoder
+
+# Products over (queries, keys) that a kernel computes: scores and output; in the backward pass the scores again, and
+# the gradients of queries, keys, values and probabilities.
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What the formulas need of a model.
+
+    Attributes:
+        block: N_b, weights of the linear layers without the head.
+        adapter: N_l, weights of a LoRA on all of them.
+        to_embeddings: N_f and the adapter's A beside it: weights that a gradient to the embeddings would go through.
+        head: V x d.
+        attention: d_a x L, heads x head_dim, summed over the layers.
+    """
+
+    block: int
+    adapter: int
+    to_embeddings: int
+    head: int
+    attention: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """The lengths of a prompt and its completions, in tokens; whether its rewards differ, so that it has a gradient."""
+
+    prompt: int
+    completions: tuple[int, ...]
+    live: bool = True
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a process runs the rows of a step.
+
+    Attributes:
+        budget: Tokens in a micro-batch.
+        packed: Whether rows go end to end; else padded to the longest.
+        shared: Whether a prompt is run once for all its completions in a micro-batch.
+        masked: Whether completions see a shared prompt through a mask, segment by segment, so that each query is
+            multiplied with all keys.
+        recompute: Whether activations are computed again in the backward pass.
+        fused_head: Whether the head takes two products for each scored token; else three.
+        reference: Whether there is a KL term, so a pass of the reference.
+        old: Whether the old policy's log-probabilities take a pass of their own.
+    """
+
+    budget: int
+    packed: bool = True
+    shared: bool = True
+    masked: bool = False
+    recompute: bool = False
+    fused_head: bool = False
+    reference: bool = False
+    old: bool = False
+
+
+@dataclass(frozen=True)
+class StepFlops:
+    """What one process executes in a step.
+
+    Attributes:
+        training: Forward and backward passes.
+        scoring: Passes without gradient: reference, old policy.
+        rollouts: Of its share of the completions, where transformers write them in the process.
+        micro_batches: Forward and backward passes.
+        scoring_passes: Forward passes without gradient.
+        tokens: That the training passes run.
+    """
+
+    training: float
+    scoring: float
+    rollouts: float
+    micro_batches: int
+    scoring_passes: int
+    tokens: int
+
+    @property
+    def in_training(self) -> float:
+        """Without the rollouts."""
+        return self.training + self.scoring
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.training + self.scoring + self.rollouts
+
+
+def size_of(model: Decoder, rank: int) -> ModelSize:
+    """The sizes of a model with a LoRA of this rank on all linear layers but the head."""
+    return ModelSize(
+        block=model.linear_parameters,
+        adapter=model.lora_parameters(rank),
+        to_embeddings=model.hidden * (model.queries + 2 * model.keys) + 3 * rank * model.hidden,
+        head=model.head_parameters,
+        attention=model.queries * model.layers,
+    )
+
+
+def attention_pairs(queries: int, keys: int, *, causal: bool, at_end: bool = False) -> int:
+    """Pairs of a query and a key that it sees.
+
+    Args:
+        queries: Number of queries.
+        keys: Number of keys.
+        causal: Whether query i sees the keys up to its own.
+        at_end: Whether the queries stand at the end of the keys (varlen), not at their beginning (sdpa).
+    """
+    if not causal:
+        return queries * keys
+    if at_end and queries > keys:
+        queries = keys  # the first ones see nothing
+    offset = keys - queries if at_end else 0
+    growing = min(queries, keys - offset)  # queries that see one key more than the one before
+    return growing * offset + growing * (growing + 1) // 2 + (queries - growing) * keys
+
+
+def ideal_flops(size: ModelSize, groups: Iterable[Group], *, with_reference: bool) -> int:
+    """The least that the gradient of a step takes.
+
+    Args:
+        size: The model's.
+        groups: Of one optimizer step.
+        with_reference: Whether the loss has a KL term (beta > 0). Then all rows have a gradient, and the base runs
+            forward once more, without an adapter: 2 N_b D + 2 V d sum(c) + attention.
+    """
+    total = 0
+    for group in groups:
+        if not (group.live or with_reference):
+            continue
+        scored = sum(group.completions)
+        distinct = group.prompt + scored
+        pairs = attention_pairs(group.prompt, group.prompt, causal=True) + sum(
+            attention_pairs(length, group.prompt + length, causal=True, at_end=True) for length in group.completions
+        )
+        attention = 4 * size.attention * pairs
+        linear = 4 * size.block + 6 * size.adapter - 2 * size.to_embeddings
+        total += linear * distinct + 4 * size.head * scored + 3 * attention
+        if with_reference:
+            total += 2 * size.block * distinct + 2 * size.head * scored + attention
+    return total
+
+
+def executed_flops(size: ModelSize, groups: Sequence[Group], how: Execution) -> StepFlops:
+    """What a process executes of a step's training half.
+
+    Args:
+        size: The model's.
+        groups: Of its rows; without a KL term those without a gradient are left out.
+        how: The rows are run.
+    """
+    rows = _rows_of([group for group in groups if group.live or how.reference])
+    batches = _micro_batches(rows, how, how.budget)
+    training = sum(_pass_flops(size, rows, batch, how, gradient=True) for batch in batches)
+    scoring, passes = 0.0, 0
+    without_adapter = ModelSize(size.block, 0, size.to_embeddings, size.head, size.attention)
+    for wanted, sizes, of in ((how.reference, without_adapter, groups), (how.old, size, groups)):
+        if wanted:
+            all_rows = _rows_of(of)
+            found = _micro_batches(all_rows, how, FORWARD_ONLY * how.budget)
+            scoring += sum(_pass_flops(sizes, all_rows, batch, how, gradient=False) for batch in found)
+            passes += len(found)
+    tokens = sum(_tokens(rows, batch, how) for batch in batches)
+    return StepFlops(training, scoring, 0.0, len(batches), passes, tokens)
+
+
+def largest_pass(groups: Sequence[Group], how: Execution) -> int:
+    """Tokens of the longest micro-batch of these rows."""
+    rows = _rows_of(groups)
+    return max((_tokens(rows, batch, how) for batch in _micro_batches(rows, how, how.budget)), default=0)
+
+
+def generation_flops(
+    size: ModelSize, rows: int, prompt: int, completion: int, *, prompts: int | None = None, padded: bool = True
+) -> float:
+    """Of completions that are written together, all as long as the longest: those that end are padded meanwhile.
+
+    Args:
+        size: The model's; the adapter is not merged.
+        rows: Completions.
+        prompt: Tokens of the longest prompt, to which the others are padded.
+        completion: Of the longest completion.
+        prompts: That are read, where an engine reads the prompt of a group once; None: each completion's.
+        padded: Whether prompts differ in length, so that a mask has all pairs of their tokens computed.
+    """
+    linear, steps = 2 * (size.block + size.adapter), max(completion - 1, 0)
+    read = rows if prompts is None else prompts
+    # The prompt gives the first token; each later step reads one token and sees all before it.
+    pairs = attention_pairs(prompt, prompt, causal=not padded)
+    prefill = read * (linear * prompt + 2 * size.head + 4 * size.attention * pairs)
+    seen = steps * prompt + steps * (steps + 1) // 2
+    return prefill + rows * (steps * (linear + 2 * size.head) + 4 * size.attention * seen)
+
+
+def _rows_of(groups: Sequence[Group]) -> list[Row]:
+    """Rows of these lengths, with tokens that tell groups apart and stand for nothing."""
+    rows = []
+    for number, group in enumerate(groups):
+        prompt = torch.full((group.prompt,), number, dtype=torch.int32)
+        for length in group.completions:
+            tokens = torch.empty(length, dtype=torch.int8)
+            rows.append(Row(prompt, tokens, tokens.bool()))
+    return rows
+
+
+def _micro_batches(rows: Sequence[Row], how: Execution, budget: int) -> list[list[list[int]]]:
+    return token_batches(rows, budget=budget, packed=how.packed, share=how.packed and how.shared) if rows else []
+
+
+def _tokens(rows: Sequence[Row], batch: Sequence[Sequence[int]], how: Execution) -> int:
+    if how.packed:
+        return sum(group_tokens([rows[index] for index in members]) for members in batch)
+    indices, _ = renumbered(batch)
+    return len(indices) * max(rows[index].tokens for index in indices)
+
+
+def _pass_flops(
+    size: ModelSize, rows: Sequence[Row], batch: Sequence[Sequence[int]], how: Execution, *, gradient: bool
+) -> float:
+    """Of one micro-batch: forward, and with a gradient backward."""
+    tokens, pairs = _tokens(rows, batch, how), _pairs(rows, batch, how)
+    scored = sum(rows[index].completion.numel() for members in batch for index in members)
+    forward = 2 * (size.block + size.adapter) * tokens
+    attention = 2 * size.attention * pairs  # of one product
+    total = forward + FORWARD_PRODUCTS * attention + 2 * size.head * scored
+    if not gradient:
+        return float(total)
+    total += 2 * (size.block + 2 * size.adapter - size.to_embeddings) * tokens + BACKWARD_PRODUCTS * attention
+    total += (2 if how.fused_head else 4) * size.head * scored
+    if how.recompute:
+        total += forward + FORWARD_PRODUCTS * attention
+    return float(total)
+
+
+def _pairs(rows: Sequence[Row], batch: Sequence[Sequence[int]], how: Execution) -> int:
+    """Pairs of queries and keys that a layer's attention multiplies."""
+    if not how.packed:
+        indices, _ = renumbered(batch)
+        return len(indices) * max(rows[index].tokens for index in indices) ** 2
+    pairs = 0
+    for members in batch:
+        prompt = rows[members[0]].prompt.numel()
+        if len(members) == 1:
+            tokens = rows[members[0]].tokens
+            pairs += attention_pairs(tokens, tokens, causal=True)
+            continue
+        pairs += attention_pairs(prompt, prompt, causal=True)
+        for index in members:
+            length = rows[index].tokens - prompt
+            pairs += attention_pairs(length, prompt + length, causal=not how.masked, at_end=True)
+    return pairs

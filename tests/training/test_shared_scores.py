@@ -1,0 +1,111 @@
+"""Two processes of a run share the scores of base, policy and adapter; they are what one process gives."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+import perl
+from perl.evaluation.request import EvalSettings
+from perl.evaluation.results import read_results
+from tests import warm
+
+COUNTS = re.compile(r"^(\w+) on (\S+): .* by 2 processes: (\d+) \+ (\d+) completions$", re.MULTILINE)
+RECIPE = {
+    "model": {"name": "sandbox:base"},
+    "peft": {"rank": 2},
+    "data": {"train": "sandbox:addition"},
+    "rewards": {"accuracy": 1.0},
+    "rollout": {"max_completion_length": 16},
+    "train": {
+        "max_steps": 2,
+        "prompts_per_step": 2,
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 5e-3,
+        "save_steps": 1,
+    },
+    "eval": {"tasks": ["sandbox:chain"], "k": 1, "limit": 6, "max_completion_length": 16, "every": 1, "batch_size": 50},
+    "engine": {"device": "cpu", "threads": 1},
+}
+# The whole task is asked: a run has no limit of a task's problems.
+SETTINGS = EvalSettings(temperature=1.0, top_p=1.0, max_new_tokens=16, lighteval=False, preset="base")
+
+
+def trained(folder, *overrides, processes=2):
+    (folder / "two.yaml").write_text(yaml.safe_dump(RECIPE))
+    command = ["-m", "perl", "train", "two.yaml", *overrides, "--output", "run"]
+    return warm.run_distributed(command, folder, processes)
+
+
+@pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp2", marks=pytest.mark.nightly)])
+def run(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    done = trained(folder, f"engine.strategy={request.param}")
+    assert done.returncode == 0, done.stderr
+    return done, perl.Run.read(folder / "run")
+
+
+def test_base_and_adapter_score_as_in_one_process(run, tmp_path):
+    done, found = run
+    counted = {(who, task): [int(one), int(other)] for who, task, one, other in COUNTS.findall(done.stderr)}
+    assert counted == {
+        ("base", "sandbox:addition"): [3, 3],
+        ("base", "sandbox:chain"): [250, 250],
+        ("adapter", "sandbox:addition"): [3, 3],
+        ("adapter", "sandbox:chain"): [250, 250],
+    }
+    alone = perl.evaluate(found.adapter, tasks=["sandbox:chain"], k=1, output=tmp_path, settings=SETTINGS)
+    shared = read_results(found.path / "eval")
+    assert alone.task("sandbox:chain").problems == shared.task("sandbox:chain").problems
+    texts = [
+        {tuple(row[key] for key in ("problem", "index", "text", "status", "policy")) for row in rows_of(folder)}
+        for folder in (tmp_path, found.path / "eval")
+    ]
+    assert texts[0] <= texts[1]
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def test_scores_between_steps_are_those_of_the_adapter_at_that_step(run, tmp_path):
+    _, found = run
+    rows = [json.loads(line) for line in found.metrics.read_text().splitlines()]
+    between = {
+        row["step"]: [row[f"eval/sandbox:chain/{name}"] for name in ("avg@1", "mean_tokens")]
+        for row in rows
+        if "eval/sandbox:chain/avg@1" in row
+    }
+    assert between.keys() == {1, 2}
+    last = read_results(found.path / "eval").task("sandbox:chain").adapter
+    assert between[2] == pytest.approx([last.accuracy, last.mean_tokens])
+    first = found.checkpoints / "checkpoint-1"
+    alone = perl.evaluate(first, tasks=["sandbox:chain"], k=1, output=tmp_path, settings=SETTINGS)
+    then = alone.task("sandbox:chain").adapter
+    assert between[1] == pytest.approx([then.accuracy, then.mean_tokens])
+    assert between[1] != between[2]  # so that it would show
+    best = json.loads((found.path / "best" / "best.json").read_text())
+    assert best["value"] == pytest.approx(max(score for score, _ in between.values()))
+
+
+def test_only_the_main_process_writes_and_each_process_proves_the_saved_adapter(run):
+    done, found = run
+    assert found.facts["status"] == "done"
+    assert found.facts["reload_difference"] <= 1e-4
+    assert done.stdout.count("card  ") == 1
+    assert done.stderr.count("step 2: sandbox:chain/avg@1") == 1
+    assert not [path for path in found.path.rglob("*") if path.name.endswith(".tmp")]
+
+
+@pytest.mark.nightly
+def test_a_model_that_was_trained_itself_is_loaded_and_scored_by_both(tmp_path):
+    done = trained(
+        tmp_path, "peft.method=full", "peft.rank=null", "eval.every=null", "eval.tasks=[]", "train.max_steps=1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert [counts[2:] for counts in COUNTS.findall(done.stderr)] == [("3", "3"), ("3", "3")]
+    found = perl.Run.read(tmp_path / "run")
+    alone = perl.evaluate(found.path, tasks=["sandbox:chain"], k=1, output=tmp_path / "alone", settings=SETTINGS)
+    assert alone.task("sandbox:chain").base is not None
