@@ -2,6 +2,8 @@
 
 model, groups -> ideal FLOPs; a step inside counter() -> executed FLOPs
 
+The formula is the one of plans (``perl.training.cost_flops``); here are its counter and the sizes of a real model.
+
 **Ideal**, for a frozen base with LoRA, N_b weights in its linear layers, N_l in the adapter, a head of V x d, L layers
 of attention over heads x head_dim = d_a, and D distinct tokens (each prompt once, and the completions that have a
 gradient; see ``ideal_flops``): ::
@@ -20,12 +22,11 @@ attention's backward pass counts five products, since the kernels compute the sc
 formulas of our own: PyTorch's raise where a product's type is given (``out_dtype``, as TRL's head does on CUDA).
 Kernels of other packages (flash-attn) are not seen.
 
-Knows nothing of trainers. Shapes of sdpa: (B, heads, T, head_dim); of varlen attention: (tokens, heads, head_dim).
+Shapes of sdpa: (B, heads, T, head_dim); of varlen attention: (tokens, heads, head_dim).
 """
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,49 +34,37 @@ import torch.nn.attention.varlen  # registers torch_attn's operations
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-_FORWARD, _BACKWARD = 2, 5  # products over (queries, keys): scores and output; these again, and three gradients
+from perl.training.cost_flops import (
+    BACKWARD_PRODUCTS,
+    FORWARD_PRODUCTS,
+    Group,
+    ModelSize,
+    attention_pairs,
+    ideal_flops,
+)
+
+__all__ = ["Group", "ModelSize", "attention_pairs", "counter", "ideal_flops", "model_size"]
+
 _ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _FORWARD,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _BACKWARD,
-    torch.ops.aten._scaled_dot_product_flash_attention: _FORWARD,
-    torch.ops.aten._scaled_dot_product_flash_attention_backward: _BACKWARD,
-    torch.ops.aten._scaled_dot_product_efficient_attention: _FORWARD,
-    torch.ops.aten._scaled_dot_product_efficient_attention_backward: _BACKWARD,
-    torch.ops.aten._scaled_dot_product_cudnn_attention: _FORWARD,
-    torch.ops.aten._scaled_dot_product_cudnn_attention_backward: _BACKWARD,
-    torch.ops.torch_attn._varlen_attn: _FORWARD,
-    torch.ops.torch_attn._varlen_attn_backward: _BACKWARD,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: FORWARD_PRODUCTS,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: BACKWARD_PRODUCTS,
+    torch.ops.aten._scaled_dot_product_flash_attention: FORWARD_PRODUCTS,
+    torch.ops.aten._scaled_dot_product_flash_attention_backward: BACKWARD_PRODUCTS,
+    torch.ops.aten._scaled_dot_product_efficient_attention: FORWARD_PRODUCTS,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward: BACKWARD_PRODUCTS,
+    torch.ops.aten._scaled_dot_product_cudnn_attention: FORWARD_PRODUCTS,
+    torch.ops.aten._scaled_dot_product_cudnn_attention_backward: BACKWARD_PRODUCTS,
+    torch.ops.torch_attn._varlen_attn: FORWARD_PRODUCTS,
+    torch.ops.torch_attn._varlen_attn_backward: BACKWARD_PRODUCTS,
 }
 # Which argument is the product's left side.
-_PRODUCTS = {torch.ops.aten.mm: 0, torch.ops.aten.addmm: 1, torch.ops.aten.bmm: 0, torch.ops.aten.baddbmm: 1}
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """What the formula needs of a model.
-
-    Attributes:
-        block: N_b, weights of the linear layers without the head.
-        adapter: N_l, weights of a LoRA on all of them.
-        to_embeddings: N_f and the adapter's A beside it: weights that a gradient to the embeddings would go through.
-        head: V x d.
-        attention: d_a x L, heads x head_dim, summed over the layers.
-    """
-
-    block: int
-    adapter: int
-    to_embeddings: int
-    head: int
-    attention: int
-
-
-@dataclass(frozen=True)
-class Group:
-    """The lengths of a prompt and its completions, in tokens; whether its rewards differ, so that it has a gradient."""
-
-    prompt: int
-    completions: tuple[int, ...]
-    live: bool = True
+_PRODUCTS = {
+    torch.ops.aten.mm: 0,
+    torch.ops.aten.addmm: 1,
+    torch.ops.aten.addmm_: 1,
+    torch.ops.aten.bmm: 0,
+    torch.ops.aten.baddbmm: 1,
+}
 
 
 def model_size(base: PreTrainedModel, rank: int) -> ModelSize:
@@ -93,50 +82,6 @@ def model_size(base: PreTrainedModel, rank: int) -> ModelSize:
         head=head.weight.numel(),
         attention=config.num_attention_heads * width * config.num_hidden_layers,
     )
-
-
-def attention_pairs(queries: int, keys: int, *, causal: bool, at_end: bool = False) -> int:
-    """Pairs of a query and a key that it sees.
-
-    Args:
-        queries: Number of queries.
-        keys: Number of keys.
-        causal: Whether query i sees the keys up to its own.
-        at_end: Whether the queries stand at the end of the keys (varlen), not at their beginning (sdpa).
-    """
-    if not causal:
-        return queries * keys
-    if at_end and queries > keys:
-        queries = keys  # the first ones see nothing
-    offset = keys - queries if at_end else 0
-    growing = min(queries, keys - offset)  # queries that see one key more than the one before
-    return growing * offset + growing * (growing + 1) // 2 + (queries - growing) * keys
-
-
-def ideal_flops(size: ModelSize, groups: Iterable[Group], *, with_reference: bool) -> int:
-    """The least that the gradient of a step takes.
-
-    Args:
-        size: The model's.
-        groups: Of one optimizer step.
-        with_reference: Whether the loss has a KL term (beta > 0). Then all rows have a gradient, and the base runs
-            forward once more, without an adapter: 2 N_b D + 2 V d sum(c) + attention.
-    """
-    total = 0
-    for group in groups:
-        if not (group.live or with_reference):
-            continue
-        scored = sum(group.completions)
-        distinct = group.prompt + scored
-        pairs = attention_pairs(group.prompt, group.prompt, causal=True) + sum(
-            attention_pairs(length, group.prompt + length, causal=True, at_end=True) for length in group.completions
-        )
-        attention = 4 * size.attention * pairs
-        linear = 4 * size.block + 6 * size.adapter - 2 * size.to_embeddings
-        total += linear * distinct + 4 * size.head * scored + 3 * attention
-        if with_reference:
-            total += 2 * size.block * distinct + 2 * size.head * scored + attention
-    return total
 
 
 def counter() -> FlopCounterMode:

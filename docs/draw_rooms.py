@@ -33,6 +33,7 @@ COLOURS = {
 ROOMS = {
     "cli": ("a run", "one module per command: parse, call one function, print"),
     "training": ("a run", "recipe to finished run; start here: stages.py"),
+    "launch": ("a run", "several processes: started, compared, ended together"),
     "trainer": ("a run", "PeftGRPOTrainer, and all that depends on TRL's internals"),
     "hub": ("what others see", "cards, pushes, zoo entries; the gate for published files"),
     "evaluation": ("what is generated and judged", "policy to score: base and adapter, paired"),

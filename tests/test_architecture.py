@@ -173,6 +173,7 @@ def test_the_fields_that_our_config_adds_to_trls():
     assert added.pop("peft_target_modules") is dataclasses.MISSING  # made by a factory
     assert added == {
         "prompts_per_step": None,
+        "strategy": "ddp",
         "quantization": None,
         "peft_method": "lora",
         "peft_rank": None,

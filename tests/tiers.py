@@ -23,7 +23,10 @@ QUICK = (
     ),
     *(
         "cli/test_visible_output.py",
+        "launch/test_launched.py",
+        "launch/test_same_run.py",
         "run/test_devices.py",
+        "training/test_costs.py",
         "training/test_recipes.py",
         "training/test_task_scores.py",
     ),
