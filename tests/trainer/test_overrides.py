@@ -537,6 +537,44 @@ def _load_optimizer_and_scheduler(folder: Path) -> None:
 
 
 @row
+def _save_optimizer_and_scheduler(folder: Path) -> None:
+    trained(folder, marking("_save_optimizer_and_scheduler", "7"), **STEPS)
+    assert (folder / "checkpoint-1" / "mine.txt").read_text() == "7"
+
+
+@row
+def _save_rng_state(folder: Path) -> None:
+    trained(folder, marking("_save_rng_state", "7"), **STEPS)
+    assert (folder / "checkpoint-1" / "mine.txt").read_text() == "7"
+
+
+@row
+def _load_rng_state(folder: Path) -> None:
+    trained(folder, max_steps=2, **STEPS)
+    found = []
+    for kind in (PeftGRPOTrainer, instead("_load_rng_state", lambda *_: torch.manual_seed(7))):
+        resumed = made(folder, kind, max_steps=2)
+        resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+        found.append(resumed.latest_group())
+    assert found[0] != found[1]
+
+
+@row
+def _save_scaler(folder: Path) -> None:
+    trained(folder, marking("_save_scaler", "7"), **STEPS)
+    assert (folder / "checkpoint-1" / "mine.txt").read_text() == "7"
+
+
+@row
+def _load_scaler(folder: Path) -> None:
+    trained(folder, max_steps=2, **STEPS)
+    asked: list[str] = []
+    resumed = made(folder, instead("_load_scaler", lambda _, checkpoint: asked.append(checkpoint)), max_steps=2)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    assert asked == [str(folder / "checkpoint-1")]
+
+
+@row
 def create_model_card(folder: Path) -> None:
     """In the output folder, and in what is pushed."""
 
