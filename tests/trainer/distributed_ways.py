@@ -15,7 +15,9 @@ from transformers.distributed import DistributedConfig
 
 from perl.errors import BrokenPromiseError, PerlError
 from perl.policy.guards import Movement
+from perl.recipe.sections import RolloutSection
 from perl.run.shards import is_sharded
+from perl.trainer.rollout_choice import choose_backend
 from tests.trainer.strategies import found, trainer_of
 
 TEXT = torch.arange(2, 26).view(2, 12)
@@ -43,6 +45,13 @@ def twice(folder: Path, strategy: str) -> dict:
     asked = TEXT, torch.ones_like(TEXT)
     results = found(trainer) | {"policy": trainer.policy_log_probs(*asked).tolist()}
     return results | {"reference": trainer.reference_log_probs(*asked).tolist()}
+
+
+def with_tools(folder: Path) -> None:
+    """A trainer whose completions are conversations, when it chooses what samples."""
+    trainer = trainer_of(str(folder / "base"), folder / "tools", "lora", strategy="fsdp2")
+    trainer.tools = [print]
+    choose_backend(RolloutSection(backend="transformers"), trainer)
 
 
 def refused(make) -> str:
@@ -100,6 +109,7 @@ def main() -> None:
             ),
         ),
     }
+    results["refused"]["tools"] = refused(lambda: with_tools(folder))
     results["broken"] = broken_on_one(folder)
     (folder / f"found-{os.environ['RANK']}.json").write_text(json.dumps(results))
 

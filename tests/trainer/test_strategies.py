@@ -108,6 +108,7 @@ def test_scripts_come_to_a_base_in_shards_by_a_name_a_model_or_a_divided_model_a
         assert "PeftRLConfig(adapter=" in process["refused"]["adapted"]
         assert "save_adapter" in process["refused"]["pushed"]
         assert "lm_head is a part of the base" in process["refused"]["head"]
+        assert "conversations with tools" in process["refused"]["tools"]
         assert "lora_A did not move" in process["broken"]
     assert "rank 1" in found[0]["broken"]
     saved = [load_file(tmp_path / f"saved-{strategy}" / "adapter_model.safetensors") for strategy in ("ddp", "fsdp2")]

@@ -32,13 +32,12 @@ from perl.errors import (
 from perl.launch.agreement import check_machine, check_size, difference, processes_here, statement
 from perl.launch.meeting import PATIENCE_SECONDS, Meeting, meeting
 from perl.launch.watch import CAUSE_SECONDS, END, End, LostProcessError, Watch, says_it
-from perl.policy.checkpoint import latest_checkpoint, step_of
+from perl.policy.checkpoint import latest_step
 from perl.recipe import Recipe
 from perl.recipe.recipe import rank, world_size
 from perl.run.folder import Run
 from perl.run.joint_work import Processes
 from perl.run.launched import adopt_launcher, started_by_us, taken_over, who
-from perl.run.processes import MainFailedError
 
 logger = logging.getLogger("perl")
 
@@ -191,7 +190,7 @@ class Together:
         """The end of another process that this error is a consequence of; None: it is this process's own."""
         if self.watch is None:
             return None
-        if isinstance(error, MainFailedError) or (_LOST_CONTACT.search(str(error)) and isinstance(error, RuntimeError)):
+        if _LOST_CONTACT.search(str(error)) and isinstance(error, RuntimeError):
             return self.watch.cause(CAUSE_SECONDS)
         return self.watch.cause() if isinstance(error, KeyboardInterrupt) else None
 
@@ -261,8 +260,8 @@ def _sigterm_as_interrupt(company: Together) -> Iterator[None]:
 
 def goes_on(folder: Path) -> str:
     """What the same command does with a run folder whose processes have ended."""
-    checkpoint = latest_checkpoint(folder / "checkpoints")
-    return f"the same command goes on from step {step_of(checkpoint)}" if checkpoint else "the same command starts anew"
+    step = latest_step(folder / "checkpoints")
+    return f"the same command goes on from step {step}" if step else "the same command starts anew"
 
 
 @contextlib.contextmanager

@@ -88,6 +88,12 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return max(complete_checkpoints(folder), key=step_of, default=None)
 
 
+def latest_step(folder: Path) -> int:
+    """The optimizer step of the newest complete checkpoint in a folder; 0: there is none."""
+    newest = latest_checkpoint(folder)
+    return step_of(newest) if newest else 0
+
+
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints in a folder, in no order."""
     return [path for path in _checkpoints(folder) if is_complete(path)]

@@ -19,10 +19,11 @@ import torch
 
 from perl import errors
 from perl.errors import InterruptedRunError, PerlError, ProcessError, first_line
-from perl.run.processes import patient_group, several
 
 _T = TypeVar("_T")
 
+# What a process may do alone, a score for one, takes hours; collectives of the run's own group give up after minutes.
+_AS_LONG_AS_IT_TAKES = timedelta(days=365)
 # Of the message that a process sends about itself, empty where nothing has failed.
 _MESSAGE_BYTES = 4096
 _LONGEST_PART = 1000  # characters of what is wrong, where, and the hint
@@ -91,7 +92,8 @@ class Processes:
         Raises:
             PerlError: Another process has failed instead, or ended.
         """
-        done = [work() if self.main else None]
+        with self.failing_together():
+            done = [work() if self.main else None]
         if self.count > 1:
             self.meet()
             torch.distributed.broadcast_object_list(done, src=0, group=patient_group())
@@ -137,6 +139,12 @@ class Processes:
         return [each.numpy().tobytes().rstrip(b"\0") for each in found]
 
 
+def several() -> bool:
+    """Whether this process is one of several that have joined."""
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return joined and torch.distributed.get_world_size() > 1
+
+
 def joined() -> Processes:
     """The processes of this run, as they have joined; alone where there are no others.
 
@@ -172,6 +180,13 @@ def joining(*, on_cpu: bool) -> Iterator[Processes]:
     torch.distributed.destroy_process_group()
     patient_group.cache_clear()
     _joined_in.cache_clear()
+
+
+@cache
+def patient_group() -> torch.distributed.ProcessGroup:
+    """A second group of all processes, on the CPU, that notices a lost process but no passing of time."""
+    group: torch.distributed.ProcessGroup = torch.distributed.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES)
+    return group
 
 
 def _message(error: BaseException) -> bytes:

@@ -76,7 +76,7 @@ _MOVED_TO = {
         "rollouts.weight_labels": "weight_labels",
     },
     "perl.run": {
-        "devices": "devices", "processes": "processes", "progress": "progress", "run_facts": "facts",
+        "devices": "devices", "processes": "joint_work", "progress": "progress", "run_facts": "facts",
         "strict_json": "strict_json", "threads": "threads", "zoo.tables": "tables",
     },
     "perl.trainer": {

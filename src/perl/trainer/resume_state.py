@@ -19,17 +19,16 @@ from perl.errors import ModelError
 from perl.methods.hooks import hooks_of
 from perl.policy.checkpoint import (
     drop_other_ranks,
-    latest_checkpoint,
+    latest_step,
     load_trainer_state,
     reference_of,
     save_policy,
     save_trainer_state,
     seal,
-    step_of,
     unseal,
 )
 from perl.policy.reference import Reference
-from perl.run.processes import number_told_by_first
+from perl.run.joint_work import joined
 from perl.trainer.live import LiveTrainer, Position
 from perl.trainer.optimizer_state import (
     OPTIMIZER,
@@ -75,9 +74,8 @@ class ResumeState:
         """
         if asked is not True:
             return asked
-        folder, args = Path(self._live.args.output_dir), self._live.args
-        newest = latest_checkpoint(folder) if args.process_index == 0 else None
-        step = number_told_by_first(step_of(newest) if newest else 0)
+        folder = Path(self._live.args.output_dir)
+        step = joined().by_main(lambda: latest_step(folder))
         return str(folder / f"checkpoint-{step}") if step else True
 
     def finished(self, checkpoint: str | bool | None) -> TrainerState | None:

@@ -17,6 +17,7 @@ from perl.recipe.engines import TRANSFORMERS, best_backend
 from perl.recipe.sections import RolloutSection
 from perl.rollouts.sync import choose_form
 from perl.rollouts.vllm.version import check_version, missing_vllm
+from perl.run.shards import is_sharded
 from perl.trainer.argument_checks import check_sampling
 
 logger = logging.getLogger("perl")
@@ -35,12 +36,15 @@ def choose_backend(how: RolloutSection, trainer: GRPOTrainer) -> RolloutSection:
             raise_all(MissingExtraError, [missing_vllm("rollout.backend")])
         if how.capabilities.takes_updates:  # else TRL's own generation samples, with transformers
             check_served(how, trainer)
+        else:
+            check_own(trainer)
         return how
     best = how.model_copy(update={"backend": best_backend(on_gpu=torch.cuda.is_available())})
     own = how.model_copy(update={"backend": TRANSFORMERS.name})
     args = trainer.args
     asked = hasattr(args, "rollout_backend") and not args.use_transformers_continuous_batching
     if not best.capabilities.takes_updates or not asked:
+        check_own(trainer)
         return own
     try:
         check_version(importlib.metadata.version("vllm"))
@@ -48,8 +52,25 @@ def choose_backend(how: RolloutSection, trainer: GRPOTrainer) -> RolloutSection:
         choose_form(trainer.policy, how.sync)
     except PerlError as reason:
         logger.info("rollouts from transformers: %s", reason)
+        check_own(trainer)
         return own
     return best
+
+
+def check_own(trainer: GRPOTrainer) -> None:
+    """Refuses what transformers cannot sample from this model.
+
+    Raises:
+        RecipeError: Each process would wait for turns of conversations that the others do not have.
+    """
+    if holds_conversations(trainer) and is_sharded(trainer.model):
+        what = "conversations with tools go on by themselves in each process, and a base in shards takes all of them"
+        raise RecipeError(what, "strategy", "ddp or zero2")
+
+
+def holds_conversations(trainer: GRPOTrainer) -> bool:
+    """Whether completions go on after a tool or an environment has answered."""
+    return bool(trainer.tools) or trainer.environment_factories is not None
 
 
 def check_served(how: RolloutSection, trainer: GRPOTrainer) -> None:
@@ -60,7 +81,7 @@ def check_served(how: RolloutSection, trainer: GRPOTrainer) -> None:
         ModelError: It cannot be given this model.
     """
     what, args = f"rollout.backend {how.backend}", trainer.args
-    conversations = bool(trainer.tools) or trainer.environment_factories is not None
+    conversations = holds_conversations(trainer)
     check_sampling(args, how)
     if args.max_completion_length is None:
         raise RecipeError("is open, and an engine must be told", "rollout.max_completion_length", "a number of tokens")

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 
-from perl.errors import BrokenPromiseError, Mistake, PerlError, RewardError, RolloutError
+from perl.errors import BrokenPromiseError, PerlError, ProcessError, RewardError, RolloutError
 from perl.recipe.sections import RolloutSection
 from perl.rewards.verifier import Judging, check_all
 from perl.rollouts.conversation import tokens_left
@@ -31,6 +31,7 @@ from perl.rollouts.hf_engine import TransformersEngine
 from perl.rollouts.open_engine import EngineSettings, holds_other_weights, open_engine
 from perl.rollouts.parity_check import ParityCheck
 from perl.rollouts.sync import base_update, choose_form, make_update
+from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
 
@@ -449,24 +450,32 @@ class RolloutSource:
         return found
 
     def _together(self, work: Callable[[], _T]) -> _T:
-        """Does something that may fail for want of an engine; if it fails on one process, it fails on all alike."""
-        result, error = None, None
+        """Does something that may fail for want of an engine; if it fails on one process, it fails on all alike.
+
+        Raises:
+            BrokenPromiseError: The engine does not have the policy.
+            RolloutError: Any other reason, one kind on all processes, so that all keep the last step.
+            PerlError: That reason itself, where there is no step to keep.
+        """
+        self._failed = False
         try:
-            result = work()
-        except PerlError as problem:
-            error = problem
-        worst = self._most(0 if error is None else 2 if isinstance(error, BrokenPromiseError) else 1)
-        self._failed = worst > 0
-        if worst == 2:
-            broken = error if isinstance(error, BrokenPromiseError) else None
-            raise broken or BrokenPromiseError("another process of this run cannot go on, see its log")
-        if worst and error is not None and self._live.state.global_step == 0:
-            raise error
-        if worst:  # one kind on all of them, so that all keep the last step
-            others = Mistake("another process of this run has no rollouts, see its log")
-            first, *more = error.mistakes if error is not None else (others,)
-            raise RolloutError(first.message, first.where, first.hint, tuple(more)) from error
-        return result  # type: ignore[return-value]  # there is one, since nothing failed
+            with joined().failing_together():
+                result = work()
+            joined().meet()
+        except ProcessError:
+            raise  # there are not all of them left to keep it
+        except BrokenPromiseError:
+            self._failed = True
+            raise
+        except PerlError as error:
+            self._failed = True
+            if self._live.state.global_step == 0:
+                raise
+            first, *more = error.mistakes
+            alike = RolloutError(first.message, first.where, first.hint, tuple(more))
+            alike.told_elsewhere = error.told_elsewhere
+            raise alike from error
+        return result
 
     def _log_rollouts(self, sampled: Sequence[Sampled], seconds: float, steps_behind: int) -> None:
         metrics = self._metrics(mode_of(self._live.model))

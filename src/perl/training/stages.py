@@ -29,7 +29,7 @@ from perl.methods.on_quantised import quantization_mistakes
 from perl.methods.on_shards import strategy_mistakes
 from perl.methods.registry import METHODS
 from perl.methods.settings import method_mistakes
-from perl.policy.checkpoint import discard_incomplete, latest_checkpoint, step_of
+from perl.policy.checkpoint import discard_incomplete, latest_step, step_of
 from perl.policy.guards import check_saved_adapter, check_saved_model
 from perl.policy.model import (
     answering_fingerprint,
@@ -52,7 +52,6 @@ from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
 from perl.run.folder import Run, follow_run, open_run, sha256_of
 from perl.run.joint_work import Processes, joined
-from perl.run.processes import number_told_by_first, others_told, told_by_first
 from perl.run.threads import threads_kept, use_threads
 from perl.trainer.callbacks.plots import draw_curves
 from perl.trainer.callbacks.recorder import Recorder
@@ -99,27 +98,31 @@ def _train(recipe: Recipe, processes: Together) -> Run:
     with _located(recipe):
         check_joined(plan.arguments.world_size)
         check_strategy(plan.arguments)
-    if not is_first_process():
-        run = follow_run(recipe)
-        if told_by_first():  # once it has opened the run
+    every = joined()
+    with ExitStack() as opened:
+        with every.failing_together():
+            run = opened.enter_context(open_run(recipe)) if every.main else follow_run(recipe)
+            goes_on = every.by_main(lambda: _goes_on(plan, run))
+        opened.enter_context(processes.named())
+        if goes_on:
             processes.share(run)
             _carry_out(plan, run)
-        return run
-    with ExitStack() as opened:
-        with others_told():
-            run = opened.enter_context(open_run(recipe))
-            goes_on = run.status != "done"
-            if goes_on:
-                _check_services(plan, run)
-        opened.enter_context(processes.named())
-        if not told_by_first(goes_on):
+        if not every.main:
+            return run
+        if goes_on:
+            _draw(run)
+            write_card(run)
+        else:
             logger.info("done before: %s", run.path)
-            return _published(recipe, run)
-        processes.share(run)
-        _carry_out(plan, run)
-        _draw(run)
-        write_card(run)
     return _published(recipe, run)
+
+
+def _goes_on(plan: Plan, run: Run) -> bool:
+    """Whether something is left to do of a run; then what it needs answers."""
+    if run.status == "done":
+        return False
+    _check_services(plan, run)
+    return True
 
 
 def _check_services(plan: Plan, run: Run) -> None:
@@ -300,8 +303,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
 
 def _checkpoint_of_main(run: Run) -> Path | None:
     """The newest complete checkpoint as the main process finds it; what another process lists may be older."""
-    newest = latest_checkpoint(run.checkpoints) if is_first_process() else None
-    step = number_told_by_first(step_of(newest) if newest else 0)
+    step = joined().by_main(lambda: latest_step(run.checkpoints))
     return run.checkpoints / f"checkpoint-{step}" if step else None
 
 

@@ -28,7 +28,8 @@ from perl.recipe.engines import VLLM, Capabilities
 from perl.rollouts.engine import EngineSampling, FinishedRollouts, OneCopy, OnGroup, Request, Sampled, Update
 from perl.rollouts.vllm.sampling_arguments import sampling_arguments
 from perl.rollouts.vllm.version import check_version, explained, missing_vllm
-from perl.run.processes import several, world_of_one
+from perl.rollouts.vllm.world_of_one import world_of_one
+from perl.run.joint_work import several
 
 BASE = "base"
 """Name of the version before the first update."""
