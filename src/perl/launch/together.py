@@ -339,7 +339,8 @@ def _end_of(error: BaseException | None, number: int) -> End:
     if isinstance(error, LostProcessError):
         return End(number, "lost", str(error), error.exit_code, **here)
     if isinstance(error, PerlError):
-        kind = "stopped" if isinstance(error, InterruptedRunError) else "mistake"
+        copied = number > 0 and error.told_elsewhere  # of another process, whose end says it
+        kind = "stopped" if isinstance(error, InterruptedRunError) else "lost" if copied else "mistake"
         text, message = str(error)[:2000], error.mistakes[0].message[:2000]
         return End(number, kind, text, error.exit_code, message=message, **here)  # type: ignore[arg-type]
     if isinstance(error, KeyboardInterrupt):
