@@ -20,6 +20,7 @@ from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
 from perl.recipe.train_fields import CHOICES
 from perl.recipe.validation import SectionKind, checked
 from perl.run.devices import check_device
+from perl.trainer.algorithm_fields import check_applied
 
 # Transformers takes these as text or as a member of the enumeration.
 _ENUMERATIONS = {
@@ -53,6 +54,7 @@ def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:
         RecipeError: Names each argument, and the nearest word.
         PerlError: The device cannot be used, or the launcher asks for a strategy that is not proven.
     """
+    check_applied(args)
     check_strategy(args)
     check_push(getattr(args, "strategy", ""), asked=args.push_to_hub)
     words = {"loss_type": tuple(LOSSES), **CHOICES}

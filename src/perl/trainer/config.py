@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from trl import GRPOConfig
 
+from perl.algorithms.named import KEY
 from perl.errors import PerlError, RecipeError, did_you_mean
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
@@ -30,6 +31,7 @@ from perl.recipe.sections import (
 from perl.recipe.train_fields import REFERENCE_PATTERN
 from perl.run.devices import accelerator
 from perl.run.launched import adopt_launcher, taken_over
+from perl.trainer.algorithm_fields import APPLIED, apply_algorithm, given_fields
 from perl.trainer.argument_checks import check_enumerations, check_sampling, section_of_arguments
 from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
 
@@ -96,6 +98,17 @@ class PeftRLConfig(GRPOConfig):
     adapter: str | None = _setting("adapter")
     peft_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": PeftSection.model_fields["kwargs"].description}
+    )
+
+    algorithm: str | None = field(
+        default=None,
+        metadata={
+            "help": "Name of an algorithm from `perl algorithms`, which sets the fields that make it; those given "
+            "besides override it. In a recipe it stands at the top. None: only the fields count."
+        },
+    )
+    _algorithm_applied: str | None = field(  # so that dataclasses.replace can tell what a name set from what was given
+        default=None, repr=False, compare=False, metadata={"help": "Internal: the name whose fields are set already."}
     )
 
     reference: str | None = field(
@@ -191,8 +204,15 @@ class PeftRLConfig(GRPOConfig):
         default=None, metadata={"help": "transformers' new name of gradient_checkpointing."}
     )
 
+    def __new__(cls, *args: Any, **given: Any) -> "PeftRLConfig":  # noqa: ANN401 (what the constructor takes)
+        """Notes which fields are given: a default, too, overrides what an algorithm's name sets."""
+        self = super().__new__(cls)
+        self._given = given_fields(cls, args, given)
+        return self
+
     def __post_init__(self) -> None:
         """Derives what was left open, then lets TRL derive and check the rest."""
+        apply_algorithm(self, self._given)
         self._derive_batch()
         if self.reference is not None and re.fullmatch(REFERENCE_PATTERN, self.reference) is None:
             raise RecipeError(
@@ -356,6 +376,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         "rollout_sync_folder": recipe.rollout.sync_folder or str(recipe.output_dir / "sync"),
     }
     asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
+    asked |= {KEY: recipe.algorithm, APPLIED: recipe.algorithm}  # whose fields are in train
     # A group must not be split between evaluation batches.
     defaults = {"per_device_eval_batch_size": generations}
     try:

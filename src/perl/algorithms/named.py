@@ -1,0 +1,364 @@
+"""One row for each algorithm that has a name: the paper, and the fields of ``train`` that the name sets.
+
+name -> Algorithm
+
+A name sets fields and nothing else. Recipes, scripts, the plan, cards, ``perl algorithms`` and the table in
+``docs/algorithms.md`` read this table; a new algorithm is a row here. It imports no torch, so that a recipe's name is
+checked at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perl.algorithms.registry import GRPO, GSPO, LOSSES, Paper
+from perl.errors import Mistake, RecipeError, did_you_mean
+
+KEY = "algorithm"
+"""Where a name stands: at the top of a recipe, as a field of ``PeftRLConfig``."""
+
+NEUTRAL: Mapping[str, Any] = {
+    "importance_sampling_level": "token",
+    "scale_rewards": "group",
+    "multi_objective_aggregation": "sum_then_normalize",
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "delta": None,
+    "beta": 0.0,
+    "mask_truncated_completions": False,
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+}
+"""What every name sets where its row says nothing else: the plain parts, so that nothing of an earlier choice stays."""
+
+# What the update of a step depends on where the ratio is 1; with a KL term, and with a correction for the engine, more.
+_ON_POLICY = (
+    *("multi_objective_aggregation", "mask_truncated_completions", "top_entropy_quantile"),
+    *("entropy_coef", "use_adaptive_entropy", "beta"),
+)
+_OF_KL = ("use_bias_correction_kl", "importance_sampling_level")
+_OF_CORRECTION = (
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_clip_max",
+)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm. In its texts r is the ratio of policy to old policy, A the advantage, p the policy, R the reward.
+
+    Attributes:
+        name: As in ``algorithm: NAME``.
+        title: What people call it.
+        paper: Where it is from; None: it has no paper.
+        settings: Fields of ``train`` -> value, those that make it what it is; never rate or batch.
+        equation: What a token is trained on, and how tokens are averaged.
+        advantage: Of a completion.
+        constants: Where each number is from.
+        differs: Where it is not the paper's, and what of the paper the name does not set.
+        essential: The settings without which nothing of it is left, so that they cannot be overridden.
+        least: Settings that mean something else below a bound -> the bound.
+    """
+
+    name: str
+    title: str
+    paper: Paper | None
+    settings: Mapping[str, Any]
+    equation: str
+    advantage: str
+    constants: str = ""
+    differs: str = ""
+    essential: tuple[str, ...] = ()
+    least: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def sets(self) -> dict[str, Any]:
+        """Every field that the name sets: those of the row, then the neutral rest."""
+        return {**self.settings, **{name: value for name, value in NEUTRAL.items() if name not in self.settings}}
+
+    @property
+    def source(self) -> str:
+        """Its paper in one line."""
+        return self.paper.reference if self.paper else "TRL"
+
+    def overridden(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that are not what the name sets.
+
+        Args:
+            given: Fields of ``train``; one that is absent is as the name sets it.
+        """
+        sets = self.sets.items()
+        return {name: given[name] for name, value in sets if name in given and _in_words(name, given[name]) != value}
+
+
+_MEAN_OF_GROUP = "(R - mean of the group) / std of the group"
+_CLIPPED = "min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)"
+_PER_COMPLETION = "mean over the tokens of a completion, then over completions"
+_PER_BATCH = "mean over all tokens of the batch"
+_OF_PPO = "epsilon 0.2: PPO's (arXiv:1707.06347)"
+
+_ROWS = (
+    Algorithm(
+        "grpo",
+        "GRPO",
+        GRPO,
+        {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
+        f"{_CLIPPED} - beta KL, {_PER_COMPLETION}",
+        _MEAN_OF_GROUP,
+        f"beta 0.04: section 4.2; {_OF_PPO}, the paper states none",
+        "several updates a batch (num_iterations) and outcome rewards only, unless a process reward is given",
+    ),
+    Algorithm(
+        "dr_grpo",
+        "Dr. GRPO",
+        LOSSES["dr_grpo"].paper,
+        {"loss_type": "dr_grpo", "scale_rewards": "none"},
+        f"{_CLIPPED}, sum over tokens / (completions x max_completion_length)",
+        "R - mean of the group",
+        "no KL term, no division by a deviation: section 3.2; epsilon 0.2: the authors' code (sail-sg/oat)",
+    ),
+    Algorithm(
+        "dapo",
+        "DAPO",
+        LOSSES["dapo"].paper,
+        {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True},
+        f"{_CLIPPED}, {_PER_BATCH}",
+        _MEAN_OF_GROUP,
+        "epsilon 0.2 and 0.28: section 4.1; no KL term: section 2.3; truncated completions masked out: table 1",
+        "groups without a signal are not sampled again (dynamic sampling); the soft overlong punishment is a reward to "
+        "be added, rewards: {soft_overlong: 1.0}",
+    ),
+    Algorithm(
+        "gspo",
+        "GSPO",
+        GSPO,
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        f"min(s A, clip(s, 1 - epsilon, 1 + epsilon_high) A), s the geometric mean of r, {_PER_COMPLETION}",
+        _MEAN_OF_GROUP,
+        "epsilon 3e-4 and 4e-4: section 5.1; no KL term: the authors in verl's pull request 2775",
+        "the paper takes four updates of a batch of rollouts (steps_per_generation), which the name does not set",
+        essential=("importance_sampling_level",),
+    ),
+    Algorithm(
+        "cispo",
+        "CISPO",
+        LOSSES["cispo"].paper,
+        {"loss_type": "cispo", "epsilon_high": 5.0},
+        f"stop(min(r, epsilon_high)) A log p, {_PER_BATCH}",
+        _MEAN_OF_GROUP,
+        "epsilon_high 5, the bound itself: ScaleRL (arXiv:2510.13786); MiniMax-M1 states none",
+        "MiniMax-M1 averages over the tokens of a group, and takes DAPO's dynamic sampling and length penalty besides",
+        essential=("loss_type",),
+        least={"epsilon_high": 1.0},
+    ),
+    Algorithm(
+        "sapo",
+        "SAPO",
+        LOSSES["sapo"].paper,
+        {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
+        f"(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A, {_PER_COMPLETION}",
+        _MEAN_OF_GROUP,
+        "tau 1.0 and 1.05: TRL's and verl's for this paper",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "bnpo",
+        "BNPO",
+        None,
+        {"loss_type": "bnpo"},
+        f"{_CLIPPED}, mean over the tokens of a micro-batch",
+        _MEAN_OF_GROUP,
+        _OF_PPO,
+        "TRL's loss of this name; that of arXiv:2506.02864 is another one",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "luspo",
+        "LUSPO",
+        LOSSES["luspo"].paper,
+        {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3},
+        "min(s A, clip(s, 1 - epsilon, 1 + epsilon_high) A), s the geometric mean of r, times the completion's length, "
+        "mean over completions",
+        _MEAN_OF_GROUP,
+        "epsilon 2e-3 and 2.5e-3: section 5.1",
+        essential=("loss_type", "importance_sampling_level"),
+    ),
+    Algorithm(
+        "vespo",
+        "VESPO",
+        LOSSES["vespo"].paper,
+        {
+            "loss_type": "vespo",
+            "vespo_k_pos": 2.0,
+            "vespo_lambda_pos": 3.0,
+            "vespo_k_neg": 3.0,
+            "vespo_lambda_neg": 2.0,
+        },
+        f"stop(w^k exp(lambda (1 - w))) A log p, w the product of r, {_PER_BATCH}",
+        _MEAN_OF_GROUP,
+        "k 2 and 3, lambda 3 and 2: section 3.4, c1 and c2",
+        "log w is clamped as in its reference implementation",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "lite_ppo",
+        "Lite PPO",
+        Paper(
+            "liu2025tricks",
+            "Liu et al.",
+            2025,
+            "Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning",
+            "2508.08221",
+        ),
+        {"loss_type": "dapo", "scale_rewards": "batch"},
+        f"{_CLIPPED}, {_PER_BATCH}",
+        "(R - mean of the group) / std of the batch",
+        f"no KL term: the paper's init_kl_coef; {_OF_PPO}",
+        "the paper samples at temperature 0.99, top_p 0.99 and top_k 100, which the name does not set",
+        essential=("scale_rewards",),
+    ),
+    Algorithm(
+        "gdpo",
+        "GDPO",
+        Paper(
+            "liu2026gdpo",
+            "Liu et al.",
+            2026,
+            "GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization",
+            "2601.05242",
+        ),
+        {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"},
+        f"{_CLIPPED}, {_PER_COMPLETION}",
+        "each reward normalised in its group, their weighted sum normalised over the batch",
+        f"{_OF_PPO}; no KL term: the paper's is its experiments'",
+        "with a single reward the group's normalisation and the batch's are both left",
+        essential=("multi_objective_aggregation",),
+    ),
+    Algorithm(
+        "icepop",
+        "IcePop",
+        Paper(
+            "lingteam2025every",
+            "Ling Team",
+            2025,
+            "Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model",
+            "2510.18855",
+        ),
+        {
+            "loss_type": "grpo",
+            "vllm_importance_sampling_correction": True,
+            "vllm_importance_sampling_mode": "token_mask",
+            "vllm_importance_sampling_clip_min": 0.5,
+            "vllm_importance_sampling_clip_max": 5.0,
+        },
+        f"M(m) {_CLIPPED}, m the ratio of old policy to engine, M(m) = m from 0.5 to 5, else 0, {_PER_COMPLETION}",
+        _MEAN_OF_GROUP,
+        f"0.5 and 5: the authors' post (ringtech.notion.site/icepop); {_OF_PPO}",
+        "without vLLM there is no second engine whose numbers differ, and it is GRPO without a KL term",
+        essential=("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    ),
+)
+ALGORITHMS: dict[str, Algorithm] = {row.name: row for row in _ROWS}
+
+
+def find_algorithm(name: object) -> Algorithm:
+    """The row of a name.
+
+    Raises:
+        RecipeError: There is none; says the nearest.
+    """
+    if isinstance(name, str) and name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if not isinstance(name, str):
+        raise RecipeError(f"must be a name, not {str(name)[:60]}", KEY, "`perl algorithms` lists them")
+    raise RecipeError(f"no algorithm {name!r}", KEY, did_you_mean(name, ALGORITHMS))
+
+
+def contradictions(row: Algorithm, given: Mapping[str, Any]) -> list[Mistake]:
+    """Overrides that leave nothing of an algorithm; their places are the fields' names.
+
+    Args:
+        row: The algorithm.
+        given: Fields of ``train``.
+    """
+    found = []
+    for name, value in row.overridden(given).items():
+        if name in row.essential:
+            what = f"{value!r} leaves nothing of {row.name}, which is {row.settings[name]!r} there"
+            found.append(Mistake(what, name, f"leave {name} or the algorithm out"))
+        elif isinstance(value, int | float) and value < row.least.get(name, value):
+            what = f"{value!r} is below {row.least[name]:g}: in {row.name} it bounds the ratio itself"
+            found.append(Mistake(what, name, f"{row.settings[name]:g} is usual"))
+    return found
+
+
+def named_facts(args: object) -> dict[str, Any]:
+    """What a run and its card say of the name that its arguments have; nothing if they have none.
+
+    Args:
+        args: With the fields of ``train`` as attributes.
+    """
+    row = ALGORITHMS.get(getattr(args, KEY, None) or "")
+    if row is None:
+        return {}
+    return {KEY: row.name, "overridden": row.overridden({name: getattr(args, name) for name in row.sets})}
+
+
+def _in_words(name: str, value: Any) -> Any:  # noqa: ANN401 (of any field)
+    """TRL takes true and false for two of the words of ``scale_rewards``."""
+    return {True: "group", False: "none"}[value] if name == "scale_rewards" and isinstance(value, bool) else value
+
+
+def shown_settings(settings: Mapping[str, Any]) -> str:
+    """Settings in one line: ``loss_type grpo, epsilon 0.0003``."""
+    return ", ".join(f"{name} {_shown(value)}" for name, value in settings.items())
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def same_on_policy(row: Algorithm, settings: Mapping[str, Any], *, corrected: bool) -> list[str]:
+    """The other names whose update is this one's where the ratio of policy to old policy is 1.
+
+    There every objective has the gradient A d log p, whatever bounds the ratio, and of one ratio for a completion too:
+    what is left is how tokens are averaged, the advantage, and what is masked out.
+
+    Args:
+        row: The algorithm of the run.
+        settings: The run's fields of ``train``, all of them.
+        corrected: Whether rollouts have the log-probs of another engine, for which the objective is corrected.
+    """
+    own = _on_policy({**row.sets, **settings}, corrected=corrected)
+    others = [other for other in ALGORITHMS.values() if other.name != row.name]
+    return [other.name for other in others if _on_policy({**settings, **other.sets}, corrected=corrected) == own]
+
+
+def _on_policy(settings: Mapping[str, Any], *, corrected: bool) -> tuple[Any, ...]:
+    """What the update of a step depends on where the ratio is 1."""
+    names = [*_ON_POLICY, *(_OF_KL if settings.get("beta") else ()), *(_OF_CORRECTION if corrected else ())]
+    scale = _in_words("scale_rewards", settings.get("scale_rewards"))
+    return (LOSSES[settings["loss_type"]].aggregation, scale, *(settings.get(name) for name in names))
+
+
+def algorithms_table() -> str:
+    """The table of ``docs/algorithms.md``, in Markdown."""
+    columns = ("name", "sets", "advantage", "source", "differs")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in ALGORITHMS.values():
+        title = f"{row.paper.title} ({row.paper.reference})" if row.paper else "TRL"
+        cells = (
+            f"`{row.name}`",
+            ", ".join(f"`{name}: {_shown(value)}`" for name, value in row.settings.items()),
+            row.advantage,
+            f"{title}; {row.constants}" if row.constants else title,
+            row.differs or "nothing known",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
