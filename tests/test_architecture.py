@@ -182,6 +182,8 @@ def test_the_fields_that_our_config_adds_to_trls():
         "peft_type": None,
         "peft_kwargs": None,
         "adapter": None,
+        "algorithm": None,
+        "_algorithm_applied": None,
         "reference": None,
         "rollout_backend": "auto",
         "rollout_servers": None,

@@ -212,15 +212,20 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
             mistakes.append(Mistake(f"{without_credentials(text)!r} is not a YAML value", f"command line: {key}"))
             continue
         _expand_shorthand(target, path[-1], path[:-1])
-        layer = _merged(layer, one)
+        layer = _laid_over(layer, one)
     raise_all(RecipeError, mistakes)
     move_to_the_top(layer.values, layer.origins)
     return layer
 
 
 def _merged(parent: Layer, child: Layer) -> Layer:
+    """The child's settings over the parent's, without those that a name in the child replaces."""
+    return _laid_over(Layer(without_replaced(parent.values, child.values), parent.origins), child)
+
+
+def _laid_over(parent: Layer, child: Layer) -> Layer:
     """The child's settings over the parent's, mapping by mapping."""
-    merged = Layer(without_replaced(parent.values, child.values), dict(parent.origins))
+    merged = Layer(dict(parent.values), dict(parent.origins))
     _merge_into(merged, child, (), merged.values, child.values)
     merged.origins.update(child.origins)
     return merged
