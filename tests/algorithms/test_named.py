@@ -10,6 +10,7 @@ import pytest
 import torch
 from trl import GRPOConfig
 
+from perl.algorithms.coinciding import same_on_policy
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.named import (
     ALGORITHMS,
@@ -19,7 +20,6 @@ from perl.algorithms.named import (
     contradictions,
     find_algorithm,
     named_facts,
-    same_on_policy,
     shown_settings,
 )
 from perl.algorithms.registry import LOSSES, Paper

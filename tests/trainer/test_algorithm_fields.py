@@ -72,7 +72,7 @@ def test_a_subclass_has_its_own_defaults_and_its_own_constructor():
 
 
 def test_a_parser_fills_in_every_default_and_what_differs_from_it_overrides():
-    line = "--output_dir out --use_cpu true --algorithm gspo --epsilon 0.1".split()
+    line = ["--output_dir", "out", "--use_cpu", "true", "--algorithm", "gspo", "--epsilon", "0.1"]
     for parser in (HfArgumentParser, TrlParser):
         (config,) = parser(PeftRLConfig).parse_args_into_dataclasses(line)
         assert set_by(config, GSPO) == {**GSPO, "epsilon": 0.1}

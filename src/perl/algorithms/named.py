@@ -33,19 +33,6 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """What every name sets where its row says nothing else: the plain parts, so that nothing of an earlier choice stays."""
 
-# What the update of a step depends on where the ratio is 1; with a KL term, and with a correction for the engine, more.
-_ON_POLICY = (
-    *("multi_objective_aggregation", "mask_truncated_completions", "top_entropy_quantile"),
-    *("entropy_coef", "use_adaptive_entropy", "beta"),
-)
-_OF_KL = ("use_bias_correction_kl", "importance_sampling_level")
-_OF_CORRECTION = (
-    "vllm_importance_sampling_correction",
-    "vllm_importance_sampling_mode",
-    "vllm_importance_sampling_clip_min",
-    "vllm_importance_sampling_clip_max",
-)
-
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -92,7 +79,7 @@ class Algorithm:
             given: Fields of ``train``; one that is absent is as the name sets it.
         """
         sets = self.sets.items()
-        return {name: given[name] for name, value in sets if name in given and _in_words(name, given[name]) != value}
+        return {name: given[name] for name, value in sets if name in given and in_words(name, given[name]) != value}
 
 
 _MEAN_OF_GROUP = "(R - mean of the group) / std of the group"
@@ -308,8 +295,8 @@ def named_facts(args: object) -> dict[str, Any]:
     return {KEY: row.name, "overridden": row.overridden({name: getattr(args, name) for name in row.sets})}
 
 
-def _in_words(name: str, value: Any) -> Any:  # noqa: ANN401 (of any field)
-    """TRL takes true and false for two of the words of ``scale_rewards``."""
+def in_words(name: str, value: Any) -> Any:  # noqa: ANN401 (of any field)
+    """The value, as a word where TRL also takes true and false: of ``scale_rewards``."""
     return {True: "group", False: "none"}[value] if name == "scale_rewards" and isinstance(value, bool) else value
 
 
@@ -322,29 +309,6 @@ def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def same_on_policy(row: Algorithm, settings: Mapping[str, Any], *, corrected: bool) -> list[str]:
-    """The other names whose update is this one's where the ratio of policy to old policy is 1.
-
-    There every objective has the gradient A d log p, whatever bounds the ratio, and of one ratio for a completion too:
-    what is left is how tokens are averaged, the advantage, and what is masked out.
-
-    Args:
-        row: The algorithm of the run.
-        settings: The run's fields of ``train``, all of them.
-        corrected: Whether rollouts have the log-probs of another engine, for which the objective is corrected.
-    """
-    own = _on_policy({**row.sets, **settings}, corrected=corrected)
-    others = [other for other in ALGORITHMS.values() if other.name != row.name]
-    return [other.name for other in others if _on_policy({**settings, **other.sets}, corrected=corrected) == own]
-
-
-def _on_policy(settings: Mapping[str, Any], *, corrected: bool) -> tuple[Any, ...]:
-    """What the update of a step depends on where the ratio is 1."""
-    names = [*_ON_POLICY, *(_OF_KL if settings.get("beta") else ()), *(_OF_CORRECTION if corrected else ())]
-    scale = _in_words("scale_rewards", settings.get("scale_rewards"))
-    return (LOSSES[settings["loss_type"]].aggregation, scale, *(settings.get(name) for name in names))
 
 
 def algorithms_table() -> str:

@@ -14,7 +14,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from perl.algorithms.named import ALGORITHMS, same_on_policy, shown_settings
+from perl.algorithms.coinciding import same_on_policy
+from perl.algorithms.named import ALGORITHMS, shown_settings
 from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
 from perl.errors import DataError, MissingExtraError, Mistake, ModelError, raise_all
 from perl.evaluation.protocol import Protocol
