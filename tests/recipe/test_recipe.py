@@ -105,6 +105,9 @@ def sample(name, hint):
         "scale_rewards": "batch",
         "importance_sampling_level": "sequence",
         "multi_objective_aggregation": "normalize_then_sum",
+        "advantage_estimator": "rloo",
+        "kl_estimator": "k1",
+        "dppo_divergence": "kl",
         "prompts_per_step": 2,
         "num_generations": 4,
         "per_device_train_batch_size": 8,
@@ -225,7 +228,7 @@ data:
   train: {nmae: x}
   prompt_template: no question
 rewards: {accuracy: {wieght: 1}, format: lots, "m:f": 1}
-train: {learning_rate: fast, sead: 1, push_to_hub: true, loss_type: dappo}
+train: {learning_rate: fast, sead: 1, push_to_hub: true, loss_type: dapoo}
 rollout: [1]
 eval: {enabled: maybe}
 hub: {repo_id: nouser}

@@ -39,6 +39,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "advantage_estimator": ("group", "rloo", "batch", "group_then_batch", "maxrl", "opo", "gpg", "pass_at_k"),
+    "kl_estimator": ("k1", "k2", "k3"),
+    "dppo_divergence": ("tv", "kl"),
 }
 """Arguments that are one of these words, which the sources state in their text only."""
 
@@ -61,6 +64,8 @@ _NARROWED: dict[str, Any] = {
     "save_steps": Annotated[float, _POSITIVE],
     "save_total_limit": Annotated[int, _AT_LEAST_ONE] | None,
     "beta": Annotated[float, _NOT_NEGATIVE],
+    "entropy_weight": Annotated[float, Field(allow_inf_nan=False)],
+    "dppo_threshold": Annotated[float, _NOT_NEGATIVE] | None,
     "flat_reward_steps": Annotated[int, _NOT_NEGATIVE],
     "reference": Annotated[str, AfterValidator(_reference)] | None,
     "epsilon": Annotated[float, _NOT_NEGATIVE],

@@ -12,7 +12,7 @@ import torch
 from trl import GRPOConfig
 
 from perl.algorithms.named import KEY
-from perl.errors import PerlError, RecipeError, did_you_mean
+from perl.errors import PerlError, RecipeError, did_you_mean, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
@@ -32,7 +32,7 @@ from perl.recipe.train_fields import REFERENCE_PATTERN
 from perl.run.devices import accelerator
 from perl.run.launched import adopt_launcher, taken_over
 from perl.trainer.algorithm_fields import APPLIED, apply_algorithm, given_fields
-from perl.trainer.argument_checks import check_enumerations, check_sampling, section_of_arguments
+from perl.trainer.argument_checks import check_enumerations, check_sampling, of_the_algorithm, section_of_arguments
 from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
 
 
@@ -137,6 +137,31 @@ class PeftRLConfig(GRPOConfig):
             "help": "How the ratio of the trainer's probabilities to the engine's is bounded: token_truncate, "
             "token_mask, sequence_truncate or sequence_mask."
         },
+    )
+
+    advantage_estimator: str = field(
+        default="group",
+        metadata={
+            "help": "What rewards are compared with: group (GRPO; scale_rewards says what divides), rloo, batch "
+            "(REINFORCE++), group_then_batch (REINFORCE++-baseline), maxrl, opo, gpg or pass_at_k."
+        },
+    )
+    kl_estimator: str = field(
+        default="k3", metadata={"help": "Schulman's estimator of the KL divergence that beta weighs: k1, k2 or k3."}
+    )
+    entropy_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "The entropy of each token's distribution, times this, is taken off the token's objective; 0: not."
+        },
+    )
+    dppo_divergence: str = field(
+        default="tv",
+        metadata={"help": "What loss_type: dppo bounds: tv (a difference of probabilities) or kl (nats)."},
+    )
+    dppo_threshold: float | None = field(
+        default=None,
+        metadata={"help": "Bound of dppo_divergence for each token. None: 0.15 for tv, 0.05 for kl."},
     )
 
     process_reward_weight: float = field(
@@ -289,6 +314,7 @@ class PeftRLConfig(GRPOConfig):
                 "compiles the model that torch_compile compiles", "compile_layers", "leave one of them out"
             )
 
+        raise_all(RecipeError, of_the_algorithm(self))
         if self.flat_reward_steps < 0:
             raise RecipeError(f"{self.flat_reward_steps} steps", "flat_reward_steps", "a number of steps, or 0")
         if self.process_reward_weight and not self.process_reward_kwargs:

@@ -12,12 +12,14 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.advantages import (
-    group_advantages,
     nan_std,
     normalized_sum_advantages,
     partly_scored,
     weighted_rewards,
 )
+from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.registry import function_at
+from perl.errors import RewardError
 from perl.rewards.named import JUDGES
 from perl.rewards.process.reward import with_process_reward
 from perl.rewards.verifier import start_workers
@@ -32,14 +34,30 @@ class GroupRewards:
     """Makes advantages of rewards: exactly 0 in a group whose rewards agree, which TRL's are not."""
 
     def __init__(
-        self, names: Sequence[str], *, scale: Literal["group", "batch", "none"], aggregation: str, warns: bool
+        self,
+        names: Sequence[str],
+        *,
+        estimator: str = "group",
+        scale: Literal["group", "batch", "none"],
+        aggregation: str,
+        warns: bool,
     ) -> None:
-        """Takes the reward functions' names, TRL's two arguments, and whether this process warns."""
+        """Takes the reward functions' names, the estimator's, TRL's two arguments, and whether this process warns."""
         self._names, self._scale, self._aggregation = names, scale, aggregation
-        self._warns = warns
+        self._estimator, self._warns = ADVANTAGES[estimator], warns
+
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether advantages depend on how long completions are."""
+        return "lengths_PG" in self._estimator.reads
 
     def advantages(
-        self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, metrics: dict[str, list[float]], logged: deque[float]
+        self,
+        rewards_PGK: torch.Tensor,
+        weights_K: torch.Tensor,
+        metrics: dict[str, list[float]],
+        logged: deque[float],
+        lengths_PG: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(N,) advantages over all processes, from rewards of P prompts, G completions each, by K functions.
 
@@ -48,12 +66,20 @@ class GroupRewards:
             weights_K: Of the functions.
             metrics: Gets the share of zero-advantage groups, and how many completions have no reward.
             logged: TRL's table of advantages, whose latest are replaced.
+            lengths_PG: Tokens of each completion that are in the loss, where the estimator reads them.
+
+        Raises:
+            RewardError: A reward is negative, and the estimator has no meaning for that.
         """
         weights_K = weights_K.to(rewards_PGK.device)
         if self._aggregation == "normalize_then_sum":
             advantages_N = normalized_sum_advantages(rewards_PGK, weights_K).flatten()
         else:
-            advantages_N = group_advantages(weighted_rewards(rewards_PGK, weights_K), scale=self._scale).flatten()
+            rewards_PG = weighted_rewards(rewards_PGK, weights_K)
+            self._check_signs(rewards_PG, rewards_PGK * weights_K)
+            facts = {"scale": self._scale, "lengths_PG": lengths_PG}
+            read = {name: facts[name] for name in self._estimator.reads}
+            advantages_N = function_at(self._estimator.function)(rewards_PG, **read).flatten()
         self._log_unscored(rewards_PGK, weights_K, metrics)
         # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
         flat_P = (advantages_N.view(rewards_PGK.shape[:2]) == 0).all(dim=1)
@@ -62,6 +88,17 @@ class GroupRewards:
             logged.pop()
         logged.extend(advantages_N.tolist())
         return advantages_N
+
+    def _check_signs(self, rewards_PG: torch.Tensor, weighted_PGK: torch.Tensor) -> None:
+        """Refuses negative rewards where the estimator divides by their mean; every process sees the same."""
+        negative_PG = rewards_PG < 0
+        if not self._estimator.not_negative or not bool(negative_PG.any()):
+            return
+        to_blame_K = ((weighted_PGK < 0) & negative_PG.unsqueeze(2)).flatten(end_dim=1).any(dim=0)
+        named = ", ".join(name for name, blamed in zip(self._names, to_blame_K, strict=True) if blamed)
+        what = f"gave a completion a reward of {rewards_PG[negative_PG].min().item():g} after weighting, and "
+        what += f"{self._estimator.name} divides by the mean of a group's rewards"
+        raise RewardError(what, f"reward {named}", "rewards that are not negative, or advantage_estimator: rloo")
 
     def _log_unscored(
         self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, metrics: dict[str, list[float]]
@@ -96,7 +133,13 @@ def put_advantages(
         rewards_NK.view(-1, generations, rewards_NK.size(1)),
         trainer._metrics[mode_of(trainer.model)],
     )
-    advantages_N = group_rewards.advantages(rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"])
+    lengths_PG = None
+    if group_rewards.reads_lengths:  # of all processes, as the rewards are
+        lengths_n = (output["completion_mask"] * output.get("tool_mask", 1)).sum(dim=1)
+        lengths_PG = trainer.accelerator.gather(lengths_n).view(-1, generations)
+    advantages_N = group_rewards.advantages(
+        rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"], lengths_PG
+    )
     first = trainer.accelerator.process_index * rows
     output["advantages"] = advantages_N[first : first + rows]
     if not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet

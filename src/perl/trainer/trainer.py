@@ -32,7 +32,7 @@ from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.adapted_policy import AdaptedPolicy
-from perl.trainer.argument_checks import check_arguments
+from perl.trainer.argument_checks import check_arguments, check_step
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.config import own_setting
 from perl.trainer.group_rewards import latest_group, prepared_rewards, put_advantages
@@ -101,7 +101,8 @@ class PeftGRPOTrainer(GRPOTrainer):
         """Extends TRL's constructor: the adapter is made here, the reference without a second model, then the parts."""
         args = default_arguments(model) if args is None else args
         check_overrides(self)
-        check_arguments(args, own_loss=is_replaced(self, "compute_loss", "_compute_loss"))
+        own_loss = is_replaced(self, "compute_loss", "_compute_loss")
+        check_arguments(args, own_loss=own_loss)
         reward_funcs, reward_classes, weights = prepared_rewards(reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
         self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
@@ -121,6 +122,7 @@ class PeftGRPOTrainer(GRPOTrainer):
                 rollout_func=rollout_func,
                 environment_factory=environment_factory,
             )
+        check_step(args, ours=self.step_is_ours, own_loss=own_loss)
         self.beta, self.shares_optimizer = args.beta, shares_optimizer(self)
         given.restore_precision()
         check_trainable(self.model)
