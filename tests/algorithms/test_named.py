@@ -47,6 +47,15 @@ PUBLISHED = {
     "vespo": {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0},
     "lite_ppo": {"loss_type": "dapo", "scale_rewards": "batch"},
     "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
+    "rloo": {"loss_type": "reinforce", "advantage_estimator": "rloo", "beta": 0.03, "kl_estimator": "k2"},
+    "reinforce_pp": {"advantage_estimator": "batch", "epsilon": 0.2, "beta": 0.01},
+    "reinforce_pp_baseline": {"advantage_estimator": "group_then_batch", "beta": 1e-5, "kl_estimator": "k2"},
+    "maxrl": {"loss_type": "reinforce", "advantage_estimator": "maxrl", "beta": 0.0},
+    "dppo": {"loss_type": "dppo", "dppo_divergence": "tv", "dppo_threshold": 0.15, "scale_rewards": "none"},
+    "gmpo": {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.4, "beta": 0.0},
+    "opo": {"loss_type": "reinforce", "advantage_estimator": "opo", "beta": 0.0},
+    "gpg": {"loss_type": "reinforce", "advantage_estimator": "gpg", "beta": 0.0},
+    "pass_at_k": {"loss_type": "reinforce", "advantage_estimator": "pass_at_k", "beta": 0.0},
     "icepop": {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5},
 }
 
@@ -75,7 +84,8 @@ def test_rows_are_told_apart_and_neutral_is_what_the_trainer_does_by_default():
     for one, other in itertools.combinations(ROWS, 2):
         assert one.sets != other.sets, (one.name, other.name)
         assert one.title != other.title
-    papers = [row.paper for row in ROWS if row.paper is not None]
+    papers = {row.paper for row in ROWS if row.paper is not None}
+    assert len(papers) == len(ROWS) - 2  # one of TRL's, and two of one paper
     for column in ("key", "arxiv", "title"):
         assert len({getattr(paper, column) for paper in papers}) == len(papers)
     assert {name: DEFAULTS[name] for name in NEUTRAL} == NEUTRAL
@@ -154,7 +164,7 @@ def update_on_policy(settings) -> torch.Tensor:
 def test_names_that_are_said_to_coincide_on_policy_have_the_same_gradient_and_others_do_not():
     """With the same advantages; where two differ in those or in what is masked out, nothing is claimed."""
     compared = same = 0
-    of_the_batch = ("scale_rewards", "multi_objective_aggregation", "mask_truncated_completions")
+    of_the_batch = ("advantage_estimator", "scale_rewards", "multi_objective_aggregation", "mask_truncated_completions")
     for one, other in itertools.permutations(ROWS, 2):
         settings, others = ({**DEFAULTS, **row.sets} for row in (one, other))
         claimed = other.name in same_on_policy(one, settings, corrected=False)
@@ -172,7 +182,7 @@ def test_an_override_or_another_engine_parts_names_that_coincide():
     def same(settings, *, corrected=False):
         return same_on_policy(row, {**DEFAULTS, **row.sets, **settings}, corrected=corrected)
 
-    assert {"sapo", "icepop"} <= set(same({}))
+    assert {"sapo", "gmpo", "icepop"} <= set(same({}))
     assert "icepop" not in same({}, corrected=True)  # which alone masks the engine's tokens
     assert "sapo" in same({}, corrected=True)
     assert "grpo" not in same({})  # which has a KL term
@@ -219,4 +229,6 @@ def test_a_named_algorithm_is_cited_once_and_an_unnamed_one_as_before():
     ]
     assert [what for what, _ in references(None, "grpo", "token", "grpo")] == ["algorithm GRPO"]
     assert references("lora", "bnpo", None, "bnpo") == references("lora", "bnpo")  # which has no paper
+    cited = [what for what, _ in references(None, "reinforce", "token", "rloo")]
+    assert cited == ["algorithm RLOO"]  # no advantage of GRPO's
     assert loss_name("grpo") == "GRPO" == loss_name("grpo", "unknown")

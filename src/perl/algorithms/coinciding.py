@@ -9,14 +9,16 @@ that of a whole completion too. What is left is how tokens are averaged, the adv
 from collections.abc import Mapping
 from typing import Any
 
+from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS, Algorithm, in_words
 from perl.algorithms.registry import LOSSES
 
 _ALWAYS = (
+    *("advantage_estimator", "entropy_weight"),
     *("multi_objective_aggregation", "mask_truncated_completions", "top_entropy_quantile"),
     *("entropy_coef", "use_adaptive_entropy", "beta"),
 )
-_WITH_KL = ("use_bias_correction_kl", "importance_sampling_level")
+_WITH_KL = ("kl_estimator", "use_bias_correction_kl", "importance_sampling_level")
 _WITH_CORRECTION = (
     "vllm_importance_sampling_correction",
     "vllm_importance_sampling_mode",
@@ -40,5 +42,6 @@ def same_on_policy(row: Algorithm, settings: Mapping[str, Any], *, corrected: bo
 
 def _what_counts(settings: Mapping[str, Any], *, corrected: bool) -> tuple[Any, ...]:
     names = [*_ALWAYS, *(_WITH_KL if settings.get("beta") else ()), *(_WITH_CORRECTION if corrected else ())]
-    scale = in_words("scale_rewards", settings.get("scale_rewards"))
+    scaled = "scale" in ADVANTAGES[settings["advantage_estimator"]].reads
+    scale = in_words("scale_rewards", settings.get("scale_rewards")) if scaled else None
     return (LOSSES[settings["loss_type"]].aggregation, scale, *(settings.get(name) for name in names))

@@ -2,9 +2,8 @@
 
 name -> Estimator
 
-A new estimator is a row here and its function in ``baselines.py``; its name stands besides in ``CHOICES`` of
-``perl.recipe.train_fields``, which is below this room. The trainer, the table in ``docs/training-step.md`` and the
-tests over all estimators read this table. It imports no torch.
+A new estimator is a row here and its function in ``baselines.py``. Recipes, the trainer, the table in
+``docs/training-step.md`` and the tests over all estimators read this table. It imports no torch.
 """
 
 from dataclasses import dataclass

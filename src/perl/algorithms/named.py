@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perl.algorithms.registry import GRPO, GSPO, LOSSES, Paper
+from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.registry import GRPO, GSPO, LOSSES, RLOO, Paper
 from perl.errors import Mistake, RecipeError, did_you_mean
 
 KEY = "algorithm"
@@ -30,6 +31,9 @@ NEUTRAL: Mapping[str, Any] = {
     "off_policy_mask_threshold": None,
     "entropy_coef": 0.0,
     "use_adaptive_entropy": False,
+    "advantage_estimator": "group",
+    "kl_estimator": "k3",
+    "entropy_weight": 0.0,
 }
 """What every name sets where its row says nothing else: the plain parts, so that nothing of an earlier choice stays."""
 
@@ -86,6 +90,10 @@ _MEAN_OF_GROUP = "(R - mean of the group) / std of the group"
 _CLIPPED = "min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)"
 _PER_COMPLETION = "mean over the tokens of a completion, then over completions"
 _PER_BATCH = "mean over all tokens of the batch"
+_KL_IN_REWARD = (
+    "the paper's KL penalty is in the reward; here it is in the loss, by k2, whose gradient is that of a penalty"
+)
+_ONE_UPDATE = "with more than one update a batch nothing corrects for the old policy"
 _OF_PPO = "epsilon 0.2: PPO's (arXiv:1707.06347)"
 
 _ROWS = (
@@ -150,6 +158,78 @@ _ROWS = (
         f"(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A, {_PER_COMPLETION}",
         _MEAN_OF_GROUP,
         "tau 1.0 and 1.05: TRL's and verl's for this paper",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "rloo",
+        "RLOO",
+        RLOO,
+        {
+            "loss_type": "reinforce",
+            "advantage_estimator": "rloo",
+            "beta": 0.03,
+            "kl_estimator": "k2",
+            "use_bias_correction_kl": False,
+        },
+        f"A log p - beta KL, {_PER_BATCH}",
+        "R - mean of the group's other completions",
+        "beta 0.03: appendix C",
+        f"{_KL_IN_REWARD}; tokens are averaged, not added up; {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "reinforce_pp",
+        "REINFORCE++",
+        ADVANTAGES["batch"].paper,
+        {
+            "loss_type": "dapo",
+            "advantage_estimator": "batch",
+            "beta": 0.01,
+            "kl_estimator": "k2",
+            "use_bias_correction_kl": False,
+        },
+        f"{_CLIPPED} - beta KL, {_PER_BATCH}",
+        "(R - mean of the batch) / std of the batch",
+        f"beta 0.01: the default of the authors' code (OpenRLHF); {_OF_PPO}",
+        f"{_KL_IN_REWARD}, normalised with it; the paper also takes a single completion of a prompt",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "reinforce_pp_baseline",
+        "REINFORCE++-baseline",
+        ADVANTAGES["group_then_batch"].paper,
+        {
+            "loss_type": "dapo",
+            "advantage_estimator": "group_then_batch",
+            "beta": 1e-5,
+            "kl_estimator": "k2",
+            "use_bias_correction_kl": False,
+        },
+        f"{_CLIPPED} - beta KL, {_PER_BATCH}",
+        "(R - mean of the group) / std of that over the batch",
+        f"beta 1e-5 with k2: the authors' script (OpenRLHF, train_reinforce_baseline_hybrid_engine.sh); {_OF_PPO}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "maxrl",
+        "MaxRL",
+        ADVANTAGES["maxrl"].paper,
+        {"loss_type": "reinforce", "advantage_estimator": "maxrl"},
+        f"A log p, {_PER_BATCH}",
+        "(R - mean of the group) / mean of the group",
+        "none but the advantage",
+        f"for rewards that are not negative; tokens are averaged, not added up; {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "dppo",
+        "DPPO",
+        LOSSES["dppo"].paper,
+        {"loss_type": "dppo", "dppo_divergence": "tv", "dppo_threshold": 0.15, "scale_rewards": "none"},
+        f"M r A, M = 0 where p has moved further than the threshold from where it was sampled, {_PER_BATCH}",
+        "R - mean of the group",
+        "total variation at most 0.15, no division by a deviation: the authors' script (verl, run_qwen30b_dppo.sh)",
+        "the script divides by a constant length; with dppo_divergence: kl its threshold is 0.05",
         essential=("loss_type",),
     ),
     Algorithm(
@@ -247,6 +327,49 @@ _ROWS = (
         f"0.5 and 5: the authors' post (ringtech.notion.site/icepop); {_OF_PPO}",
         "without vLLM there is no second engine whose numbers differ, and it is GRPO without a KL term",
         essential=("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    ),
+    Algorithm(
+        "gmpo",
+        "GMPO",
+        LOSSES["gmpo"].paper,
+        {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.4},
+        "A exp(mean over the tokens of clip(log r, -epsilon, epsilon_high)), mean over completions",
+        _MEAN_OF_GROUP,
+        "epsilon 0.4: the paper's bounds e^-0.4 and e^0.4; no KL term: the authors' script (verl)",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "opo",
+        "OPO",
+        ADVANTAGES["opo"].paper,
+        {"loss_type": "reinforce", "advantage_estimator": "opo"},
+        f"A log p, {_PER_BATCH}",
+        "R - mean of the group weighted by the completions' lengths",
+        "no KL term and no entropy bonus: verl's page, by the authors",
+        f"exactly on-policy in the paper; {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "gpg",
+        "GPG",
+        ADVANTAGES["gpg"].paper,
+        {"loss_type": "reinforce", "advantage_estimator": "gpg"},
+        f"A log p, {_PER_BATCH}",
+        "(R - mean of the group) x groups / groups with a signal",
+        "no KL term and no clipping: the authors' code (AMAP-ML/GPG), F_norm 1",
+        f"no group is sampled again where few have a signal (the paper's beta_th 0.6); {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "pass_at_k",
+        "pass@k",
+        ADVANTAGES["pass_at_k"].paper,
+        {"loss_type": "reinforce", "advantage_estimator": "pass_at_k"},
+        f"A log p, {_PER_BATCH}",
+        "R - second largest of the group for its best completion, else 0; k is num_generations",
+        "none but the advantage; no KL term: verl's grpo_passk",
+        f"not divided by the group's deviation, which verl does; {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
     ),
 )
 ALGORITHMS: dict[str, Algorithm] = {row.name: row for row in _ROWS}

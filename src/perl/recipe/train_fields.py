@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
+from perl.algorithms.estimators import ADVANTAGES
+
 # From the base class to ours: a later class overrides the fields of an earlier one.
 _CLASSES = (
     ("transformers", "training_args.py", "TrainingArguments"),
@@ -39,7 +41,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-    "advantage_estimator": ("group", "rloo", "batch", "group_then_batch", "maxrl", "opo", "gpg", "pass_at_k"),
+    "advantage_estimator": tuple(ADVANTAGES),
     "kl_estimator": ("k1", "k2", "k3"),
     "dppo_divergence": ("tv", "kl"),
 }

@@ -38,7 +38,8 @@ def references(
     name = ALGORITHMS.get(named or "")
     if name is not None and name.paper is not None:
         found.append((f"algorithm {name.title}", name.paper.reference))
-    found.append(("group-relative advantages (GRPO)", GRPO.reference))
+    if name is None or name.sets["advantage_estimator"] == "group":
+        found.append(("group-relative advantages (GRPO)", GRPO.reference))
     loss = LOSSES.get(algorithm or "grpo")
     if loss is not None and loss.paper is not None and loss.paper != GRPO:
         found.append((f"loss {loss.title}", loss.paper.reference))
