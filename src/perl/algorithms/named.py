@@ -90,9 +90,7 @@ _MEAN_OF_GROUP = "(R - mean of the group) / std of the group"
 _CLIPPED = "min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)"
 _PER_COMPLETION = "mean over the tokens of a completion, then over completions"
 _PER_BATCH = "mean over all tokens of the batch"
-_KL_IN_REWARD = (
-    "the paper's KL penalty is in the reward; here it is in the loss, by k2, whose gradient is that of a penalty"
-)
+_KL_IN_REWARD = "the KL penalty is in the loss (k2: a penalty's gradient, token by token), in the paper in the reward"
 _ONE_UPDATE = "with more than one update a batch nothing corrects for the old policy"
 _OF_PPO = "epsilon 0.2: PPO's (arXiv:1707.06347)"
 
@@ -114,7 +112,7 @@ _ROWS = (
         {"loss_type": "dr_grpo", "scale_rewards": "none"},
         f"{_CLIPPED}, sum over tokens / (completions x max_completion_length)",
         "R - mean of the group",
-        "no KL term, no division by a deviation: section 3.2; epsilon 0.2: the authors' code (sail-sg/oat)",
+        f"no KL term, no division by a deviation: section 3.2; {_OF_PPO}",
     ),
     Algorithm(
         "dapo",
@@ -301,7 +299,7 @@ _ROWS = (
         {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"},
         f"{_CLIPPED}, {_PER_COMPLETION}",
         "each reward normalised in its group, their weighted sum normalised over the batch",
-        f"{_OF_PPO}; no KL term: the paper's is its experiments'",
+        f"{_OF_PPO}; beta 0 is not from the paper",
         "with a single reward the group's normalisation and the batch's are both left",
         essential=("multi_objective_aggregation",),
     ),
@@ -324,7 +322,7 @@ _ROWS = (
         },
         f"M(m) {_CLIPPED}, m the ratio of old policy to engine, M(m) = m from 0.5 to 5, else 0, {_PER_COMPLETION}",
         _MEAN_OF_GROUP,
-        f"0.5 and 5: the authors' post (ringtech.notion.site/icepop); {_OF_PPO}",
+        f"0.5 and 5: OpenRLHF's for icepop, and INTELLECT-3's (arXiv:2512.16144); {_OF_PPO}",
         "without vLLM there is no second engine whose numbers differ, and it is GRPO without a KL term",
         essential=("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
     ),
@@ -367,7 +365,7 @@ _ROWS = (
         {"loss_type": "reinforce", "advantage_estimator": "pass_at_k"},
         f"A log p, {_PER_BATCH}",
         "R - second largest of the group for its best completion, else 0; k is num_generations",
-        "none but the advantage; no KL term: verl's grpo_passk",
+        "none but the advantage; beta 0 is not from the paper",
         f"not divided by the group's deviation, which verl does; {_ONE_UPDATE}",
         essential=("advantage_estimator",),
     ),
@@ -445,7 +443,7 @@ def algorithms_table() -> str:
             ", ".join(f"`{name}: {_shown(value)}`" for name, value in row.settings.items()),
             row.advantage,
             f"{title}; {row.constants}" if row.constants else title,
-            row.differs or "nothing known",
+            row.differs or "-",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

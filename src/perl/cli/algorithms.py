@@ -63,7 +63,7 @@ def _page(row: dict[str, Any]) -> list[str]:
         ("advantage", row["advantage"]),
         ("sets", shown_settings(row["settings"])),
         ("and", shown_settings(neutral)),
-        ("constants", row["constants"] or "none"),
-        ("differs", row["differs"] or "in nothing known"),
+        ("constants", row["constants"] or "-"),
+        ("differs", row["differs"] or "-"),
     ]
     return [f"{row['name']}: {row['title']}", *plain_table(facts, (False, False))]
