@@ -11,6 +11,7 @@ import torch
 from trl import GRPOConfig
 
 from perl.algorithms.coinciding import same_on_policy
+from perl.algorithms.importance import SamplingCorrection, sampling_ratio
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.named import (
     ALGORITHMS,
@@ -136,6 +137,8 @@ def test_only_what_differs_is_overridden_and_trls_two_ways_to_say_the_same_are_t
         ("lite_ppo", {"scale_rewards": True}, "'batch'"),
         ("cispo", {"epsilon_high": 0.28}, "5 is usual"),
         ("icepop", {"vllm_importance_sampling_correction": False}, "True"),
+        ("grpo", {"delta": float("inf")}, "finite"),
+        ("rloo", {"advantage_estimator": "group"}, "'rloo'"),
     ],
 )
 def test_an_override_that_leaves_nothing_of_the_algorithm_is_refused(name, given, word):
@@ -150,10 +153,18 @@ MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
 ADVANTAGES = torch.tensor([[1.0], [-0.5], [2.0]], dtype=torch.float64)
 
 
-def update_on_policy(settings) -> torch.Tensor:
-    """The gradient of a step whose policy is the old one."""
+def update_on_policy(settings, *, corrected: bool = False) -> torch.Tensor:
+    """The gradient of a step whose policy is the old one; corrected: of tokens that another engine has drawn."""
     policy = torch.linspace(-2, -0.1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
-    given = LossInputs(policy, policy.detach().clone(), ADVANTAGES, MASK, reference_log_probs=policy.detach() - 0.3)
+    engine = {}
+    if corrected:
+        apart = torch.linspace(-1.5, 1.5, 12, dtype=torch.float64).reshape(3, 4)
+        mode, low, high = (settings[f"vllm_importance_sampling_{name}"] for name in ("mode", "clip_min", "clip_max"))
+        correction = SamplingCorrection(mode, low, high)
+        ratio = sampling_ratio(policy.detach(), policy.detach() - apart, MASK, correction)
+        engine = {"sampling_ratio": ratio, "sampling_log_probs": policy.detach() - apart}
+    reference = policy.detach() - 0.3
+    given = LossInputs(policy, policy.detach().clone(), ADVANTAGES, MASK, reference_log_probs=reference, **engine)
     arguments = {field.name: field.default for field in dataclasses.fields(GRPOConfig)} | settings
     loss = LossSettings.of(SimpleNamespace(**{**arguments, "max_completion_length": 6}))
     weights = token_weights(MASK, loss.loss_type, micro_batches=2, window_tokens=9.0, max_completion_length=6)
@@ -176,6 +187,25 @@ def test_names_that_are_said_to_coincide_on_policy_have_the_same_gradient_and_ot
     assert same >= 4
 
 
+def test_names_that_are_said_to_coincide_where_tokens_are_an_engines_have_the_same_gradient():
+    claimed = 0
+    for row in ROWS:
+        settings = {**DEFAULTS, **row.sets}
+        for name in same_on_policy(row, settings, corrected=True):
+            others = {**settings, **ALGORITHMS[name].sets}
+            found = [update_on_policy(chosen, corrected=True) for chosen in (settings, others)]
+            torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+            claimed += 1
+    assert claimed == 0  # by the rows alone
+    plain = {**DEFAULTS, **ALGORITHMS["sapo"].sets, "loss_type": "grpo"}
+    found = [update_on_policy(chosen, corrected=True) for chosen in (plain, {**plain, "loss_type": "sapo"})]
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+    assert same_on_policy(ALGORITHMS["grpo"], plain, corrected=True) == ["sapo"]
+    for name in ("gspo", "gmpo", "icepop"):
+        apart = update_on_policy({**DEFAULTS, **ALGORITHMS[name].sets}, corrected=True)
+        assert not torch.allclose(apart, found[0], rtol=1e-3)
+
+
 def test_an_override_or_another_engine_parts_names_that_coincide():
     row = ALGORITHMS["gspo"]
 
@@ -184,7 +214,7 @@ def test_an_override_or_another_engine_parts_names_that_coincide():
 
     assert {"sapo", "gmpo", "icepop"} <= set(same({}))
     assert "icepop" not in same({}, corrected=True)  # which alone masks the engine's tokens
-    assert "sapo" in same({}, corrected=True)
+    assert same({}, corrected=True) == []  # one ratio for all tokens of a completion, which have weights of their own
     assert "grpo" not in same({})  # which has a KL term
     assert same({"beta": 0.1}) == []
     assert same({"scale_rewards": "none"}) == []

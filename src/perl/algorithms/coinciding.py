@@ -3,7 +3,8 @@
 a name, the run's settings -> the other names
 
 There the ratio is 1, and every objective has the gradient A d log p, whatever bounds the ratio, and where one ratio is
-that of a whole completion too. What is left is how tokens are averaged, the advantage, and what is masked out.
+that of a whole completion too. What is left is how tokens are averaged, the advantage, and what is masked out. Where an
+objective is corrected for another engine, tokens have weights of their own, and the level of the ratio counts again.
 """
 
 from collections.abc import Mapping
@@ -36,12 +37,23 @@ def same_on_policy(row: Algorithm, settings: Mapping[str, Any], *, corrected: bo
         corrected: Whether rollouts have the log-probs of another engine, for which the objective is corrected.
     """
     own = _what_counts({**row.sets, **settings}, corrected=corrected)
-    others = [other for other in ALGORITHMS.values() if other.name != row.name]
-    return [other.name for other in others if _what_counts({**settings, **other.sets}, corrected=corrected) == own]
+    found = []
+    for other in ALGORITHMS.values():
+        theirs = _what_counts({**settings, **other.sets}, corrected=corrected)
+        left = own.keys() & row.settings.keys() - other.sets.keys()  # which the other name would take back
+        if other.name != row.name and theirs == own and not left:
+            found.append(other.name)
+    return found
 
 
-def _what_counts(settings: Mapping[str, Any], *, corrected: bool) -> tuple[Any, ...]:
-    names = [*_ALWAYS, *(_WITH_KL if settings.get("beta") else ()), *(_WITH_CORRECTION if corrected else ())]
+def _what_counts(settings: Mapping[str, Any], *, corrected: bool) -> dict[str, Any]:
+    loss = LOSSES[settings["loss_type"]]
     scaled = "scale" in ADVANTAGES[settings["advantage_estimator"]].reads
-    scale = in_words("scale_rewards", settings.get("scale_rewards")) if scaled else None
-    return (LOSSES[settings["loss_type"]].aggregation, scale, *(settings.get(name) for name in names))
+    names = [*_ALWAYS, *(_WITH_KL if settings.get("beta") else ()), *(_WITH_CORRECTION if corrected else ())]
+    found = {name: settings.get(name) for name in names}
+    found |= {"aggregation": loss.aggregation}
+    found |= {"scale": in_words("scale_rewards", settings.get("scale_rewards")) if scaled else None}
+    if corrected:
+        level = settings.get("importance_sampling_level") if loss.level == "as set" else loss.level
+        found |= {"level": level, "own correction": loss.corrects_sampling, "own bounds": loss.bounds_sampling}
+    return found

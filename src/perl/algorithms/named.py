@@ -7,6 +7,7 @@ A name sets fields and nothing else. Recipes, scripts, the plan, cards, ``perl a
 checked at once.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -398,6 +399,8 @@ def contradictions(row: Algorithm, given: Mapping[str, Any]) -> list[Mistake]:
         if name in row.essential:
             what = f"{value!r} leaves nothing of {row.name}, which is {row.settings[name]!r} there"
             found.append(Mistake(what, name, f"leave {name} or the algorithm out"))
+        elif isinstance(value, float) and not math.isfinite(value):
+            found.append(Mistake(f"must be a finite number beside an algorithm's name, not {value:g}", name))
         elif isinstance(value, int | float) and value < row.least.get(name, value):
             what = f"{value!r} is below {row.least[name]:g}: in {row.name} it bounds the ratio itself"
             found.append(Mistake(what, name, f"{row.settings[name]:g} is usual"))

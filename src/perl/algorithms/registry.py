@@ -62,6 +62,7 @@ class Loss:
         differs: Where it is not the paper's.
         corrects_sampling: Whether its own weight holds the correction for the engine that sampled; otherwise the
             objective is multiplied by it.
+        bounds_sampling: Whether its bounds are about the engine's log-probs, where rollouts have them.
         in_trl: Whether TRL's trainer has it too, and so can run it where a step is TRL's.
     """
 
@@ -78,6 +79,7 @@ class Loss:
     logs: Mapping[str, tuple[Reduction, ...]] = field(default_factory=dict)
     differs: str = ""
     corrects_sampling: bool = False
+    bounds_sampling: bool = False
     in_trl: bool = True
 
     @property
@@ -258,6 +260,7 @@ _ROWS = (
         settings=("dppo_divergence", "dppo_threshold"),
         logs={"dppo_masked": ()},
         differs="q is the engine's probability where it has one, else the old policy's; no top-K divergence",
+        bounds_sampling=True,
         in_trl=False,
     ),
     Loss(

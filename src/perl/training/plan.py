@@ -145,9 +145,10 @@ def _algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
     yield f"algorithm {row.name}: {shown_settings(row.settings)}{overridden}"
     window = arguments.steps_per_generation * arguments.num_iterations
     if arguments.gradient_accumulation_steps % window == 0 and recipe.rollout.prefetch == 0:
-        corrected = recipe.rollout.capabilities.log_probs and arguments.vllm_importance_sampling_correction
-        same = same_on_policy(row, given, corrected=corrected)
-        what = f"the same update as {', '.join(same)}" if same else "no other name means the same update"
+        engine = recipe.rollout.capabilities.log_probs
+        may_be_vllm = not recipe.rollout.decided and arguments.device.type != "cpu"
+        same = same_on_policy(row, given, corrected=engine or may_be_vllm)
+        what = f"the same update as {', '.join(same)}" if same else "no other name is known for this update"
         yield f"on-policy one update a batch, so the ratio is 1 and its bounds change nothing: {what}"
 
 
