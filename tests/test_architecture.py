@@ -196,6 +196,7 @@ def test_the_fields_that_our_config_adds_to_trls():
         "rollout_prefetch": 0,
         "advantage_estimator": "group",
         "kl_estimator": "k3",
+        "kl_in_reward": False,
         "entropy_weight": 0.0,
         "dppo_divergence": "tv",
         "dppo_threshold": None,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from perl.algorithms.advantages import STD_EPSILON, group_advantages
+from perl.algorithms.baselines import penalised_returns, whitened
 from perl.algorithms.estimators import ADVANTAGES, advantages_table
 from perl.algorithms.registry import LOSSES, function_at
 from perl.recipe.train_fields import CHOICES
@@ -146,6 +147,35 @@ def test_the_batch_is_a_baseline_for_groups_of_one():
     found = estimate("batch", rewards)
     torch.testing.assert_close(found, expected("batch", rewards, torch.ones(4, 1)), rtol=1e-6, atol=1e-6)
     assert (found[1] > 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, row in ADVANTAGES.items() if row.before_kl])
+def test_a_kl_penalty_is_taken_off_what_follows_each_token(name):
+    rewards, generator = some_rewards(), torch.Generator().manual_seed(9)
+    rewards[0, 2] = rewards[3] = NAN
+    divergences = 0.3 * torch.randn(30, 4, generator=generator)
+    mask = (torch.rand(30, 4, generator=generator) < 0.7).long()
+    mask[7] = 0
+    before = function_at(ADVANTAGES[name].before_kl)(rewards).flatten()
+    found = whitened(penalised_returns(before, divergences, mask, 0.5), mask)
+    given = rewards.tolist(), divergences.tolist(), mask.tolist()
+    wanted = torch.tensor(oracle.penalised(name, *given, beta=0.5, epsilon=STD_EPSILON))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[mask == 0], torch.zeros(int((mask == 0).sum())))
+    assert torch.equal(found[rewards.flatten().isnan()], torch.zeros(7, 4))
+
+
+def test_a_batch_in_two_parts_is_whitened_as_one():
+    generator = torch.Generator().manual_seed(9)
+    values, mask = torch.randn(6, 5, generator=generator), torch.ones(6, 5)
+    parts = [(values[:2], mask[:2]), (values[2:], mask[2:])]
+    sums: list[torch.Tensor] = []
+    whitened(values, mask, lambda own: sums.append(own) or own)
+    found = []
+    for part in parts:
+        of_all = iter(sums)
+        found.append(whitened(*part, lambda _, of_all=of_all: next(of_all)))
+    torch.testing.assert_close(torch.cat(found), whitened(values, mask))
 
 
 def test_the_recipes_words_are_the_rows():

@@ -65,6 +65,29 @@ def estimated(name: str, groups: list[list[float]], lengths: list[list[int]], ep
     ]
 
 
+def penalised(
+    name: str,
+    groups: list[list[float]],
+    divergences: list[list[float]],
+    masks: list[list[int]],
+    beta: float,
+    epsilon: float,
+) -> list[list[float]]:
+    """Token by token, a row for each completion of all groups in order: REINFORCE++, and with its baseline."""
+    rewards = [r - (_mean(_scored(group)) if name == "group_then_batch" else 0.0) for group in groups for r in group]
+    returns = []
+    for reward, row, mask in zip(rewards, divergences, masks, strict=True):
+        to_go = [sum(k for k, m in list(zip(row, mask, strict=True))[t:] if m) for t in range(len(row))]
+        returns.append([reward - beta * later for later in to_go])
+    pairs = [zip(row, mask, strict=True) for row, mask in zip(returns, masks, strict=True)]
+    tokens = _scored([value for row in pairs for value, m in row if m])
+    mean, divisor = _mean(tokens), _deviation(tokens) + epsilon
+    return [
+        [(value - mean) / divisor if m and not math.isnan(value) else 0.0 for value, m in zip(row, mask, strict=True)]
+        for row, mask in zip(returns, masks, strict=True)
+    ]
+
+
 def _mean(values: list[float], empty: float = 0.0) -> float:
     return sum(values) / len(values) if values else empty
 

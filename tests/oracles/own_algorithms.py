@@ -14,7 +14,7 @@ import torch
 from trl.experimental.gmpo import GMPOTrainer
 
 from perl import PeftGRPOTrainer
-from tests.oracles.advantages import estimated
+from tests.oracles.advantages import estimated, penalised
 from tests.oracles.two_trainers import SHARDED, OracleTrainer, train
 
 EPSILON = 1e-4
@@ -36,10 +36,11 @@ class PlainLosses(OracleTrainer):
             log_p, entropies = _from_logits(model, ids, attended, columns)
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         old = inputs.get("old_per_token_logps", log_p.detach())
-        advantages = inputs["advantages"].unsqueeze(1)
+        advantages = inputs["advantages"]
+        advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
         ratio = (log_p - old).exp()
         per_token = self._objective(log_p, old, ratio, advantages)
-        if self.beta:
+        if self.beta and "ref_per_token_logps" in inputs:
             gap = log_p - inputs["ref_per_token_logps"]
             kl = {"k1": gap, "k2": gap**2 / 2, "k3": (-gap).exp() + gap - 1}[self.plain.get("kl_estimator", "k3")]
             per_token = per_token + self.beta * kl * (ratio if self.args.use_bias_correction_kl else 1)
@@ -95,6 +96,21 @@ class PlainAdvantages(OracleTrainer):
         type(self).seen.append(flat.tolist())
         first = self.accelerator.process_index * len(inputs)
         output["advantages"] = flat[first : first + len(inputs)]
+        return output
+
+
+class PlainPenalty(PlainLosses):
+    """TRL's trainer, whose advantages are those of ``estimator`` with the divergence taken off, token by token."""
+
+    estimator = ""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        groups = self.rewards_NK[:, 0].view(-1, self.num_generations).tolist()
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        divergences = (output["old_per_token_logps"] - output.pop("ref_per_token_logps")).tolist()
+        rows = penalised(self.estimator, groups, divergences, mask.tolist(), self.args.beta, EPSILON)
+        output["advantages"] = torch.tensor(rows)
         return output
 
 

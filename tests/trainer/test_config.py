@@ -173,6 +173,12 @@ CONTRADICTIONS = (
     ({"train_tokens_per_microbatch": -5}, r"train_tokens_per_microbatch: a pass of -5 tokens"),
     ({"flat_reward_steps": -1}, "flat_reward_steps"),
     ({"dppo_threshold": -0.1}, "^dppo_threshold: a divergence of -0.1"),
+    ({"kl_in_reward": True, "beta": 0.1}, r"^kl_in_reward: [^\n]* group \(advantage_estimator: batch or group_then"),
+    ({"kl_in_reward": True, "advantage_estimator": "batch"}, "^kl_in_reward: [^\n]*beta[^\n]*$"),
+    (
+        {"kl_in_reward": True, "advantage_estimator": "batch", "beta": 0.1, "kl_estimator": "k2"},
+        "^kl_estimator: [^\n]*k2[^\n]*$",
+    ),
     ({"entropy_weight": float("inf")}, "^entropy_weight: must be a finite number"),
     (
         {"advantage_estimator": "rloo", "multi_objective_aggregation": "normalize_then_sum"},
@@ -274,14 +280,17 @@ OF_TRLS_STEP = {"top_entropy_quantile": 0.5, "entropy_coef": 0.1, "use_adaptive_
 
 
 @pytest.mark.parametrize(("name", "value"), OF_TRLS_STEP.items())
-@pytest.mark.parametrize("setting", [{"loss_type": "dppo"}, {"kl_estimator": "k1"}, {"entropy_weight": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "setting", [{"loss_type": "dppo"}, {"kl_estimator": "k1"}, {"entropy_weight": 0.1}, {"kl_in_reward": True}], ids=str
+)
 def test_what_trls_loss_does_not_know_is_refused_with_what_only_trls_loss_does(tmp_path, name, value, setting):
     (key,) = setting
+    others = {"advantage_estimator": "batch", "beta": 0.1} if key == "kl_in_reward" else {}
     with pytest.raises(RecipeError, match=rf"^{key}: [^\n]*because of {name}[^\n]*$"):
         PeftGRPOTrainer(
             model="no/such-model",
             reward_funcs=by_length,
-            args=PeftRLConfig(str(tmp_path), **ON_A_CPU, **{name: value}, **setting),
+            args=PeftRLConfig(str(tmp_path), **ON_A_CPU, **{name: value}, **setting, **others),
         )
 
 

@@ -8,7 +8,7 @@ from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.registry import LOSSES
 from perl.errors import RecipeError, RewardError
 from tests import warm
-from tests.oracles.own_algorithms import PlainLosses, TRLsGMPO, trainers
+from tests.oracles.own_algorithms import PlainLosses, PlainPenalty, TRLsGMPO, trainers
 from tests.oracles.rollouts import MIXED
 from tests.oracles.two_trainers import norm, relative_difference, train
 
@@ -97,6 +97,20 @@ def test_an_estimator_reaches_log_and_update(estimator):
     expected, found = train(plain, **options), train(ours, **options, advantage_estimator=estimator, **MANY_PASSES)
     assert_same_advantages(ours.seen, plain.seen)
     assert_plain_update(found, expected)
+
+
+@pytest.mark.parametrize("estimator", ["batch", "group_then_batch"])
+def test_a_kl_penalty_in_the_rewards_gives_a_plain_trainers_update(estimator):
+    options = {"beta": 0.5, "tools": True, "max_steps": 2, **OFF_POLICY, "epsilon": 50.0}
+    plain = train(type("Plain", (PlainPenalty,), {"estimator": estimator}), **options)
+    settings = {"advantage_estimator": estimator, "kl_in_reward": True}
+    ours = train(PeftGRPOTrainer, **options, **settings, **MANY_PASSES)
+    assert_plain_update(ours, plain)
+    assert any(entry.get("kl", 0.0) != 0.0 for entry in ours.history)
+    on_policy = train(PeftGRPOTrainer, **{**options, **settings, "num_iterations": 1})
+    assert norm(on_policy.update()) > 0
+    without = train(PeftGRPOTrainer, **options, advantage_estimator=estimator)
+    assert relative_difference(ours.update(), without.update()) > 0.001
 
 
 def test_two_processes_take_their_advantages_from_the_rewards_of_both(tmp_path):

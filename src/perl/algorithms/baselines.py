@@ -7,6 +7,8 @@ NaN marks a completion that could not be scored: it is left out of every statist
 those of all processes, and so are the statistics.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from perl.algorithms.advantages import STD_EPSILON, agreeing_groups, nan_std
@@ -73,6 +75,66 @@ def group_then_batch_advantages(rewards_PG: torch.Tensor, *, epsilon: float = ST
     centred_PG = _zero_where_flat(_centred(rewards_PG), rewards_PG)
     deviation_1 = nan_std(centred_PG.masked_fill(missing_PG, torch.nan).reshape(1, -1))
     return (centred_PG / (deviation_1 + epsilon)).nan_to_num(nan=0.0)
+
+
+def rewards_alone(rewards_PG: torch.Tensor) -> torch.Tensor:
+    """(P, G) float32: the rewards, from which a KL penalty is taken off before they are compared; NaN stays."""
+    return rewards_PG.float()
+
+
+def group_differences(rewards_PG: torch.Tensor) -> torch.Tensor:
+    """(P, G) float32: rewards minus their group's mean, exactly 0 where a group agrees; NaN stays."""
+    rewards_PG = rewards_PG.float()
+    return _zero_where_flat(_centred(rewards_PG), rewards_PG).masked_fill(rewards_PG.isnan(), torch.nan)
+
+
+def penalised_returns(
+    rewards_N: torch.Tensor, divergences_NT: torch.Tensor, mask_NT: torch.Tensor, beta: float
+) -> torch.Tensor:
+    """What a token is still followed by: the reward of its completion, less the divergence from here to the end.
+
+    Args:
+        rewards_N: (N,) float, or a difference of them.
+        divergences_NT: (N, T) float, log p_old - log p_ref of each token, in nats.
+        mask_NT: (N, T) 1 where the policy wrote a token that counts.
+        beta: Weight of the divergence.
+
+    Returns:
+        (N, T) float32; NaN in rows whose reward is.
+
+    Source: Hu et al. 2025, arXiv:2501.03262, the token-level KL penalty, undiscounted:
+        G_t = r - beta sum_{s >= t} log (p_old / p_ref)(s).
+    """
+    to_go_NT = (divergences_NT.float() * mask_NT).flip(1).cumsum(dim=1).flip(1)
+    return rewards_N.float().unsqueeze(1) - beta * to_go_NT
+
+
+def whitened(
+    values_NT: torch.Tensor,
+    mask_NT: torch.Tensor,
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums,
+    *,
+    epsilon: float = STD_EPSILON,
+) -> torch.Tensor:
+    """Minus the mean, over the standard deviation, both over the tokens of the batch.
+
+    Args:
+        values_NT: (N, T) float; rows of NaN are left out.
+        mask_NT: (N, T) 1 where a token counts.
+        total: Adds up (2,) sums over all processes.
+        epsilon: Added to the unbiased standard deviation.
+
+    Returns:
+        (N, T) float32, 0 where the mask is and in rows that are left out.
+
+    Source: Hu et al. 2025, arXiv:2501.03262, the global advantage normalisation, over tokens as in verl and OpenRLHF.
+    """
+    counts_NT = mask_NT.bool() & ~values_NT.isnan()
+    known_NT = values_NT.float().masked_fill(~counts_NT, 0.0)
+    added, count = total(torch.stack([known_NT.sum(), counts_NT.sum().float()]))
+    centred_NT = (known_NT - added / count.clamp(min=1)).masked_fill(~counts_NT, 0.0)
+    squares, _ = total(torch.stack([centred_NT.pow(2).sum(), count]))
+    return centred_NT / ((squares / (count - 1).clamp(min=1)).sqrt() + epsilon)
 
 
 def maximum_likelihood_advantages(rewards_PG: torch.Tensor) -> torch.Tensor:

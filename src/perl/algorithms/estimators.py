@@ -24,6 +24,8 @@ class Estimator:
         flat: The advantage where all rewards of a group agree.
         reads: Keywords of the function beside the rewards: ``scale`` (``train.scale_rewards``) and ``lengths_PG``
             (tokens of each completion that are in the loss).
+        before_kl: ``module:function`` of (P, G) rewards, what the KL penalty of ``train.kl_in_reward`` is taken off
+            before returns are whitened over the tokens of the batch; empty: there is no such penalty.
         not_negative: Whether rewards must not be negative.
         differs: Where it is not the paper's.
     """
@@ -35,6 +37,7 @@ class Estimator:
     equation: str
     flat: str = "0"
     reads: tuple[str, ...] = ()
+    before_kl: str = ""
     not_negative: bool = False
     differs: str = ""
 
@@ -71,6 +74,7 @@ _ROWS = (
         "perl.algorithms.baselines:batch_advantages",
         "(r - mean_batch) / std_batch",
         flat="as any; 0 if the whole batch agrees",
+        before_kl="perl.algorithms.baselines:rewards_alone",
         differs=_BY_TOKENS,
     ),
     Estimator(
@@ -79,6 +83,7 @@ _ROWS = (
         REINFORCE_PLUS_PLUS,
         "perl.algorithms.baselines:group_then_batch_advantages",
         "d / std_batch(d), d = r - mean_group",
+        before_kl="perl.algorithms.baselines:group_differences",
         differs=_BY_TOKENS,
     ),
     Estimator(

@@ -91,6 +91,8 @@ class LossSettings:
         }
         if values["epsilon_high"] is None:
             values["epsilon_high"] = args.epsilon
+        if getattr(args, "kl_in_reward", False):  # and not in the loss
+            values["beta"] = 0.0
         return cls(**values)
 
 

@@ -14,6 +14,7 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrate
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig
 
+from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.registry import LOSSES
 from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import check_push, check_strategy
@@ -87,6 +88,17 @@ def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfi
         found.append(Mistake(f"a divergence of {args.dppo_threshold:g}", "dppo_threshold", "0 or more, or None"))
     if not math.isfinite(args.entropy_weight):
         found.append(Mistake(f"must be a finite number, not {args.entropy_weight:g}", "entropy_weight"))
+    if args.kl_in_reward:
+        with_penalty = [name for name, row in ADVANTAGES.items() if row.before_kl]
+        if args.advantage_estimator not in with_penalty:
+            what = f"has no meaning with advantage_estimator {args.advantage_estimator}"
+            found.append(Mistake(what, "kl_in_reward", f"advantage_estimator: {' or '.join(with_penalty)}"))
+        if args.beta == 0.0:
+            found.append(Mistake("takes off the divergence times beta, which is 0", "kl_in_reward", "a beta above 0"))
+        if args.kl_estimator != "k1":
+            what = f"the penalty of a reward is k1, and {args.kl_estimator} is a term of the loss"
+            if args.kl_estimator != "k3":  # the default says nothing
+                found.append(Mistake(what, "kl_estimator", "k1, or kl_in_reward: false"))
     if args.multi_objective_aggregation == "normalize_then_sum" and args.advantage_estimator != "group":
         what = (
             f"normalize_then_sum has advantages of its own, not those of advantage_estimator {args.advantage_estimator}"
@@ -127,7 +139,7 @@ def _unknown_to_trl(args: GRPOConfig, what: str) -> list[Mistake]:
     """A mistake for each setting of the loss that TRL's does not have."""
     loss = LOSSES.get(args.loss_type)
     found = [] if loss is None or loss.in_trl else [Mistake(f"{args.loss_type} {what}", "loss_type")]
-    for name, usual in {"kl_estimator": "k3", "entropy_weight": 0.0}.items():
+    for name, usual in {"kl_estimator": "k3", "kl_in_reward": False, "entropy_weight": 0.0}.items():
         if getattr(args, name, usual) != usual:
             found.append(Mistake(f"{getattr(args, name)} {what}", name, f"{usual}"))
     return found

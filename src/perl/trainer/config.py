@@ -149,6 +149,13 @@ class PeftRLConfig(GRPOConfig):
     kl_estimator: str = field(
         default="k3", metadata={"help": "Schulman's estimator of the KL divergence that beta weighs: k1, k2 or k3."}
     )
+    kl_in_reward: bool = field(
+        default=False,
+        metadata={
+            "help": "Take beta times the KL divergence off the reward, token by token, instead of adding it to the "
+            "loss; with advantage_estimator batch or group_then_batch."
+        },
+    )
     entropy_weight: float = field(
         default=0.0,
         metadata={

@@ -17,13 +17,14 @@ from perl.algorithms.advantages import (
     partly_scored,
     weighted_rewards,
 )
+from perl.algorithms.baselines import penalised_returns, whitened
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.registry import function_at
 from perl.errors import RewardError
 from perl.rewards.named import JUDGES
 from perl.rewards.process.reward import with_process_reward
 from perl.rewards.verifier import start_workers
-from perl.trainer.config import PeftRLConfig
+from perl.trainer.config import PeftRLConfig, own_setting
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import is_replaced
 
@@ -45,6 +46,12 @@ class GroupRewards:
         """Takes the reward functions' names, the estimator's, TRL's two arguments, and whether this process warns."""
         self._names, self._scale, self._aggregation = names, scale, aggregation
         self._estimator, self._warns = ADVANTAGES[estimator], warns
+
+    def before_kl(self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
+        """(N,) what a KL penalty is taken off, of all processes; NaN without a reward."""
+        rewards_PG = weighted_rewards(rewards_PGK, weights_K.to(rewards_PGK.device))
+        differences_PG: torch.Tensor = function_at(self._estimator.before_kl)(rewards_PG)
+        return differences_PG.flatten()
 
     @property
     def reads_lengths(self) -> bool:
@@ -124,6 +131,28 @@ class GroupRewards:
         )
 
 
+def complete(
+    trainer: GRPOTrainer, group_rewards: GroupRewards, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int
+) -> None:
+    """Gives rollouts our advantages and log-probabilities, in the order in which one needs the other.
+
+    Advantages say which rows need log-probabilities; a KL penalty in the rewards needs those of every row first.
+
+    Args:
+        trainer: Whose rollouts.
+        group_rewards: Makes advantages.
+        output: Rollouts of this process as TRL makes them.
+        rewards_NK: Of all processes.
+        rows: Of this process.
+    """
+    needs_log_probs = own_setting(trainer.args, "kl_in_reward")
+    if needs_log_probs:
+        trainer.add_log_probs(output)
+    put_advantages(trainer, group_rewards, output, rewards_NK, rows)
+    if not needs_log_probs:
+        trainer.add_log_probs(output)
+
+
 def put_advantages(
     trainer: GRPOTrainer, group_rewards: GroupRewards, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int
 ) -> None:
@@ -142,8 +171,27 @@ def put_advantages(
     )
     first = trainer.accelerator.process_index * rows
     output["advantages"] = advantages_N[first : first + rows]
-    if not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet
+    if own_setting(trainer.args, "kl_in_reward"):
+        rewards_N = group_rewards.before_kl(rewards_PGK, trainer.reward_weights)[first : first + rows]
+        output["advantages"] = _less_divergence(trainer, output, rewards_N, metrics)
+    elif not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet
         output["largest_advantage"] = advantages_N.abs().max()
+
+
+def _less_divergence(
+    trainer: GRPOTrainer, output: Mapping[str, Any], rewards_N: torch.Tensor, metrics: dict[str, list[float]]
+) -> torch.Tensor:
+    """(N, T) advantages of this process's tokens, with the KL divergence taken off the rewards; logs it as ``kl``."""
+
+    def total(sums: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = trainer.accelerator.reduce(sums, reduction="sum")
+        return added
+
+    mask_NT = output["completion_mask"] * output.get("tool_mask", 1)
+    divergences_NT = output["old_per_token_logps"] - output["ref_per_token_logps"]
+    added, count = total(torch.stack([(divergences_NT * mask_NT).sum(), mask_NT.sum().float()])).tolist()
+    metrics["kl"].append(added / max(count, 1.0))
+    return whitened(penalised_returns(rewards_N, divergences_NT, mask_NT, trainer.beta), mask_NT, total)
 
 
 def latest_group(logs: Mapping[str, Any], generations: int) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ from perl.trainer.adapted_policy import AdaptedPolicy
 from perl.trainer.argument_checks import check_arguments, check_step
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.config import own_setting
-from perl.trainer.group_rewards import latest_group, prepared_rewards, put_advantages
+from perl.trainer.group_rewards import complete, latest_group, prepared_rewards
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, padded_rows
 from perl.trainer.overrides import OF_A_LOSS, SCORES, check_overrides, is_replaced, received
@@ -248,8 +248,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         compared = self.model.training and not self.step_is_ours and self.correction is not None  # by TRL
         with shown_to_trl.for_rollouts(self, ours=self.step_is_ours), received(self, "_calculate_rewards") as rewards:
             output: dict[str, Any] = self._rollout_check.judged(make) if compared else make()
-        put_advantages(self, self._group_rewards, output, rewards[-1], len(inputs))
-        self.add_log_probs(output)
+        complete(self, self._group_rewards, output, rewards[-1], len(inputs))
         return output
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
@@ -279,7 +278,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         self.log_prob_passes.add(
             rollouts,
             self._metrics[mode_of(self.model)],
-            old=ours and (not aligned or asked),
+            old=own_setting(args, "kl_in_reward") or (ours and (not aligned or asked)),
             reference=self._adapted.needed_reference() if self.beta != 0.0 else None,
             skips=ours and self.optimizer_step.skips,
             score=self._score_as_trl if padded else None,
