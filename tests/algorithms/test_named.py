@@ -49,7 +49,7 @@ PUBLISHED = {
     "lite_ppo": {"loss_type": "dapo", "scale_rewards": "batch"},
     "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
     "rloo": {"loss_type": "reinforce", "advantage_estimator": "rloo", "beta": 0.03, "kl_estimator": "k2"},
-    "reinforce_pp": {"advantage_estimator": "batch", "epsilon": 0.2, "beta": 0.01},
+    "reinforce_pp": {"advantage_estimator": "batch", "epsilon": 0.2, "beta": 0.01, "kl_in_reward": True},
     "reinforce_pp_baseline": {"advantage_estimator": "group_then_batch", "beta": 1e-5, "kl_estimator": "k2"},
     "maxrl": {"loss_type": "reinforce", "advantage_estimator": "maxrl", "beta": 0.0},
     "dppo": {"loss_type": "dppo", "dppo_divergence": "tv", "dppo_threshold": 0.15, "scale_rewards": "none"},

@@ -15,7 +15,7 @@ from perl.algorithms.named import ALGORITHMS, Algorithm, in_words
 from perl.algorithms.registry import LOSSES
 
 _ALWAYS = (
-    *("advantage_estimator", "entropy_weight"),
+    *("advantage_estimator", "entropy_weight", "kl_in_reward"),
     *("multi_objective_aggregation", "mask_truncated_completions", "top_entropy_quantile"),
     *("entropy_coef", "use_adaptive_entropy", "beta"),
 )

@@ -34,6 +34,7 @@ NEUTRAL: Mapping[str, Any] = {
     "use_adaptive_entropy": False,
     "advantage_estimator": "group",
     "kl_estimator": "k3",
+    "kl_in_reward": False,
     "entropy_weight": 0.0,
 }
 """What every name sets where its row says nothing else: the plain parts, so that nothing of an earlier choice stays."""
@@ -91,7 +92,6 @@ _MEAN_OF_GROUP = "(R - mean of the group) / std of the group"
 _CLIPPED = "min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)"
 _PER_COMPLETION = "mean over the tokens of a completion, then over completions"
 _PER_BATCH = "mean over all tokens of the batch"
-_KL_IN_REWARD = "the KL penalty is in the loss (k2: a penalty's gradient, token by token), in the paper in the reward"
 _ONE_UPDATE = "with more than one update a batch nothing corrects for the old policy"
 _OF_PPO = "epsilon 0.2: PPO's (arXiv:1707.06347)"
 
@@ -173,7 +173,8 @@ _ROWS = (
         f"A log p - beta KL, {_PER_BATCH}",
         "R - mean of the group's other completions",
         "beta 0.03: appendix C",
-        f"{_KL_IN_REWARD}; tokens are averaged, not added up; {_ONE_UPDATE}",
+        "the KL penalty is in the loss (k2, a penalty's gradient token by token), in the paper in the reward; tokens are "
+        f"averaged, not added up; {_ONE_UPDATE}",
         essential=("advantage_estimator",),
     ),
     Algorithm(
@@ -184,13 +185,13 @@ _ROWS = (
             "loss_type": "dapo",
             "advantage_estimator": "batch",
             "beta": 0.01,
-            "kl_estimator": "k2",
-            "use_bias_correction_kl": False,
+            "kl_in_reward": True,
+            "kl_estimator": "k1",
         },
-        f"{_CLIPPED} - beta KL, {_PER_BATCH}",
-        "(R - mean of the batch) / std of the batch",
+        f"{_CLIPPED}, {_PER_BATCH}",
+        "(R - beta KL of the token and those after it - mean of the batch) / std of the batch",
         f"beta 0.01: the default of the authors' code (OpenRLHF); {_OF_PPO}",
-        f"{_KL_IN_REWARD}, normalised with it; the paper also takes a single completion of a prompt",
+        "the paper also takes a single completion of a prompt, here there are two or more",
         essential=("advantage_estimator",),
     ),
     Algorithm(
