@@ -173,8 +173,7 @@ _ROWS = (
         f"A log p - beta KL, {_PER_BATCH}",
         "R - mean of the group's other completions",
         "beta 0.03: appendix C",
-        "the KL penalty is in the loss (k2, a penalty's gradient token by token), in the paper in the reward; tokens are "
-        f"averaged, not added up; {_ONE_UPDATE}",
+        f"the KL penalty is in the loss (k2), not in the reward; tokens are averaged, not added up; {_ONE_UPDATE}",
         essential=("advantage_estimator",),
     ),
     Algorithm(
