@@ -3,8 +3,7 @@
 name -> Algorithm
 
 A name sets fields and nothing else. Recipes, scripts, the plan, cards, ``perl algorithms`` and the table in
-``docs/algorithms.md`` read this table; a new algorithm is a row here. It imports no torch, so that a recipe's name is
-checked at once.
+``docs/algorithms.md`` read this table; a new algorithm is a row here. It imports no torch.
 """
 
 import math
@@ -123,8 +122,7 @@ _ROWS = (
         f"{_CLIPPED}, {_PER_BATCH}",
         _MEAN_OF_GROUP,
         "epsilon 0.2 and 0.28: section 4.1; no KL term: section 2.3; truncated completions masked out: table 1",
-        "groups without a signal are not sampled again (dynamic sampling); the soft overlong punishment is a reward to "
-        "be added, rewards: {soft_overlong: 1.0}",
+        "no group is sampled again (dynamic sampling); soft overlong punishment is a reward: {soft_overlong: 1.0}",
     ),
     Algorithm(
         "gspo",
