@@ -229,7 +229,7 @@ def test_the_plan_says_what_a_name_sets_what_overrides_it_and_which_names_coinci
 
     plan = lines("algorithm=gspo")
     assert plan["algorithm"] == f"gspo: {shown_settings(ALGORITHMS['gspo'].settings)}"
-    assert plan["on-policy"].endswith("the same update as sapo, icepop")
+    assert plan["on-policy"].endswith("the same update as sapo, icepop, gmpo")
     plan = lines("algorithm=gspo", "train.beta=0.01", "train.num_iterations=2")
     assert plan["algorithm"].endswith("; overridden: beta 0.01")
     assert "on-policy" not in plan
