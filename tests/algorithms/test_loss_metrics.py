@@ -95,9 +95,11 @@ def test_shares_of_clipped_tokens_are_those_of_a_loop(name, level):
     inputs, entropies = some_rows()
     settings = LossSettings(name, level, epsilon_low=0.1, epsilon_high=0.3, beta=0.1, correct_kl=False)
     low, high = [], []
-    for row, advantage in zip(ratios_of(inputs, level), inputs.advantages.flatten().tolist(), strict=True):
-        low.append([float(ratio < 0.9 and advantage < 0) for ratio in row])
-        high.append([float(ratio > 1.3 and advantage > 0) for ratio in row])
+    # GMPO bounds the logarithm of each token's ratio, whatever the level.
+    below, above, of = (math.exp(-0.1), math.exp(0.3), "token") if name == "gmpo" else (0.9, 1.3, level)
+    for row, advantage in zip(ratios_of(inputs, of), inputs.advantages.flatten().tolist(), strict=True):
+        low.append([float(ratio < below and advantage < 0) for ratio in row])
+        high.append([float(ratio > above and advantage > 0) for ratio in row])
     either = [[max(pair) for pair in zip(*rows, strict=True)] for rows in zip(low, high, strict=True)]
     gaps = (inputs.reference_log_probs - inputs.policy_log_probs).tolist()
     expected = {

@@ -1,14 +1,16 @@
 """One row makes a loss: in recipes, in the objective, in metrics, on cards, in the documents."""
 
 import dataclasses
+import inspect
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.losses import LossInputs, LossSettings, Step, objective, token_weights
 from perl.algorithms.metrics import LossMetrics
@@ -17,6 +19,7 @@ from perl.errors import PerlError, RecipeError
 from perl.hub.card.citations import loss_name, references
 from perl.hub.card.facts import public_recipe_in
 from perl.recipe import load_recipe
+from perl.trainer.config import PeftRLConfig
 from tests.conftest import CHECKOUT
 
 # Neither inside nor outside of every bound: what a setting changes, some token shows.
@@ -34,6 +37,8 @@ OTHERS = {
     "vespo_lambda_pos": 1.0,
     "vespo_k_neg": 1.0,
     "vespo_lambda_neg": 1.0,
+    "dppo_divergence": "kl",
+    "dppo_threshold": 0.3,
 }
 
 
@@ -56,7 +61,7 @@ def trl_arguments(**changes) -> SimpleNamespace:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_reads_the_settings_of_its_row_and_no_others(name):
-    usual = LossSettings(name)
+    usual = LossSettings(name, dppo_threshold=0.1)  # which some tokens exceed in one divergence alone
     read = {
         setting
         for setting, other in OTHERS.items()
@@ -67,6 +72,7 @@ def test_a_loss_reads_the_settings_of_its_row_and_no_others(name):
 
 def test_each_setting_that_only_some_losses_read_is_in_a_row():
     of_all = {"loss_type", "ratio_level", "beta", "correct_kl", "max_completion_length"}
+    of_all |= {"kl_estimator", "entropy_weight"}
     assert {field.name for field in dataclasses.fields(LossSettings)} == of_all | OTHERS.keys()
 
 
@@ -80,7 +86,13 @@ def test_the_correction_for_an_engine_multiplies_the_objective_unless_the_row_ha
 
 
 def test_settings_are_those_of_trls_arguments():
-    asked = {**OTHERS, "loss_type": "vespo", "beta": 0.3, "max_completion_length": 77}
+    of_ours = {"dppo_divergence", "dppo_threshold"}
+    asked = {
+        **{name: value for name, value in OTHERS.items() if name not in of_ours},
+        "loss_type": "vespo",
+        "beta": 0.3,
+        "max_completion_length": 77,
+    }
     del asked["epsilon_low"]
     asked_of_trl = {"epsilon": 0.4, "importance_sampling_level": "sequence", "use_bias_correction_kl": False, **asked}
     args = trl_arguments(**asked_of_trl)
@@ -90,10 +102,24 @@ def test_settings_are_those_of_trls_arguments():
     assert LossSettings.of(args) == dataclasses.replace(expected, epsilon_high=0.4)
 
 
+def test_settings_that_trls_arguments_do_not_have_are_the_usual_ones_unless_ours_set_them():
+    ours = {"kl_estimator": "k1", "entropy_weight": 0.5, "dppo_divergence": "kl", "dppo_threshold": 0.3}
+    assert not ours.keys() & vars(trl_arguments()).keys()
+    assert LossSettings.of(trl_arguments(**ours)) == dataclasses.replace(LossSettings.of(trl_arguments()), **ours)
+    usual = {name: getattr(LossSettings(), name) for name in ours}
+    assert usual == {"kl_estimator": "k3", "entropy_weight": 0.0, "dppo_divergence": "tv", "dppo_threshold": None}
+    assert usual == {name: PeftRLConfig.__dataclass_fields__[name].default for name in ours}
+
+
+def test_the_rows_that_trl_has_are_marked():
+    source = Path(inspect.getfile(GRPOTrainer)).read_text(encoding="utf-8")
+    assert {name for name in LOSSES if f'"{name}"' in source} == {name for name, row in LOSSES.items() if row.in_trl}
+
+
 def test_papers_are_told_apart():
     papers = [row.paper for row in LOSSES.values() if row.paper is not None]
     for column in ("key", "arxiv", "title"):
-        assert len({getattr(paper, column) for paper in papers}) == len(papers) == 7
+        assert len({getattr(paper, column) for paper in papers}) == len(papers) == 10
 
 
 def test_the_document_has_the_table_of_the_rows():
@@ -103,7 +129,7 @@ def test_the_document_has_the_table_of_the_rows():
 def test_a_loss_is_looked_up_without_importing_torch():
     program = (
         "import sys; from perl.algorithms.registry import LOSSES, loss_mistakes, losses_table; losses_table();"
-        "assert loss_mistakes({'train': {'loss_type': 'dappo'}}); assert not {'torch', 'peft'} & set(sys.modules)"
+        "assert loss_mistakes({'train': {'loss_type': 'dapoo'}}); assert not {'torch', 'peft'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -111,18 +137,18 @@ def test_a_loss_is_looked_up_without_importing_torch():
 
 @pytest.mark.parametrize("further", ["", "seed: x, ", "prompts_per_step: 7, per_device_train_batch_size: 5, "])
 def test_an_unknown_loss_is_refused_with_its_line_and_the_nearest_name(tmp_path, further):
-    (tmp_path / "recipe.yaml").write_text(f"model: {{name: m}}\ntrain: {{{further}loss_type: dappo}}\n")
+    (tmp_path / "recipe.yaml").write_text(f"model: {{name: m}}\ntrain: {{{further}loss_type: dapoo}}\n")
     with pytest.raises(RecipeError) as caught:
         load_recipe(tmp_path / "recipe.yaml", checks=(loss_mistakes,))
     lines = [line for line in str(caught.value).splitlines() if "train.loss_type" in line]
     assert len(lines) == 1
     assert "recipe.yaml:2" in lines[0]
     assert ", ".join(LOSSES) in lines[0]
-    assert "'dappo' (did you mean dapo?)" in lines[0]
+    assert "'dapoo' (did you mean dapo?)" in lines[0]
 
 
 def test_the_command_refuses_an_unknown_loss_before_torch_is_imported():
-    command = [sys.executable, "-X", "importtime", "-m", "perl", "train", "quickstart", "train.loss_type=dappo"]
+    command = [sys.executable, "-X", "importtime", "-m", "perl", "train", "quickstart", "train.loss_type=dapoo"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "train.loss_type" in done.stderr
@@ -134,7 +160,7 @@ def test_the_command_refuses_an_unknown_loss_before_torch_is_imported():
 
 def test_a_published_recipe_with_an_unknown_loss_is_refused():
     with pytest.raises(PerlError, match=r"train\.loss_type: must be one of"):
-        public_recipe_in({"perl_recipe.yaml": b"train: {loss_type: dappo}\n"})
+        public_recipe_in({"perl_recipe.yaml": b"train: {loss_type: dapoo}\n"})
     assert public_recipe_in({"perl_recipe.yaml": b"train: {loss_type: dapo}\n"}).train["loss_type"] == "dapo"
 
 
@@ -168,7 +194,7 @@ def toy(monkeypatch) -> None:
 def test_a_row_added_at_run_time_is_a_loss_of_recipes():
     checks = (loss_mistakes,)
     assert load_recipe({"train": {"loss_type": "toy"}}, checks=checks).train["loss_type"] == "toy"
-    with pytest.raises(RecipeError, match=r"vespo, toy, not 'toi' \(did you mean toy\?\)"):
+    with pytest.raises(RecipeError, match=r"gmpo, toy, not 'toi' \(did you mean toy\?\)"):
         load_recipe({"train": {"loss_type": "toi"}}, checks=checks)
 
 

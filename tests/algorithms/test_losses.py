@@ -7,7 +7,15 @@ import pytest
 import torch
 from trl import GRPOConfig
 
-from perl.algorithms.losses import LossInputs, LossSettings, kl_estimate, objective, ratio_at, token_weights
+from perl.algorithms.losses import (
+    LossInputs,
+    LossSettings,
+    binary_divergence,
+    kl_estimate,
+    objective,
+    ratio_at,
+    token_weights,
+)
 from perl.algorithms.registry import LOSSES
 from tests.oracles import losses as oracle
 
@@ -58,12 +66,15 @@ def oracle_batch(inputs: LossInputs, off_policy: bool = True) -> oracle.Batch:
         old=inputs.old_log_probs.tolist() if off_policy else None,
         reference=inputs.reference_log_probs.tolist(),
         sampling=None if sampling is None else sampling.tolist(),
+        engine=None if inputs.sampling_log_probs is None else inputs.sampling_log_probs.tolist(),
+        entropies=None if inputs.entropies is None else inputs.entropies.tolist(),
     )
 
 
 def settings_of(loss_type: str, level: str = "token", **others: float | None) -> LossSettings:
     """Settings that the examples reach: CISPO bounds the ratio itself, and torch.where rounds what is not dyadic."""
     bound = {"epsilon_high": 1.3} if loss_type == "cispo" else {}
+    bound |= {"dppo_threshold": 0.05} if loss_type == "dppo" else {}
     return LossSettings(loss_type, level, **{"sapo_temperature_neg": 1.0625, **bound, **others})
 
 
@@ -110,6 +121,9 @@ def assert_like_the_oracle(inputs: LossInputs, settings: LossSettings, off_polic
         settings.correct_kl,
         (settings.sapo_temperature_pos, settings.sapo_temperature_neg),
         ((settings.vespo_k_pos, settings.vespo_lambda_pos), (settings.vespo_k_neg, settings.vespo_lambda_neg)),
+        settings.kl_estimator,
+        settings.entropy_weight,
+        (settings.dppo_divergence, settings.dppo_threshold),
     )
     loss = our_loss(inputs, settings)
     (gradient,) = torch.autograd.grad(loss, inputs.policy_log_probs)
@@ -160,6 +174,81 @@ def test_on_policy_each_loss_type_pushes_along_the_policy_gradient(loss_type, le
     direction = gradient / -inputs.advantages
     torch.testing.assert_close(direction, direction[0, 0].expand(4, 5), rtol=1e-6, atol=0)
     assert direction[0, 0] > 0
+
+
+@pytest.mark.parametrize("engine", [False, True])
+@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.1, 0.3])
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_a_token_that_has_moved_too_far_and_would_move_on_is_masked(off_policy, divergence, threshold, engine):
+    inputs = some_inputs("token" if engine else "none", off_policy)
+    if engine:
+        sampled = inputs.old_log_probs - 0.4 * torch.randn(4, 5, generator=torch.Generator().manual_seed(2))
+        sampled[::2, ::2] = math.nan
+        inputs = dataclasses.replace(inputs, sampling_log_probs=sampled.double())
+    settings = settings_of("dppo", dppo_divergence=divergence, dppo_threshold=threshold, beta=0.04)
+    assert_like_the_oracle(inputs, settings, off_policy)
+    masked = objective(inputs, settings).logged["dppo_masked"][inputs.mask == 1].mean()
+    if off_policy and threshold <= 0.02:
+        assert 0 < masked < 1
+    if not off_policy and not engine:
+        assert masked == 0
+
+
+def test_the_divergence_of_two_events_is_below_that_of_all():
+    policy = torch.randn(50, 7, generator=torch.Generator().manual_seed(4), dtype=torch.float64).log_softmax(dim=1)
+    sampled = torch.randn(50, 7, generator=torch.Generator().manual_seed(5), dtype=torch.float64).log_softmax(dim=1)
+    variation = 0.5 * (policy.exp() - sampled.exp()).abs().sum(dim=1, keepdim=True)
+    divergence = (sampled.exp() * (sampled - policy)).sum(dim=1, keepdim=True)
+    assert (binary_divergence(sampled, policy, "tv") <= variation).all()
+    found = binary_divergence(sampled, policy, "kl")
+    assert ((found >= 0) & (found <= divergence)).all()
+    assert binary_divergence(torch.zeros(1, 1), torch.full((1, 1), -1e-9), "kl").isfinite().all()
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_the_threshold_is_by_divergence_unless_it_is_set(divergence):
+    inputs, usual = some_inputs(), {"tv": 0.15, "kl": 0.05}[divergence]
+    found, expected = (
+        objective(inputs, LossSettings("dppo", dppo_divergence=divergence, dppo_threshold=threshold)).per_token
+        for threshold in (None, usual)
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("correct_kl", [False, True])
+@pytest.mark.parametrize("off_policy", [False, True])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("loss_type", ["grpo", "cispo", "reinforce", "gmpo"])
+def test_each_estimator_of_the_divergence_has_its_value_and_gradient(loss_type, estimator, off_policy, correct_kl):
+    settings = settings_of(loss_type, beta=0.3, kl_estimator=estimator, correct_kl=correct_kl)
+    assert_like_the_oracle(some_inputs("token", off_policy), settings, off_policy)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_entropy_is_taken_off_each_token(loss_type):
+    entropies = log_probs(6, 0.2).abs().requires_grad_()
+    inputs = dataclasses.replace(some_inputs("row"), entropies=entropies)
+    settings = settings_of(loss_type, entropy_weight=0.7)
+    assert_like_the_oracle(inputs, settings)
+    (gradient,) = torch.autograd.grad(our_loss(inputs, settings), entropies)
+    arguments = {"micro_batches": 2, "window_tokens": 17.0, "max_completion_length": LONGEST}
+    weights = token_weights(inputs.mask, loss_type, **arguments)
+    torch.testing.assert_close(gradient, -0.7 * weights.double())
+    with pytest.raises(ValueError, match="entropies are needed"):
+        objective(some_inputs(), settings)
+
+
+@pytest.mark.parametrize("bounds", [(0.4, 0.4), (0.1, 0.7), (0.0, 0.0)])
+def test_the_geometric_mean_bounds_each_token_in_log_space(bounds):
+    settings = settings_of("gmpo", epsilon_low=bounds[0], epsilon_high=bounds[1])
+    inputs = some_inputs()
+    assert our_loss(inputs, settings).item() == pytest.approx(
+        oracle_loss(inputs.policy_log_probs.tolist(), inputs.policy_log_probs.tolist(), oracle_batch(inputs),
+                    oracle.Setting("gmpo", epsilon_low=bounds[0], epsilon_high=bounds[1]))
+    )  # fmt: skip
+    if all(bounds):
+        assert_like_the_oracle(inputs, settings)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

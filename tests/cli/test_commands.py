@@ -13,6 +13,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 import perl
+from perl.algorithms.named import ALGORITHMS, shown_settings
 from perl.cli.main import COMMANDS
 from perl.methods.registry import METHODS, REFUSED_TYPES
 from perl.recipe import load_recipe
@@ -124,6 +125,23 @@ def test_methods_as_json_and_the_page_of_a_method_hold_settings_options_source_a
         assert row["tested"] == "no"
 
 
+def test_algorithms_lists_every_row_and_says_everything_about_one(printed):
+    heading, *lines = printed("algorithms").partition("\n\n")[0].splitlines()
+    assert heading.split() == ["algorithm", "title", "sets", "source"]
+    assert [line.split()[0] for line in lines] == list(ALGORITHMS)
+    rows = {row["name"]: row for row in json.loads(printed("algorithms", "--json"))}
+    assert list(rows) == list(ALGORITHMS)
+    for name, row in ALGORITHMS.items():
+        assert rows[name]["sets"] == row.sets
+        (line,) = [line for line in lines if line.split()[0] == name]
+        assert shown_settings(row.settings) in line
+        assert line.endswith(row.source)
+    row, text = ALGORITHMS["gspo"], printed("algorithms", "gspo")
+    for part in (row.title, row.equation, row.advantage, row.constants, row.differs, row.source, row.paper.title):
+        assert part in text
+    assert [found["name"] for found in json.loads(printed("algorithms", "gspo", "--json"))] == ["gspo"]
+
+
 def test_the_methods_of_a_model_are_listed_with_what_they_train_of_it(printed):
     rows = {row["name"]: row for row in json.loads(printed("methods", "--model", "sandbox:base", "--json"))}
     assert list(rows) == list(METHODS)
@@ -150,6 +168,8 @@ MISTAKES = (
     (("recipes", "--yaml"), "No such option '--yaml'"),
     (("methods", "lora", "extra"), "unexpected extra argument"),
     (("methods", "lorra"), "did you mean lora?"),
+    (("algorithms", "gsop"), "did you mean gspo?"),
+    (("train", "quickstart", "algorithm=gsop"), "algorithm: no algorithm 'gsop' (did you mean gspo?)"),
     (("train", "quickstrat"), "did you mean quickstart?"),
     (("train", "absent.yaml"), "no such file"),
     (("train", "quickstart", "peft.rnak=4"), "did you mean rank?"),
@@ -196,6 +216,24 @@ def test_a_dry_run_prints_a_recipe_that_loads_again_and_the_plan_and_starts_noth
     assert plan["steps"] == f"3 ({completions} completions in all)" == "3 (192 completions in all)"
     step, steps = asked.batch.completions_per_step, int(plan["steps"].split()[0])
     assert step * steps == completions
+
+
+def test_the_plan_says_what_a_name_sets_what_overrides_it_and_which_names_coincide(perl_command):
+    def lines(*overrides):
+        result = perl_command("train", "quickstart", *overrides, "--dry-run")
+        assert (result.returncode, result.stderr) == (0, "")
+        plan = dict(line[2:].split(maxsplit=1) for line in result.stdout.splitlines() if line.startswith("# "))
+        asked = load_recipe("quickstart", overrides)
+        assert yaml.safe_load(result.stdout) == asked.as_dict()
+        return plan
+
+    plan = lines("algorithm=gspo")
+    assert plan["algorithm"] == f"gspo: {shown_settings(ALGORITHMS['gspo'].settings)}"
+    assert plan["on-policy"].endswith("the same update as sapo, icepop, gmpo")
+    plan = lines("algorithm=gspo", "train.beta=0.01", "train.num_iterations=2")
+    assert plan["algorithm"].endswith("; overridden: beta 0.01")
+    assert "on-policy" not in plan
+    assert "on-policy" not in lines("algorithm=gspo", "train.steps_per_generation=2")
 
 
 def test_a_reader_that_left_is_no_failure_and_no_traceback():

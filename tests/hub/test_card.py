@@ -34,6 +34,8 @@ FULL = CardFacts(
     steps=123,
     seed=4711,
     algorithm="cispo",
+    named="sapo",
+    overridden={"beta": 0.25},
     ratio_level="sequence",
     settings={"rank": 16, "learning rate": "1e-05"},
     rewards={"accuracy": 1.0, "format": 0.2},
@@ -68,7 +70,9 @@ SHOWN = {
     "total_parameters": ["(7.78 % of all)"],
     "steps": ["| optimizer steps | 123 |"],
     "seed": ["| seed | 4711 |"],
-    "algorithm": ["(CISPO)", "| loss | cispo |", "- cispo\n", "arXiv:2506.13585"],
+    "algorithm": ["| loss | cispo |", "- cispo\n", "arXiv:2506.13585"],
+    "named": ["(SAPO)", "| algorithm | sapo", "- algorithm SAPO: ", "arXiv:2511.20347"],
+    "overridden": ["| algorithm | sapo; overridden: beta 0.25 |"],
     "ratio_level": ["| importance ratio of each | sequence |", "arXiv:2507.18071"],
     "settings": ["| rank | 16 |", "| learning rate | 1e-05 |"],
     "rewards": ["| rewards (weight) | accuracy (1.0), format (0.2) |", "the sum of these rewards and nothing else"],
@@ -95,6 +99,7 @@ TAKES = {
     "reward_first": {"reward_last"},
     "reward_last": {"reward_first"},
     "dataset": {"dataset_version"},
+    "named": {"overridden"},
     "serving": {"revision", "repo_id", "asking"},
     "recipe": {"repo_id"},
 }
@@ -157,7 +162,7 @@ def test_a_card_shows_every_fact_and_an_unknown_one_is_left_out_and_takes_no_oth
         others = {other for other in SHOWN if other != name} - TAKES.get(name, set())
         assert [other for other in others if not all(text in card for text in SHOWN[other])] == [], name
     pairs = list(itertools.combinations(SHOWN, 2))
-    assert len(pairs) == 435
+    assert len(pairs) == 496
     for pair in pairs:
         assert_finished(render_card(without(FULL, *pair)))
     card = render_card(CardFacts(base="owner/base-7b"))

@@ -48,7 +48,9 @@ def kl(logits: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return (chances * (chances.log() - chances_of(reference).log())).sum()
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo"])
+@pytest.mark.parametrize(
+    "loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "reinforce", "dppo"]
+)
 def test_on_policy_the_expected_gradient_of_a_loss_is_that_of_the_expected_reward(loss_type):
     logits = policy(1).requires_grad_()
     log_probs, settings = log_probs_of(logits), LossSettings(loss_type, epsilon_high=1.2)
@@ -67,13 +69,23 @@ def test_a_constant_baseline_changes_no_expected_gradient(baseline):
     torch.testing.assert_close(gradient(expected, logits), -gradient((chances_of(logits) * rewards()).sum(), logits))
 
 
-def test_the_corrected_kl_term_has_value_and_gradient_of_the_divergence_off_policy_too():
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_corrected_kl_term_has_value_and_gradient_of_the_divergence_off_policy_too(estimator):
     logits, old, reference = policy(3).requires_grad_(), policy(4), policy(5)
     given = LossInputs(log_probs_of(logits), log_probs_of(old), torch.zeros(27, 1), MASK, log_probs_of(reference))
-    per_token = objective(given, LossSettings("dr_grpo", beta=1.0)).per_token
+    per_token = objective(given, LossSettings("dr_grpo", beta=1.0, kl_estimator=estimator)).per_token
     estimate = (chances_of(old)[:, None] * per_token).sum()
     torch.testing.assert_close(estimate, kl(logits, reference))
     torch.testing.assert_close(gradient(estimate, logits), gradient(kl(logits, reference), logits))
+
+
+def test_on_policy_k2_has_the_gradient_of_the_divergence_and_k1_none():
+    logits, reference = policy(3).requires_grad_(), log_probs_of(policy(5))
+    chances = chances_of(logits).detach()[:, None]
+    k1, k2 = ((chances * kl_estimate(log_probs_of(logits), reference, name)).sum() for name in ("k1", "k2"))
+    # a token's estimate is weighted by all completions, so only terms of its own position stay
+    torch.testing.assert_close(gradient(k2, logits), gradient(kl(logits, policy(5)), logits))
+    torch.testing.assert_close(gradient(k1, logits), torch.zeros_like(logits))
 
 
 def test_the_kl_estimate_is_the_divergence_on_average_and_grows_with_the_square_near_it():
@@ -124,7 +136,7 @@ def test_rows_are_kept_by_the_mean_log_ratio_of_their_tokens_counted_by_hand():
     assert 0 < kept.sum() < len(EVERY)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo"])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo", "reinforce", "gmpo"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_gradients_are_those_of_finite_differences(loss_type, level):
     logits, old = policy(14).requires_grad_(), policy(15)

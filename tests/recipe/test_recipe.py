@@ -105,6 +105,9 @@ def sample(name, hint):
         "scale_rewards": "batch",
         "importance_sampling_level": "sequence",
         "multi_objective_aggregation": "normalize_then_sum",
+        "advantage_estimator": "rloo",
+        "kl_estimator": "k1",
+        "dppo_divergence": "kl",
         "prompts_per_step": 2,
         "num_generations": 4,
         "per_device_train_batch_size": 8,
@@ -150,7 +153,10 @@ def test_train_takes_every_field_of_the_trainers_arguments():
     }
     homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] == "rollout"}
     served = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
-    names = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and f.name not in REFUSED]
+    fields = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and not f.name.startswith("_")]
+    names = [
+        name for name in fields if name not in REFUSED and name != "algorithm"
+    ]  # tests/recipe/test_algorithm_name.py
     assert {"adam_beta2", "mask_truncated_completions", "lr_scheduler_type", "peft_rank", "temperature"} <= set(names)
     for name in names:
         value = sample(name, hints[name])
@@ -222,7 +228,7 @@ data:
   train: {nmae: x}
   prompt_template: no question
 rewards: {accuracy: {wieght: 1}, format: lots, "m:f": 1}
-train: {learning_rate: fast, sead: 1, push_to_hub: true, loss_type: dappo}
+train: {learning_rate: fast, sead: 1, push_to_hub: true, loss_type: dapoo}
 rollout: [1]
 eval: {enabled: maybe}
 hub: {repo_id: nouser}

@@ -24,11 +24,16 @@ SAMPLING = {"vllm_importance_sampling_mode": "sequence_mask"}
 LIKE_TRL = {"learning_rate": 1e-6, "logging_steps": 10, "save_steps": 500, **SAMPLING}
 # Arguments that are one of a few words. TRL looks at these when it trains, or never.
 LATE_WORDS = {
-    "loss_type": ("dappo", "dapo"),
+    "loss_type": ("dapoo", "dapo"),
     "importance_sampling_level": ("tokn", "token"),
     "scale_rewards": ("gruop", "group"),
     "multi_objective_aggregation": ("sum_and_normalize", "sum_then_normalize"),
     "vllm_importance_sampling_mode": ("token_trunkate", "token_truncate"),
+}
+LATE_WORDS_OF_OURS = {
+    "advantage_estimator": ("rlo", "rloo"),
+    "kl_estimator": ("k33", "k3"),
+    "dppo_divergence": ("tvv", "tv"),
 }
 WORDS = {
     "lr_scheduler_type": ("liner", "linear"),
@@ -167,6 +172,18 @@ CONTRADICTIONS = (
     ({"prompts_per_step": -1}, "prompts_per_step"),
     ({"train_tokens_per_microbatch": -5}, r"train_tokens_per_microbatch: a pass of -5 tokens"),
     ({"flat_reward_steps": -1}, "flat_reward_steps"),
+    ({"dppo_threshold": -0.1}, "^dppo_threshold: a divergence of -0.1"),
+    ({"kl_in_reward": True, "beta": 0.1}, r"^kl_in_reward: [^\n]* group \(advantage_estimator: batch or group_then"),
+    ({"kl_in_reward": True, "advantage_estimator": "batch"}, "^kl_in_reward: [^\n]*beta[^\n]*$"),
+    (
+        {"kl_in_reward": True, "advantage_estimator": "batch", "beta": 0.1, "kl_estimator": "k2"},
+        "^kl_estimator: [^\n]*k2[^\n]*$",
+    ),
+    ({"entropy_weight": float("inf")}, "^entropy_weight: must be a finite number"),
+    (
+        {"advantage_estimator": "rloo", "multi_objective_aggregation": "normalize_then_sum"},
+        r"^multi_objective_aggregation: normalize_then_sum [^\n]*rloo[^\n]*\(advantage_estimator: group[^\n]*$",
+    ),
     ({"process_reward_weight": 0.5}, "process_reward_weight"),
     ({"process_reward_kwargs": {"model": "sandbox:base"}}, "process_reward_kwargs"),
 )
@@ -214,8 +231,13 @@ def in_a_recipe(name, wrong, right):
     return rf"^command line: train\.{name}: .*'{wrong}' \(did you mean {right}\?\)$"
 
 
-@pytest.mark.parametrize("config_class", [PeftRLConfig, GRPOConfig])
-@pytest.mark.parametrize(("name", "wrong", "right"), [(name, *words) for name, words in LATE_WORDS.items()])
+@pytest.mark.parametrize(
+    ("config_class", "name", "wrong", "right"),
+    [
+        *((kind, name, *words) for kind in (PeftRLConfig, GRPOConfig) for name, words in LATE_WORDS.items()),
+        *((PeftRLConfig, name, *words) for name, words in LATE_WORDS_OF_OURS.items()),
+    ],
+)
 def test_a_word_that_trl_looks_at_late_is_refused_before_a_model_is_loaded(tmp_path, config_class, name, wrong, right):
     def refused(value, line, kind=PeftGRPOTrainer):
         args = config_class(str(tmp_path), **ON_A_CPU, **{name: value})
@@ -252,6 +274,34 @@ def test_numbers_that_a_recipe_refuses_are_refused_before_a_model_is_loaded(tmp_
         refused(rf"^{name}: must be {bounds}, not {wrong:g}(\.0)?$", **{name: wrong})
     sound = {"top_p": numpy.float32(0.5), "temperature": 2, "min_p": None, "repetition_penalty": 1.1, "beta": 0.04}
     refused("to load the files", **sound)
+
+
+OF_TRLS_STEP = {"top_entropy_quantile": 0.5, "entropy_coef": 0.1, "use_adaptive_entropy": True}
+
+
+@pytest.mark.parametrize(("name", "value"), OF_TRLS_STEP.items())
+@pytest.mark.parametrize(
+    "setting", [{"loss_type": "dppo"}, {"kl_estimator": "k1"}, {"entropy_weight": 0.1}, {"kl_in_reward": True}], ids=str
+)
+def test_what_trls_loss_does_not_know_is_refused_with_what_only_trls_loss_does(tmp_path, name, value, setting):
+    (key,) = setting
+    others = {"advantage_estimator": "batch", "beta": 0.1} if key == "kl_in_reward" else {}
+    with pytest.raises(RecipeError, match=rf"^{key}: [^\n]*because of {name}[^\n]*$"):
+        PeftGRPOTrainer(
+            model="no/such-model",
+            reward_funcs=by_length,
+            args=PeftRLConfig(str(tmp_path), **ON_A_CPU, **{name: value}, **setting, **others),
+        )
+
+
+def test_bounds_and_contradictions_of_the_algorithm_are_refused_in_a_recipe_at_their_keys():
+    with pytest.raises(PerlError, match=r"train\.dppo_threshold: must be greater than or equal to 0"):
+        load_recipe("quickstart", ["train.dppo_threshold=-1"])
+    recipe = load_recipe(
+        "quickstart", ["train.advantage_estimator=opo", "train.multi_objective_aggregation=normalize_then_sum"]
+    )
+    with pytest.raises(PerlError, match=r"train\.multi_objective_aggregation: normalize_then_sum .*opo"):
+        training_arguments(recipe, "out")
 
 
 def by_length(completions, **_):

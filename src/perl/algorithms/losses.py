@@ -17,12 +17,20 @@ import torch
 from perl.algorithms.registry import LOSSES, function_at
 
 RatioLevel = Literal["token", "sequence"]
+KLEstimator = Literal["k1", "k2", "k3"]
+Divergence = Literal["tv", "kl"]
 Surrogate = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """The objective of each token, (N, T) or (N, 1), and by name what is logged of it, of either shape."""
 
 # VESPO works in log space between these, its reference implementation's bounds.
 _LOWEST_LOG_WEIGHT = math.log(1e-8)
 _HIGHEST_LOG_WEIGHT = 20.0
+# Usual thresholds of DPPO, by divergence: a difference of probabilities, and nats.
+DPPO_THRESHOLDS: Mapping[Divergence, float] = {"tv": 0.15, "kl": 0.05}
+# Least probability of all other tokens together, for its logarithm; verl's value.
+_LEAST_REST = 1e-8
+# Settings that TRL's arguments do not have.
+_OWN_SETTINGS = ("kl_estimator", "entropy_weight", "dppo_divergence", "dppo_threshold")
 # Settings whose trainer argument has another name.
 _ARGUMENTS = {
     "ratio_level": "importance_sampling_level",
@@ -42,6 +50,10 @@ class LossSettings:
         beta: Weight of the KL divergence to the reference policy.
         correct_kl: Multiply the KL estimate by the ratio, so that it is unbiased off policy.
         max_completion_length: The constant that Dr. GRPO divides by, in tokens.
+        kl_estimator: Of the KL divergence; see :func:`kl_estimate`.
+        entropy_weight: What the entropy of each token's distribution is multiplied by, to be taken off the objective.
+        dppo_divergence: What DPPO bounds.
+        dppo_threshold: By how much; None: by :data:`DPPO_THRESHOLDS`.
     """
 
     loss_type: str = "dapo"
@@ -58,17 +70,29 @@ class LossSettings:
     vespo_lambda_pos: float = 3.0
     vespo_k_neg: float = 3.0
     vespo_lambda_neg: float = 2.0
+    kl_estimator: KLEstimator = "k3"
+    entropy_weight: float = 0.0
+    dppo_divergence: Divergence = "tv"
+    dppo_threshold: float | None = None
 
     @classmethod
     def of(cls, args: Any) -> "LossSettings":  # noqa: ANN401 (TRL's GRPOConfig or any object with its fields)
         """The settings that a trainer's arguments hold.
 
         Args:
-            args: TRL's ``GRPOConfig``; an ``epsilon_high`` of None stands for ``epsilon``.
+            args: TRL's ``GRPOConfig``; an ``epsilon_high`` of None stands for ``epsilon``. What it has no field for is
+                as it is here by default.
         """
-        values = {f.name: getattr(args, _ARGUMENTS.get(f.name, f.name)) for f in dataclasses.fields(cls)}
+        values: dict[str, Any] = {
+            f.name: getattr(args, f.name, f.default)
+            if f.name in _OWN_SETTINGS
+            else getattr(args, _ARGUMENTS.get(f.name, f.name))
+            for f in dataclasses.fields(cls)
+        }
         if values["epsilon_high"] is None:
             values["epsilon_high"] = args.epsilon
+        if getattr(args, "kl_in_reward", False):  # and not in the loss
+            values["beta"] = 0.0
         return cls(**values)
 
 
@@ -84,6 +108,8 @@ class LossInputs:
         reference_log_probs: (N, T) float; None where beta is 0.
         sampling_ratio: (N, T) or (N, 1) correction for an engine that samples from other numbers; None: none.
         keep: (N, 1) or (N, T) 0 where a row is too far off policy for its advantage to count; None: all count.
+        sampling_log_probs: (N, T) float, by the engine that sampled; NaN where it has none; None: it has none at all.
+        entropies: (N, T) of the policy, in nats, with gradient; None where the entropy has no weight.
     """
 
     policy_log_probs: torch.Tensor
@@ -93,6 +119,8 @@ class LossInputs:
     reference_log_probs: torch.Tensor | None = None
     sampling_ratio: torch.Tensor | None = None
     keep: torch.Tensor | None = None
+    sampling_log_probs: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +151,8 @@ def objective(inputs: LossInputs, settings: LossSettings) -> Objective:
         The objective; its sum over tokens with :func:`token_weights` is the loss.
 
     Raises:
-        ValueError: beta is not 0, and there are no log-probs of the reference.
+        ValueError: beta is not 0, and there are no log-probs of the reference; or the entropy has a weight, and there
+            are no entropies.
     """
     row = LOSSES[settings.loss_type]
     # log r_t = log p(t) - log p_old(t)
@@ -138,10 +167,14 @@ def objective(inputs: LossInputs, settings: LossSettings) -> Objective:
     if settings.beta != 0.0:
         if inputs.reference_log_probs is None:
             raise ValueError("beta is not 0, so the reference's log-probabilities are needed")
-        kl_NT = kl_estimate(inputs.policy_log_probs, inputs.reference_log_probs)
+        kl_NT = kl_estimate(inputs.policy_log_probs, inputs.reference_log_probs, settings.kl_estimator)
         if settings.correct_kl:  # E_old[r k3] = E_policy[k3]
             kl_NT = kl_NT * ratio
         per_token = per_token + settings.beta * kl_NT
+    if settings.entropy_weight != 0.0:
+        if inputs.entropies is None:
+            raise ValueError("the entropy has a weight, so entropies are needed")
+        per_token = per_token - settings.entropy_weight * inputs.entropies
     return Objective(per_token, ratio.detach(), None if kl_NT is None else kl_NT.detach(), logged)
 
 
@@ -164,12 +197,25 @@ def ratio_at(level: RatioLevel, log_ratio: torch.Tensor, mask: torch.Tensor) -> 
     return ((log_ratio * mask).sum(dim=-1, keepdim=True) / mask.sum(dim=-1, keepdim=True).clamp(min=1.0)).exp()
 
 
-def kl_estimate(policy_log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tensor:
-    """Schulman's k3 estimate of KL(policy || reference) for each sampled token, in nats; never negative.
+def kl_estimate(
+    policy_log_probs: torch.Tensor, reference_log_probs: torch.Tensor, estimator: KLEstimator = "k3"
+) -> torch.Tensor:
+    """An estimate of KL(policy || reference) for each sampled token, in nats.
 
-    Source: Shao et al. 2024, arXiv:2402.03300, equation 4.
+    Args:
+        policy_log_probs: (N, T) float.
+        reference_log_probs: (N, T) float.
+        estimator: ``k1``: log p / p_ref, of either sign; ``k2``: half its square, biased; ``k3``: never negative, and
+            like k1 the divergence on average. What is minimised is the estimate itself: on policy the gradient of k1 is
+            0 on average unless it is multiplied by the ratio, that of k2 is the divergence's.
+
+    Source: Schulman 2020, "Approximating KL Divergence"; k3: Shao et al. 2024, arXiv:2402.03300, equation 4.
     """
     difference = reference_log_probs - policy_log_probs
+    if estimator == "k1":
+        return -difference
+    if estimator == "k2":
+        return 0.5 * difference**2
     return difference.exp() - difference - 1
 
 
@@ -238,6 +284,79 @@ def vespo_row_weights(inputs: LossInputs, log_ratio: torch.Tensor, settings: Los
     rate = torch.where(raised, settings.vespo_lambda_pos, settings.vespo_lambda_neg).clamp(min=1e-4)
     # log phi(w) = lambda + k log w - lambda w
     return (rate + k * log_weight_N1 - rate * log_weight_N1.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def reinforce_surrogate(_: torch.Tensor, inputs: LossInputs, __: LossSettings) -> Surrogate:
+    """-A log p: no ratio, so nothing corrects for an update since the rollout.
+
+    Source: Ahmadian et al. 2024, arXiv:2402.14740, the REINFORCE estimator; the policy loss of GPG, arXiv:2504.02546.
+    """
+    return -inputs.advantages * inputs.policy_log_probs, {}
+
+
+def dppo_surrogate(ratio: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> Surrogate:
+    """-M r A: M = 0 for a token whose probability has moved too far from where it was sampled, and would move on.
+
+    Logs where M is 0.
+
+    Source: Qi et al. 2026 (DPPO), arXiv:2602.04879, objective of equation 11, mask of equation 12, binary divergences
+        of equations 13 (TV) and 14 (KL); verl truncates r at 20 besides, and takes the same gradient through log p.
+    """
+    with torch.no_grad():
+        policy_NT, sampled_NT = inputs.policy_log_probs, inputs.old_log_probs
+        if inputs.sampling_log_probs is not None:
+            sampled_NT = torch.where(inputs.sampling_log_probs.isnan(), sampled_NT, inputs.sampling_log_probs)
+        # towards more probability with A > 0, less with A < 0
+        moves_on = (policy_NT - sampled_NT) * inputs.advantages > 0
+        threshold = settings.dppo_threshold
+        threshold = DPPO_THRESHOLDS[settings.dppo_divergence] if threshold is None else threshold
+        masked_NT = moves_on & (binary_divergence(sampled_NT, policy_NT, settings.dppo_divergence) > threshold)
+    return (-ratio * inputs.advantages).masked_fill(masked_NT, 0.0), {"dppo_masked": masked_NT.float()}
+
+
+def binary_divergence(
+    sampled_log_probs: torch.Tensor, policy_log_probs: torch.Tensor, kind: Divergence
+) -> torch.Tensor:
+    """The divergence of two policies that know two events: the sampled token, and any other.
+
+    Args:
+        sampled_log_probs: (N, T) float, q, of the policy that sampled.
+        policy_log_probs: (N, T) float, p.
+        kind: ``tv``: |q - p|; ``kl``: q log (q / p) + (1 - q) log ((1 - q) / (1 - p)), in nats.
+
+    Returns:
+        (N, T) float, not above the divergence over the whole vocabulary.
+
+    Source: Qi et al. 2026, arXiv:2602.04879, equations 13 and 14.
+    """
+    if kind == "tv":
+        return (sampled_log_probs.exp() - policy_log_probs.exp()).abs()
+    # 1 - q = -expm1(log q), exact for a token that is nearly certain
+    rest_q, rest_p = (-torch.expm1(values) for values in (sampled_log_probs, policy_log_probs))
+    of_rest = rest_q * (rest_q.clamp(min=_LEAST_REST).log() - rest_p.clamp(min=_LEAST_REST).log())
+    return sampled_log_probs.exp() * (sampled_log_probs - policy_log_probs) + of_rest
+
+
+def gmpo_surrogate(_: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> Surrogate:
+    """-A (prod_t r_t)^(1/|o|), each log r bounded first: above where A > 0, below where A < 0.
+
+    Logs where a bound takes the gradient away, as the clipped surrogate does.
+
+    Source: Zhao et al. 2025 (GMPO), arXiv:2507.20673, its objective, as ``geo_mean`` in verl; the bounds of log r are
+        -epsilon_low and epsilon_high. Advantages of tokens are averaged over the completion, as there.
+    """
+    low, high, mask_NT = -settings.epsilon_low, settings.epsilon_high, inputs.mask
+    log_ratio_NT = inputs.policy_log_probs - inputs.old_log_probs
+    is_low = (log_ratio_NT < low) & (inputs.advantages < 0)
+    is_high = (log_ratio_NT > high) & (inputs.advantages > 0)
+    bounded_NT = torch.where(is_low | is_high, log_ratio_NT.clamp(low, high), log_ratio_NT)
+    tokens_N1 = mask_NT.sum(dim=-1, keepdim=True).clamp(min=1.0)
+    ratio_N1 = ((bounded_NT * mask_NT).sum(dim=-1, keepdim=True) / tokens_N1).exp()
+    advantages = inputs.advantages
+    if advantages.size(1) > 1:
+        advantages = (advantages * mask_NT).sum(dim=-1, keepdim=True) / tokens_N1
+    logged = {"clip_ratio/low": is_low.float(), "clip_ratio/high": is_high.float()}
+    return -ratio_N1 * advantages, {**logged, "clip_ratio/region": (is_low | is_high).float()}
 
 
 @dataclass(frozen=True)

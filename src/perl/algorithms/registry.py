@@ -62,6 +62,8 @@ class Loss:
         differs: Where it is not the paper's.
         corrects_sampling: Whether its own weight holds the correction for the engine that sampled; otherwise the
             objective is multiplied by it.
+        bounds_sampling: Whether its bounds are about the engine's log-probs, where rollouts have them.
+        in_trl: Whether TRL's trainer has it too, and so can run it where a step is TRL's.
     """
 
     name: str
@@ -77,6 +79,8 @@ class Loss:
     logs: Mapping[str, tuple[Reduction, ...]] = field(default_factory=dict)
     differs: str = ""
     corrects_sampling: bool = False
+    bounds_sampling: bool = False
+    in_trl: bool = True
 
     @property
     def metrics(self) -> dict[str, tuple[str, Reduction]]:
@@ -95,6 +99,13 @@ GRPO = Paper(
     2024,
     "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
     "2402.03300",
+)
+RLOO = Paper(
+    "ahmadian2024rloo",
+    "Ahmadian et al.",
+    2024,
+    "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs",
+    "2402.14740",
 )
 GSPO = Paper("zheng2025gspo", "Zheng et al.", 2025, "Group Sequence Policy Optimization", "2507.18071")
 
@@ -218,6 +229,54 @@ _ROWS = (
         logs={"vespo/phi_seq": ("mean",)},
         differs="log w is clamped as in its reference implementation",
         corrects_sampling=True,
+    ),
+    Loss(
+        "reinforce",
+        "REINFORCE",
+        RLOO,
+        "perl.algorithms.losses:reinforce_surrogate",
+        "perl.algorithms.losses:step_mean",
+        equation="-A log p",
+        weighting="tokens of the generation batch",
+        clip="none: no ratio",
+        differs="the paper adds up a completion's tokens; off policy nothing corrects for the old policy",
+        in_trl=False,
+    ),
+    Loss(
+        "dppo",
+        "DPPO",
+        Paper(
+            "qi2026dppo",
+            "Qi et al.",
+            2026,
+            "Rethinking the Trust Region in LLM Reinforcement Learning",
+            "2602.04879",
+        ),
+        "perl.algorithms.losses:dppo_surrogate",
+        "perl.algorithms.losses:step_mean",
+        equation="-M r A, M = 0 where p is too far from q and would move on",
+        weighting="tokens of the generation batch",
+        clip="none: M bounds the binary TV, or KL with dppo_divergence: kl, by dppo_threshold",
+        settings=("dppo_divergence", "dppo_threshold"),
+        logs={"dppo_masked": ()},
+        differs="q is the engine's probability where it has one, else the old policy's; no top-K divergence",
+        bounds_sampling=True,
+        in_trl=False,
+    ),
+    Loss(
+        "gmpo",
+        "GMPO",
+        Paper("zhao2025gmpo", "Zhao et al.", 2025, "Geometric-Mean Policy Optimization", "2507.20673"),
+        "perl.algorithms.losses:gmpo_surrogate",
+        "perl.algorithms.losses:completion_mean",
+        equation="-A exp(mean of clip(log r))",
+        weighting="tokens of its completion",
+        clip="log r at most epsilon_high where A > 0, at least -epsilon where A < 0",
+        level="geometric mean of the clipped r of tokens",
+        settings=("epsilon_low", "epsilon_high"),
+        logs={"clip_ratio/low": ("mean", "min"), "clip_ratio/high": ("mean", "max"), "clip_ratio/region": ("mean",)},
+        differs="the paper's bounds are epsilon: 0.4",
+        in_trl=False,
     ),
 )
 LOSSES: dict[str, Loss] = {row.name: row for row in _ROWS}

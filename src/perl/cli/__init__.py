@@ -1,4 +1,17 @@
 """The command line: which Perl is meant, and one module a command."""
 
-COMMANDS = ("train", "plan", "eval", "export", "card", "push", "recipes", "methods", "reward", "rollout", "zoo")
+COMMANDS = (
+    "train",
+    "plan",
+    "eval",
+    "export",
+    "card",
+    "push",
+    "recipes",
+    "methods",
+    "algorithms",
+    "reward",
+    "rollout",
+    "zoo",
+)
 OPTIONS = ("--help", "--version")

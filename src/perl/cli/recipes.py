@@ -43,10 +43,12 @@ def _first_comment(path: Path) -> str:
 
 def _settings() -> Iterator[tuple[str, str]]:
     """Key and sentence of every setting, from where it is defined."""
+    from perl.algorithms.named import KEY
     from perl.recipe.sections import FIELD_OF_SETTING, SECTIONS, Columns, DataSource, RewardSetting, Section
     from perl.recipe.train_fields import REFUSED, train_fields
 
     yield "extends", "A recipe file or a packaged recipe whose settings this one changes."
+    yield KEY, " ".join(train_fields()[KEY].help.split())
     models: dict[str, type[Section]] = {
         **SECTIONS,
         "data.train": DataSource,
@@ -57,7 +59,7 @@ def _settings() -> Iterator[tuple[str, str]]:
         for key, field in model.model_fields.items():
             default = "" if field.is_required() or field.default in (None, {}) else f" [{field.default}]"
             yield f"{section}.{key}", f"{field.description}{default if len(default) < 40 else ''}"
-    elsewhere = set(FIELD_OF_SETTING.values())
+    elsewhere = {KEY, *FIELD_OF_SETTING.values()}
     for name, known in train_fields().items():
         if name not in REFUSED and name not in elsewhere:
             yield f"train.{name}", " ".join(known.help.split())

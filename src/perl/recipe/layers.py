@@ -3,7 +3,7 @@
 file, its ``extends`` chain, ``section.key=value`` overrides -> Layer
 
 Plain YAML 1.2 scalars (``1e-5`` is a number, ``no`` is text), no tags, no key twice. Knows the shape of YAML, not the
-meaning of any setting.
+meaning of any setting, but for the name of an algorithm, which replaces what was set before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,9 @@ from typing import Any
 
 import yaml
 
+from perl.algorithms.named import KEY
 from perl.errors import Mistake, RecipeError, did_you_mean, first_line, raise_all
+from perl.recipe.algorithm_name import move_to_the_top, without_replaced
 from perl.recipe.assets import packaged_recipes
 from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
 from perl.recipe.server_address import without_credentials
@@ -52,7 +54,7 @@ def read_layers(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
     Args:
         source: A file, the name of a packaged recipe, or the mapping itself.
-        overrides: ``section.key=value``, the value in YAML.
+        overrides: ``section.key=value`` or ``algorithm=name``, the value in YAML.
 
     Returns:
         The recipe's name and its settings.
@@ -141,6 +143,7 @@ def _read_file(path: Path) -> Layer:
         if not isinstance(root, yaml.MappingNode):
             raise RecipeError("a recipe is a mapping of sections", file, "see `perl recipes quickstart`")
         layer.values = _construct(loader, root, (), layer.origins, file)
+        move_to_the_top(layer.values, layer.origins)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"not plain YAML: {error.problem}", f"{file}:{line}") from None
@@ -186,6 +189,7 @@ def _layer_of_mapping(source: Mapping[str, Any]) -> Layer:
 
     values = copied(source, ())
     values.pop("extends", None)
+    move_to_the_top(values, {})
     return Layer(values)
 
 
@@ -194,7 +198,7 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
     for override in overrides:
         key, equals, text = override.partition("=")
         path = key_path(key)
-        if not equals or len(path) < 2:
+        if not equals or (len(path) < 2 and key != KEY):
             message, hint = f"{without_credentials(override)!r} is not an override", "they look like train.max_steps=20"
             mistakes.append(Mistake(message, "command line", hint))
             continue
@@ -208,12 +212,18 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
             mistakes.append(Mistake(f"{without_credentials(text)!r} is not a YAML value", f"command line: {key}"))
             continue
         _expand_shorthand(target, path[-1], path[:-1])
-        layer = _merged(layer, one)
+        layer = _laid_over(layer, one)
     raise_all(RecipeError, mistakes)
+    move_to_the_top(layer.values, layer.origins)
     return layer
 
 
 def _merged(parent: Layer, child: Layer) -> Layer:
+    """The child's settings over the parent's, without those that a name in the child replaces."""
+    return _laid_over(Layer(without_replaced(parent.values, child.values), parent.origins), child)
+
+
+def _laid_over(parent: Layer, child: Layer) -> Layer:
     """The child's settings over the parent's, mapping by mapping."""
     merged = Layer(dict(parent.values), dict(parent.origins))
     _merge_into(merged, child, (), merged.values, child.values)

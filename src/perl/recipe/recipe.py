@@ -15,7 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from perl.algorithms.named import KEY
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
+from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
 from perl.recipe.layers import KeyPath, Layer, key_path, read_layers
 from perl.recipe.plain_yaml import dump
@@ -46,8 +48,9 @@ class Recipe:
     Attributes:
         name: The file's name without suffix; the run folder's default name.
         rewards: Reward name or ``package.module:function`` -> weight and arguments.
-        train: The fields of ``PeftRLConfig`` that are set, by name.
+        train: The fields of ``PeftRLConfig`` that are set, by name; those that the algorithm's name sets too.
         batch: How the completions of one step are cut into forward passes.
+        algorithm: Name of a row of :data:`perl.algorithms.named.ALGORITHMS`; None: only the fields of ``train`` count.
         written_at: Says where a key was written, for error messages.
     """
 
@@ -62,6 +65,7 @@ class Recipe:
     hub: HubSection = field(default_factory=HubSection)
     engine: EngineSection = field(default_factory=EngineSection)
     batch: BatchPlan = field(default_factory=plan_batch)
+    algorithm: str | None = None
     written_at: Layer = field(default_factory=Layer, compare=False, repr=False)
 
     @classmethod
@@ -70,7 +74,7 @@ class Recipe:
 
         Args:
             source: What to read.
-            overrides: ``section.key=value``, the value in YAML.
+            overrides: ``section.key=value`` or ``algorithm=name``, the value in YAML.
 
         Raises:
             RecipeError: With every mistake of the recipe.
@@ -105,7 +109,8 @@ class Recipe:
         sections: dict[str, Any] = {name: getattr(self, name).model_dump() for name in SECTIONS}
         sections["rewards"] = {name: setting.model_dump() for name, setting in self.rewards.items()}
         sections["train"] = dict(self.train)
-        return {name: sections[name] for name in _SAVED_ORDER}
+        named = {KEY: self.algorithm} if self.algorithm is not None else {}
+        return {**named, **{name: sections[name] for name in _SAVED_ORDER}}
 
     def to_yaml(self) -> str:
         """The recipe as YAML that can be trained as it is."""
@@ -129,7 +134,7 @@ def load_recipe(
 
     Args:
         source: A file, a packaged recipe's name, a mapping, or a recipe (to apply overrides to).
-        overrides: ``section.key=value``, the value in YAML.
+        overrides: ``section.key=value`` or ``algorithm=name``, the value in YAML.
         checks: What later stages know about names; their mistakes are reported together with ours.
         starts: Whether a run may be started with it, so that its batches must fit the processes that there are.
 
@@ -141,7 +146,9 @@ def load_recipe(
         layer.origins = {**source.written_at.origins, **layer.origins}
     else:
         name, layer = read_layers(source, overrides)
-    mistakes = [*_move_to_their_section(layer), *_move_process_reward(layer)]
+    algorithm, wrong = resolve(layer.values, layer.origins)
+    mistakes = [Mistake(one.message, layer.where(one.where.split(".")), one.hint) for one in wrong]
+    mistakes += [*_move_to_their_section(layer), *_move_process_reward(layer)]
     mistakes += _unknown_sections(layer)
     sections: dict[str, Any] = {}
     for section, model in SECTIONS.items():
@@ -152,7 +159,7 @@ def load_recipe(
         for path, mistake in check(sections):
             mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
     raise_all(RecipeError, mistakes)
-    return Recipe(name=name, written_at=layer, **sections)
+    return Recipe(name=name, algorithm=algorithm, written_at=layer, **sections)
 
 
 def launched() -> bool:
@@ -229,7 +236,7 @@ def _move_process_reward(layer: Layer) -> Iterator[Mistake]:
 def _unknown_sections(layer: Layer) -> Iterator[Mistake]:
     for name in layer.values:
         if name not in SECTION_NAMES:
-            yield Mistake("unknown section", layer.where((name,)), did_you_mean(name, SECTION_NAMES))
+            yield Mistake("unknown section", layer.where((name,)), did_you_mean(name, (KEY, *SECTION_NAMES)))
 
 
 def _validated(section: str, model: type[BaseModel], layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
+from perl.algorithms.estimators import ADVANTAGES
+
 # From the base class to ours: a later class overrides the fields of an earlier one.
 _CLASSES = (
     ("transformers", "training_args.py", "TrainingArguments"),
@@ -39,6 +41,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "advantage_estimator": tuple(ADVANTAGES),
+    "kl_estimator": ("k1", "k2", "k3"),
+    "dppo_divergence": ("tv", "kl"),
 }
 """Arguments that are one of these words, which the sources state in their text only."""
 
@@ -61,6 +66,8 @@ _NARROWED: dict[str, Any] = {
     "save_steps": Annotated[float, _POSITIVE],
     "save_total_limit": Annotated[int, _AT_LEAST_ONE] | None,
     "beta": Annotated[float, _NOT_NEGATIVE],
+    "entropy_weight": Annotated[float, Field(allow_inf_nan=False)],
+    "dppo_threshold": Annotated[float, _NOT_NEGATIVE] | None,
     "flat_reward_steps": Annotated[int, _NOT_NEGATIVE],
     "reference": Annotated[str, AfterValidator(_reference)] | None,
     "epsilon": Annotated[float, _NOT_NEGATIVE],

@@ -33,6 +33,8 @@ class _Facts(BaseModel):
     settings: dict[str, Any] = {}
     loss: str | None = None
     ratio_level: str | None = None
+    algorithm: str | None = None
+    overridden: dict[str, Any] = {}
     rewards: dict[str, float] = {}
     reward: dict[str, float | None] = {}
     data: dict[str, str | None] = {}

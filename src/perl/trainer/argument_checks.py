@@ -5,6 +5,7 @@ arguments -> errors that name the argument, or the recipe's key where the mistak
 A recipe is held to the same by its sections; a script by the constructors of its arguments and of its trainer.
 """
 
+import math
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -13,6 +14,7 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrate
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig
 
+from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.registry import LOSSES
 from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import check_push, check_strategy
@@ -20,6 +22,7 @@ from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
 from perl.recipe.train_fields import CHOICES
 from perl.recipe.validation import SectionKind, checked
 from perl.run.devices import check_device
+from perl.trainer.algorithm_fields import check_applied
 
 # Transformers takes these as text or as a member of the enumeration.
 _ENUMERATIONS = {
@@ -53,12 +56,15 @@ def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:
         RecipeError: Names each argument, and the nearest word.
         PerlError: The device cannot be used, or the launcher asks for a strategy that is not proven.
     """
+    check_applied(args)
     check_strategy(args)
     check_push(getattr(args, "strategy", ""), asked=args.push_to_hub)
     words = {"loss_type": tuple(LOSSES), **CHOICES}
     if own_loss:
         del words["loss_type"], words["importance_sampling_level"]
-    raise_all(RecipeError, [*_unknown_words(args, words), *_impossible_numbers(args)])
+    words = {name: choices for name, choices in words.items() if hasattr(args, name)}  # TRL's own lack some of ours
+    found = [*_unknown_words(args, words), *_impossible_numbers(args)]
+    raise_all(RecipeError, found if found or own_loss else _of_our_step(args))
     check_device(args.device)
 
 
@@ -72,6 +78,70 @@ def _impossible_numbers(args: GRPOConfig) -> list[Mistake]:
         found += error.mistakes
     if args.beta < 0:
         found.append(Mistake(f"must be greater than or equal to 0, not {args.beta:g}", "beta"))
+    return found
+
+
+def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
+    """Impossible numbers of our own fields, and advantages that two fields ask for in two ways."""
+    found = []
+    if args.dppo_threshold is not None and not args.dppo_threshold >= 0:
+        found.append(Mistake(f"a divergence of {args.dppo_threshold:g}", "dppo_threshold", "0 or more, or None"))
+    if not math.isfinite(args.entropy_weight):
+        found.append(Mistake(f"must be a finite number, not {args.entropy_weight:g}", "entropy_weight"))
+    if args.kl_in_reward:
+        with_penalty = [name for name, row in ADVANTAGES.items() if row.before_kl]
+        if args.advantage_estimator not in with_penalty:
+            what = f"has no meaning with advantage_estimator {args.advantage_estimator}"
+            found.append(Mistake(what, "kl_in_reward", f"advantage_estimator: {' or '.join(with_penalty)}"))
+        if args.beta == 0.0:
+            found.append(Mistake("takes off the divergence times beta, which is 0", "kl_in_reward", "a beta above 0"))
+        if args.kl_estimator != "k1":
+            what = f"the penalty of a reward is k1, and {args.kl_estimator} is a term of the loss"
+            if args.kl_estimator != "k3":  # the default says nothing
+                found.append(Mistake(what, "kl_estimator", "k1, or kl_in_reward: false"))
+    if args.multi_objective_aggregation == "normalize_then_sum" and args.advantage_estimator != "group":
+        what = (
+            f"normalize_then_sum has advantages of its own, not those of advantage_estimator {args.advantage_estimator}"
+        )
+        found.append(Mistake(what, "multi_objective_aggregation", "advantage_estimator: group, or sum_then_normalize"))
+    return found
+
+
+def check_step(args: GRPOConfig, *, ours: bool, own_loss: bool) -> None:
+    """Refuses settings of our own loss where TRL's would be computed, which does not know them.
+
+    Args:
+        args: Of the trainer.
+        ours: Whether the optimizer step is ours.
+        own_loss: Whether a subclass computes the loss.
+
+    Raises:
+        RecipeError: Names the setting.
+    """
+    if not ours and not own_loss:
+        why = "a model with images or a router's loss, or a subclass that replaces a part of the step"
+        raise_all(RecipeError, _unknown_to_trl(args, f"is not known to TRL's step, which runs here because of {why}"))
+
+
+def _of_our_step(args: GRPOConfig) -> list[Mistake]:
+    """The same for what arguments alone decide, before a model is loaded."""
+    reasons = {
+        "top_entropy_quantile": args.top_entropy_quantile < 1.0,
+        "entropy_coef": args.entropy_coef != 0.0,
+        "use_adaptive_entropy": args.use_adaptive_entropy,
+    }
+    named = [name for name, holds in reasons.items() if holds]
+    what = f"is not known to TRL's step, which runs because of {' and '.join(named)}"
+    return _unknown_to_trl(args, what) if named else []
+
+
+def _unknown_to_trl(args: GRPOConfig, what: str) -> list[Mistake]:
+    """A mistake for each setting of the loss that TRL's does not have."""
+    loss = LOSSES.get(args.loss_type)
+    found = [] if loss is None or loss.in_trl else [Mistake(f"{args.loss_type} {what}", "loss_type")]
+    for name, usual in {"kl_estimator": "k3", "kl_in_reward": False, "entropy_weight": 0.0}.items():
+        if getattr(args, name, usual) != usual:
+            found.append(Mistake(f"{getattr(args, name)} {what}", name, f"{usual}"))
     return found
 
 

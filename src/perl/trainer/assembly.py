@@ -24,7 +24,7 @@ from perl.rollouts.engine import EngineSampling
 from perl.rollouts.hf_engine import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
-from perl.trainer.config import PeftRLConfig, rollout_section
+from perl.trainer.config import PeftRLConfig, own_setting, rollout_section
 from perl.trainer.deepspeed_config import check_stage
 from perl.trainer.exchange import Exchange, exchange_of
 from perl.trainer.group_rewards import GroupRewards
@@ -79,6 +79,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     step = OptimizerStep(trainer, passes, check, position=position, metrics=metrics, hooks=hooks)
     rewards = GroupRewards(
         trainer.reward_func_names,
+        estimator=own_setting(trainer.args, "advantage_estimator"),
         scale=trainer.scale_rewards,
         aggregation=trainer.multi_objective_aggregation,
         warns=trainer.accelerator.is_main_process,

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import torch
 from trl import GRPOConfig
 
-from perl.errors import PerlError, RecipeError, did_you_mean
+from perl.algorithms.named import KEY
+from perl.errors import PerlError, RecipeError, did_you_mean, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
 from perl.recipe.batch_plan import plan_batch
@@ -30,7 +31,8 @@ from perl.recipe.sections import (
 from perl.recipe.train_fields import REFERENCE_PATTERN
 from perl.run.devices import accelerator
 from perl.run.launched import adopt_launcher, taken_over
-from perl.trainer.argument_checks import check_enumerations, check_sampling, section_of_arguments
+from perl.trainer.algorithm_fields import APPLIED, apply_algorithm, given_fields
+from perl.trainer.argument_checks import check_enumerations, check_sampling, of_the_algorithm, section_of_arguments
 from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
 
 
@@ -98,6 +100,17 @@ class PeftRLConfig(GRPOConfig):
         default=None, metadata={"help": PeftSection.model_fields["kwargs"].description}
     )
 
+    algorithm: str | None = field(
+        default=None,
+        metadata={
+            "help": "Name of an algorithm from `perl algorithms`, which sets the fields that make it; those given "
+            "besides override it. In a recipe it stands at the top. None: only the fields count."
+        },
+    )
+    _algorithm_applied: str | None = field(  # so that dataclasses.replace can tell what a name set from what was given
+        default=None, repr=False, compare=False, metadata={"help": "Internal: the name whose fields are set already."}
+    )
+
     reference: str | None = field(
         default=None,
         metadata={
@@ -124,6 +137,38 @@ class PeftRLConfig(GRPOConfig):
             "help": "How the ratio of the trainer's probabilities to the engine's is bounded: token_truncate, "
             "token_mask, sequence_truncate or sequence_mask."
         },
+    )
+
+    advantage_estimator: str = field(
+        default="group",
+        metadata={
+            "help": "What rewards are compared with: group (GRPO; scale_rewards says what divides), rloo, batch "
+            "(REINFORCE++), group_then_batch (REINFORCE++-baseline), maxrl, opo, gpg or pass_at_k."
+        },
+    )
+    kl_estimator: str = field(
+        default="k3", metadata={"help": "Schulman's estimator of the KL divergence that beta weighs: k1, k2 or k3."}
+    )
+    kl_in_reward: bool = field(
+        default=False,
+        metadata={
+            "help": "Take beta times the KL divergence off the reward, token by token, instead of adding it to the "
+            "loss; with advantage_estimator batch or group_then_batch."
+        },
+    )
+    entropy_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "The entropy of each token's distribution, times this, is taken off the token's objective; 0: not."
+        },
+    )
+    dppo_divergence: str = field(
+        default="tv",
+        metadata={"help": "What loss_type: dppo bounds: tv (a difference of probabilities) or kl (nats)."},
+    )
+    dppo_threshold: float | None = field(
+        default=None,
+        metadata={"help": "Bound of dppo_divergence for each token. None: 0.15 for tv, 0.05 for kl."},
     )
 
     process_reward_weight: float = field(
@@ -191,8 +236,15 @@ class PeftRLConfig(GRPOConfig):
         default=None, metadata={"help": "transformers' new name of gradient_checkpointing."}
     )
 
+    def __new__(cls, *args: Any, **given: Any) -> "PeftRLConfig":  # noqa: ANN401 (what the constructor takes)
+        """Notes which fields are given: a default, too, overrides what an algorithm's name sets."""
+        self = super().__new__(cls)
+        self._given = given_fields(cls, args, given)
+        return self
+
     def __post_init__(self) -> None:
         """Derives what was left open, then lets TRL derive and check the rest."""
+        apply_algorithm(self, self._given)
         self._derive_batch()
         if self.reference is not None and re.fullmatch(REFERENCE_PATTERN, self.reference) is None:
             raise RecipeError(
@@ -269,6 +321,7 @@ class PeftRLConfig(GRPOConfig):
                 "compiles the model that torch_compile compiles", "compile_layers", "leave one of them out"
             )
 
+        raise_all(RecipeError, of_the_algorithm(self))
         if self.flat_reward_steps < 0:
             raise RecipeError(f"{self.flat_reward_steps} steps", "flat_reward_steps", "a number of steps, or 0")
         if self.process_reward_weight and not self.process_reward_kwargs:
@@ -356,6 +409,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         "rollout_sync_folder": recipe.rollout.sync_folder or str(recipe.output_dir / "sync"),
     }
     asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
+    asked |= {KEY: recipe.algorithm, APPLIED: recipe.algorithm}  # whose fields are in train
     # A group must not be split between evaluation batches.
     defaults = {"per_device_eval_batch_size": generations}
     try:

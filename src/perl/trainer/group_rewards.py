@@ -12,16 +12,19 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.advantages import (
-    group_advantages,
     nan_std,
     normalized_sum_advantages,
     partly_scored,
     weighted_rewards,
 )
+from perl.algorithms.baselines import penalised_returns, whitened
+from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.registry import function_at
+from perl.errors import RewardError
 from perl.rewards.named import JUDGES
 from perl.rewards.process.reward import with_process_reward
 from perl.rewards.verifier import start_workers
-from perl.trainer.config import PeftRLConfig
+from perl.trainer.config import PeftRLConfig, own_setting
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import is_replaced
 
@@ -32,14 +35,36 @@ class GroupRewards:
     """Makes advantages of rewards: exactly 0 in a group whose rewards agree, which TRL's are not."""
 
     def __init__(
-        self, names: Sequence[str], *, scale: Literal["group", "batch", "none"], aggregation: str, warns: bool
+        self,
+        names: Sequence[str],
+        *,
+        estimator: str = "group",
+        scale: Literal["group", "batch", "none"],
+        aggregation: str,
+        warns: bool,
     ) -> None:
-        """Takes the reward functions' names, TRL's two arguments, and whether this process warns."""
+        """Takes the reward functions' names, the estimator's, TRL's two arguments, and whether this process warns."""
         self._names, self._scale, self._aggregation = names, scale, aggregation
-        self._warns = warns
+        self._estimator, self._warns = ADVANTAGES[estimator], warns
+
+    def before_kl(self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
+        """(N,) what a KL penalty is taken off, of all processes; NaN without a reward."""
+        rewards_PG = weighted_rewards(rewards_PGK, weights_K.to(rewards_PGK.device))
+        differences_PG: torch.Tensor = function_at(self._estimator.before_kl)(rewards_PG)
+        return differences_PG.flatten()
+
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether advantages depend on how long completions are."""
+        return "lengths_PG" in self._estimator.reads
 
     def advantages(
-        self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, metrics: dict[str, list[float]], logged: deque[float]
+        self,
+        rewards_PGK: torch.Tensor,
+        weights_K: torch.Tensor,
+        metrics: dict[str, list[float]],
+        logged: deque[float],
+        lengths_PG: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(N,) advantages over all processes, from rewards of P prompts, G completions each, by K functions.
 
@@ -48,12 +73,20 @@ class GroupRewards:
             weights_K: Of the functions.
             metrics: Gets the share of zero-advantage groups, and how many completions have no reward.
             logged: TRL's table of advantages, whose latest are replaced.
+            lengths_PG: Tokens of each completion that are in the loss, where the estimator reads them.
+
+        Raises:
+            RewardError: A reward is negative, and the estimator has no meaning for that.
         """
         weights_K = weights_K.to(rewards_PGK.device)
         if self._aggregation == "normalize_then_sum":
             advantages_N = normalized_sum_advantages(rewards_PGK, weights_K).flatten()
         else:
-            advantages_N = group_advantages(weighted_rewards(rewards_PGK, weights_K), scale=self._scale).flatten()
+            rewards_PG = weighted_rewards(rewards_PGK, weights_K)
+            self._check_signs(rewards_PG, rewards_PGK * weights_K)
+            facts = {"scale": self._scale, "lengths_PG": lengths_PG}
+            read = {name: facts[name] for name in self._estimator.reads}
+            advantages_N = function_at(self._estimator.function)(rewards_PG, **read).flatten()
         self._log_unscored(rewards_PGK, weights_K, metrics)
         # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
         flat_P = (advantages_N.view(rewards_PGK.shape[:2]) == 0).all(dim=1)
@@ -62,6 +95,17 @@ class GroupRewards:
             logged.pop()
         logged.extend(advantages_N.tolist())
         return advantages_N
+
+    def _check_signs(self, rewards_PG: torch.Tensor, weighted_PGK: torch.Tensor) -> None:
+        """Refuses negative rewards where the estimator divides by their mean; every process sees the same."""
+        negative_PG = rewards_PG < 0
+        if not self._estimator.not_negative or not bool(negative_PG.any()):
+            return
+        to_blame_K = ((weighted_PGK < 0) & negative_PG.unsqueeze(2)).flatten(end_dim=1).any(dim=0)
+        named = ", ".join(name for name, blamed in zip(self._names, to_blame_K, strict=True) if blamed)
+        what = f"gave a completion a reward of {rewards_PG[negative_PG].min().item():g} after weighting, and "
+        what += f"{self._estimator.name} divides by the mean of a group's rewards"
+        raise RewardError(what, f"reward {named}", "rewards that are not negative, or advantage_estimator: rloo")
 
     def _log_unscored(
         self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor, metrics: dict[str, list[float]]
@@ -87,6 +131,28 @@ class GroupRewards:
         )
 
 
+def complete(
+    trainer: GRPOTrainer, group_rewards: GroupRewards, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int
+) -> None:
+    """Gives rollouts our advantages and log-probabilities, in the order in which one needs the other.
+
+    Advantages say which rows need log-probabilities; a KL penalty in the rewards needs those of every row first.
+
+    Args:
+        trainer: Whose rollouts.
+        group_rewards: Makes advantages.
+        output: Rollouts of this process as TRL makes them.
+        rewards_NK: Of all processes.
+        rows: Of this process.
+    """
+    needs_log_probs = own_setting(trainer.args, "kl_in_reward")
+    if needs_log_probs:
+        trainer.add_log_probs(output)
+    put_advantages(trainer, group_rewards, output, rewards_NK, rows)
+    if not needs_log_probs:
+        trainer.add_log_probs(output)
+
+
 def put_advantages(
     trainer: GRPOTrainer, group_rewards: GroupRewards, output: dict[str, Any], rewards_NK: torch.Tensor, rows: int
 ) -> None:
@@ -96,11 +162,36 @@ def put_advantages(
         rewards_NK.view(-1, generations, rewards_NK.size(1)),
         trainer._metrics[mode_of(trainer.model)],
     )
-    advantages_N = group_rewards.advantages(rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"])
+    lengths_PG = None
+    if group_rewards.reads_lengths:  # of all processes, as the rewards are
+        lengths_n = (output["completion_mask"] * output.get("tool_mask", 1)).sum(dim=1)
+        lengths_PG = trainer.accelerator.gather(lengths_n).view(-1, generations)
+    advantages_N = group_rewards.advantages(
+        rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"], lengths_PG
+    )
     first = trainer.accelerator.process_index * rows
     output["advantages"] = advantages_N[first : first + rows]
-    if not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet
+    if own_setting(trainer.args, "kl_in_reward"):
+        rewards_N = group_rewards.before_kl(rewards_PGK, trainer.reward_weights)[first : first + rows]
+        output["advantages"] = _less_divergence(trainer, output, rewards_N, metrics)
+    elif not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet
         output["largest_advantage"] = advantages_N.abs().max()
+
+
+def _less_divergence(
+    trainer: GRPOTrainer, output: Mapping[str, Any], rewards_N: torch.Tensor, metrics: dict[str, list[float]]
+) -> torch.Tensor:
+    """(N, T) advantages of this process's tokens, with the KL divergence taken off the rewards; logs it as ``kl``."""
+
+    def total(sums: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = trainer.accelerator.reduce(sums, reduction="sum")
+        return added
+
+    mask_NT = output["completion_mask"] * output.get("tool_mask", 1)
+    divergences_NT = output["old_per_token_logps"] - output["ref_per_token_logps"]
+    added, count = total(torch.stack([(divergences_NT * mask_NT).sum(), mask_NT.sum().float()])).tolist()
+    metrics["kl"].append(added / max(count, 1.0))
+    return whitened(penalised_returns(rewards_N, divergences_NT, mask_NT, trainer.beta), mask_NT, total)
 
 
 def latest_group(logs: Mapping[str, Any], generations: int) -> list[dict[str, Any]]:

@@ -79,7 +79,10 @@ class LogProbPasses:
         self._scored_tokens: int | None = None
         # Of a base in shards, in each of whose passes the processes wait for each other.
         self.in_step = None if whole_tensors else InStep(model)
-        self._fused_head: bool | None = own_setting(args, "fused_head")
+        # A fused head has no gradient of the entropy.
+        self._fused_head: bool | None = (
+            False if own_setting(args, "entropy_weight") else own_setting(args, "fused_head")
+        )
         self._compiles: bool = own_setting(args, "compile_layers")
         if own_setting(args, "fused_lora"):
             fuse_lora(live.policy)

@@ -21,6 +21,7 @@ from perl.algorithms.losses import LossInputs, LossSettings, objective, token_we
 from perl.algorithms.metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, SamplingMetrics
 from perl.methods.hooks import hooks_of
 from perl.packing.forward import score
+from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch, Window, rows_with_gradient
 from perl.run.threads import fitting_threads, threads_for
 from perl.trainer.config import own_setting
@@ -84,7 +85,8 @@ class OptimizerStep:
         """
         self._live, self._passes, self._check = live, passes, check
         self._loss = LossSettings.of(live.args)
-        self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and live.args.beta == 0.0
+        every_row_acts = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0
+        self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not every_row_acts
         self._position, self._metrics, self._hooks = position, metrics, hooks
         self._window: list[dict[str, Any]] = []
         self._asked: list[Any] = []
@@ -172,9 +174,10 @@ class OptimizerStep:
     def loss_of(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         """The part of a step's loss that a micro-batch computes."""
         mask_NT, values = batch.mask_NT, batch.values
+        entropy: EntropyKind = "gradient" if self._loss.entropy_weight != 0.0 else "value"
         with self._live.accelerator.autocast():
             policy_log_probs, entropies = score(
-                model, batch.rows, batch.groups, packed=batch.packed, columns=mask_NT.size(1)
+                model, batch.rows, batch.groups, packed=batch.packed, columns=mask_NT.size(1), entropy=entropy
             )
         if not batch.counts:
             return (policy_log_probs * 0.0).sum() + self._regulariser_if_due()
@@ -195,6 +198,8 @@ class OptimizerStep:
             reference_log_probs=values.get("ref_per_token_logps"),
             sampling_ratio=ratio,
             keep=keep,
+            sampling_log_probs=sampling_log_probs,
+            entropies=entropies if entropy == "gradient" else None,
         )
         result = objective(inputs, self._loss)
         of_loss, of_sampling = self._window_metrics

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from perl.algorithms.named import named_facts
 from perl.errors import PerlError
 from perl.hub.card.fact_form import plain_word, showable_settings
 from perl.hub.card.folder_card import write_folder_card
@@ -82,6 +83,7 @@ def write_card(
         "seed": args.seed,
         "loss": args.loss_type,
         "ratio_level": args.importance_sampling_level,
+        **named_facts(args),
         "settings": showable_settings(
             {
                 **{key: _readable(value) for key, value in shown.items() if value is not None},

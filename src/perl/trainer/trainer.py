@@ -32,10 +32,10 @@ from perl.run.shards import is_sharded
 from perl.run.threads import threads_for
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.adapted_policy import AdaptedPolicy
-from perl.trainer.argument_checks import check_arguments
+from perl.trainer.argument_checks import check_arguments, check_step
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.config import own_setting
-from perl.trainer.group_rewards import latest_group, prepared_rewards, put_advantages
+from perl.trainer.group_rewards import complete, latest_group, prepared_rewards
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, padded_rows
 from perl.trainer.overrides import OF_A_LOSS, SCORES, check_overrides, is_replaced, received
@@ -101,7 +101,8 @@ class PeftGRPOTrainer(GRPOTrainer):
         """Extends TRL's constructor: the adapter is made here, the reference without a second model, then the parts."""
         args = default_arguments(model) if args is None else args
         check_overrides(self)
-        check_arguments(args, own_loss=is_replaced(self, "compute_loss", "_compute_loss"))
+        own_loss = is_replaced(self, "compute_loss", "_compute_loss")
+        check_arguments(args, own_loss=own_loss)
         reward_funcs, reward_classes, weights = prepared_rewards(reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
         self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
@@ -121,6 +122,7 @@ class PeftGRPOTrainer(GRPOTrainer):
                 rollout_func=rollout_func,
                 environment_factory=environment_factory,
             )
+        check_step(args, ours=self.step_is_ours, own_loss=own_loss)
         self.beta, self.shares_optimizer = args.beta, shares_optimizer(self)
         given.restore_precision()
         check_trainable(self.model)
@@ -246,8 +248,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         compared = self.model.training and not self.step_is_ours and self.correction is not None  # by TRL
         with shown_to_trl.for_rollouts(self, ours=self.step_is_ours), received(self, "_calculate_rewards") as rewards:
             output: dict[str, Any] = self._rollout_check.judged(make) if compared else make()
-        put_advantages(self, self._group_rewards, output, rewards[-1], len(inputs))
-        self.add_log_probs(output)
+        complete(self, self._group_rewards, output, rewards[-1], len(inputs))
         return output
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)
@@ -277,7 +278,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         self.log_prob_passes.add(
             rollouts,
             self._metrics[mode_of(self.model)],
-            old=ours and (not aligned or asked),
+            old=own_setting(args, "kl_in_reward") or (ours and (not aligned or asked)),
             reference=self._adapted.needed_reference() if self.beta != 0.0 else None,
             skips=ours and self.optimizer_step.skips,
             score=self._score_as_trl if padded else None,

@@ -7,13 +7,15 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from perl.algorithms.coinciding import same_on_policy
+from perl.algorithms.named import ALGORITHMS, shown_settings
 from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
 from perl.errors import DataError, MissingExtraError, Mistake, ModelError, raise_all
 from perl.evaluation.protocol import Protocol
@@ -116,6 +118,7 @@ class Plan:
         in_bits = f", base{in_few_bits(quantization)}" if quantization else ""
         yield f"model    {self.recipe.model.name}, {base:,} parameters{in_bits}"
         yield f"adapter  {self.method.name} ({settings})" if self.method.config else "adapter  none: the model itself"
+        yield from _algorithm_lines(self.recipe, self.arguments)
         yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
         yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
@@ -129,6 +132,24 @@ class Plan:
         if self.memory:
             yield f"memory   {described(self.memory)}"
         yield f"output   {self.recipe.output_dir}"
+
+
+def _algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
+    """What the algorithm's name sets and what overrides it, and which names mean the same update in this setting."""
+    row = ALGORITHMS.get(recipe.algorithm or "")
+    if row is None:
+        return
+    given = {field.name: getattr(arguments, field.name) for field in fields(arguments)}
+    own = row.overridden(given)
+    overridden = f"; overridden: {shown_settings(own)}" if own else ""
+    yield f"algorithm {row.name}: {shown_settings(row.settings)}{overridden}"
+    window = arguments.steps_per_generation * arguments.num_iterations
+    if arguments.gradient_accumulation_steps % window == 0 and recipe.rollout.prefetch == 0:
+        engine = recipe.rollout.capabilities.log_probs
+        may_be_vllm = not recipe.rollout.decided and arguments.device.type != "cpu"
+        same = same_on_policy(row, given, corrected=engine or may_be_vllm)
+        what = f"the same update as {', '.join(same)}" if same else "no other name is known for this update"
+        yield f"on-policy one update a batch, so the ratio is 1 and its bounds change nothing: {what}"
 
 
 def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:

@@ -16,6 +16,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PrinterCallback
 
+from perl.algorithms.named import named_facts
 from perl.algorithms.registry import loss_mistakes
 from perl.data import render_prompts
 from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
@@ -232,6 +233,7 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
         settings=_settings(plan),
         loss=plan.arguments.loss_type,
         ratio_level=plan.arguments.importance_sampling_level,
+        **named_facts(plan.arguments),
         rewards={reward.name: reward.weight for reward in plan.rewards},
         data={"train": plan.problems.train_version, "eval": plan.problems.heldout_version},
         hardware={"device": processor_name(plan.arguments.device), "count": plan.arguments.world_size},

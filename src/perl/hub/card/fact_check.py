@@ -12,6 +12,7 @@ from typing import Any
 
 from peft import PeftConfig
 
+from perl.algorithms.named import ALGORITHMS
 from perl.errors import Mistake, PerlError
 from perl.hub.card.fact_form import showable_settings
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE
@@ -100,6 +101,10 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
         said = getattr(run, fact)
         if said is not None:
             yield fact, said, PUBLIC_RECIPE, train.get(name, _default(name))
+    if run.algorithm is not None or recipe.algorithm is not None:
+        row = ALGORITHMS.get(recipe.algorithm or "")
+        yield "algorithm", run.algorithm, PUBLIC_RECIPE, recipe.algorithm
+        yield "overridden", run.overridden, PUBLIC_RECIPE, row.overridden(train) if row else {}
     yield "base", run.base, PUBLIC_RECIPE, shown(recipe.model.name)
     if run.quantization is not None or recipe.model.quantization is not None:
         yield "quantization", run.quantization, PUBLIC_RECIPE, recipe.model.quantization

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from pydantic import AfterValidator, Field, JsonValue
 
+from perl.algorithms.named import ALGORITHMS
 from perl.hub.card.names import has_hub_form
 from perl.methods.registry import METHODS
 
@@ -96,6 +97,16 @@ def _settings(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return settings
 
 
+def _overridden(settings: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    known = {name for row in ALGORITHMS.values() for name in row.sets}
+    for name, value in settings.items():
+        if name not in known:
+            raise ValueError(f"{name[:_LONGEST_WORD]!r} is not a setting of an algorithm")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} is non-finite")
+    return settings
+
+
 @functools.cache
 def _setting_names() -> frozenset[str]:
     """Every name that a setting can have: ours, a method's, and those of PEFT's configs."""
@@ -126,5 +137,7 @@ Link = Annotated[str, Field(min_length=1), AfterValidator(_unmarked)]
 Word = Annotated[str, AfterValidator(_word)]
 """A name: of a run, a method, a reward, a version."""
 HubId = Annotated[str, AfterValidator(_hub_id)]
+Overridden = Annotated[dict[str, bool | int | float | Word | None], AfterValidator(_overridden)]
+"""Field of ``train`` that an algorithm's name sets -> what a run has there."""
 Settings = Annotated[dict[str, JsonValue], AfterValidator(_settings)]
 """Name -> value of what a run was asked for."""

@@ -90,6 +90,8 @@ class CardFacts:
         dataset_version: Commit or hash of the training problems, with their subset and split.
         steps: Optimizer steps.
         algorithm: The loss, as in ``train.loss_type``.
+        named: The algorithm, where the run names one.
+        overridden: Its settings that the run has otherwise.
         reward_first: Mean reward of the first step that has one.
         reward_last: Likewise of the last.
         tokens: That the policy was trained on, prompts included.
@@ -115,6 +117,8 @@ class CardFacts:
     seed: int | None = None
     algorithm: str | None = None
     ratio_level: str | None = None
+    named: str | None = None
+    overridden: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     rewards: Mapping[str, float] = field(default_factory=dict)
     reward_first: float | None = None
@@ -176,6 +180,8 @@ def facts_from_files(files: Files) -> CardFacts:
         dataset_version=_version(data, run.data_version) if data else None,
         steps=run.step,
         algorithm=run.loss,
+        named=run.algorithm,
+        overridden=run.overridden,
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
         tokens=int(tokens[-1]) if tokens else None,

@@ -9,6 +9,7 @@ import functools
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from perl.algorithms.named import shown_settings
 from perl.hub.card import snippets
 from perl.hub.card.citations import linked, loss_name, references
 from perl.hub.card.facts import CURVES, PROBLEMS, PUBLIC_RECIPE, SCORES, CardFacts
@@ -27,11 +28,12 @@ def render_card(facts: CardFacts) -> str:
             facts=facts,
             front_matter=front_matter(facts),
             title=facts.name or (f"{facts.method} for {facts.base}" if facts.method else f"Adapter for {facts.base}"),
-            loss=loss_name(facts.algorithm),
+            loss=loss_name(facts.algorithm, facts.named),
+            overridden=shown_settings(facts.overridden),
             headline=headline(results) if results else "",
             results_lines=results_lines(results) if results else [],
             limitations=[*reservations(results), *contamination(results)] if results else [],
-            references=references(facts.method, facts.algorithm, facts.ratio_level),
+            references=references(facts.method, facts.algorithm, facts.ratio_level, facts.named),
             names={"curves": CURVES, "problems": PROBLEMS, "recipe": PUBLIC_RECIPE, "results": SCORES},
             snippets=snippets,
         )

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from perl.errors import PerlError, RecipeError, RunFolderError
 from perl.hub.card.candidate import Candidate
-from perl.hub.card.fact_form import Fact, HubId, Link, Settings, Word, plain_word, showable_settings
+from perl.hub.card.fact_form import Fact, HubId, Link, Overridden, Settings, Word, plain_word, showable_settings
 from perl.hub.card.names import is_hub_name, label
 from perl.hub.card.public_recipe import without_paths
 from perl.hub.gate.gate import largest
@@ -83,6 +83,8 @@ class RunFacts(BaseModel):
         seed: Of the training.
         loss: As in ``train.loss_type``.
         ratio_level: Of what the importance ratio is, as in ``train.importance_sampling_level``.
+        algorithm: Name of a row of :data:`perl.algorithms.named.ALGORITHMS`; None: none, and not in the file.
+        overridden: Settings of that row that the run has otherwise, likewise.
         settings: Name -> value of what the run was asked for, in the order shown.
         rewards: Reward name -> weight.
         trainable_parameters: Numbers that were trained.
@@ -113,6 +115,8 @@ class RunFacts(BaseModel):
     seed: int | None = None
     loss: Word | None = None
     ratio_level: Word | None = None
+    algorithm: Word | None = None
+    overridden: Overridden = {}
     settings: Settings = {}
     rewards: dict[Word, Annotated[float, Field(allow_inf_nan=False)]] = {}
     trainable_parameters: Count | None = None
@@ -127,7 +131,8 @@ class RunFacts(BaseModel):
 
     def to_json(self) -> bytes:
         """The file."""
-        facts = self.model_dump(mode="json")
+        unnamed = {"algorithm", "overridden"} if self.algorithm is None else set()  # as every version wrote it
+        facts = self.model_dump(mode="json", exclude=unnamed)
         return (json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -193,6 +198,9 @@ def run_facts(
         "seed": known.get("seed"),
         "loss": known.get("loss"),
         "ratio_level": known.get("ratio_level"),
+        **(
+            {"algorithm": name, "overridden": known.get("overridden") or {}} if (name := known.get("algorithm")) else {}
+        ),
         "settings": showable_settings(settings | continued),
         "rewards": without_paths(known.get("rewards") or {}),
         "trainable_parameters": known.get("trainable_parameters"),

@@ -1,0 +1,145 @@
+"""One row for each estimator of the advantage: what it computes, what it reads and cites.
+
+name -> Estimator
+
+A new estimator is a row here and its function in ``baselines.py``. Recipes, the trainer, the table in
+``docs/training-step.md`` and the tests over all estimators read this table. It imports no torch.
+"""
+
+from dataclasses import dataclass
+
+from perl.algorithms.registry import GRPO, RLOO, Paper
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """An estimator. In ``equation`` r is a completion's reward, mean and std are without those that are missing.
+
+    Attributes:
+        name: As in ``train.advantage_estimator``.
+        title: What people call it.
+        paper: Where it is from.
+        function: ``module:function``, of (P, G) rewards and what ``reads`` names -> (P, G) advantages.
+        equation: The advantage of a completion.
+        flat: The advantage where all rewards of a group agree.
+        reads: Keywords of the function beside the rewards: ``scale`` (``train.scale_rewards``) and ``lengths_PG``
+            (tokens of each completion that are in the loss).
+        before_kl: ``module:function`` of (P, G) rewards, what the KL penalty of ``train.kl_in_reward`` is taken off
+            before returns are whitened over the tokens of the batch; empty: there is no such penalty.
+        not_negative: Whether rewards must not be negative.
+        differs: Where it is not the paper's.
+    """
+
+    name: str
+    title: str
+    paper: Paper
+    function: str
+    equation: str
+    flat: str = "0"
+    reads: tuple[str, ...] = ()
+    before_kl: str = ""
+    not_negative: bool = False
+    differs: str = ""
+
+
+REINFORCE_PLUS_PLUS = Paper(
+    "hu2025reinforcepp",
+    "Hu et al.",
+    2025,
+    "REINFORCE++: An Efficient RLHF Algorithm with Robustness to Both Prompt and Reward Models",
+    "2501.03262",
+)
+_BY_TOKENS = "verl and OpenRLHF weigh each completion by its tokens"
+
+_ROWS = (
+    Estimator(
+        "group",
+        "GRPO",
+        GRPO,
+        "perl.algorithms.advantages:group_advantages",
+        "(r - mean_group) / std, that of scale_rewards: group, batch or none",
+        reads=("scale",),
+    ),
+    Estimator(
+        "rloo",
+        "RLOO",
+        RLOO,
+        "perl.algorithms.baselines:leave_one_out_advantages",
+        "r - mean of the group's other completions",
+    ),
+    Estimator(
+        "batch",
+        "REINFORCE++",
+        REINFORCE_PLUS_PLUS,
+        "perl.algorithms.baselines:batch_advantages",
+        "(r - mean_batch) / std_batch",
+        flat="as any; 0 if the whole batch agrees",
+        before_kl="perl.algorithms.baselines:rewards_alone",
+        differs=_BY_TOKENS,
+    ),
+    Estimator(
+        "group_then_batch",
+        "REINFORCE++-baseline",
+        REINFORCE_PLUS_PLUS,
+        "perl.algorithms.baselines:group_then_batch_advantages",
+        "d / std_batch(d), d = r - mean_group",
+        before_kl="perl.algorithms.baselines:group_differences",
+        differs=_BY_TOKENS,
+    ),
+    Estimator(
+        "maxrl",
+        "MaxRL",
+        Paper("tajwar2026maxrl", "Tajwar et al.", 2026, "Maximum Likelihood Reinforcement Learning", "2602.02710"),
+        "perl.algorithms.baselines:maximum_likelihood_advantages",
+        "(r - mean_group) / mean_group",
+        not_negative=True,
+    ),
+    Estimator(
+        "opo",
+        "OPO",
+        Paper("hao2025opo", "Hao et al.", 2025, "On-Policy RL with Optimal Reward Baseline", "2505.23585"),
+        "perl.algorithms.baselines:optimal_baseline_advantages",
+        "r - sum(l r) / sum(l), l the tokens of a completion",
+        reads=("lengths_PG",),
+    ),
+    Estimator(
+        "gpg",
+        "GPG",
+        Paper(
+            "chu2025gpg",
+            "Chu et al.",
+            2025,
+            "GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning",
+            "2504.02546",
+        ),
+        "perl.algorithms.baselines:live_share_advantages",
+        "(r - mean_group) groups / groups with a signal",
+        differs="no group is sampled again for want of a signal",
+    ),
+    Estimator(
+        "pass_at_k",
+        "pass@k",
+        Paper(
+            "tang2025passatk",
+            "Tang et al.",
+            2025,
+            "Optimizing Language Models for Inference Time Objectives using Reinforcement Learning",
+            "2503.19595",
+        ),
+        "perl.algorithms.baselines:best_of_group_advantages",
+        "r_max - r_second for the best of a group, else 0",
+        differs="as in verl, but not divided by the group's deviation",
+    ),
+)
+ADVANTAGES: dict[str, Estimator] = {row.name: row for row in _ROWS}
+
+
+def advantages_table() -> str:
+    """The table of ``docs/training-step.md``, in Markdown."""
+    columns = ("estimator", "called", "advantage of a completion", "where a group agrees", "source")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in ADVANTAGES.values():
+        source = f"{row.paper.title} ({row.paper.reference})"
+        source = f"{source}; {row.differs}" if row.differs else source
+        lines.append(f"| `{row.name}` | {row.title} | `{row.equation}` | {row.flat} | {source} |")
+    return "\n".join(lines) + "\n"

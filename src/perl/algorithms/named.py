@@ -1,0 +1,450 @@
+"""One row for each algorithm that has a name: the paper, and the fields of ``train`` that the name sets.
+
+name -> Algorithm
+
+A name sets fields and nothing else. Recipes, scripts, the plan, cards, ``perl algorithms`` and the table in
+``docs/algorithms.md`` read this table; a new algorithm is a row here. It imports no torch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.registry import GRPO, GSPO, LOSSES, RLOO, Paper
+from perl.errors import Mistake, RecipeError, did_you_mean
+
+KEY = "algorithm"
+"""Where a name stands: at the top of a recipe, as a field of ``PeftRLConfig``."""
+
+NEUTRAL: Mapping[str, Any] = {
+    "importance_sampling_level": "token",
+    "scale_rewards": "group",
+    "multi_objective_aggregation": "sum_then_normalize",
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "delta": None,
+    "beta": 0.0,
+    "mask_truncated_completions": False,
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "advantage_estimator": "group",
+    "kl_estimator": "k3",
+    "kl_in_reward": False,
+    "entropy_weight": 0.0,
+}
+"""What every name sets where its row says nothing else: the plain parts, so that nothing of an earlier choice stays."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm. In its texts r is the ratio of policy to old policy, A the advantage, p the policy, R the reward.
+
+    Attributes:
+        name: As in ``algorithm: NAME``.
+        title: What people call it.
+        paper: Where it is from; None: it has no paper.
+        settings: Fields of ``train`` -> value, those that make it what it is; never rate or batch.
+        equation: What a token is trained on, and how tokens are averaged.
+        advantage: Of a completion.
+        constants: Where each number is from.
+        differs: Where it is not the paper's, and what of the paper the name does not set.
+        essential: The settings without which nothing of it is left, so that they cannot be overridden.
+        least: Settings that mean something else below a bound -> the bound.
+    """
+
+    name: str
+    title: str
+    paper: Paper | None
+    settings: Mapping[str, Any]
+    equation: str
+    advantage: str
+    constants: str = ""
+    differs: str = ""
+    essential: tuple[str, ...] = ()
+    least: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def sets(self) -> dict[str, Any]:
+        """Every field that the name sets: those of the row, then the neutral rest."""
+        return {**self.settings, **{name: value for name, value in NEUTRAL.items() if name not in self.settings}}
+
+    @property
+    def source(self) -> str:
+        """Its paper in one line."""
+        return self.paper.reference if self.paper else "TRL"
+
+    def overridden(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that are not what the name sets.
+
+        Args:
+            given: Fields of ``train``; one that is absent is as the name sets it.
+        """
+        sets = self.sets.items()
+        return {name: given[name] for name, value in sets if name in given and in_words(name, given[name]) != value}
+
+
+_MEAN_OF_GROUP = "(R - mean of the group) / std of the group"
+_CLIPPED = "min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)"
+_PER_COMPLETION = "mean over the tokens of a completion, then over completions"
+_PER_BATCH = "mean over all tokens of the batch"
+_ONE_UPDATE = "with more than one update a batch nothing corrects for the old policy"
+_OF_PPO = "epsilon 0.2: PPO's (arXiv:1707.06347)"
+
+_ROWS = (
+    Algorithm(
+        "grpo",
+        "GRPO",
+        GRPO,
+        {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
+        f"{_CLIPPED} - beta KL, {_PER_COMPLETION}",
+        _MEAN_OF_GROUP,
+        f"beta 0.04: section 4.2; {_OF_PPO}, the paper states none",
+        "several updates a batch (num_iterations) and outcome rewards only, unless a process reward is given",
+    ),
+    Algorithm(
+        "dr_grpo",
+        "Dr. GRPO",
+        LOSSES["dr_grpo"].paper,
+        {"loss_type": "dr_grpo", "scale_rewards": "none"},
+        f"{_CLIPPED}, sum over tokens / (completions x max_completion_length)",
+        "R - mean of the group",
+        f"no KL term, no division by a deviation: section 3.2; {_OF_PPO}",
+    ),
+    Algorithm(
+        "dapo",
+        "DAPO",
+        LOSSES["dapo"].paper,
+        {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True},
+        f"{_CLIPPED}, {_PER_BATCH}",
+        _MEAN_OF_GROUP,
+        "epsilon 0.2 and 0.28: section 4.1; no KL term: section 2.3; truncated completions masked out: table 1",
+        "no group is sampled again (dynamic sampling); soft overlong punishment is a reward: {soft_overlong: 1.0}",
+    ),
+    Algorithm(
+        "gspo",
+        "GSPO",
+        GSPO,
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        f"min(s A, clip(s, 1 - epsilon, 1 + epsilon_high) A), s the geometric mean of r, {_PER_COMPLETION}",
+        _MEAN_OF_GROUP,
+        "epsilon 3e-4 and 4e-4: section 5.1; no KL term: the authors in verl's pull request 2775",
+        "the paper takes four updates of a batch of rollouts (steps_per_generation), which the name does not set",
+        essential=("importance_sampling_level",),
+    ),
+    Algorithm(
+        "cispo",
+        "CISPO",
+        LOSSES["cispo"].paper,
+        {"loss_type": "cispo", "epsilon_high": 5.0},
+        f"stop(min(r, epsilon_high)) A log p, {_PER_BATCH}",
+        _MEAN_OF_GROUP,
+        "epsilon_high 5, the bound itself: ScaleRL (arXiv:2510.13786); MiniMax-M1 states none",
+        "MiniMax-M1 averages over the tokens of a group, and takes DAPO's dynamic sampling and length penalty besides",
+        essential=("loss_type",),
+        least={"epsilon_high": 1.0},
+    ),
+    Algorithm(
+        "sapo",
+        "SAPO",
+        LOSSES["sapo"].paper,
+        {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
+        f"(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A, {_PER_COMPLETION}",
+        _MEAN_OF_GROUP,
+        "tau 1.0 and 1.05: TRL's and verl's for this paper",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "rloo",
+        "RLOO",
+        RLOO,
+        {
+            "loss_type": "reinforce",
+            "advantage_estimator": "rloo",
+            "beta": 0.03,
+            "kl_estimator": "k2",
+            "use_bias_correction_kl": False,
+        },
+        f"A log p - beta KL, {_PER_BATCH}",
+        "R - mean of the group's other completions",
+        "beta 0.03: appendix C",
+        f"the KL penalty is in the loss (k2), not in the reward; tokens are averaged, not added up; {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "reinforce_pp",
+        "REINFORCE++",
+        ADVANTAGES["batch"].paper,
+        {
+            "loss_type": "dapo",
+            "advantage_estimator": "batch",
+            "beta": 0.01,
+            "kl_in_reward": True,
+            "kl_estimator": "k1",
+        },
+        f"{_CLIPPED}, {_PER_BATCH}",
+        "(R - beta KL of the token and those after it - mean of the batch) / std of the batch",
+        f"beta 0.01: the default of the authors' code (OpenRLHF); {_OF_PPO}",
+        "the paper also takes a single completion of a prompt, here there are two or more",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "reinforce_pp_baseline",
+        "REINFORCE++-baseline",
+        ADVANTAGES["group_then_batch"].paper,
+        {
+            "loss_type": "dapo",
+            "advantage_estimator": "group_then_batch",
+            "beta": 1e-5,
+            "kl_estimator": "k2",
+            "use_bias_correction_kl": False,
+        },
+        f"{_CLIPPED} - beta KL, {_PER_BATCH}",
+        "(R - mean of the group) / std of that over the batch",
+        f"beta 1e-5 with k2: the authors' script (OpenRLHF, train_reinforce_baseline_hybrid_engine.sh); {_OF_PPO}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "maxrl",
+        "MaxRL",
+        ADVANTAGES["maxrl"].paper,
+        {"loss_type": "reinforce", "advantage_estimator": "maxrl"},
+        f"A log p, {_PER_BATCH}",
+        "(R - mean of the group) / mean of the group",
+        "none but the advantage",
+        f"for rewards that are not negative; tokens are averaged, not added up; {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "dppo",
+        "DPPO",
+        LOSSES["dppo"].paper,
+        {"loss_type": "dppo", "dppo_divergence": "tv", "dppo_threshold": 0.15, "scale_rewards": "none"},
+        f"M r A, M = 0 where p has moved further than the threshold from where it was sampled, {_PER_BATCH}",
+        "R - mean of the group",
+        "total variation at most 0.15, no division by a deviation: the authors' script (verl, run_qwen30b_dppo.sh)",
+        "the script divides by a constant length; with dppo_divergence: kl its threshold is 0.05",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "bnpo",
+        "BNPO",
+        None,
+        {"loss_type": "bnpo"},
+        f"{_CLIPPED}, mean over the tokens of a micro-batch",
+        _MEAN_OF_GROUP,
+        _OF_PPO,
+        "TRL's loss of this name; that of arXiv:2506.02864 is another one",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "luspo",
+        "LUSPO",
+        LOSSES["luspo"].paper,
+        {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3},
+        "min(s A, clip(s, 1 - epsilon, 1 + epsilon_high) A), s the geometric mean of r, times the completion's length, "
+        "mean over completions",
+        _MEAN_OF_GROUP,
+        "epsilon 2e-3 and 2.5e-3: section 5.1",
+        essential=("loss_type", "importance_sampling_level"),
+    ),
+    Algorithm(
+        "vespo",
+        "VESPO",
+        LOSSES["vespo"].paper,
+        {
+            "loss_type": "vespo",
+            "vespo_k_pos": 2.0,
+            "vespo_lambda_pos": 3.0,
+            "vespo_k_neg": 3.0,
+            "vespo_lambda_neg": 2.0,
+        },
+        f"stop(w^k exp(lambda (1 - w))) A log p, w the product of r, {_PER_BATCH}",
+        _MEAN_OF_GROUP,
+        "k 2 and 3, lambda 3 and 2: section 3.4, c1 and c2",
+        "log w is clamped as in its reference implementation",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "lite_ppo",
+        "Lite PPO",
+        Paper(
+            "liu2025tricks",
+            "Liu et al.",
+            2025,
+            "Part I: Tricks or Traps? A Deep Dive into RL for LLM Reasoning",
+            "2508.08221",
+        ),
+        {"loss_type": "dapo", "scale_rewards": "batch"},
+        f"{_CLIPPED}, {_PER_BATCH}",
+        "(R - mean of the group) / std of the batch",
+        f"no KL term: the paper's init_kl_coef; {_OF_PPO}",
+        "the paper samples at temperature 0.99, top_p 0.99 and top_k 100, which the name does not set",
+        essential=("scale_rewards",),
+    ),
+    Algorithm(
+        "gdpo",
+        "GDPO",
+        Paper(
+            "liu2026gdpo",
+            "Liu et al.",
+            2026,
+            "GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization",
+            "2601.05242",
+        ),
+        {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"},
+        f"{_CLIPPED}, {_PER_COMPLETION}",
+        "each reward normalised in its group, their weighted sum normalised over the batch",
+        f"{_OF_PPO}; beta 0 is not from the paper",
+        "with a single reward the group's normalisation and the batch's are both left",
+        essential=("multi_objective_aggregation",),
+    ),
+    Algorithm(
+        "icepop",
+        "IcePop",
+        Paper(
+            "lingteam2025every",
+            "Ling Team",
+            2025,
+            "Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model",
+            "2510.18855",
+        ),
+        {
+            "loss_type": "grpo",
+            "vllm_importance_sampling_correction": True,
+            "vllm_importance_sampling_mode": "token_mask",
+            "vllm_importance_sampling_clip_min": 0.5,
+            "vllm_importance_sampling_clip_max": 5.0,
+        },
+        f"M(m) {_CLIPPED}, m the ratio of old policy to engine, M(m) = m from 0.5 to 5, else 0, {_PER_COMPLETION}",
+        _MEAN_OF_GROUP,
+        f"0.5 and 5: OpenRLHF's for icepop, and INTELLECT-3's (arXiv:2512.16144); {_OF_PPO}",
+        "without vLLM there is no second engine whose numbers differ, and it is GRPO without a KL term",
+        essential=("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    ),
+    Algorithm(
+        "gmpo",
+        "GMPO",
+        LOSSES["gmpo"].paper,
+        {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.4},
+        "A exp(mean over the tokens of clip(log r, -epsilon, epsilon_high)), mean over completions",
+        _MEAN_OF_GROUP,
+        "epsilon 0.4: the paper's bounds e^-0.4 and e^0.4; no KL term: the authors' script (verl)",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "opo",
+        "OPO",
+        ADVANTAGES["opo"].paper,
+        {"loss_type": "reinforce", "advantage_estimator": "opo"},
+        f"A log p, {_PER_BATCH}",
+        "R - mean of the group weighted by the completions' lengths",
+        "no KL term and no entropy bonus: verl's page, by the authors",
+        f"exactly on-policy in the paper; {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "gpg",
+        "GPG",
+        ADVANTAGES["gpg"].paper,
+        {"loss_type": "reinforce", "advantage_estimator": "gpg"},
+        f"A log p, {_PER_BATCH}",
+        "(R - mean of the group) x groups / groups with a signal",
+        "no KL term and no clipping: the authors' code (AMAP-ML/GPG), F_norm 1",
+        f"no group is sampled again where few have a signal (the paper's beta_th 0.6); {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
+        "pass_at_k",
+        "pass@k",
+        ADVANTAGES["pass_at_k"].paper,
+        {"loss_type": "reinforce", "advantage_estimator": "pass_at_k"},
+        f"A log p, {_PER_BATCH}",
+        "R - second largest of the group for its best completion, else 0; k is num_generations",
+        "none but the advantage; beta 0 is not from the paper",
+        f"not divided by the group's deviation, which verl does; {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+)
+ALGORITHMS: dict[str, Algorithm] = {row.name: row for row in _ROWS}
+
+
+def find_algorithm(name: object) -> Algorithm:
+    """The row of a name.
+
+    Raises:
+        RecipeError: There is none; says the nearest.
+    """
+    if isinstance(name, str) and name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if not isinstance(name, str):
+        raise RecipeError(f"must be a name, not {str(name)[:60]}", KEY, "`perl algorithms` lists them")
+    raise RecipeError(f"no algorithm {name!r}", KEY, did_you_mean(name, ALGORITHMS))
+
+
+def contradictions(row: Algorithm, given: Mapping[str, Any]) -> list[Mistake]:
+    """Overrides that leave nothing of an algorithm; their places are the fields' names.
+
+    Args:
+        row: The algorithm.
+        given: Fields of ``train``.
+    """
+    found = []
+    for name, value in row.overridden(given).items():
+        if name in row.essential:
+            what = f"{value!r} leaves nothing of {row.name}, which is {row.settings[name]!r} there"
+            found.append(Mistake(what, name, f"leave {name} or the algorithm out"))
+        elif isinstance(value, float) and not math.isfinite(value):
+            found.append(Mistake(f"must be a finite number beside an algorithm's name, not {value:g}", name))
+        elif isinstance(value, int | float) and value < row.least.get(name, value):
+            what = f"{value!r} is below {row.least[name]:g}: in {row.name} it bounds the ratio itself"
+            found.append(Mistake(what, name, f"{row.settings[name]:g} is usual"))
+    return found
+
+
+def named_facts(args: object) -> dict[str, Any]:
+    """What a run and its card say of the name that its arguments have; nothing if they have none.
+
+    Args:
+        args: With the fields of ``train`` as attributes.
+    """
+    row = ALGORITHMS.get(getattr(args, KEY, None) or "")
+    if row is None:
+        return {}
+    return {KEY: row.name, "overridden": row.overridden({name: getattr(args, name) for name in row.sets})}
+
+
+def in_words(name: str, value: Any) -> Any:  # noqa: ANN401 (of any field)
+    """The value, as a word where TRL also takes true and false: of ``scale_rewards``."""
+    return {True: "group", False: "none"}[value] if name == "scale_rewards" and isinstance(value, bool) else value
+
+
+def shown_settings(settings: Mapping[str, Any]) -> str:
+    """Settings in one line: ``loss_type grpo, epsilon 0.0003``."""
+    return ", ".join(f"{name} {_shown(value)}" for name, value in settings.items())
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def algorithms_table() -> str:
+    """The table of ``docs/algorithms.md``, in Markdown."""
+    columns = ("name", "sets", "advantage", "source", "differs")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in ALGORITHMS.values():
+        title = f"{row.paper.title} ({row.paper.reference})" if row.paper else "TRL"
+        cells = (
+            f"`{row.name}`",
+            ", ".join(f"`{name}: {_shown(value)}`" for name, value in row.settings.items()),
+            row.advantage,
+            f"{title}; {row.constants}" if row.constants else title,
+            row.differs or "-",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

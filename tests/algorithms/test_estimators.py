@@ -1,0 +1,201 @@
+"""Each estimator of the advantage against plain loops, the laws they obey, and the table that names them."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from perl.algorithms.advantages import STD_EPSILON, group_advantages
+from perl.algorithms.baselines import penalised_returns, whitened
+from perl.algorithms.estimators import ADVANTAGES, advantages_table
+from perl.algorithms.registry import LOSSES, function_at
+from perl.recipe.train_fields import CHOICES
+from tests.conftest import CHECKOUT
+from tests.oracles import advantages as oracle
+
+NAN = math.nan
+OTHERS = tuple(name for name in ADVANTAGES if name != "group")
+OF_A_GROUP = tuple(name for name in OTHERS if name != "batch")  # a group that agrees has no signal
+LENGTHS = torch.tensor([[3, 1, 7, 2, 5, 1], [1, 1, 1, 1, 1, 1], [9, 2, 4, 4, 1, 30], [2, 3, 4, 5, 6, 7], [8] * 6])
+
+
+def estimate(name: str, rewards: torch.Tensor, lengths: torch.Tensor = LENGTHS) -> torch.Tensor:
+    given = {"scale": "group", "lengths_PG": lengths}
+    return function_at(ADVANTAGES[name].function)(rewards, **{key: given[key] for key in ADVANTAGES[name].reads})
+
+
+def some_rewards() -> torch.Tensor:
+    """Not negative; groups of all kinds: different, of 0 and 1, one success, a tie of the best, agreeing."""
+    generator = torch.Generator().manual_seed(3)
+    rewards = torch.rand(5, 6, generator=generator)
+    rewards[1] = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0, 1.0])
+    rewards[2] = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    rewards[4] = 0.7
+    return rewards
+
+
+def expected(name: str, rewards: torch.Tensor, lengths: torch.Tensor = LENGTHS) -> torch.Tensor:
+    return torch.tensor(oracle.estimated(name, rewards.tolist(), lengths.tolist(), STD_EPSILON))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_advantages_are_those_of_the_papers(name):
+    rewards = some_rewards()
+    advantages = estimate(name, rewards)
+    assert advantages.dtype == torch.float32
+    torch.testing.assert_close(advantages, expected(name, rewards), rtol=1e-6, atol=1e-6)
+    assert advantages.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_missing_reward_is_left_out_and_a_group_may_have_one_or_none(name):
+    rewards = some_rewards()
+    rewards[0, 2] = rewards[1, :3] = rewards[2, 1:] = rewards[3] = NAN
+    advantages = estimate(name, rewards)
+    torch.testing.assert_close(advantages, expected(name, rewards), rtol=1e-6, atol=1e-6)
+    assert torch.equal(advantages[rewards.isnan()], torch.zeros(int(rewards.isnan().sum())))
+    assert torch.equal(advantages[3], torch.zeros(6))
+    assert advantages[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("name", OF_A_GROUP)
+@pytest.mark.parametrize("value", [0.0, 0.1, 0.7, 1 / 3, 1e-8, 12345.678])
+@pytest.mark.parametrize("group", [2, 3, 6, 7])
+def test_a_group_that_agrees_has_advantages_of_exactly_zero(name, value, group):
+    rewards = torch.rand(3, group, generator=torch.Generator().manual_seed(3))
+    rewards[1] = value
+    lengths = torch.arange(3 * group).view(3, group) + 1
+    advantages = estimate(name, rewards, lengths)
+    assert torch.equal(advantages[1], torch.zeros(group))
+    assert (advantages[[0, 2]].abs().amax(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("value", [0.0, 0.7, NAN])
+def test_a_batch_that_agrees_has_advantages_of_exactly_zero(name, value):
+    assert torch.equal(estimate(name, torch.full((5, 6), value)), torch.zeros(5, 6))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_advantages_follow_their_completions_when_these_change_places(name):
+    rewards, generator = some_rewards(), torch.Generator().manual_seed(5)
+    groups, members = torch.randperm(5, generator=generator), torch.randperm(6, generator=generator)
+    moved = estimate(name, rewards[groups][:, members], LENGTHS[groups][:, members])
+    torch.testing.assert_close(moved, estimate(name, rewards)[groups][:, members])
+
+
+@pytest.mark.parametrize("name", [name for name in OTHERS if not ADVANTAGES[name].not_negative])
+def test_a_constant_added_to_all_rewards_changes_nothing(name):
+    rewards = some_rewards()
+    torch.testing.assert_close(estimate(name, rewards - 4.0), estimate(name, rewards), rtol=1e-5, atol=1e-5)
+
+
+def test_leaving_oneself_out_is_the_groups_mean_up_to_a_factor():
+    rewards = some_rewards()
+    centred = group_advantages(rewards, scale="none")
+    torch.testing.assert_close(estimate("rloo", rewards), centred * 6 / 5)
+
+
+def test_of_completions_of_one_length_the_optimal_baseline_is_the_mean():
+    rewards = some_rewards()
+    found = estimate("opo", rewards, torch.full((5, 6), 11))
+    torch.testing.assert_close(found, group_advantages(rewards, scale="none"), rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_without_a_token_has_the_plain_mean_as_its_baseline():
+    rewards, lengths = some_rewards(), LENGTHS.clone()
+    lengths[0] = 0
+    found = estimate("opo", rewards, lengths)
+    torch.testing.assert_close(found[0], group_advantages(rewards, scale="none")[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1:], estimate("opo", rewards)[1:])
+
+
+def test_of_a_rare_success_the_likelihood_weighs_one_over_its_rate():
+    rewards = torch.zeros(1, 8)
+    rewards[0, 5] = 1.0
+    assert estimate("maxrl", rewards, LENGTHS)[0].tolist() == [-1, -1, -1, -1, -1, 7, -1, -1]
+
+
+def test_the_likelihood_has_no_meaning_for_a_negative_reward():
+    with pytest.raises(ValueError, match="one of them is negative"):
+        estimate("maxrl", some_rewards() - 0.5)
+
+
+def test_groups_without_a_signal_are_made_up_for_by_the_others():
+    rewards = some_rewards()
+    alone = estimate("gpg", rewards[:4])
+    torch.testing.assert_close(alone, group_advantages(rewards[:4], scale="none"))
+    torch.testing.assert_close(estimate("gpg", rewards)[:4], alone * 5 / 4)
+
+
+def test_only_the_best_of_a_group_counts_and_only_without_an_equal():
+    rewards = torch.tensor([[0.25, 1.0, 0.5], [1.0, 0.0, 1.0], [NAN, 0.5, NAN], [-1.0, -0.25, NAN]])
+    found = estimate("pass_at_k", rewards)
+    assert found.tolist() == [[0, 0.5, 0], [0, 0, 0], [0, 0, 0], [0, 0.75, 0]]
+
+
+@pytest.mark.parametrize("name", ["rloo", "pass_at_k"])
+def test_what_compares_with_other_completions_refuses_groups_of_one(name):
+    with pytest.raises(ValueError, match="only"):
+        estimate(name, torch.tensor([[0.7], [3.0]]))
+
+
+def test_the_batch_is_a_baseline_for_groups_of_one():
+    rewards = torch.tensor([[0.0], [1.0], [1.0], [NAN]])
+    found = estimate("batch", rewards)
+    torch.testing.assert_close(found, expected("batch", rewards, torch.ones(4, 1)), rtol=1e-6, atol=1e-6)
+    assert (found[1] > 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, row in ADVANTAGES.items() if row.before_kl])
+def test_a_kl_penalty_is_taken_off_what_follows_each_token(name):
+    rewards, generator = some_rewards(), torch.Generator().manual_seed(9)
+    rewards[0, 2] = rewards[3] = NAN
+    divergences = 0.3 * torch.randn(30, 4, generator=generator)
+    mask = (torch.rand(30, 4, generator=generator) < 0.7).long()
+    mask[7] = 0
+    before = function_at(ADVANTAGES[name].before_kl)(rewards).flatten()
+    found = whitened(penalised_returns(before, divergences, mask, 0.5), mask)
+    given = rewards.tolist(), divergences.tolist(), mask.tolist()
+    wanted = torch.tensor(oracle.penalised(name, *given, beta=0.5, epsilon=STD_EPSILON))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[mask == 0], torch.zeros(int((mask == 0).sum())))
+    assert torch.equal(found[rewards.flatten().isnan()], torch.zeros(7, 4))
+
+
+def test_a_batch_in_two_parts_is_whitened_as_one():
+    generator = torch.Generator().manual_seed(9)
+    values, mask = torch.randn(6, 5, generator=generator), torch.ones(6, 5)
+    parts = [(values[:2], mask[:2]), (values[2:], mask[2:])]
+    sums: list[torch.Tensor] = []
+    whitened(values, mask, lambda own: sums.append(own) or own)
+    found = []
+    for part in parts:
+        of_all = iter(sums)
+        found.append(whitened(*part, lambda _, of_all=of_all: next(of_all)))
+    torch.testing.assert_close(torch.cat(found), whitened(values, mask))
+
+
+def test_the_recipes_words_are_the_rows():
+    assert CHOICES["advantage_estimator"] == tuple(ADVANTAGES)
+
+
+def test_the_document_has_the_table_of_the_estimators():
+    assert advantages_table() in (CHECKOUT / "docs" / "training-step.md").read_text(encoding="utf-8")
+    for row in ADVANTAGES.values():
+        assert f"| `{row.name}` | {row.title} |" in advantages_table()
+
+
+def test_a_paper_has_one_key():
+    papers = [row.paper for row in (*ADVANTAGES.values(), *LOSSES.values()) if row.paper is not None]
+    for column in ("key", "arxiv", "title"):
+        assert len({getattr(paper, column) for paper in papers}) == len(set(papers))
+
+
+def test_the_table_is_read_without_importing_torch():
+    program = "import sys; from perl.algorithms.estimators import advantages_table; advantages_table();"
+    program += "assert not {'torch', 'peft'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

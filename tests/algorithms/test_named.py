@@ -1,0 +1,264 @@
+"""One row makes an algorithm: in recipes, scripts, the plan, on cards, in the documents."""
+
+import dataclasses
+import itertools
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trl import GRPOConfig
+
+from perl.algorithms.coinciding import same_on_policy
+from perl.algorithms.importance import SamplingCorrection, sampling_ratio
+from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
+from perl.algorithms.named import (
+    ALGORITHMS,
+    NEUTRAL,
+    Algorithm,
+    algorithms_table,
+    contradictions,
+    find_algorithm,
+    named_facts,
+    shown_settings,
+)
+from perl.algorithms.registry import LOSSES, Paper
+from perl.errors import RecipeError
+from perl.hub.card.citations import loss_name, references
+from perl.recipe import load_recipe
+from perl.recipe.train_fields import REFUSED, train_fields, train_model
+from tests.conftest import CHECKOUT
+
+ROWS = list(ALGORITHMS.values())
+DEFAULTS = {name: field.default for name, field in train_fields().items()}
+# What belongs to the data and the machine, not to an algorithm.
+NEVER_SET = {"learning_rate", "num_generations", "prompts_per_step", "per_device_train_batch_size", "max_steps"}
+NEVER_SET |= {"gradient_accumulation_steps", "steps_per_generation", "num_iterations", "max_completion_length"}
+# Published with each paper, by name -> the constants that its row must have.
+PUBLISHED = {
+    "grpo": {"loss_type": "grpo", "beta": 0.04, "scale_rewards": "group", "importance_sampling_level": "token"},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
+    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.0},
+    "gspo": {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4, "beta": 0.0},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0, "beta": 0.0},
+    "sapo": {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
+    "bnpo": {"loss_type": "bnpo"},
+    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3},
+    "vespo": {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0},
+    "lite_ppo": {"loss_type": "dapo", "scale_rewards": "batch"},
+    "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
+    "rloo": {"loss_type": "reinforce", "advantage_estimator": "rloo", "beta": 0.03, "kl_estimator": "k2"},
+    "reinforce_pp": {"advantage_estimator": "batch", "epsilon": 0.2, "beta": 0.01, "kl_in_reward": True},
+    "reinforce_pp_baseline": {"advantage_estimator": "group_then_batch", "beta": 1e-5, "kl_estimator": "k2"},
+    "maxrl": {"loss_type": "reinforce", "advantage_estimator": "maxrl", "beta": 0.0},
+    "dppo": {"loss_type": "dppo", "dppo_divergence": "tv", "dppo_threshold": 0.15, "scale_rewards": "none"},
+    "gmpo": {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.4, "beta": 0.0},
+    "opo": {"loss_type": "reinforce", "advantage_estimator": "opo", "beta": 0.0},
+    "gpg": {"loss_type": "reinforce", "advantage_estimator": "gpg", "beta": 0.0},
+    "pass_at_k": {"loss_type": "reinforce", "advantage_estimator": "pass_at_k", "beta": 0.0},
+    "icepop": {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5},
+}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_sets_fields_that_exist_to_values_that_a_recipe_takes(row):
+    assert set(row.sets) <= set(train_fields()) - set(REFUSED) - NEVER_SET
+    taken = train_model(tuple(row.sets)).model_validate(row.sets).model_dump(exclude_unset=True)
+    assert taken == row.sets
+    assert row.settings["loss_type"] in LOSSES
+    assert list(row.sets)[: len(row.settings)] == list(row.settings)
+    assert set(NEUTRAL) <= set(row.sets)
+    assert set(row.essential) | set(row.least) <= set(row.settings)
+    assert all(row.settings[name] >= least for name, least in row.least.items())
+    assert row.title
+    assert row.equation
+    assert row.advantage
+    assert row.paper is not None or row.differs
+    found = {name: row.sets[name] for name in PUBLISHED[row.name]}
+    assert found == PUBLISHED[row.name]
+
+
+def test_rows_are_told_apart_and_neutral_is_what_the_trainer_does_by_default():
+    assert set(PUBLISHED) == set(ALGORITHMS)
+    assert [name for name, row in ALGORITHMS.items() if row.name != name] == []
+    for one, other in itertools.combinations(ROWS, 2):
+        assert one.sets != other.sets, (one.name, other.name)
+        assert one.title != other.title
+    papers = {row.paper for row in ROWS if row.paper is not None}
+    assert len(papers) == len(ROWS) - 2  # one of TRL's, and two of one paper
+    for column in ("key", "arxiv", "title"):
+        assert len({getattr(paper, column) for paper in papers}) == len(papers)
+    assert {name: DEFAULTS[name] for name in NEUTRAL} == NEUTRAL
+
+
+def test_a_name_is_looked_up_without_importing_torch():
+    program = (
+        "import sys; from perl.algorithms.named import algorithms_table, find_algorithm; algorithms_table();"
+        "find_algorithm('gspo'); from perl.recipe import load_recipe; load_recipe({'algorithm': 'gspo'});"
+        "assert not {'torch', 'trl', 'peft'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("name", "hint"), [("gsop", "did you mean gspo?"), (5, "perl algorithms"), ([], "algorithms")])
+def test_an_unknown_name_is_refused_with_the_nearest(name, hint):
+    with pytest.raises(RecipeError, match="algorithm: ") as caught:
+        find_algorithm(name)
+    assert len(caught.value.mistakes) == 1
+    assert hint in caught.value.mistakes[0].hint
+
+
+def test_the_document_has_the_table_of_the_rows():
+    text = (CHECKOUT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    assert algorithms_table() in text
+    assert shown_settings(NEUTRAL) in " ".join(text.split())
+
+
+def test_only_what_differs_is_overridden_and_trls_two_ways_to_say_the_same_are_the_same():
+    row = ALGORITHMS["dr_grpo"]
+    assert row.overridden(row.sets) == row.overridden({}) == {}
+    assert row.overridden({"scale_rewards": False, "beta": 0, "seed": 3, "epsilon_high": None}) == {}
+    changed = {"scale_rewards": True, "beta": 0.1, "epsilon_high": 0.3}
+    assert row.overridden(changed) == changed
+    assert named_facts(SimpleNamespace(**{**DEFAULTS, "loss_type": "x"})) == {}
+    facts = named_facts(SimpleNamespace(**{**DEFAULTS, **row.sets, "algorithm": "dr_grpo", "delta": 2.0}))
+    assert facts == {"algorithm": "dr_grpo", "overridden": {"delta": 2.0}}
+    assert shown_settings({"a": 3e-4, "b": None, "c": True, "d": "x", "e": 2}) == "a 0.0003, b null, c true, d x, e 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "word"),
+    [
+        ("gspo", {"importance_sampling_level": "token"}, "'sequence'"),
+        ("sapo", {"loss_type": "dapo"}, "'sapo'"),
+        ("gdpo", {"multi_objective_aggregation": "sum_then_normalize"}, "'normalize_then_sum'"),
+        ("lite_ppo", {"scale_rewards": True}, "'batch'"),
+        ("cispo", {"epsilon_high": 0.28}, "5 is usual"),
+        ("icepop", {"vllm_importance_sampling_correction": False}, "True"),
+        ("grpo", {"delta": float("inf")}, "finite"),
+        ("rloo", {"advantage_estimator": "group"}, "'rloo'"),
+    ],
+)
+def test_an_override_that_leaves_nothing_of_the_algorithm_is_refused(name, given, word):
+    (mistake,) = contradictions(ALGORITHMS[name], given)
+    assert [mistake.where] == list(given)
+    assert word in str(mistake)
+    assert contradictions(ALGORITHMS[name], {"beta": 0.5, "epsilon": 0.1, **ALGORITHMS[name].settings}) == []
+    assert contradictions(ALGORITHMS["grpo"], {"loss_type": "dapo", "scale_rewards": "none"}) == []
+
+
+MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
+ADVANTAGES = torch.tensor([[1.0], [-0.5], [2.0]], dtype=torch.float64)
+
+
+def update_on_policy(settings, *, corrected: bool = False) -> torch.Tensor:
+    """The gradient of a step whose policy is the old one; corrected: of tokens that another engine has drawn."""
+    policy = torch.linspace(-2, -0.1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+    engine = {}
+    if corrected:
+        apart = torch.linspace(-1.5, 1.5, 12, dtype=torch.float64).reshape(3, 4)
+        mode, low, high = (settings[f"vllm_importance_sampling_{name}"] for name in ("mode", "clip_min", "clip_max"))
+        correction = SamplingCorrection(mode, low, high)
+        ratio = sampling_ratio(policy.detach(), policy.detach() - apart, MASK, correction)
+        engine = {"sampling_ratio": ratio, "sampling_log_probs": policy.detach() - apart}
+    reference = policy.detach() - 0.3
+    given = LossInputs(policy, policy.detach().clone(), ADVANTAGES, MASK, reference_log_probs=reference, **engine)
+    arguments = {field.name: field.default for field in dataclasses.fields(GRPOConfig)} | settings
+    loss = LossSettings.of(SimpleNamespace(**{**arguments, "max_completion_length": 6}))
+    weights = token_weights(MASK, loss.loss_type, micro_batches=2, window_tokens=9.0, max_completion_length=6)
+    (found,) = torch.autograd.grad((objective(given, loss).per_token * weights).sum(), policy)
+    return found * MASK
+
+
+def test_names_that_are_said_to_coincide_on_policy_have_the_same_gradient_and_others_do_not():
+    """With the same advantages; where two differ in those or in what is masked out, nothing is claimed."""
+    compared = same = 0
+    of_the_batch = ("advantage_estimator", "scale_rewards", "multi_objective_aggregation", "mask_truncated_completions")
+    for one, other in itertools.permutations(ROWS, 2):
+        settings, others = ({**DEFAULTS, **row.sets} for row in (one, other))
+        claimed = other.name in same_on_policy(one, settings, corrected=False)
+        equal = torch.allclose(update_on_policy(settings), update_on_policy(others), rtol=1e-9, atol=1e-12)
+        alike = all(settings[name] == others[name] for name in of_the_batch)
+        assert claimed == (equal and alike), (one.name, other.name)
+        compared, same = compared + 1, same + claimed
+    assert compared == len(ROWS) * (len(ROWS) - 1)
+    assert same >= 4
+
+
+def test_names_that_are_said_to_coincide_where_tokens_are_an_engines_have_the_same_gradient():
+    claimed = 0
+    for row in ROWS:
+        settings = {**DEFAULTS, **row.sets}
+        for name in same_on_policy(row, settings, corrected=True):
+            others = {**settings, **ALGORITHMS[name].sets}
+            found = [update_on_policy(chosen, corrected=True) for chosen in (settings, others)]
+            torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+            claimed += 1
+    assert claimed == 0  # by the rows alone
+    plain = {**DEFAULTS, **ALGORITHMS["sapo"].sets, "loss_type": "grpo"}
+    found = [update_on_policy(chosen, corrected=True) for chosen in (plain, {**plain, "loss_type": "sapo"})]
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+    assert same_on_policy(ALGORITHMS["grpo"], plain, corrected=True) == ["sapo"]
+    for name in ("gspo", "gmpo", "icepop"):
+        apart = update_on_policy({**DEFAULTS, **ALGORITHMS[name].sets}, corrected=True)
+        assert not torch.allclose(apart, found[0], rtol=1e-3)
+
+
+def test_an_override_or_another_engine_parts_names_that_coincide():
+    row = ALGORITHMS["gspo"]
+
+    def same(settings, *, corrected=False):
+        return same_on_policy(row, {**DEFAULTS, **row.sets, **settings}, corrected=corrected)
+
+    assert {"sapo", "gmpo", "icepop"} <= set(same({}))
+    assert "icepop" not in same({}, corrected=True)  # which alone masks the engine's tokens
+    assert same({}, corrected=True) == []  # one ratio for all tokens of a completion, which have weights of their own
+    assert "grpo" not in same({})  # which has a KL term
+    assert same({"beta": 0.1}) == []
+    assert same({"scale_rewards": "none"}) == []
+    assert "sapo" in same({"scale_rewards": True, "epsilon": 0.5})
+
+
+@pytest.fixture
+def toy(monkeypatch) -> Algorithm:
+    paper = Paper("nobody2031toy", "Nobody et al.", 2031, "A Toy", "3101.00001")
+    settings = {"loss_type": "bnpo", "epsilon": 0.07}
+    row = Algorithm("toy", "TOY", paper, settings, "x", "y", "all of it: section 9", "from everything", ("epsilon",))
+    monkeypatch.setitem(ALGORITHMS, "toy", row)
+    return row
+
+
+def test_a_row_added_at_run_time_is_an_algorithm_of_recipes(toy):
+    recipe = load_recipe({"algorithm": "toy", "train": {"beta": 0.1}})
+    assert recipe.algorithm == "toy"
+    assert {name: recipe.train[name] for name in toy.sets} == {**toy.sets, "beta": 0.1}
+    with pytest.raises(RecipeError, match=r"'toi' \(did you mean toy\?\)"):
+        load_recipe({"algorithm": "toi"})
+    with pytest.raises(RecipeError, match=r"train\.epsilon: .* leaves nothing of toy"):
+        load_recipe({"algorithm": "toy", "train": {"epsilon": 0.2}})
+
+
+def test_a_row_added_at_run_time_is_cited_and_documented(toy):
+    assert loss_name("bnpo", "toy") == "TOY"
+    found = references("lora", "bnpo", "token", toy.name)
+    assert ("algorithm TOY", "Nobody et al. 2031, arXiv:3101.00001") in found
+    (line,) = [line for line in algorithms_table().splitlines() if line.startswith("| `toy`")]
+    for part in ("`loss_type: bnpo`, `epsilon: 0.07`", "A Toy (Nobody et al. 2031", "section 9", "from everything"):
+        assert part in line
+
+
+def test_a_named_algorithm_is_cited_once_and_an_unnamed_one_as_before():
+    without = references("lora", "grpo", "sequence")
+    named = references("lora", "grpo", "sequence", "gspo")
+    assert [what for what, _ in named] == ["method lora", "algorithm GSPO", "group-relative advantages (GRPO)"]
+    assert [what for what, _ in without][1:] == [
+        "group-relative advantages (GRPO)",
+        "importance ratio of the whole sequence (GSPO)",
+    ]
+    assert [what for what, _ in references(None, "grpo", "token", "grpo")] == ["algorithm GRPO"]
+    assert references("lora", "bnpo", None, "bnpo") == references("lora", "bnpo")  # which has no paper
+    cited = [what for what, _ in references(None, "reinforce", "token", "rloo")]
+    assert cited == ["algorithm RLOO"]  # no advantage of GRPO's
+    assert loss_name("grpo") == "GRPO" == loss_name("grpo", "unknown")

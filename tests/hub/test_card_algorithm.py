@@ -1,0 +1,80 @@
+"""A card of a run with a named algorithm names it, its overrides and its paper; any other card is as it was."""
+
+import json
+
+import pytest
+
+from perl.algorithms.named import ALGORITHMS, Algorithm
+from perl.algorithms.registry import Paper
+from perl.errors import PerlError
+from perl.hub.card.fact_check import contradictions
+from perl.hub.card.facts import PUBLIC_RECIPE, facts_from_files, public_recipe_in
+from perl.hub.card.public_recipe import public_recipe
+from perl.hub.card.render import render_card
+from perl.hub.card.run_facts import RUN_FACTS, RunFacts, read_run_facts
+from perl.recipe import load_recipe
+
+FACTS = {"perl": "0.2.0", "base": "sandbox:base", "method": "lora", "loss": "grpo", "ratio_level": "sequence"}
+
+
+def card_of(run: RunFacts, recipe=None) -> str:
+    files = {RUN_FACTS: run.to_json()}
+    if recipe is not None:
+        files[PUBLIC_RECIPE] = public_recipe(recipe).encode()
+    return render_card(facts_from_files(files))
+
+
+def test_a_named_algorithm_stands_in_the_sentence_the_table_and_the_citations():
+    recipe = load_recipe("quickstart", ["algorithm=gspo", "train.beta=0.01"])
+    card = card_of(RunFacts(**FACTS, algorithm="gspo", overridden={"beta": 0.01}), recipe)
+    assert "trained with reinforcement learning (GSPO)" in card
+    assert "\n| algorithm | gspo; overridden: beta 0.01 |\n" in card
+    assert "\n- algorithm GSPO: Zheng et al. 2025, [arXiv:2507.18071]" in card
+    assert card.count("2507.18071]") == 1
+    plain = card_of(RunFacts(**FACTS, algorithm="gspo"), recipe)
+    assert "\n| algorithm | gspo |\n" in plain
+
+
+def test_without_a_name_the_facts_and_the_card_are_as_they_were():
+    run = RunFacts(**FACTS)
+    assert not {"algorithm", "overridden"} & json.loads(run.to_json()).keys()
+    assert "| algorithm |" not in card_of(run)
+    assert "trained with reinforcement learning (GRPO)" in card_of(run)
+    named = RunFacts(**FACTS, algorithm="gspo", overridden={"delta": None, "scale_rewards": "none"})
+    assert read_run_facts(named.to_json()) == named
+
+
+def test_a_row_added_at_run_time_is_on_cards(monkeypatch):
+    paper = Paper("nobody2031toy", "Nobody et al.", 2031, "A Toy", "3101.00001")
+    monkeypatch.setitem(ALGORITHMS, "toy", Algorithm("toy", "TOY", paper, {"loss_type": "bnpo"}, "x", "y"))
+    card = card_of(RunFacts(**FACTS, algorithm="toy"), load_recipe("quickstart", ["algorithm=toy"]))
+    assert "learning (TOY)" in card
+    assert "- algorithm TOY: Nobody et al. 2031, [arXiv:3101.00001]" in card
+
+
+@pytest.mark.parametrize(
+    ("said", "override", "key"),
+    [
+        ({"algorithm": "dapo"}, [], "algorithm"),
+        ({}, [], "algorithm"),
+        ({"algorithm": "gspo"}, ["train.beta=0.1"], "overridden"),
+        ({"algorithm": "gspo", "overridden": {"beta": 0.2}}, ["train.beta=0.1"], "overridden"),
+        ({"algorithm": "gspo", "overridden": {"beta": 0.1}}, ["train.beta=0.1"], None),
+    ],
+)
+def test_a_name_or_an_override_that_the_published_recipe_does_not_have_is_found(said, override, key):
+    recipe = load_recipe("quickstart", ["algorithm=gspo", *override])
+    published = public_recipe_in({PUBLIC_RECIPE: public_recipe(recipe).encode()})
+    run = RunFacts(**{**FACTS, "base": "sandbox:base"}, **said)
+    wrong = [mistake.where for mistake in contradictions(run, None, published, []) if "KL" not in mistake.where]
+    found = [where for where in wrong if where.endswith((": algorithm", ": overridden"))]
+    assert f"{RUN_FACTS}: {key}" in found if key else found == []
+
+
+@pytest.mark.parametrize(
+    "overridden", [{"seed": 3}, {"beta": "](x)"}, {"beta": float("inf")}, {"beta": [1]}, {"beta": "a b"}]
+)
+def test_an_override_that_is_no_setting_or_no_plain_value_is_refused(overridden):
+    facts = json.loads(RunFacts(**FACTS, algorithm="gspo").to_json()) | {"overridden": overridden}
+    with pytest.raises(PerlError, match=r"perl_run\.json: overridden"):
+        read_run_facts(json.dumps(facts).encode())

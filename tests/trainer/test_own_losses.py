@@ -1,0 +1,137 @@
+"""Losses, divergences, the entropy and advantages that TRL lacks give the update of a plain trainer."""
+
+import pytest
+import torch
+
+from perl import PeftGRPOTrainer
+from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.registry import LOSSES
+from perl.errors import RecipeError, RewardError
+from tests import warm
+from tests.oracles.own_algorithms import PlainLosses, PlainPenalty, TRLsGMPO, trainers
+from tests.oracles.rollouts import MIXED
+from tests.oracles.two_trainers import norm, relative_difference, train
+
+RELATIVE = 1e-5
+ON_POLICY = {"gradient_accumulation_steps": 2}
+OFF_POLICY = {"gradient_accumulation_steps": 2, "num_iterations": 2, "epsilon": 0.05}
+MANY_PASSES = {"train_tokens_per_microbatch": 100}
+DPPO = {"loss_type": "dppo", "dppo_threshold": 0.002}
+
+
+def assert_plain_update(ours, plain):
+    assert relative_difference(ours.pages[0], plain.pages[0]) == 0
+    expected = plain.update()
+    assert norm(expected) > 0.01 * norm(plain.pages[0])
+    assert relative_difference(ours.update(), expected) <= RELATIVE
+
+
+def plain_training(settings, **options):
+    return train(type("Plain", (PlainLosses,), {"plain": settings}), **options)
+
+
+def test_each_loss_that_trl_lacks_is_compared_here():
+    assert {name for name, row in LOSSES.items() if not row.in_trl} == {"reinforce", "dppo", "gmpo"}
+
+
+@pytest.mark.parametrize("policy", [ON_POLICY, OFF_POLICY], ids=["on", "off"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_type": "reinforce"},
+        DPPO,
+        {**DPPO, "dppo_divergence": "kl"},
+    ],
+    ids=str,
+)
+def test_a_loss_gives_a_plain_trainers_update(settings, policy):
+    options = {"tools": True, "learning_rate": 2.0, **policy}
+    ours = train(PeftGRPOTrainer, **options, **settings, **MANY_PASSES)
+    assert_plain_update(ours, plain_training(settings, **options))
+    if "dppo_threshold" in settings:
+        masked = [entry["dppo_masked"] for entry in ours.history if "dppo_masked" in entry]
+        assert (max(masked) > 0) == (policy is OFF_POLICY)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("policy", [ON_POLICY, {**OFF_POLICY, "epsilon_high": 0.01}], ids=["on", "off"])
+def test_the_geometric_mean_is_that_of_trls_own_trainer(policy, beta):
+    options = {"use_bias_correction_kl": False, "beta": beta, "tools": True, **policy}
+    ours = train(PeftGRPOTrainer, **options, loss_type="gmpo", **MANY_PASSES)
+    assert_plain_update(ours, train(TRLsGMPO, **options))
+    if "num_iterations" in policy:
+        assert max(entry.get("clip_ratio/region_mean", 0) for entry in ours.history) > 0
+
+
+@pytest.mark.parametrize("corrects", [False, True])
+@pytest.mark.parametrize("estimator", ["k1", "k2"])
+def test_the_estimator_of_the_divergence_gives_a_plain_trainers_update(estimator, corrects):
+    options = {"beta": 0.3, "use_bias_correction_kl": corrects, **OFF_POLICY, "epsilon": 50.0}
+    settings = {"kl_estimator": estimator}
+    ours = train(PeftGRPOTrainer, **options, **settings, **MANY_PASSES)
+    assert_plain_update(ours, plain_training(settings, **options))
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "reinforce"])
+def test_the_entropy_gives_a_plain_trainers_update_on_every_row(loss_type):
+    options, settings = {**ON_POLICY, "tools": True, "epsilon": 50.0}, {"loss_type": loss_type, "entropy_weight": 0.2}
+    ours = train(PeftGRPOTrainer, **options, **settings, **MANY_PASSES)
+    assert_plain_update(ours, plain_training(settings, **options))
+    assert all(entry["rows/trained_fraction"] == 1 for entry in ours.history if "rows/trained_fraction" in entry)
+    without = train(PeftGRPOTrainer, **options, loss_type=loss_type)
+    assert relative_difference(ours.update(), without.update()) > 0.01
+
+
+def assert_same_advantages(ours, plain):
+    """Rollout for rollout, of all rows."""
+    assert len(ours) == len(plain) > 1
+    for found, wanted in zip(ours, plain, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        assert max(abs(value) for value in wanted) > 0.01
+
+
+@pytest.mark.parametrize("estimator", [name for name in ADVANTAGES if name != "group"])
+def test_an_estimator_reaches_log_and_update(estimator):
+    options = {"kinds": MIXED, "loss_type": "dapo", "tools": True, "max_steps": 2, **ON_POLICY}
+    plain, ours = trainers(estimator)
+    expected, found = train(plain, **options), train(ours, **options, advantage_estimator=estimator, **MANY_PASSES)
+    assert_same_advantages(ours.seen, plain.seen)
+    assert_plain_update(found, expected)
+
+
+@pytest.mark.parametrize("estimator", ["batch", "group_then_batch"])
+def test_a_kl_penalty_in_the_rewards_gives_a_plain_trainers_update(estimator):
+    options = {"beta": 0.5, "tools": True, "max_steps": 2, **OFF_POLICY, "epsilon": 50.0}
+    plain = train(type("Plain", (PlainPenalty,), {"estimator": estimator}), **options)
+    settings = {"advantage_estimator": estimator, "kl_in_reward": True}
+    ours = train(PeftGRPOTrainer, **options, **settings, **MANY_PASSES)
+    assert_plain_update(ours, plain)
+    assert any(entry.get("kl", 0.0) != 0.0 for entry in ours.history)
+    on_policy = train(PeftGRPOTrainer, **{**options, **settings, "num_iterations": 1})
+    assert norm(on_policy.update()) > 0
+    without = train(PeftGRPOTrainer, **options, advantage_estimator=estimator)
+    assert relative_difference(ours.update(), without.update()) > 0.001
+
+
+def test_two_processes_take_their_advantages_from_the_rewards_of_both(tmp_path):
+    estimators = ["rloo", "batch", "opo", "gpg"]
+    done = warm.run_distributed(["-m", "tests.oracles.own_algorithms", str(tmp_path), *estimators], tmp_path)
+    assert done.returncode == 0, done.stderr
+    for estimator in estimators:
+        first, second = (torch.load(tmp_path / f"{estimator}-{rank}.pt") for rank in range(2))
+        (plain, ours), (plain_seen, ours_seen) = first
+        assert_same_advantages(ours_seen, plain_seen)
+        assert relative_difference(second[0][1][-1], ours[-1]) == 0
+        wanted, found = ({name: pages[-1][name] - pages[0][name] for name in pages[0]} for pages in (plain, ours))
+        assert relative_difference(found, wanted) <= RELATIVE
+
+
+def test_a_negative_reward_ends_a_run_whose_advantages_divide_by_the_mean():
+    with pytest.raises(RewardError, match=r"^reward preset_reward: gave a completion a reward of -[^\n]*maxrl[^\n]*$"):
+        train(PeftGRPOTrainer, advantage_estimator="maxrl", reward_weights=[-1.0], **ON_POLICY)
+
+
+def test_a_step_that_is_trls_refuses_a_loss_that_is_not():
+    own = type("Own", (PeftGRPOTrainer,), {"_prepare_inputs": lambda _, inputs: inputs, "__module__": __name__})
+    with pytest.raises(RecipeError, match=r"^loss_type: dppo is not known to TRL's step[^\n]*$"):
+        train(own, loss_type="dppo")
