@@ -26,14 +26,14 @@ RESULTS = Path(__file__).parent / "results" / "killed_ranks.json"
 RECIPE = """
 model: {name: sandbox:base}
 data: {train: sandbox:addition}
-train: {prompts_per_step: 2, num_generations: 4, max_steps: 24, save_steps: 1, learning_rate: 1e-3, beta: 0.01}
+train: {prompts_per_step: 2, num_generations: 4, max_steps: 60, save_steps: 1, learning_rate: 1e-3, beta: 0.01}
 rollout: {max_completion_length: 24}
 eval: {enabled: false}
 engine: {device: cpu, threads: 1}
 """
 COMMAND = [sys.executable, "-m", "perl", "train", "recipe.yaml", "--processes", "2"]
 # Seconds after the ranks have started within which one is killed.
-LATEST = 60.0
+LATEST = 35.0
 
 
 @dataclass(frozen=True)
