@@ -16,7 +16,8 @@ from perl.errors import Mistake, PerlError, raise_all
 # Packages whose methods work together here.
 _LIBRARIES = ("perl", "trl", "transformers")
 SCORES = "_get_per_token_logps_and_entropies"
-OF_A_LOSS = ("compute_loss", "_compute_loss", SCORES, "_prepare_inputs", "get_off_policy_mask", "get_gamma_weights")
+LOSS = ("compute_loss", "_compute_loss")
+OF_A_LOSS = (*LOSS, SCORES, "_prepare_inputs", "get_off_policy_mask", "get_gamma_weights")
 """What a subclass may replace of the loss; then every micro-batch goes through its methods, as in TRL."""
 # Methods that earlier versions of TRL's trainer had and called, and what does their work in 1.16.
 _GONE = {

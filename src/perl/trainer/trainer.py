@@ -6,7 +6,7 @@ Each override names the method it replaces or extends, and why; ``docs/trainer.m
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from perl.trainer.config import own_setting
 from perl.trainer.group_rewards import complete, latest_group, prepared_rewards
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, padded_rows
-from perl.trainer.overrides import OF_A_LOSS, SCORES, check_overrides, is_replaced, received
+from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, received
 from perl.trainer.policy_setup import default_arguments, given_policy
 from perl.trainer.prompt_order import ResumableRepeatSampler
 
@@ -101,8 +101,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         """Extends TRL's constructor: the adapter is made here, the reference without a second model, then the parts."""
         args = default_arguments(model) if args is None else args
         check_overrides(self)
-        own_loss = is_replaced(self, "compute_loss", "_compute_loss")
-        check_arguments(args, own_loss=own_loss)
+        check_arguments(args, own_loss=is_replaced(self, *LOSS))
         reward_funcs, reward_classes, weights = prepared_rewards(reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
         self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
@@ -122,7 +121,7 @@ class PeftGRPOTrainer(GRPOTrainer):
                 rollout_func=rollout_func,
                 environment_factory=environment_factory,
             )
-        check_step(args, ours=self.step_is_ours, own_loss=own_loss)
+        check_step(args, ours=self.step_is_ours, own_loss=is_replaced(self, *LOSS))
         self.beta, self.shares_optimizer = args.beta, shares_optimizer(self)
         given.restore_precision()
         check_trainable(self.model)
@@ -152,7 +151,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         """Whether the policy must equal its reference before the first step."""
         return self._adapted.starts_as_reference
 
-    @cached_property
+    @property
     def step_is_ours(self) -> bool:
         """Whether rows are re-binned and left out; if not, micro-batches are TRL's and only their rows are packed.
 
@@ -345,6 +344,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         With ``resume_from_checkpoint`` True from the newest of them. What TRL forgets is restored, no further step is
         taken when the checkpoint is the last one, and without rollouts the last whole step is kept.
         """
+        check_step(self.args, ours=self.step_is_ours, own_loss=is_replaced(self, *LOSS))  # a script may have patched it
         self.optimizer_step.begin_training()
 
         def keep_last_step() -> None:
