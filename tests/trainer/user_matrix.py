@@ -96,6 +96,15 @@ def pairwise(seed: int = 0) -> list[Cell]:
     return cells
 
 
+def every_value(cells: Sequence[Cell]) -> list[Cell]:
+    """Few of these cells that together hold every value that all of them hold."""
+    left, chosen = {pair for cell in cells for pair in enumerate(cell)}, list[Cell]()
+    while left:
+        chosen.append(max(cells, key=lambda cell: len(left & set(enumerate(cell)))))
+        left -= set(enumerate(chosen[-1]))
+    return chosen
+
+
 def pairs_of(cell: Cell) -> set[tuple[int, Any, int, Any]]:
     """The pairs of values that a cell holds."""
     return {(i, a, j, b) for (i, a), (j, b) in itertools.combinations(enumerate(cell), 2)}
