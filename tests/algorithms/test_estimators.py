@@ -16,7 +16,8 @@ from tests.conftest import CHECKOUT
 from tests.oracles import advantages as oracle
 
 NAN = math.nan
-OTHERS = tuple(name for name in ADVANTAGES if name != "group")
+# Those of the rewards and lengths alone; ``remax`` also has the greedy completions' rewards.
+OTHERS = tuple(name for name in ADVANTAGES if name not in {"group", "remax"})
 OF_A_GROUP = tuple(name for name in OTHERS if name != "batch")  # a group that agrees has no signal
 LENGTHS = torch.tensor([[3, 1, 7, 2, 5, 1], [1, 1, 1, 1, 1, 1], [9, 2, 4, 4, 1, 30], [2, 3, 4, 5, 6, 7], [8] * 6])
 
@@ -90,6 +91,14 @@ def test_advantages_follow_their_completions_when_these_change_places(name):
 def test_a_constant_added_to_all_rewards_changes_nothing(name):
     rewards = some_rewards()
     torch.testing.assert_close(estimate(name, rewards - 4.0), estimate(name, rewards), rtol=1e-5, atol=1e-5)
+
+
+def test_the_baseline_may_be_the_greedy_completions_reward():
+    rewards = torch.tensor([[1.0, 0.0, NAN], [1.0, 1.0, 1.0], [0.5, 0.5, 0.0], [NAN, NAN, NAN]])
+    greedy = torch.tensor([[1.0], [0.25], [NAN], [1.0]]).expand(4, 3)
+    found = function_at(ADVANTAGES["remax"].function)(rewards, greedy_PG=greedy)
+    assert found.tolist() == [[0, -1, 0], [0.75, 0.75, 0.75], [0, 0, 0], [0, 0, 0]]
+    assert found.dtype == torch.float32
 
 
 def test_leaving_oneself_out_is_the_groups_mean_up_to_a_factor():

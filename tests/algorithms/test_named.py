@@ -56,6 +56,7 @@ PUBLISHED = {
     "gmpo": {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.4, "beta": 0.0},
     "opo": {"loss_type": "reinforce", "advantage_estimator": "opo", "beta": 0.0},
     "gpg": {"loss_type": "reinforce", "advantage_estimator": "gpg", "beta": 0.0},
+    "remax": {"loss_type": "reinforce", "advantage_estimator": "remax", "beta": 0.0},
     "pass_at_k": {"loss_type": "reinforce", "advantage_estimator": "pass_at_k", "beta": 0.0},
     "icepop": {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5},
 }

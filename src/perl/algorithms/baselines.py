@@ -227,3 +227,18 @@ def _centred(rewards_PG: torch.Tensor) -> torch.Tensor:
 def _zero_where_flat(values_PG: torch.Tensor, rewards_PG: torch.Tensor) -> torch.Tensor:
     """Exactly 0 where rewards agree or are missing: the rounding of a mean is no signal."""
     return values_PG.masked_fill(agreeing_groups(rewards_PG).unsqueeze(1), 0.0).nan_to_num(nan=0.0)
+
+
+def greedy_baseline_advantages(rewards_PG: torch.Tensor, *, greedy_PG: torch.Tensor) -> torch.Tensor:
+    """Reward minus that of the prompt's greedy completion, which takes the likeliest token each time (ReMax).
+
+    Args:
+        rewards_PG: (P, G) float, G at least 1; NaN is left out.
+        greedy_PG: (P, G) float, the greedy completion's reward for each completion of its prompt; NaN without one.
+
+    Returns:
+        (P, G) float32. A group whose rewards agree has a signal where the greedy completion's differs.
+
+    Source: Li et al. 2023, arXiv:2310.10505, algorithm 1: r(x, a) - r(x, greedy a).
+    """
+    return (rewards_PG.float() - greedy_PG.float()).nan_to_num(nan=0.0)

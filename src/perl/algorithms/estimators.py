@@ -117,6 +117,22 @@ _ROWS = (
         differs="no group is sampled again for want of a signal",
     ),
     Estimator(
+        "remax",
+        "ReMax",
+        Paper(
+            "li2023remax",
+            "Li et al.",
+            2023,
+            "ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language "
+            "Models",
+            "2310.10505",
+        ),
+        "perl.algorithms.baselines:greedy_baseline_advantages",
+        "r - r_greedy, of the completion that takes the likeliest token each time",
+        flat="r - r_greedy",
+        reads=("greedy_PG",),
+    ),
+    Estimator(
         "pass_at_k",
         "pass@k",
         Paper(

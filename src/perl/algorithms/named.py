@@ -358,6 +358,17 @@ _ROWS = (
         essential=("advantage_estimator",),
     ),
     Algorithm(
+        "remax",
+        "ReMax",
+        ADVANTAGES["remax"].paper,
+        {"loss_type": "reinforce", "advantage_estimator": "remax"},
+        f"A log p, {_PER_BATCH}",
+        "R - R of the prompt's greedy completion, one more rollout a prompt",
+        "none but the baseline; beta 0 is not from the paper",
+        f"no KL penalty in the reward, which the paper's RLHF has; tokens are averaged, not added up; {_ONE_UPDATE}",
+        essential=("advantage_estimator",),
+    ),
+    Algorithm(
         "pass_at_k",
         "pass@k",
         ADVANTAGES["pass_at_k"].paper,

@@ -27,6 +27,7 @@ from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
 from perl.trainer.config import PeftRLConfig, own_setting, rollout_section
 from perl.trainer.deepspeed_config import check_stage
 from perl.trainer.exchange import Exchange, exchange_of
+from perl.trainer.greedy_baseline import check_greedy
 from perl.trainer.group_rewards import GroupRewards
 from perl.trainer.live import Metrics, Position
 from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt
@@ -84,6 +85,8 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         aggregation=trainer.multi_objective_aggregation,
         warns=trainer.accelerator.is_main_process,
     )
+    if rewards.reads_greedy:
+        check_greedy(trainer)
     resume = ResumeState(trainer, position, trainer.reference)
     return Parts(position, rewards, passes, source, check, step, resume)
 

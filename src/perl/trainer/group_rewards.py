@@ -25,6 +25,7 @@ from perl.rewards.named import JUDGES
 from perl.rewards.process.reward import with_process_reward
 from perl.rewards.verifier import start_workers
 from perl.trainer.config import PeftRLConfig, own_setting
+from perl.trainer.greedy_baseline import greedy_rewards
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import is_replaced
 
@@ -58,6 +59,11 @@ class GroupRewards:
         """Whether advantages depend on how long completions are."""
         return "lengths_PG" in self._estimator.reads
 
+    @property
+    def reads_greedy(self) -> bool:
+        """Whether advantages compare with the greedy completion of each prompt."""
+        return "greedy_PG" in self._estimator.reads
+
     def advantages(
         self,
         rewards_PGK: torch.Tensor,
@@ -65,6 +71,7 @@ class GroupRewards:
         metrics: dict[str, list[float]],
         logged: deque[float],
         lengths_PG: torch.Tensor | None = None,
+        greedy_PGK: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(N,) advantages over all processes, from rewards of P prompts, G completions each, by K functions.
 
@@ -74,6 +81,7 @@ class GroupRewards:
             metrics: Gets the share of zero-advantage groups, and how many completions have no reward.
             logged: TRL's table of advantages, whose latest are replaced.
             lengths_PG: Tokens of each completion that are in the loss, where the estimator reads them.
+            greedy_PGK: Rewards of the greedy completion of each completion's prompt, where it reads them.
 
         Raises:
             RewardError: A reward is negative, and the estimator has no meaning for that.
@@ -84,7 +92,8 @@ class GroupRewards:
         else:
             rewards_PG = weighted_rewards(rewards_PGK, weights_K)
             self._check_signs(rewards_PG, rewards_PGK * weights_K)
-            facts = {"scale": self._scale, "lengths_PG": lengths_PG}
+            greedy_PG = None if greedy_PGK is None else weighted_rewards(greedy_PGK, weights_K)
+            facts = {"scale": self._scale, "lengths_PG": lengths_PG, "greedy_PG": greedy_PG}
             read = {name: facts[name] for name in self._estimator.reads}
             advantages_N = function_at(self._estimator.function)(rewards_PG, **read).flatten()
         self._log_unscored(rewards_PGK, weights_K, metrics)
@@ -166,8 +175,13 @@ def put_advantages(
     if group_rewards.reads_lengths:  # of all processes, as the rewards are
         lengths_n = (output["completion_mask"] * output.get("tool_mask", 1)).sum(dim=1)
         lengths_PG = trainer.accelerator.gather(lengths_n).view(-1, generations)
+    greedy_PGK = None
+    if group_rewards.reads_greedy:
+        source = trainer.rollout_source
+        greedy_PGK = greedy_rewards(trainer, source, source.inputs).view_as(rewards_PGK)
+        metrics["reward/greedy"].append(weighted_rewards(greedy_PGK, trainer.reward_weights).nanmean().item())
     advantages_N = group_rewards.advantages(
-        rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"], lengths_PG
+        rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"], lengths_PG, greedy_PGK
     )
     first = trainer.accelerator.process_index * rows
     output["advantages"] = advantages_N[first : first + rows]

@@ -71,6 +71,7 @@ class RolloutSource:
 
     Attributes:
         rollout: What samples, and how it gets the policy.
+        sampling: How it draws tokens.
         judging: How answers are compared, where a reward does so; comparisons begin as soon as a group is there.
         inputs: The examples whose prompts are sampled next, one for each completion.
         gap: What is usual with this engine; None: none was opened.
@@ -97,7 +98,7 @@ class RolloutSource:
             position: Where the training is among its micro-batches.
             metrics: Where metrics go.
         """
-        self._live, self.rollout, self._sampling, self._prompts = live, rollout, sampling, prompts
+        self._live, self.rollout, self.sampling, self._prompts = live, rollout, sampling, prompts
         self._position, self._metrics = position, metrics
         self.judging: Judging | None = None
         self.inputs: Sequence[dict[str, Any]] = []
@@ -206,7 +207,7 @@ class RolloutSource:
         A prompt that leaves no room for a token has an empty completion.
         """
         started = time.perf_counter()
-        lefts = [tokens_left(ids, self._sampling.max_completion_length) for ids in prompt_ids]
+        lefts = [tokens_left(ids, self.sampling.max_completion_length) for ids in prompt_ids]
         asked = [ids for ids, left in zip(prompt_ids, lefts, strict=True) if left != 0]
         now = self._live.state.global_step
         answers, step = self.rollouts(asked) if asked else ([], now)
@@ -312,7 +313,7 @@ class RolloutSource:
 
     def _begin(self, prompt_ids: Sequence[Sequence[int]], inputs: Sequence[dict[str, Any]]) -> Pending:
         """Asks the engine; a group is judged as soon as it is there."""
-        asked = [(tuple(ids), tokens_left(ids, self._sampling.max_completion_length)) for ids in prompt_ids]
+        asked = [(tuple(ids), tokens_left(ids, self.sampling.max_completion_length)) for ids in prompt_ids]
         requests = [Request(ids, len(list(same)), longest=left) for (ids, left), same in itertools.groupby(asked)]
         starts = list(itertools.accumulate((r.count for r in requests), initial=0))
         judging = self.judging if len(prompt_ids) == len(inputs) else None  # else a conversation goes on
@@ -323,7 +324,7 @@ class RolloutSource:
                 golds = [row.get(judging.solution) for row in inputs[starts[index] : starts[index + 1]]]
                 judge.submit(self._compare, golds, [list(s.token_ids) for s in group], judging)
 
-        return self._together(lambda: self.engine.start(requests, self._sampling, compare))
+        return self._together(lambda: self.engine.start(requests, self.sampling, compare))
 
     def _compare(self, golds: list[Any], token_ids: list[list[int]], judging: Judging) -> None:
         """Verdicts ahead of the reward, which asks for the same ones and finds them."""
@@ -354,7 +355,7 @@ class RolloutSource:
         self._put_base_back()
         if self._live.accelerator.is_main_process:
             logger.info("rollouts from %s; %s", self.rollout.backend, self._sync_plan)
-        sampling, tolerance = self._sampling, self.rollout.tolerance
+        sampling, tolerance = self.sampling, self.rollout.tolerance
         self._parity_check = ParityCheck(
             self._live.policy, prompt, sampling.temperature, sampling.max_completion_length, tolerance
         )
@@ -381,7 +382,7 @@ class RolloutSource:
         known: int | None = self._live.args.vllm_max_model_length
         if known is not None or not self.rollout.capabilities.needs_servers:
             return known
-        return self._prompts.longest(max(map(len, prompt_ids)), _MOST_PROMPTS) + self._sampling.max_completion_length
+        return self._prompts.longest(max(map(len, prompt_ids)), _MOST_PROMPTS) + self.sampling.max_completion_length
 
     def _opened(self, longest: int | None) -> Engine:
         args, accelerator = self._live.args, self._live.accelerator
