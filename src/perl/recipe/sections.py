@@ -331,6 +331,13 @@ class TeacherSection(Section):
         """Whether the teacher sees other prompts than the policy."""
         return self.hint is not None or self.system_prompt is not None
 
+    @property
+    def shown(self) -> str:
+        """Who teaches and how, in one line without what is written in the recipe."""
+        what = {"another adapter": self.adapter, "a hint": self.hint, "a system prompt": self.system_prompt}
+        over = f"the {self.top_k} likeliest tokens" if self.top_k else "the vocabulary"
+        return f"the base with {', '.join(k for k, value in what.items() if value)}; KL over {over} x {self.weight:g}"
+
     @model_validator(mode="after")
     def _check_acts(self) -> "TeacherSection":
         for key in ("weight", "top_k"):

@@ -118,7 +118,9 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
     """Adds what proves that an adapter trains, and what explains rewards that do not differ."""
     trainer.add_callback(AdapterCallback(trainer))
     trainer.add_callback(MaskedRows())
-    rewarded = no_reward not in trainer.reward_funcs
+    # Rewards that do not differ teach nothing, but a teacher does.
+    rewarded = bool(trainer.reward_weights.any()) and no_reward not in trainer.reward_funcs
+    rewarded |= not teacher_section(trainer.args).acts
     if isinstance(trainer.args, PeftRLConfig) and trainer.args.flat_reward_steps and rewarded:
         trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions))
 

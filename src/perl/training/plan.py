@@ -45,7 +45,7 @@ from perl.trainer.argument_checks import check_teacher
 from perl.trainer.config import PeftRLConfig, training_arguments
 from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
 from perl.training.tasks import run_protocol, run_tasks
-from perl.training.teacher_fit import check_teacher_prompts, shown_teacher
+from perl.training.teacher_fit import check_teacher_prompts
 
 logger = logging.getLogger("perl")
 
@@ -130,7 +130,8 @@ class Plan:
             of_nf4 = "; its base must be quantised too, as `perl rollout command` starts it" if quantization else ""
             yield f"rollouts {self.recipe.rollout.backend}, which gets {what} after each step{of_nf4}"
         if self.recipe.teacher.acts:
-            yield f"teacher  {shown_teacher(self.recipe.teacher)}"
+            named = f" ({self.recipe.teacher.adapter})" if self.recipe.teacher.adapter else ""
+            yield f"teacher  {self.recipe.teacher.shown}{named}"
         yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards) or 'none: the teacher alone'}"
         yield f"batch    {self.recipe.batch}"
         yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"

@@ -15,15 +15,6 @@ from perl.trainer.teacher_prompts import check_answers, teacher_prompt
 from perl.trainer.teaching import check_context
 
 
-def shown_teacher(section: TeacherSection) -> str:
-    """A teacher in one line."""
-    who = f"the base with {section.adapter}" if section.adapter else "the base"
-    sees = {"a hint": section.hint, "a system prompt of its own": section.system_prompt}
-    what = " and ".join(name for name, value in sees.items() if value is not None)
-    over = f"the policy's {section.top_k} likeliest tokens" if section.top_k else "the vocabulary"
-    return f"{who}{f', which sees {what}' if what else ''}; KL(policy || teacher) over {over} x {section.weight:g}"
-
-
 def check_teacher_prompts(
     section: TeacherSection,
     rows: Dataset,
