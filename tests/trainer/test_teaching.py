@@ -2,14 +2,17 @@
 
 import copy
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 from peft import get_peft_model
+from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import DataError, ModelError, RecipeError
+from perl.packing.micro_batches import TAUGHT_IDS
 from perl.policy.model import base_fingerprint
 from perl.policy.save_adapter import write_adapter
 from tests import warm
@@ -26,7 +29,10 @@ from tests.oracles.two_trainers import (
     tokenizer,
     train,
 )
+from tests.trainer import distributed_checkpoints as checkpoints
+from tests.trainer.test_resumed_processes import run
 
+pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_:FutureWarning")  # TRL uses the old names
 RELATIVE = 1e-5
 HINT = "t5 t9 t17"
 ALONE = {"reward_weights": [0.0], "gradient_accumulation_steps": 2, "learning_rate": 0.5}
@@ -229,3 +235,37 @@ def test_a_subclass_with_a_loss_of_its_own_has_no_teacher():
 def test_a_hint_that_leaves_no_room_is_one_line():
     with pytest.raises(ModelError, match=r"^teacher\.hint: [^\n]*more than the model's 64[^\n]*$"):
         train(PeftGRPOTrainer, teacher_hint=" ".join(["t7"] * 60), **ALONE)
+
+
+SHARED = {"num_iterations": 2, "save_steps": 3}
+
+
+@pytest.mark.parametrize("options", [SHARED, {"save_steps": 2}], ids=["among shared rollouts", "between rollouts"])
+def test_a_resumed_training_ends_like_one_that_was_never_interrupted(options, saved, tmp_path):
+    given = {"teacher_adapter": saved, "teacher_hint": HINT, "beta": 0.0, "gradient_accumulation_steps": 4, **options}
+    checkpoint = str(tmp_path / "whole" / f"checkpoint-{options['save_steps']}")
+    whole = checkpoints.run(tmp_path, checkpoints.Job("whole", options=given))
+    kept = Path(checkpoint) / "rollouts-rank0.safetensors"
+    assert kept.is_file() == (options is SHARED)
+    assert options is not SHARED or f"0/{TAUGHT_IDS}" in load_file(kept)
+    resumed = checkpoints.run(tmp_path, checkpoints.Job("resumed", resume=checkpoint, options=given))
+    assert resumed["log"] == whole["log"]
+    assert resumed["numbers"] == whole["numbers"]
+    tensors = [load_file(tmp_path / f"{name}.safetensors") for name in ("whole", "resumed")]
+    assert relative_difference(*tensors) == 0
+    for changed in ({"teacher_hint": "t6"}, {"teacher_adapter": None}, {"teacher_adapter": None, "teacher_hint": None}):
+        job = checkpoints.Job("other", resume=checkpoint, options={**given, **changed})
+        refused = checkpoints.run(tmp_path, job)["refused"]
+        assert refused.startswith("teacher: ")
+        assert "was written with teacher" in refused
+        assert "\n" not in refused
+
+
+def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(saved, tmp_path):
+    """Among rollouts that several steps share, so that the teacher's prompts are divided anew too."""
+    given = {"teacher_adapter": saved, "teacher_hint": HINT, "beta": 0.0, **SHARED}
+    job = {"method": "lora", "strategy": "ddp", "options": given}
+    run(tmp_path, 1, [{"name": "one", **job}])
+    run(tmp_path, 2, [{"name": "two", **job, "resume": str(tmp_path / "one" / "checkpoint-3")}])
+    one, two = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
+    assert relative_difference(two, one) <= 1e-5
