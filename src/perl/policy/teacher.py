@@ -25,6 +25,7 @@ from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.recipe.sections import TeacherSection
 from perl.run.files import sha256_of
 from perl.run.shards import is_sharded
+from perl.sandbox import BASE_FOLDER, BASE_NAME
 
 WHERE = "teacher.adapter"
 """Where a recipe names the teacher's adapter."""
@@ -37,14 +38,14 @@ def find_teacher(name: str, base: str | None, tokenizer: Any) -> SavedAdapter:  
 
     Args:
         name: A run, a folder, a Hub id with an optional ``@revision``, or ``zoo:NAME``.
-        base: Public name of the base of the run; None: do not compare.
+        base: Public name of the base of the run, or its folder; None: do not compare.
         tokenizer: Of the run, or a processor; one without a vocabulary is not compared.
 
     Raises:
         ModelError: It is absent or malformed, or was made for another base or tokenizer, or acts on a row as a whole.
     """
     try:
-        saved = find_adapter(name, base)
+        saved = find_adapter(name, BASE_NAME if base == str(BASE_FOLDER) else base)
     except PerlError as error:
         raise error.moved(lambda _: WHERE) from error
     if saved.config.is_prompt_learning:

@@ -29,7 +29,6 @@ from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_shards, settle, shard
 from perl.policy.teacher import find_teacher
 from perl.recipe.sections import ModelSection, PeftSection, Quantization
-from perl.sandbox import BASE_FOLDER, BASE_NAME
 from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
 
 logger = logging.getLogger("perl")
@@ -97,8 +96,7 @@ def _look_at_teacher(args: GRPOConfig, model: Any, processing_class: Any) -> Non
     """What is wrong with a teacher's adapter, before weights are loaded."""
     section = teacher_section(args)
     if section.adapter is not None:
-        named = isinstance(model, str)
-        base = (BASE_NAME if model == str(BASE_FOLDER) else model) if named else base_identity(model)[0]
+        base = model if isinstance(model, str) else base_identity(model)[0]
         find_teacher(section.adapter, base, processing_class)
 
 
