@@ -17,7 +17,7 @@ from perl.policy.model import base_fingerprint
 from perl.policy.save_adapter import write_adapter
 from tests import warm
 from tests.oracles.distillation import divergences
-from tests.oracles.rollouts import LONGEST, MIXED, rollout_table
+from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, rollout_function, rollout_table
 from tests.oracles.two_trainers import (
     ADAPTERS,
     QUIET,
@@ -30,7 +30,7 @@ from tests.oracles.two_trainers import (
     train,
 )
 from tests.trainer import distributed_checkpoints as checkpoints
-from tests.trainer.test_resumed_processes import run
+from tests.trainer.test_resumed_processes import HAS_DEEPSPEED, WITHOUT, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_:FutureWarning")  # TRL uses the old names
 RELATIVE = 1e-5
@@ -178,18 +178,47 @@ def test_a_teacher_leaves_what_is_trained_without_one_as_it_is(saved):
     assert relative_difference(with_one.pages[0], without.pages[0]) == 0
 
 
-def test_two_processes_learn_as_one(tmp_path, saved):
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT))]
+)
+def test_two_processes_learn_as_one(strategy, tmp_path, saved):
     command = ["-m", "tests.trainer.distributed_teaching", str(tmp_path), saved]
-    for processes in (1, 2):
-        done = warm.run_distributed(command, tmp_path, processes)
+    for processes, how in ((1, "ddp"), (2, strategy)):
+        done = warm.run_distributed([*command, how], tmp_path, processes)
         assert done.returncode == 0, done.stderr[-3000:]
-    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    names = ("ddp-1-0", f"{strategy}-2-0", f"{strategy}-2-1")
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in names)
     for name in alone:
         (start, _), history = alone[name]
         assert relative_difference(first[name][0][1], second[name][0][1]) == 0
         updates = [{key: pages[1][key] - pages[0][key] for key in start} for pages, _ in (alone[name], first[name])]
         assert relative_difference(updates[1], updates[0]) <= RELATIVE
         assert first[name][1] == pytest.approx(history, rel=1e-5)
+
+
+def test_an_evaluation_has_the_teachers_divergence_too(saved, tmp_path):
+    table = rollout_table(MIXED)
+    trainer = PeftGRPOTrainer(
+        model=copy.deepcopy(base(torch.float32)),
+        args=PeftRLConfig(
+            str(tmp_path),
+            **{**QUIET, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "num_generations": GENERATIONS},
+            per_device_train_batch_size=ROWS,
+            per_device_eval_batch_size=ROWS,
+            max_completion_length=LONGEST,
+            algorithm="opd",
+            teacher_adapter=saved,
+            teacher_hint=HINT,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": list(table)}),
+        eval_dataset=Dataset.from_dict({"prompt": list(table)[:4]}),
+        processing_class=tokenizer(),
+        rollout_func=rollout_function(table, log_probs=False, tools=False),
+    )
+    trainer.train()
+    (entry,) = [entry for entry in trainer.state.log_history if "eval_teacher/kl" in entry]
+    assert entry["eval_teacher/kl"] > 0
+    assert entry["eval_loss"] == pytest.approx(entry["eval_teacher/kl"], rel=1e-4)
 
 
 def make(folder, **options):
