@@ -82,7 +82,8 @@ def test_a_saved_recipe_is_the_same_recipe():
     for text in (*numbers, "2001-01-01", "a: b", "- a"):
         assert written_and_read(load_recipe({"model": {"revision": text}})).model.revision == text
     saved = yaml.safe_load(load_recipe({}).to_yaml())
-    assert set(saved) == {*SECTIONS, "rewards", "train"}
+    assert set(saved) == {*SECTIONS, "rewards", "train"} - {"teacher"}  # which is saved where there is one
+    saved |= yaml.safe_load(load_recipe({"teacher": {"hint": "h"}}).to_yaml())
     settings = {name: set(model.model_fields) for name, model in SECTIONS.items()}
     assert {name: set(saved[name]) for name in SECTIONS} == settings
 
@@ -151,7 +152,7 @@ def test_train_takes_every_field_of_the_trainers_arguments():
         "quantization": ("model", "quantization"),
         "strategy": ("engine", "strategy"),
     }
-    homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] == "rollout"}
+    homes |= {field: home for home, field in FIELD_OF_SETTING.items() if home[0] in ("rollout", "teacher")}
     served = {"rollout_backend": "vllm-server", "rollout_servers": ["http://localhost:8000"]}
     fields = [f.name for f in dataclasses.fields(PeftRLConfig) if f.init and not f.name.startswith("_")]
     names = [
@@ -161,6 +162,7 @@ def test_train_takes_every_field_of_the_trainers_arguments():
     for name in names:
         value = sample(name, hints[name])
         together = served if name in ("rollout_backend", "rollout_servers", "rollout_prefetch") else {}
+        together = {"teacher_system_prompt": "s"} if name in ("teacher_weight", "teacher_top_k") else together
         recipe = load_recipe({"train": {**together, name: value}})
         if name in homes:
             section, key = homes[name]

@@ -41,7 +41,8 @@ def same_on_policy(row: Algorithm, settings: Mapping[str, Any], *, corrected: bo
     for other in ALGORITHMS.values():
         theirs = _what_counts({**settings, **other.sets}, corrected=corrected)
         left = own.keys() & row.settings.keys() - other.sets.keys()  # which the other name would take back
-        if other.name != row.name and theirs == own and not left:
+        alike = other.needs_teacher == row.needs_teacher  # one of which asks for a teacher, which is in no setting
+        if other.name != row.name and theirs == own and not left and alike:
             found.append(other.name)
     return found
 

@@ -54,6 +54,7 @@ class Algorithm:
         differs: Where it is not the paper's, and what of the paper the name does not set.
         essential: The settings without which nothing of it is left, so that they cannot be overridden.
         least: Settings that mean something else below a bound -> the bound.
+        needs_teacher: Whether it is nothing without a teacher, which then stands for rewards where none are named.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Algorithm:
     differs: str = ""
     essential: tuple[str, ...] = ()
     least: Mapping[str, float] = field(default_factory=dict)
+    needs_teacher: bool = False
 
     @property
     def sets(self) -> dict[str, Any]:
@@ -228,6 +230,25 @@ _ROWS = (
         "total variation at most 0.15, no division by a deviation: the authors' script (verl, run_qwen30b_dppo.sh)",
         "the script divides by a constant length; with dppo_divergence: kl its threshold is 0.05",
         essential=("loss_type",),
+    ),
+    Algorithm(
+        "opd",
+        "On-policy distillation",
+        Paper(
+            "agarwal2023policy",
+            "Agarwal et al.",
+            2023,
+            "On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes",
+            "2306.13649",
+        ),
+        {"loss_type": "dapo"},
+        f"{_CLIPPED} - weight KL(p || teacher), over the whole vocabulary at each token, {_PER_BATCH}",
+        f"{_MEAN_OF_GROUP}; 0 without rewards, which are not needed",
+        "weight 1, reverse KL and every token on-policy: the blog On-Policy Distillation (Thinking Machines Lab 2025)",
+        "the teacher is the same base with another adapter or with a hint that the policy does not see (self-"
+        "distillation, arXiv:2601.19897); the KL is exact, the blog takes its estimate at the sampled token as reward; "
+        "no mixture with other texts (the paper's lambda is 1)",
+        needs_teacher=True,
     ),
     Algorithm(
         "bnpo",

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 
 from perl.errors import first_line
 from perl.packing.attention import use_packed_attention
-from perl.packing.head import EntropyKind
+from perl.packing.head import EntropyKind, HeadStates
 from perl.packing.micro_batches import renumbered, token_batches
 from perl.packing.rope import of_width
-from perl.packing.rows import Row, pack, pad_right
+from perl.packing.rows import Batch, Row, Scored, pack, pad_right
 from perl.policy.model import base_of, evaluating
 from perl.policy.precision import HALF, compute_dtype, layers_of, tolerance_of
 
@@ -80,16 +80,83 @@ def score(
     Returns:
         (N, T) log-probabilities, 0 where a token is not scored, and (N, T) entropies in nats or None.
     """
+    log_probs_NT, entropies_NT, _ = score_beside(
+        model, rows, groups, packed=packed, columns=columns, entropy=entropy, beside=None
+    )
+    return log_probs_NT, entropies_NT
+
+
+def score_beside(
+    model: nn.Module,
+    rows: Sequence[Row],
+    groups: Sequence[Sequence[int]],
+    *,
+    packed: bool,
+    columns: int,
+    entropy: EntropyKind,
+    beside: Callable[[Scored, HeadStates], tuple[torch.Tensor, ...]] | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]:
+    """As :func:`score`, and what is made of the head's states besides.
+
+    Args:
+        model: As there; so are the next five.
+        rows: See there.
+        groups: See there.
+        packed: See there.
+        columns: See there.
+        entropy: See there.
+        beside: Scored tokens, states of the head -> tensors of (S,) each; None: nothing is made.
+
+    Returns:
+        (N, T) log-probabilities, entropies or None, and what was made, (N, T) each.
+    """
     batch = pack(rows, groups) if packed else pad_right(rows)
+    scored = batch.scored
+    asked: dict[str, Any] = {} if beside is None else {"beside": partial(beside, scored)}
+    with of_width(model, rows[0].width):
+        log_probs_S, entropies_S, *made = model(**_inputs(batch), scored=scored, entropy=entropy, **asked)
+
+    def rectangle(values_S: torch.Tensor) -> torch.Tensor:
+        return scored.rectangle(values_S, len(rows), columns)
+
+    entropies_NT = None if entropies_S is None else rectangle(entropies_S)
+    return rectangle(log_probs_S), entropies_NT, tuple(rectangle(values_S) for values_S in made)
+
+
+@torch.no_grad()
+def last_hidden_states(
+    model: nn.Module, rows: Sequence[Row], groups: Sequence[Sequence[int]], *, packed: bool, columns: int
+) -> torch.Tensor:
+    """The last hidden states that predict the scored tokens, without gradient and without logits.
+
+    Args:
+        model: As of :func:`score`; so are the others.
+        rows: See there.
+        groups: See there.
+        packed: See there.
+        columns: See there.
+
+    Returns:
+        (N, T, D), zeros where a token is not scored.
+    """
+    batch = pack(rows, groups) if packed else pad_right(rows)
+    with of_width(model, rows[0].width):
+        (hidden_SD,) = model(
+            **_inputs(batch), scored=batch.scored, entropy="alone", beside=lambda states: (states.hidden_SD,)
+        )
+    result_NTD = hidden_SD.new_zeros(len(rows), columns, hidden_SD.size(1))
+    place = (batch.scored.rows.to(hidden_SD.device), batch.scored.columns.to(hidden_SD.device))
+    return result_NTD.index_put_(place, hidden_SD)
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    """The arguments with which a model runs a batch."""
     arguments: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
     if batch.layout is not None:
         # A mask of four dimensions is passed on to the layers as it is; ours look at the layout instead.
         nothing = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=batch.input_ids.device)
         arguments |= {"position_ids": batch.position_ids, "attention_mask": nothing, "packed_layout": batch.layout}
-    with of_width(model, rows[0].width):
-        log_probs_S, entropies_S = model(**arguments, scored=batch.scored, entropy=entropy)
-    log_probs_NT = batch.scored.rectangle(log_probs_S, len(rows), columns)
-    return log_probs_NT, None if entropies_S is None else batch.scored.rectangle(entropies_S, len(rows), columns)
+    return arguments
 
 
 def whole_passes(passes: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor] | None:

@@ -41,6 +41,27 @@ _KERNEL_WIDTH = 32768
 
 
 @dataclass(frozen=True)
+class HeadStates:
+    """What the head makes logits of, at the scored tokens.
+
+    Attributes:
+        hidden_SD: (S, D) the last hidden states, with their gradient where there is one.
+        weight_VD: (V, D) of the head.
+        bias_V: (V,) or None.
+        settings: Of the logits.
+    """
+
+    hidden_SD: torch.Tensor
+    weight_VD: torch.Tensor
+    bias_V: torch.Tensor | None
+    settings: "LogitSettings"
+
+
+Beside = Callable[[HeadStates], tuple[torch.Tensor, ...]]
+"""What is made of the states besides log-probabilities: tensors of (S, ...) each."""
+
+
+@dataclass(frozen=True)
 class LogitSettings:
     """What happens between the head's product and the softmax.
 
@@ -93,7 +114,8 @@ def add_scored_forward(
 ) -> None:
     """Teaches a causal model ``model(..., scored=Scored)``, which returns (log-probabilities, entropies) of (S,) each.
 
-    Through the model's own forward, so that the wrappers around it (PEFT, DDP, autocast) act as on any other call.
+    With ``beside`` it returns what that makes of the head's states too; with ``entropy="alone"`` nothing else. Through
+    the model's own forward, so that the wrappers around it (PEFT, DDP, autocast) act as on any other call.
 
     Args:
         model: Without wrappers.
@@ -108,7 +130,8 @@ def add_scored_forward(
         self: PreTrainedModel,
         *args: Any,  # noqa: ANN401
         scored: Scored | None = None,
-        entropy: EntropyKind = "value",
+        entropy: EntropyKind | Literal["alone"] = "value",
+        beside: Beside | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         if scored is None:
@@ -124,9 +147,13 @@ def add_scored_forward(
         hidden_SD = hidden[scored.predictors.to(hidden.device)].to(weight_VD.device)
         targets_S = scored.targets.to(weight_VD.device)
         with maybe_gather_lm_head_ctx(weight_VD, bias_V):  # ZeRO-3: the head's own forward, which would, does not run
-            return head_log_probs(
+            others = () if beside is None else beside(HeadStates(hidden_SD, weight_VD, bias_V, settings))
+            if entropy == "alone":
+                return others
+            log_probs = head_log_probs(
                 hidden_SD, weight_VD, bias_V, targets_S, settings, entropy=entropy, fused=fused, compiled=compiled
             )
+        return (*log_probs, *others)
 
     model.forward = types.MethodType(forward, model)
 
@@ -274,7 +301,7 @@ def _of_tile(
     compute, exact = logits_TV.dtype, torch.promote_types(logits_TV.dtype, torch.float32)
     if bias_V is not None:
         logits_TV += bias_V
-    logits_TV, cap_slope_TV = _transformed(logits_TV.to(exact), settings)
+    logits_TV, cap_slope_TV = transformed_logits(logits_TV.to(exact), settings)
     logits_TV -= logits_TV.amax(dim=-1, keepdim=True)  # softmax stays the same, and no exponential overflows
     wanted_T1 = targets_T.unsqueeze(-1)
     target_logits_T = logits_TV.gather(-1, wanted_T1).squeeze(-1)
@@ -301,7 +328,7 @@ def memory_of(device: torch.device) -> int | None:
     return int(torch.get_device_module(device).get_device_properties(device).total_memory)
 
 
-def _transformed(logits_TV: torch.Tensor, settings: LogitSettings) -> tuple[torch.Tensor, torch.Tensor | None]:
+def transformed_logits(logits_TV: torch.Tensor, settings: LogitSettings) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scaled, capped and tempered logits, in place; the cap's derivative, if there is a cap."""
     if settings.scale != 1.0:
         logits_TV *= settings.scale

@@ -18,6 +18,8 @@ from perl.packing.rows import Row
 
 # Advantages this far below the largest are rounding, not signal: the gradient would be lost in the sum's last bit.
 ZERO_ADVANTAGE = 1e-6
+TAUGHT_IDS, TAUGHT_MASK = "prompt_ids_of_teacher", "prompt_mask_of_teacher"
+"""The prompts as a teacher sees them, (N, .) each, padded on the left as prompts are."""
 # Values a row or a token brings along, under the names of TRL's micro-batches.
 _COLUMNS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
 
@@ -89,7 +91,8 @@ def rows_of(
     """The rows of a padded batch, prompts padded on the left and completions on the right.
 
     Args:
-        inputs: ``prompt_ids``, ``prompt_mask``, ``completion_ids``, ``completion_mask`` of (N, .) each.
+        inputs: ``prompt_ids``, ``prompt_mask``, ``completion_ids``, ``completion_mask`` of (N, .) each; with a teacher
+            perhaps its prompts too.
         mask_NT: (N, T) 1 where a token is to be scored.
         width_of: From :func:`perl.packing.rope.rope_width`.
     """
@@ -102,8 +105,16 @@ def rows_of(
     for index, (prompt_length, length) in enumerate(zip(prompt_lengths, lengths, strict=True)):
         prompt = inputs["prompt_ids"][index, width - int(prompt_length) :]
         completion = inputs["completion_ids"][index, : int(length)]
-        rows.append(Row(prompt, completion, scored_NT[index, : int(length)], rope))
+        rows.append(Row(prompt, completion, scored_NT[index, : int(length)], rope, _taught(inputs, index)))
     return rows
+
+
+def _taught(inputs: Mapping[str, Any], index: int) -> torch.Tensor | None:
+    """The prompt of a row as the teacher sees it, if that is another one."""
+    if TAUGHT_IDS not in inputs:
+        return None
+    taught: torch.Tensor = inputs[TAUGHT_IDS][index]
+    return taught[inputs[TAUGHT_MASK][index].bool()]
 
 
 def join(

@@ -23,12 +23,14 @@ class Row:
         scored: (C,) bool on the CPU: tokens whose log-probability is wanted.
         width: What the rotary factors of the batch it came in stand for (:func:`perl.packing.rope.rope_width`); rows of
             different widths are not run together. 0: factors are always the same.
+        taught: The prompt as a teacher sees it, with a hint; None: as the policy does.
     """
 
     prompt: torch.Tensor
     completion: torch.Tensor
     scored: torch.Tensor
     width: int = 0
+    taught: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:

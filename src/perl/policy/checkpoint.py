@@ -12,6 +12,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -113,7 +114,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def save_trainer_state(
-    checkpoint: Path, counters: Mapping[str, int], window: Sequence[Mapping[str, torch.Tensor]] | None, rank: int
+    checkpoint: Path, counters: Mapping[str, Any], window: Sequence[Mapping[str, torch.Tensor]] | None, rank: int
 ) -> None:
     """What TRL forgets at a checkpoint: its micro-batch counter, and rollouts that are not used up yet.
 
@@ -137,7 +138,7 @@ def save_trainer_state(
 
 def load_trainer_state(
     checkpoint: Path, rank: int, device: torch.device
-) -> tuple[dict[str, int], list[dict[str, torch.Tensor]] | None]:
+) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]] | None]:
     """What :func:`save_trainer_state` wrote: counters and unused rollouts; empty and None if it wrote nothing."""
     try:
         counters = json.loads((checkpoint / _COUNTERS).read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from perl.algorithms.named import KEY
+from perl.algorithms.named import ALGORITHMS, KEY
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
@@ -33,6 +33,7 @@ from perl.recipe.sections import (
     PeftSection,
     RewardSetting,
     RolloutSection,
+    TeacherSection,
 )
 from perl.recipe.server_address import without_credentials
 from perl.recipe.train_fields import REFUSED, train_model
@@ -47,7 +48,8 @@ class Recipe:
 
     Attributes:
         name: The file's name without suffix; the run folder's default name.
-        rewards: Reward name or ``package.module:function`` -> weight and arguments.
+        rewards: Reward name or ``package.module:function`` -> weight and arguments; empty where the teacher alone
+            teaches.
         train: The fields of ``PeftRLConfig`` that are set, by name; those that the algorithm's name sets too.
         batch: How the completions of one step are cut into forward passes.
         algorithm: Name of a row of :data:`perl.algorithms.named.ALGORITHMS`; None: only the fields of ``train`` count.
@@ -64,6 +66,7 @@ class Recipe:
     eval: EvalSection = field(default_factory=EvalSection)
     hub: HubSection = field(default_factory=HubSection)
     engine: EngineSection = field(default_factory=EngineSection)
+    teacher: TeacherSection = field(default_factory=TeacherSection)
     batch: BatchPlan = field(default_factory=plan_batch)
     algorithm: str | None = None
     written_at: Layer = field(default_factory=Layer, compare=False, repr=False)
@@ -110,7 +113,8 @@ class Recipe:
         sections["rewards"] = {name: setting.model_dump() for name, setting in self.rewards.items()}
         sections["train"] = dict(self.train)
         named = {KEY: self.algorithm} if self.algorithm is not None else {}
-        return {**named, **{name: sections[name] for name in _SAVED_ORDER}}
+        taught = {"teacher": sections["teacher"]} if self.teacher.acts else {}
+        return {**named, **taught, **{name: sections[name] for name in _SAVED_ORDER}}
 
     def to_yaml(self) -> str:
         """The recipe as YAML that can be trained as it is."""
@@ -153,7 +157,9 @@ def load_recipe(
     sections: dict[str, Any] = {}
     for section, model in SECTIONS.items():
         sections |= _validated(section, model, layer, mistakes)
-    sections |= _validated_rewards(layer, mistakes)
+    named = algorithm is not None and ALGORITHMS[algorithm].needs_teacher
+    taught = named or "teacher" not in sections or sections["teacher"].acts  # one with mistakes is told of already
+    sections |= _validated_rewards(layer, mistakes, usual={} if named else DEFAULT_REWARDS, taught=taught)
     sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts)
     for check in checks:
         for path, mistake in check(sections):
@@ -249,10 +255,13 @@ def _validated(section: str, model: type[BaseModel], layer: Layer, mistakes: lis
         return {}
 
 
-def _validated_rewards(layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:
+def _validated_rewards(
+    layer: Layer, mistakes: list[Mistake], *, usual: Mapping[str, RewardSetting], taught: bool
+) -> dict[str, Any]:
+    """The rewards: the usual ones where none are written; beside a teacher none are needed."""
     values = layer.values.get("rewards")
     if values is None:
-        return {"rewards": DEFAULT_REWARDS}
+        return {"rewards": MappingProxyType(usual)}
     if not isinstance(values, Mapping):
         mistakes.append(Mistake("must map names to weights", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
         return {}
@@ -264,6 +273,8 @@ def _validated_rewards(layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:
             rewards[name] = RewardSetting.model_validate(value)
         except ValidationError as error:
             mistakes += mistakes_of(error, RewardSetting, value, ("rewards", name), layer)
+    if not rewards and taught and all(value is None for value in values.values()):
+        return {"rewards": MappingProxyType({})}
     if not rewards and all(value is None for value in values.values()):
         mistakes.append(Mistake("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
     return {"rewards": MappingProxyType(rewards)} if rewards else {}

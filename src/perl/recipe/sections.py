@@ -293,6 +293,59 @@ class EngineSection(Section):
     )
 
 
+class TeacherSection(Section):
+    """Whom the policy learns from token by token, on its own completions: the same base with another adapter or prompt.
+
+    Without an adapter, a hint or a system prompt there is no teacher.
+    """
+
+    adapter: str | None = Field(
+        None,
+        min_length=1,
+        description="Adapter of the teacher on the run's own base: a run, a folder, or a Hub id with an optional "
+        "@revision; None: the base.",
+    )
+    hint: str | None = Field(
+        None,
+        min_length=1,
+        description="Text that only the teacher sees: before the question, or in its place where it contains {prompt}; "
+        "{answer} is the gold answer.",
+    )
+    system_prompt: str | None = Field(
+        None, min_length=1, description="System message that only the teacher sees, in the place of the policy's."
+    )
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="What KL(policy || teacher) of each token is multiplied by."
+    )
+    top_k: int = Field(
+        0, ge=0, description="Compare the policy's so many likeliest tokens and the rest as one; 0: the vocabulary."
+    )
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is a teacher."""
+        return any(getattr(self, key) is not None for key in ("adapter", "hint", "system_prompt"))
+
+    @property
+    def changes_prompts(self) -> bool:
+        """Whether the teacher sees other prompts than the policy."""
+        return self.hint is not None or self.system_prompt is not None
+
+    @property
+    def shown(self) -> str:
+        """Who teaches and how, in one line without what is written in the recipe."""
+        what = {"another adapter": self.adapter, "a hint": self.hint, "a system prompt": self.system_prompt}
+        over = f"the {self.top_k} likeliest tokens" if self.top_k else "the vocabulary"
+        return f"the base with {', '.join(k for k, value in what.items() if value)}; KL over {over} x {self.weight:g}"
+
+    @model_validator(mode="after")
+    def _check_acts(self) -> "TeacherSection":
+        for key in ("weight", "top_k"):
+            if not self.acts and getattr(self, key) != type(self).model_fields[key].default:
+                raise SettingError(key, "needs a teacher: an adapter, a hint or a system_prompt")
+        return self
+
+
 class RewardSetting(Section):
     """One reward: its weight in the sum, and its own arguments. A bare number is short for ``{weight: ...}``."""
 
@@ -338,6 +391,7 @@ SECTIONS: dict[str, type[Section]] = {
     "eval": EvalSection,
     "hub": HubSection,
     "engine": EngineSection,
+    "teacher": TeacherSection,
 }
 SECTION_NAMES = (*SECTIONS, "rewards", "train")
 
@@ -349,4 +403,5 @@ FIELD_OF_SETTING: dict[tuple[str, str], str] = {
     ("engine", "strategy"): "strategy",
     **{("peft", key): "adapter" if key == "adapter" else f"peft_{key}" for key in PeftSection.model_fields},
     **{("rollout", key): key if key in _OF_TRL else f"rollout_{key}" for key in RolloutSection.model_fields},
+    **{("teacher", key): f"teacher_{key}" for key in TeacherSection.model_fields},
 }

@@ -15,9 +15,10 @@ from transformers.training_args import OptimizerNames
 from trl import GRPOConfig
 
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.named import ALGORITHMS, KEY
 from perl.algorithms.registry import LOSSES
 from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
-from perl.policy.sharding import check_push, check_strategy
+from perl.policy.sharding import FSDP2, check_push, check_strategy
 from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
 from perl.recipe.train_fields import CHOICES
 from perl.recipe.validation import SectionKind, checked
@@ -59,6 +60,7 @@ def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:
     check_applied(args)
     check_strategy(args)
     check_push(getattr(args, "strategy", ""), asked=args.push_to_hub)
+    check_teacher(args)
     words = {"loss_type": tuple(LOSSES), **CHOICES}
     if own_loss:
         del words["loss_type"], words["importance_sampling_level"]
@@ -118,9 +120,11 @@ def check_step(args: GRPOConfig, *, ours: bool, own_loss: bool) -> None:
     Raises:
         RecipeError: Names the setting.
     """
-    if not ours and not own_loss:
+    if not ours:
         why = "a model with images or a router's loss, or a subclass that replaces a part of the step"
-        raise_all(RecipeError, _unknown_to_trl(args, f"is not known to TRL's step, which runs here because of {why}"))
+        found = _unknown_to_trl(args, f"is not known to TRL's step, which runs here because of {why}")
+        # A subclass with a loss of its own may read what it likes, but no teacher runs for it.
+        raise_all(RecipeError, [mistake for mistake in found if not own_loss or mistake.where == "teacher"])
 
 
 def _of_our_step(args: GRPOConfig) -> list[Mistake]:
@@ -142,7 +146,33 @@ def _unknown_to_trl(args: GRPOConfig, what: str) -> list[Mistake]:
     for name, usual in {"kl_estimator": "k3", "kl_in_reward": False, "entropy_weight": 0.0}.items():
         if getattr(args, name, usual) != usual:
             found.append(Mistake(f"{getattr(args, name)} {what}", name, f"{usual}"))
+    if _acts(args):
+        found.append(Mistake(f"a teacher {what}", "teacher", "leave one of the two out"))
     return found
+
+
+def _acts(args: Any) -> bool:  # noqa: ANN401 (TRL's arguments or ours)
+    """Whether there is a teacher."""
+    return any(getattr(args, f"teacher_{key}", None) is not None for key in ("adapter", "hint", "system_prompt"))
+
+
+def check_teacher(args: Any) -> None:  # noqa: ANN401 (TRL's arguments or ours)
+    """Refuses an algorithm without the teacher that it needs, and a teacher where none can be.
+
+    Raises:
+        RecipeError: Says what to set.
+    """
+    row = ALGORITHMS.get(getattr(args, KEY, None) or "")
+    found = []
+    if row is not None and row.needs_teacher and not _acts(args):
+        what = f"{row.name} has nobody to learn from"
+        found.append(Mistake(what, "teacher", "teacher: {adapter: RUN}, or {hint: TEXT} or {system_prompt: TEXT}"))
+    if _acts(args) and getattr(args, "strategy", "") == FSDP2:
+        found.append(Mistake("a base in shards (fsdp2) has no teacher", "teacher", "engine.strategy: ddp or zero2"))
+    if _acts(args) and getattr(args, "peft_method", "") == "full":
+        what = "the base itself is trained by peft.method full, and no teacher is left"
+        found.append(Mistake(what, "teacher", "a method with an adapter, as lora"))
+    raise_all(RecipeError, found)
 
 
 def _unknown_words(args: GRPOConfig, known: Mapping[str, tuple[str, ...]]) -> list[Mistake]:

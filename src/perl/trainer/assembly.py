@@ -16,19 +16,22 @@ import torch
 from transformers import Trainer
 from trl import GRPOTrainer
 
+from perl.errors import RecipeError
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
+from perl.policy.model import base_identity
+from perl.policy.teacher import find_teacher, make_teacher, teacher_identity
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
 from perl.rollouts.hf_engine import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
-from perl.trainer.config import PeftRLConfig, own_setting, rollout_section
+from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
 from perl.trainer.deepspeed_config import check_stage
 from perl.trainer.exchange import Exchange, exchange_of
 from perl.trainer.greedy_baseline import check_greedy
-from perl.trainer.group_rewards import GroupRewards
+from perl.trainer.group_rewards import GroupRewards, no_reward
 from perl.trainer.live import Metrics, Position
 from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt
 from perl.trainer.optimizer_step import OptimizerStep, StepHooks
@@ -38,6 +41,8 @@ from perl.trainer.resume_state import ResumeState
 from perl.trainer.rollout_check import RolloutCheck
 from perl.trainer.rollout_choice import choose_backend
 from perl.trainer.rollout_source import Prompts, RolloutSource
+from perl.trainer.teacher_prompts import ANSWERS, check_answers
+from perl.trainer.teaching import TeacherModel, Teaching
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     def prepare(inputs: Any) -> dict[str, Any]:  # noqa: ANN401 (TRL's)
         return trainer._prepare_inputs(inputs)
 
+    teacher = teacher_of(trainer)  # of the base as it is now, before passes change how it runs
     longest = partial(longest_that_may_come, trainer)
     source = _source(trainer, position, metrics)
     check = RolloutCheck(source, position, metrics, prepare)
@@ -77,7 +83,8 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         accumulation=lambda: trainer.current_gradient_accumulation_steps,
         correction=lambda: trainer.correction,
     )
-    step = OptimizerStep(trainer, passes, check, position=position, metrics=metrics, hooks=hooks)
+    teaching = None if teacher is None else Teaching(trainer, teacher, passes, partial(_tokens, trainer))
+    step = OptimizerStep(trainer, passes, check, position=position, metrics=metrics, hooks=hooks, teaching=teaching)
     rewards = GroupRewards(
         trainer.reward_func_names,
         estimator=own_setting(trainer.args, "advantage_estimator"),
@@ -87,15 +94,37 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     )
     if rewards.reads_greedy:
         check_greedy(trainer)
-    resume = ResumeState(trainer, position, trainer.reference)
+    resume = ResumeState(trainer, position, trainer.reference, teacher=None if teacher is None else teacher.identity)
     return Parts(position, rewards, passes, source, check, step, resume)
+
+
+def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:
+    """The teacher that a trainer's arguments name.
+
+    Raises:
+        PerlError: Its adapter does not fit, or its prompts cannot be made of the trainer's data.
+    """
+    section = teacher_section(trainer.args)
+    if not section.acts:
+        return None
+    if section.changes_prompts and trainer.environment_factories is not None:
+        what = "puts a hint into the data's prompts, and an environment makes its own"
+        raise RecipeError(what, "teacher", "teacher.adapter, or no environment_factory")
+    check_answers(getattr(trainer.train_dataset, "column_names", None) or ANSWERS, section)
+    policy, saved = trainer.policy, None
+    if section.adapter is not None:
+        saved = find_teacher(section.adapter, base_identity(policy)[0], trainer.processing_class)
+    return TeacherModel(make_teacher(policy, saved), section, teacher_identity(section, saved))
 
 
 def add_callbacks(trainer: GRPOTrainer) -> None:
     """Adds what proves that an adapter trains, and what explains rewards that do not differ."""
     trainer.add_callback(AdapterCallback(trainer))
     trainer.add_callback(MaskedRows())
-    if isinstance(trainer.args, PeftRLConfig) and trainer.args.flat_reward_steps:
+    # Rewards that do not differ teach nothing, but a teacher does.
+    rewarded = bool(trainer.reward_weights.any()) and no_reward not in trainer.reward_funcs
+    rewarded |= not teacher_section(trainer.args).acts
+    if isinstance(trainer.args, PeftRLConfig) and trainer.args.flat_reward_steps and rewarded:
         trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions))
 
 

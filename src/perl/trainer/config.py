@@ -27,6 +27,7 @@ from perl.recipe.sections import (
     PeftSection,
     RolloutSection,
     Section,
+    TeacherSection,
 )
 from perl.recipe.train_fields import REFERENCE_PATTERN
 from perl.run.devices import accelerator
@@ -171,6 +172,12 @@ class PeftRLConfig(GRPOConfig):
         metadata={"help": "Bound of dppo_divergence for each token. None: 0.15 for tv, 0.05 for kl."},
     )
 
+    teacher_adapter: str | None = _setting("adapter", TeacherSection)
+    teacher_hint: str | None = _setting("hint", TeacherSection)
+    teacher_system_prompt: str | None = _setting("system_prompt", TeacherSection)
+    teacher_weight: float = _setting("weight", TeacherSection)
+    teacher_top_k: int = _setting("top_k", TeacherSection)
+
     process_reward_weight: float = field(
         default=0.0,
         metadata={
@@ -282,7 +289,7 @@ class PeftRLConfig(GRPOConfig):
         self._choose_strategy(on_cpu=on_cpu)
         super().__post_init__()
         self._check_deepspeed()
-        self.peft  # noqa: B018 (refuses impossible values now, not when the model is loaded)
+        self.peft, self.teacher  # noqa: B018 (refuse impossible values now, not when the model is loaded)
 
     def _choose_strategy(self, *, on_cpu: bool) -> None:
         """Sets DeepSpeed up where the strategy or the user asks for it."""
@@ -336,6 +343,11 @@ class PeftRLConfig(GRPOConfig):
         return section_of_arguments(PeftSection, "peft", {**values, "kwargs": self.peft_kwargs or {}})
 
     @property
+    def teacher(self) -> TeacherSection:
+        """The ``teacher_*`` fields as the recipe's section."""
+        return teacher_section(self)
+
+    @property
     def rollout(self) -> RolloutSection:
         """The ``rollout_*`` fields as the recipe's section; see :func:`rollout_section`."""
         return rollout_section(self)
@@ -384,6 +396,16 @@ def rollout_section(args: GRPOConfig) -> RolloutSection:
     return section_of_arguments(RolloutSection, "rollout", given)
 
 
+def teacher_section(args: GRPOConfig) -> TeacherSection:
+    """The teacher of arguments; TRL's own have none.
+
+    Raises:
+        RecipeError: A value is impossible.
+    """
+    values = {key: own_setting(args, FIELD_OF_SETTING["teacher", key]) for key in TeacherSection.model_fields}
+    return section_of_arguments(TeacherSection, "teacher", values)
+
+
 def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
     """The trainer's arguments of a recipe.
 
@@ -406,6 +428,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         "disable_tqdm": True,
         **{FIELD_OF_SETTING["peft", name]: value for name, value in recipe.peft.model_dump().items()},
         **{FIELD_OF_SETTING["rollout", name]: value for name, value in recipe.rollout.model_dump().items()},
+        **{FIELD_OF_SETTING["teacher", name]: value for name, value in recipe.teacher.model_dump().items()},
         "rollout_sync_folder": recipe.rollout.sync_folder or str(recipe.output_dir / "sync"),
     }
     asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
@@ -417,6 +440,7 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
     except PerlError as error:
         fields = PeftRLConfig.__dataclass_fields__
         places = {"strategy": "engine.strategy", **{name: f"train.{name}" for name in fields if name != "strategy"}}
+        places |= {FIELD_OF_SETTING["teacher", key]: f"teacher.{key}" for key in TeacherSection.model_fields}
         raise error.moved(lambda where: places.get(where, where)) from None
     except (ValueError, TypeError) as error:
         named = [name for name in asked if re.search(rf"\b{name}\b", str(error))]

@@ -222,6 +222,11 @@ def latest_group(logs: Mapping[str, Any], generations: int) -> list[dict[str, An
     ]
 
 
+def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:  # noqa: ANN401 (TRL's signature)
+    """0 for every completion: stands for rewards where a teacher alone teaches."""
+    return [0.0] * len(completions)
+
+
 def prepared_rewards(
     reward_funcs: Any,  # noqa: ANN401 (TRL's signature)
     processing_classes: Any,  # noqa: ANN401
@@ -232,6 +237,8 @@ def prepared_rewards(
         start_workers()  # they import while the weights are read
     if not isinstance(args, PeftRLConfig):
         return reward_funcs, processing_classes, args.reward_weights
+    if not reward_funcs and args.teacher.acts and not args.process_reward_weight:  # of TRL's arguments one is needed
+        return [no_reward], None, None
     made: Any = args.process_reward_kwargs  # text only until transformers has parsed it
     funcs, weights = with_process_reward(reward_funcs, args.reward_weights, args.process_reward_weight, made)
     if isinstance(processing_classes, list) and funcs is not reward_funcs:

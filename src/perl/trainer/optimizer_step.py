@@ -20,7 +20,7 @@ from perl.algorithms.importance import SamplingCorrection, on_policy_rows, sampl
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, SamplingMetrics
 from perl.methods.hooks import hooks_of
-from perl.packing.forward import score
+from perl.packing.forward import score_beside
 from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch, Window, rows_with_gradient
 from perl.run.threads import fitting_threads, threads_for
@@ -29,6 +29,7 @@ from perl.trainer.exchange import Exchange, average_gradients
 from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, most
 from perl.trainer.log_prob_passes import LogProbPasses
 from perl.trainer.rollout_check import RolloutCheck
+from perl.trainer.teaching import Teaching
 
 logger = logging.getLogger("perl")
 
@@ -61,6 +62,7 @@ class OptimizerStep:
 
     Attributes:
         skips: Whether zero-advantage samples, which add exactly nothing to the gradient, are left out.
+        teaching: Runs the teacher, if there is one.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class OptimizerStep:
         position: Position,
         metrics: Metrics,
         hooks: StepHooks,
+        teaching: Teaching | None = None,
     ) -> None:
         """Takes over the optimizer step of a training.
 
@@ -82,12 +85,13 @@ class OptimizerStep:
             position: Where the training is among TRL's micro-batches.
             metrics: Where metrics go.
             hooks: What is asked of the trainer.
+            teaching: Of a teacher, if there is one.
         """
         self._live, self._passes, self._check = live, passes, check
         self._loss = LossSettings.of(live.args)
-        every_row_acts = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0
+        every_row_acts = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0 or teaching is not None
         self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not every_row_acts
-        self._position, self._metrics, self._hooks = position, metrics, hooks
+        self._position, self._metrics, self._hooks, self.teaching = position, metrics, hooks, teaching
         self._window: list[dict[str, Any]] = []
         self._asked: list[Any] = []
         self._seconds = 0.0
@@ -176,8 +180,15 @@ class OptimizerStep:
         mask_NT, values = batch.mask_NT, batch.values
         entropy: EntropyKind = "gradient" if self._loss.entropy_weight != 0.0 else "value"
         with self._live.accelerator.autocast():
-            policy_log_probs, entropies = score(
-                model, batch.rows, batch.groups, packed=batch.packed, columns=mask_NT.size(1), entropy=entropy
+            beside = self.teaching.beside(batch) if self.teaching is not None and batch.counts else None
+            policy_log_probs, entropies, taught = score_beside(
+                model,
+                batch.rows,
+                batch.groups,
+                packed=batch.packed,
+                columns=mask_NT.size(1),
+                entropy=entropy,
+                beside=beside,
             )
         if not batch.counts:
             return (policy_log_probs * 0.0).sum() + self._regulariser_if_due()
@@ -207,7 +218,8 @@ class OptimizerStep:
             of_loss.add(result, inputs, entropies, batch.micro_batch_N)
         if ratio is not None and sampling_log_probs is not None:
             of_sampling.add(old_log_probs, sampling_log_probs, ratio, mask_NT)
-        return (result.per_token * batch.weights_NT).sum() + self._regulariser_if_due()
+        of_teacher = 0.0 if self.teaching is None else self.teaching.term(taught, batch)
+        return (result.per_token * batch.weights_NT).sum() + of_teacher + self._regulariser_if_due()
 
     def evaluation_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """The loss of an evaluation batch, over all of its rows."""
@@ -220,6 +232,11 @@ class OptimizerStep:
             loss += self.loss_of(model, batch)
         self._log_metrics("eval")
         return loss
+
+    def add_prompts(self, inputs: Sequence[dict[str, Any]], output: dict[str, Any]) -> None:
+        """Gives rollouts what a teacher sees in the place of their prompts, if there is one and it sees others."""
+        if self.teaching is not None:
+            self.teaching.add_prompts(inputs, output)
 
     def regulariser(self) -> torch.Tensor | float:
         """What the method adds to the loss of an optimizer step, and to its log; else 0."""
@@ -323,10 +340,15 @@ class OptimizerStep:
         device = self._live.accelerator.device
         corrects = self._hooks.correction() is not None
         self._window_metrics = LossMetrics(count, self._loss, device), SamplingMetrics(device, corrects=corrects)
+        if self.teaching is not None:
+            self.teaching.start()
 
     def _log_metrics(self, mode: Mode) -> None:
-        for source in self._window_metrics:
-            for name, value in source.values(self._live.accelerator):
+        sources = [source.values(self._live.accelerator) for source in self._window_metrics]
+        if self.teaching is not None:
+            sources.append(self.teaching.values(self._live.accelerator))
+        for found in sources:
+            for name, value in found:
                 self._metrics(mode)[name].append(value)
                 if name == CORRECTED and value > MUCH_CORRECTED:
                     self._warn_of_correction(value)

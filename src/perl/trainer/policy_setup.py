@@ -27,8 +27,9 @@ from perl.policy.model import base_identity, check_quantisation, quantising, res
 from perl.policy.quantised import keep_packing, was_quantised
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_shards, settle, shard
+from perl.policy.teacher import find_teacher
 from perl.recipe.sections import ModelSection, PeftSection, Quantization
-from perl.trainer.config import PeftRLConfig, own_setting, rollout_section
+from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
 
 logger = logging.getLogger("perl")
 
@@ -81,6 +82,7 @@ def given_policy(
         model = resolve_model(model)
         if processing_class is None:
             processing_class = load_processor(model, args)
+    _look_at_teacher(args, model, processing_class)
     by_name, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
     model, how, continued = adapted_policy(model, args, peft_config, quantization_config)
     for note in script_notes(model, args, how, named=named):
@@ -88,6 +90,14 @@ def given_policy(
     trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
     loaded = by_name and not isinstance(model, str)
     return GivenPolicy(model, processing_class, how, continued, loaded, trained)
+
+
+def _look_at_teacher(args: GRPOConfig, model: Any, processing_class: Any) -> None:  # noqa: ANN401
+    """What is wrong with a teacher's adapter, before weights are loaded."""
+    section = teacher_section(args)
+    if section.adapter is not None:
+        base = model if isinstance(model, str) else base_identity(model)[0]
+        find_teacher(section.adapter, base, processing_class)
 
 
 def default_arguments(model: Any) -> PeftRLConfig:  # noqa: ANN401 (TRL's signature)

@@ -28,6 +28,8 @@ from perl.policy.quantised import quantisation_of
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
 from perl.trainer.callbacks.plots import draw_curves
+from perl.trainer.config import teacher_section
+from perl.trainer.group_rewards import no_reward
 from perl.trainer.overrides import is_replaced
 
 _PROBE_TOKENS = 64  # on which a saved adapter is compared with the one in memory before it is pushed
@@ -69,6 +71,7 @@ def write_card(
     shown = {key: getattr(config, key, None) for key in _SHOWN_SETTINGS}
     base, revision = public_name(*base_identity(trainer.policy))
     quantisation = quantisation_of(base_of(trainer.policy))
+    weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
     facts = {
         "perl": perl_version(),
         "name": plain_word(name) if name else None,
@@ -90,9 +93,10 @@ def write_card(
                 "learning rate": f"{args.learning_rate:g}",
                 "KL coefficient (beta)": args.beta,
                 "completions a prompt": trainer.num_generations,
+                **({"teacher": teacher.shown} if (teacher := teacher_section(args)).acts else {}),
             }
         ),
-        "rewards": dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)),
+        "rewards": {name: weight for name, weight in weights if name != no_reward.__name__},
         "tags": list(tags),
         "versions": installed_versions(quantised=quantisation is not None),
     }

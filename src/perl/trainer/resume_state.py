@@ -50,21 +50,24 @@ from perl.trainer.redivided import redivided
 logger = logging.getLogger("perl")
 
 # Counters beside TRL's.
-_PROCESSES, _ACCUMULATION = "world_size", "gradient_accumulation_steps"
+_PROCESSES, _ACCUMULATION, _TEACHER = "world_size", "gradient_accumulation_steps", "teacher"
 
 
 class ResumeState:
     """What a checkpoint holds beside transformers' files: TRL forgets its counter and rollouts that are not used up."""
 
-    def __init__(self, live: LiveTrainer, position: Position, reference: Reference | None) -> None:
+    def __init__(
+        self, live: LiveTrainer, position: Position, reference: Reference | None, teacher: str | None = None
+    ) -> None:
         """Takes what a checkpoint is of.
 
         Args:
             live: The training.
             position: Where it is among its micro-batches.
             reference: What the KL divergence is measured against; None: the loss has no such term.
+            teacher: What makes it another one (:func:`perl.policy.teacher.teacher_identity`); None: there is none.
         """
-        self._live, self._position, self._reference = live, position, reference
+        self._live, self._position, self._reference, self._teacher = live, position, reference, teacher
         self._warned_of_pushes = False
 
     def chosen(self, asked: str | bool | None) -> str | bool | None:
@@ -101,10 +104,14 @@ class ResumeState:
         them, and TRL's counter goes by the micro-batches of a step. Rollouts that are not used up, which there are only
         where several steps train on the same ones, are divided anew, so that each step trains on the rows that it would
         have; where that cannot be done exactly, they are made anew from the prompts that they were of.
+
+        Raises:
+            ModelError: The checkpoint is of a training by another teacher.
         """
         if isinstance(checkpoint, str):
             folder, args = Path(checkpoint), self._live.args
             counters, rollouts = load_trainer_state(folder, args.process_index, args.device)
+            self._check_teacher(folder, counters.get(_TEACHER))
             written = counters.get(_PROCESSES, args.world_size), counters.get(_ACCUMULATION, self._accumulation)
             if written != (args.world_size, self._accumulation):
                 rollouts = self._redivided(folder, *written)
@@ -115,6 +122,17 @@ class ResumeState:
     @property
     def _accumulation(self) -> int:
         return int(self._live.args.gradient_accumulation_steps)
+
+    def _check_teacher(self, checkpoint: Path, written: str | None) -> None:
+        """Refuses a checkpoint of a training by another teacher, or by one where here is none."""
+        if written == self._teacher:
+            return
+        then, now = ("no teacher" if one is None else f"teacher {one[:12]}" for one in (written, self._teacher))
+        raise ModelError(
+            f"{checkpoint} was written with {then}, here is {now}: its adapter, hint or system prompt has changed",
+            "teacher",
+            "put the teacher back as it was, or start anew",
+        )
 
     def _redivided(self, folder: Path, processes: int, accumulation: int) -> list[dict[str, torch.Tensor]] | None:
         """Unused rollouts of so many processes with so many micro-batches a step, as this one needs them."""
@@ -166,6 +184,7 @@ class ResumeState:
             "micro_step": self._position.micro_batch,
             _PROCESSES: args.world_size,
             _ACCUMULATION: self._accumulation,
+            **({} if self._teacher is None else {_TEACHER: self._teacher}),
         }
         save_trainer_state(checkpoint, counters, self._unused_rollouts(), args.process_index)
         self._live.accelerator.wait_for_everyone()

@@ -248,6 +248,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         with shown_to_trl.for_rollouts(self, ours=self.step_is_ours), received(self, "_calculate_rewards") as rewards:
             output: dict[str, Any] = self._rollout_check.judged(make) if compared else make()
         complete(self, self._group_rewards, output, rewards[-1], len(inputs))
+        self.optimizer_step.add_prompts(inputs, output)
         return output
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (TRL's)

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from perl.algorithms.coinciding import same_on_policy
 from perl.algorithms.named import ALGORITHMS, shown_settings
 from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
-from perl.errors import DataError, MissingExtraError, Mistake, ModelError, raise_all
+from perl.errors import DataError, MissingExtraError, Mistake, ModelError, PerlError, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask
 from perl.methods.on_quantised import check_on_quantised
@@ -28,6 +28,7 @@ from perl.policy.model import load_empty_base, load_tokenizer, total_parameters,
 from perl.policy.name import in_few_bits
 from perl.policy.quantised import has_bfloat16
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
+from perl.policy.teacher import WHERE, find_teacher
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import missing_packages
 from perl.recipe.recipe import is_first_process
@@ -40,9 +41,11 @@ from perl.rewards.verifier import Judging, unreadable
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm.version import missing_vllm
 from perl.run.progress import live_line
+from perl.trainer.argument_checks import check_teacher
 from perl.trainer.config import PeftRLConfig, training_arguments
 from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
 from perl.training.tasks import run_protocol, run_tasks
+from perl.training.teacher_fit import check_teacher_prompts
 
 logger = logging.getLogger("perl")
 
@@ -126,7 +129,10 @@ class Plan:
             what = "the changed weights" if self.served_rank is None else f"a LoRA of rank {self.served_rank}"
             of_nf4 = "; its base must be quantised too, as `perl rollout command` starts it" if quantization else ""
             yield f"rollouts {self.recipe.rollout.backend}, which gets {what} after each step{of_nf4}"
-        yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards)}"
+        if self.recipe.teacher.acts:
+            named = f" ({self.recipe.teacher.adapter})" if self.recipe.teacher.adapter else ""
+            yield f"teacher  {self.recipe.teacher.shown}{named}"
+        yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards) or 'none: the teacher alone'}"
         yield f"batch    {self.recipe.batch}"
         yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"
         if self.memory:
@@ -168,6 +174,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     raise_all(MissingExtraError, missing if runs_here else [])
     rewards = resolve_rewards(recipe.rewards, recipe.rollout)
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
+    check_teacher(arguments)
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
     if recipe.model.quantization is not None:
@@ -176,6 +183,8 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     total = total_parameters(empty)
     trained = count_trained(recipe.model, how, saved)
     tokenizer = load_tokenizer(recipe.model)
+    if recipe.teacher.adapter is not None:
+        _check_teacher_fits(recipe.model, find_teacher(recipe.teacher.adapter, recipe.model.name, tokenizer))
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
@@ -188,6 +197,8 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
         logger.warning("%s", line)
     _check_answers(rewards, problems, recipe)
     longest, mean = _prompt_tokens(problems, tokenizer, empty.config, arguments)
+    of_completion, of_template = arguments.max_completion_length, arguments.chat_template_kwargs
+    check_teacher_prompts(recipe.teacher, problems.train, tokenizer, empty.config, of_completion, of_template)
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
     plan = Plan(
@@ -247,6 +258,14 @@ def count_trained(model: ModelSection, how: Adaptation, saved: SavedAdapter | No
         return trainable_parameters(continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how))
     except NotImplementedError:  # PEFT looks at the weights to set this one up: any will do to count
         return trainable_parameters(attach_adapter(load_empty_base(model, torch.device("cpu")), how))
+
+
+def _check_teacher_fits(model: ModelSection, saved: SavedAdapter) -> None:
+    """Refuses a teacher's adapter whose tensors are not of this base's shapes."""
+    try:
+        count_trained(model, Adaptation(own_method(saved), saved.config), saved)
+    except PerlError as error:
+        raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
 
 
 def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:

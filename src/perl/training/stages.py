@@ -257,6 +257,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
     return {
         **plan.settings,
         **({"base loaded as": quantization} if quantization is not None else {}),
+        **({"teacher": recipe.teacher.shown} if recipe.teacher.acts else {}),
         "optimizer": arguments.optim.value,
         "learning rate": f"{arguments.learning_rate:g}",
         "KL coefficient (beta)": arguments.beta,

@@ -123,10 +123,18 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
         most = recipe.rollout.max_completion_length
         right = f"temperature {temperature:g}, at most {most} tokens"
         yield "settings.sampling", run.settings["sampling"], PUBLIC_RECIPE, right
+    yield from _of_teacher(run, recipe)
     weights = {name.rpartition(":")[2]: setting.weight for name, setting in recipe.rewards.items()}
     if run.rewards:
         said = {name.rpartition(":")[2]: weight for name, weight in run.rewards.items()}
         yield "rewards", said, PUBLIC_RECIPE, weights
+
+
+def _of_teacher(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str, object]]:
+    """Who teaches beside the rewards, or in their place."""
+    if "teacher" in run.settings or recipe.teacher.acts:
+        taught = recipe.teacher.shown if recipe.teacher.acts else None
+        yield "settings.teacher", run.settings.get("teacher"), PUBLIC_RECIPE, taught
 
 
 def _of_adapter(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str, object]]:

@@ -29,6 +29,10 @@ _OURS = {
     "continues": re.compile(r"\w[\w.+:/@-]*"),
     "continued base loaded as": re.compile(r"[\w-]{1,40}"),
     "base loaded as": re.compile(r"[\w-]{1,40}"),
+    "teacher": re.compile(
+        r"the base with (?:(?:another adapter|a hint|a system prompt)(?:, )?){1,3}"
+        r"; KL over (?:the vocabulary|the \d+ likeliest tokens) x [\d.e+-]+"
+    ),
     "optimizer": re.compile(r"\w+"),
     "learning rate": re.compile(r"[\d.e+-]+"),
     "KL coefficient (beta)": re.compile(r"[\d.e+-]+"),

@@ -169,6 +169,8 @@ def facts_from_files(files: Files) -> CardFacts:
     recipe, config, results = public_recipe_in(files), config_in(files), results_in(files)
     rows = log_in(files, run.step)
     rewards = [row["reward"] for row in rows if row.get("reward") is not None and math.isfinite(row["reward"])]
+    if "teacher" in run.settings and not any(run.rewards.values()):
+        rewards = []  # 0 throughout: nothing was rewarded
     tokens = [row["num_tokens"] for row in rows if row.get("num_tokens")]
     data = recipe.data.train if recipe else None
     base = shown(str((config.base_model_name_or_path if config else None) or run.base))

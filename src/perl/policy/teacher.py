@@ -1,0 +1,141 @@
+"""A teacher on the policy's own base: that base, or it with another adapter, for no further copy of its weights.
+
+name -> SavedAdapter; policy, SavedAdapter -> teacher
+
+The teacher is a second tree of modules over the base's tensors, which nothing writes to; the policy's adapter is not in
+it. So it is exact whatever the methods of both adapters are, and no pass of it touches the policy.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import nn
+
+from perl.errors import ModelError, PerlError
+from perl.policy.attach import continue_adapter
+from perl.policy.logprobs import token_log_probs
+from perl.policy.model import base_of, base_parameters, clean_base
+from perl.policy.saved.adapter import SavedAdapter, find_adapter
+from perl.recipe.sections import TeacherSection
+from perl.run.files import sha256_of
+from perl.run.shards import is_sharded
+from perl.sandbox import BASE_FOLDER, BASE_NAME
+
+WHERE = "teacher.adapter"
+"""Where a recipe names the teacher's adapter."""
+_VOCABULARY = "tokenizer.json"
+_LARGEST_VOCABULARY = 64_000_000  # bytes; those of the largest public tokenizers have 20 to 35 million
+
+
+def find_teacher(name: str, base: str | None, tokenizer: Any) -> SavedAdapter:  # noqa: ANN401 (any tokenizer)
+    """The adapter of a teacher, looked at before a model is loaded.
+
+    Args:
+        name: A run, a folder, a Hub id with an optional ``@revision``, or ``zoo:NAME``.
+        base: Public name of the base of the run, or its folder; None: do not compare.
+        tokenizer: Of the run, or a processor; one without a vocabulary is not compared.
+
+    Raises:
+        ModelError: It is absent or malformed, or was made for another base or tokenizer, or acts on a row as a whole.
+    """
+    try:
+        saved = find_adapter(name, BASE_NAME if base == str(BASE_FOLDER) else base)
+    except PerlError as error:
+        raise error.moved(lambda _: WHERE) from error
+    if saved.config.is_prompt_learning:
+        what = f"{name} puts {saved.config.peft_type.value} before each row, which is not proven for a teacher"
+        raise ModelError(what, WHERE, "an adapter of the layers, as LoRA is")
+    _check_vocabulary(saved, tokenizer)
+    return saved
+
+
+def make_teacher(policy: nn.Module, saved: SavedAdapter | None) -> nn.Module:
+    """The teacher, in evaluation mode and without gradients.
+
+    Args:
+        policy: With its adapter, on its device, without the wrappers of distributed training.
+        saved: The teacher's adapter; None: the teacher is the base.
+
+    Raises:
+        ModelError: The policy has no adapter or trains the base's own tensors, so that no base would be left; an
+            adapter is on the head, which both share; or the teacher's adapter does not fit.
+    """
+    check_base_is_kept(policy)
+    device = next(policy.parameters()).device
+    try:
+        # PEFT draws an adapter before the saved one takes its place.
+        with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device.index or 0]):
+            base = clean_base(policy)
+            teacher: nn.Module = base if saved is None else continue_adapter(base, saved)
+    except PerlError as error:
+        raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
+    teacher.requires_grad_(False)  # the base's are frozen as it is
+    _check_head(teacher, "the teacher's adapter", WHERE)
+    return teacher.eval()
+
+
+def check_base_is_kept(policy: nn.Module) -> None:
+    """Refuses a policy beside which its base is not there any more, or whose head is not the base's.
+
+    Raises:
+        ModelError: Says which.
+    """
+    if not isinstance(policy, PeftModel):
+        raise ModelError("without an adapter the base itself is trained, and no teacher is left", "teacher")
+    if any(parameter.requires_grad for _, parameter in base_parameters(policy)):
+        raise ModelError("the adapter trains tensors of the base itself, and no teacher is left", "teacher")
+    if is_sharded(policy):
+        raise ModelError("a base in shards has no teacher", "teacher", "engine.strategy: ddp or zero2")
+    _check_head(policy, "the adapter", "peft")
+
+
+def teacher_log_probs(
+    teacher: nn.Module, input_ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor, *, temperature: float = 1.0
+) -> torch.Tensor:
+    """The teacher's log-probabilities, (B, T-1) float32, without gradient; see :func:`token_log_probs`."""
+    with torch.no_grad():
+        return token_log_probs(teacher, input_ids_BT, attention_mask_BT, temperature=temperature)
+
+
+def teacher_identity(section: TeacherSection, saved: SavedAdapter | None) -> str:
+    """SHA-256 of what makes a teacher another one on the same base: its adapter's file, its hint, its system prompt."""
+    adapter = "" if saved is None else sha256_of(saved.weights)
+    facts = (adapter, section.hint or "", section.system_prompt or "")
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _check_head(model: nn.Module, what: str, where: str) -> None:
+    head = base_of(model).get_output_embeddings()
+    if isinstance(head, BaseTunerLayer | AuxiliaryTrainingWrapper):
+        raise ModelError(f"{what} is on the head, which policy and teacher share", where, "leave the head out of it")
+
+
+def _check_vocabulary(saved: SavedAdapter, tokenizer: Any) -> None:  # noqa: ANN401 (any tokenizer)
+    """A tokenizer beside the adapter must give tokens the same numbers."""
+    path = saved.folder / _VOCABULARY
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    if tokenizer is None or not path.is_file():
+        return
+    theirs, ours = _vocabulary(path), tokenizer.get_vocab()
+    differing = sorted(token for token, number in theirs.items() if ours.get(token) != number)
+    if differing:
+        what = f"{saved.name} was made with another tokenizer: {differing[0]!r} is token {theirs[differing[0]]} there"
+        here = ours.get(differing[0])
+        raise ModelError(f"{what}, {'none' if here is None else here} here", WHERE, "an adapter of the same base")
+
+
+def _vocabulary(path: Path) -> dict[str, int]:
+    """Token -> number, of a tokenizer's file that is read as untrusted data; empty where its kind lists none so."""
+    try:
+        if path.stat().st_size > _LARGEST_VOCABULARY:
+            return {}
+        found = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
+        return {str(token): int(number) for token, number in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}

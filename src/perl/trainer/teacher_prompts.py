@@ -1,0 +1,69 @@
+"""The prompts of a teacher: those of the policy, with a hint or another system message.
+
+prompt, gold answer, TeacherSection -> prompt
+
+Pure functions of prompts as the data has them; rendering and tokens are the trainer's own, as for any prompt.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perl.errors import DataError
+from perl.recipe.sections import TeacherSection
+
+ANSWERS = ("solution", "answer")
+"""Columns that hold the gold answer: a recipe's, and what scripts usually call it."""
+_NAMES = re.compile(r"\{(prompt|answer)\}")
+
+
+def teacher_prompt(row: Mapping[str, Any], section: TeacherSection) -> Any:  # noqa: ANN401 (text or messages)
+    """The prompt of a row as the teacher sees it.
+
+    Args:
+        row: With ``prompt``, text or chat messages, and where the hint names the answer, a column of ``ANSWERS``.
+        section: Of the teacher.
+
+    Returns:
+        Of the prompt's own form; in messages the hint is with the last one of the user.
+
+    Raises:
+        DataError: There is no answer, no message of a user, or a system message for a prompt that is text.
+    """
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        if section.system_prompt is not None:
+            raise DataError("a system prompt needs chat messages", "teacher.system_prompt", "use teacher.hint")
+        return prompt if section.hint is None else _hinted(prompt, section.hint, row, "\n")
+    messages = [dict(message) for message in prompt]
+    if section.system_prompt is not None:
+        own = [message for message in messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": section.system_prompt}, *own]
+    if section.hint is not None:
+        users = [message for message in messages if message["role"] == "user" and isinstance(message["content"], str)]
+        if not users:
+            raise DataError("a prompt has no text of a user to put a hint before", "teacher.hint", "use system_prompt")
+        users[-1]["content"] = _hinted(users[-1]["content"], section.hint, row, "\n\n")
+    return messages
+
+
+def check_answers(columns: Iterable[str], section: TeacherSection) -> None:
+    """Refuses a hint with an answer that the data does not have.
+
+    Raises:
+        DataError: Names the columns.
+    """
+    names = list(columns)
+    if section.hint is not None and "{answer}" in section.hint and not set(ANSWERS) & set(names):
+        what = f"contains {{answer}}, and the data has no gold answer, only {', '.join(names)}"
+        raise DataError(what, "teacher.hint", "set data.train.columns.answer, or leave {answer} out")
+
+
+def _hinted(question: str, hint: str, row: Mapping[str, Any], between: str) -> str:
+    """The hint before the question, or in its place where it contains it."""
+    found: dict[str, str] = {"prompt": question}
+    if "{answer}" in hint:
+        check_answers(row, TeacherSection(hint=hint))
+        found["answer"] = str(next(row[name] for name in ANSWERS if name in row))
+    text = _NAMES.sub(lambda name: found[name[1]], hint)
+    return text if "{prompt}" in hint else f"{text}{between}{question}"

@@ -1,0 +1,190 @@
+"""Teaching: what a teacher adds to an optimizer step, the reverse KL divergence of each token of the policy's own.
+
+rollouts -> the teacher's prompts; micro-batch -> the teacher's hidden states -> divergence beside the log-probs -> loss
+
+The teacher runs without gradient just before the policy runs the same completions, so that its hidden states are there
+for one micro-batch at a time, (N, T, D) and no logits. Nothing of it is in a checkpoint but who it is.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from perl.errors import ModelError
+from perl.packing.divergence import head_divergence
+from perl.packing.forward import Passes, choose_passes, last_hidden_states
+from perl.packing.head import HeadStates, add_scored_forward, logit_settings
+from perl.packing.micro_batches import TAUGHT_IDS, TAUGHT_MASK, MicroBatch, renumbered, token_batches
+from perl.packing.rope import rope_width
+from perl.packing.rows import Row, Scored
+from perl.policy.model import base_of
+from perl.recipe.sections import TeacherSection
+from perl.trainer.live import LiveTrainer
+from perl.trainer.log_prob_passes import LogProbPasses
+from perl.trainer.teacher_prompts import teacher_prompt
+
+DIVERGENCE, AGREEMENT = "teacher/kl", "teacher/agreement"
+"""Mean KL(policy || teacher) of a token in nats; share of the tokens that both find the likeliest."""
+
+
+@dataclass(frozen=True)
+class TeacherModel:
+    """A teacher and what it is asked with.
+
+    Attributes:
+        model: From :func:`perl.policy.teacher.make_teacher`.
+        section: How it teaches.
+        identity: What a resumed training compares.
+    """
+
+    model: torch.nn.Module
+    section: TeacherSection
+    identity: str
+
+
+class Teaching:
+    """Runs the teacher beside the policy. Owns the sums of what is logged of it.
+
+    Attributes:
+        teacher: Whom it runs.
+    """
+
+    def __init__(
+        self,
+        live: LiveTrainer,
+        teacher: TeacherModel,
+        passes: LogProbPasses,
+        tokenize: Callable[[list[Any]], list[list[int]]],
+    ) -> None:
+        """Teaches the teacher to give its hidden states.
+
+        Args:
+            live: The training, whose policy is complete.
+            teacher: Whom to run.
+            passes: How rows go through the policy.
+            tokenize: The tokens of prompts, as the policy's are made.
+        """
+        self._live, self.teacher, self._passes, self._tokenize = live, teacher, passes, tokenize
+        base, args = base_of(teacher.model), live.args
+        self._width_of = rope_width(base)
+        self._context = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+        logits = logit_settings(base.config, temperature=args.temperature, float32=args.cast_lm_head_to_fp32)
+        add_scored_forward(base, logits)
+        self.start()
+
+    @cached_property
+    def _how(self) -> Passes:
+        """How rows go through the teacher: packed only where the policy's are, found out by comparing as there."""
+        policys = self._passes.passes
+        return choose_passes(self.teacher.model, padding_free=policys.packed, share=policys.shared)
+
+    def add_prompts(self, inputs: Sequence[dict[str, Any]], output: dict[str, Any]) -> None:
+        """Gives rollouts the teacher's prompts, where they are not the policy's.
+
+        Args:
+            inputs: The examples, one for each completion.
+            output: Their rollouts; gets token ids and mask of (N, .), padded on the left.
+
+        Raises:
+            ModelError: Such a prompt and the longest completion are more than the model's context.
+        """
+        if not self.teacher.section.changes_prompts:
+            return
+        prompts = [teacher_prompt(row, self.teacher.section) for row in inputs]
+        rows = self._tokenize(prompts)
+        longest = max(map(len, rows))
+        check_context(longest, int(self._live.args.max_completion_length), self._context)
+        device = output["prompt_ids"].device
+        ids_NP = torch.zeros(len(rows), longest, dtype=torch.long)
+        mask_NP = torch.zeros_like(ids_NP)
+        for index, ids in enumerate(rows):
+            ids_NP[index, longest - len(ids) :] = torch.tensor(ids)
+            mask_NP[index, longest - len(ids) :] = 1
+        output |= {TAUGHT_IDS: ids_NP.to(device), TAUGHT_MASK: mask_NP.to(device)}
+
+    def beside(self, batch: MicroBatch) -> Callable[[Scored, HeadStates], tuple[torch.Tensor, ...]]:
+        """Runs the teacher on a micro-batch; what then makes divergences of the policy's states of the same rows.
+
+        Args:
+            batch: Of the policy.
+        """
+        teacher_NTD, top_k = self.hidden_states(batch), self.teacher.section.top_k
+
+        def divergence(scored: Scored, states: HeadStates) -> tuple[torch.Tensor, ...]:
+            place = scored.rows.to(teacher_NTD.device), scored.columns.to(teacher_NTD.device)
+            teacher_SD = teacher_NTD[place].to(states.hidden_SD.device)
+            return head_divergence(states, teacher_SD, top_k=top_k)
+
+        return divergence
+
+    @torch.no_grad()
+    def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
+        """(N, T, D) the teacher's last hidden states that predict the tokens of a micro-batch."""
+        rows, columns = [self._row(row) for row in batch.rows], batch.mask_NT.size(1)
+        with self._live.accelerator.autocast():
+            packed = self._how.packs(rows)
+            share, budget = packed and self._how.shared, self._passes.tokens_without_gradient
+            result_NTD = None
+            for groups in token_batches(rows, budget=budget, packed=packed, share=share):
+                indices, own = renumbered(groups)
+                part_NTD = last_hidden_states(
+                    self.teacher.model, [rows[i] for i in indices], own, packed=packed, columns=columns
+                )
+                if result_NTD is None:
+                    result_NTD = part_NTD.new_zeros(len(rows), *part_NTD.shape[1:])
+                result_NTD[torch.tensor(indices, device=part_NTD.device)] = part_NTD
+        if result_NTD is None:
+            raise ValueError("a micro-batch without rows")
+        return result_NTD
+
+    def term(self, made: Sequence[torch.Tensor], batch: MicroBatch) -> torch.Tensor:
+        """The part of a step's loss that the teacher is, of a micro-batch; adds to what is logged.
+
+        Args:
+            made: (N, T) divergences with gradient and (N, T) agreements, of :meth:`beside`.
+            batch: Of which.
+        """
+        kl_NT, agrees_NT = made
+        mask_NT = batch.mask_NT.to(kl_NT.device)
+        with torch.no_grad():
+            sums = [(kl_NT * mask_NT).sum(), (agrees_NT * mask_NT).sum(), mask_NT.sum()]
+            self._sums += torch.stack([value.float() for value in sums]).to(self._sums.device)
+        return self.teacher.section.weight * (kl_NT * batch.weights_NT).sum()
+
+    def start(self) -> None:
+        """Empty sums, for an accumulation window."""
+        self._sums = torch.zeros(3, device=self._live.accelerator.device)  # of divergences, agreements, tokens
+
+    def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
+        """What is logged of a window, over the tokens of all processes; every process must ask."""
+        divergences, agreements, tokens = accelerator.reduce(self._sums, reduction="sum").tolist()
+        if tokens:
+            yield DIVERGENCE, divergences / tokens
+            yield AGREEMENT, agreements / tokens
+
+    def _row(self, row: Row) -> Row:
+        """A row of the policy as the teacher sees it."""
+        if row.taught is None:
+            return row
+        # Rotary factors that depend on the length are those of this row by itself.
+        return replace(row, prompt=row.taught, width=self._width_of(row.taught.numel() + row.completion.numel()))
+
+
+def check_context(prompt: int, completion: int, context: int | None) -> None:
+    """Refuses a teacher's prompt that leaves no room for the completion.
+
+    Args:
+        prompt: Tokens of the longest one.
+        completion: Tokens of the longest one.
+        context: Tokens that the model was made for; None: not known.
+
+    Raises:
+        ModelError: Says how many tokens are left.
+    """
+    if context is not None and prompt + completion > context:
+        what = f"the teacher's longest prompt has {prompt} tokens, with {completion} of completion that is more than "
+        raise ModelError(f"{what}the model's {context}", "teacher.hint", f"at most {context - completion} tokens")

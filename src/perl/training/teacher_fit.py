@@ -1,0 +1,45 @@
+"""What of a recipe's teacher can be refused before the base's weights are loaded.
+
+TeacherSection, problems, tokenizer -> nothing, or an error
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from perl.data import render_prompts
+from perl.recipe.sections import TeacherSection
+from perl.trainer.teacher_prompts import check_answers, teacher_prompt
+from perl.trainer.teaching import check_context
+
+
+def check_teacher_prompts(
+    section: TeacherSection,
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    longest_completion: int,
+    template_arguments: Mapping[str, Any] | None,
+) -> None:
+    """Makes each prompt as the teacher will see it.
+
+    Args:
+        section: Of the recipe.
+        rows: The training problems.
+        tokenizer: The base's.
+        config: The base's.
+        longest_completion: In tokens.
+        template_arguments: Of the chat template.
+
+    Raises:
+        DataError: A prompt cannot be made.
+        ModelError: One leaves no room for the completion.
+    """
+    if not section.changes_prompts:
+        return
+    check_answers(rows.column_names, section)
+    prompts = [{"prompt": teacher_prompt(row, section)} for row in rows]
+    longest = max(len(prompt.token_ids) for prompt in render_prompts(prompts, tokenizer, template_arguments))
+    check_context(longest, longest_completion, getattr(config.get_text_config(), "max_position_embeddings", None))

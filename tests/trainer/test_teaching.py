@@ -1,0 +1,300 @@
+"""A step with a teacher is that of two separate models and a whole softmax, however its rows are run."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import get_peft_model
+from safetensors.torch import load_file
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import DataError, ModelError, RecipeError
+from perl.packing.micro_batches import TAUGHT_IDS
+from perl.policy.model import base_fingerprint
+from perl.policy.save_adapter import write_adapter
+from tests import warm
+from tests.oracles.distillation import divergences
+from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, rollout_function, rollout_table
+from tests.oracles.two_trainers import (
+    ADAPTERS,
+    QUIET,
+    RATES,
+    STEPS,
+    base,
+    norm,
+    relative_difference,
+    tokenizer,
+    train,
+)
+from tests.trainer import distributed_checkpoints as checkpoints
+from tests.trainer.test_resumed_processes import HAS_DEEPSPEED, WITHOUT, run
+
+pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_:FutureWarning")  # TRL uses the old names
+RELATIVE = 1e-5
+HINT = "t5 t9 t17"
+ALONE = {"reward_weights": [0.0], "gradient_accumulation_steps": 2, "learning_rate": 0.5}
+MANY_PASSES = {"train_tokens_per_microbatch": 60}
+
+
+def adapted(adapter="lora", seed=23, offset=0.3):
+    model = copy.deepcopy(base(torch.float32))  # made with a seed of its own
+    torch.manual_seed(seed)
+    model = get_peft_model(model, copy.deepcopy(ADAPTERS[adapter]))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += offset * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Another LoRA, on all layers, as a run would leave it."""
+    policy = adapted("lora everywhere", offset=0.1)
+    write_adapter(policy, tmp_path / "teacher", "", None, base_fingerprint(policy))
+    return str(tmp_path / "teacher")
+
+
+def rows_of_step(step, hint=None, tools=False):
+    """(prompt, prompt of the teacher, completion, mask) of each row."""
+    table, size = rollout_table(MIXED), len(MIXED[0])
+    found = []
+    for name in list(table)[step * size : (step + 1) * size]:
+        group = table[name]
+        ids = tokenizer()(text=f"{hint}\n{name}")["input_ids"] if hint else group.prompt_ids
+        masks = group.tool_mask if tools else [[1] * len(c) for c in group.completion_ids]
+        found += [(group.prompt_ids, ids, c, m) for c, m in zip(group.completion_ids, masks, strict=True)]
+    return found
+
+
+def plain_update(pages, teacher, options, *, adapter="lora", hint=None, weight=1.0, top_k=0, tools=False):
+    """What plain SGD adds on the mean divergence of all tokens of a step, from the first page on."""
+    student = adapted(adapter)
+    own = dict(student.named_parameters())
+    with torch.no_grad():
+        for name, tensor in pages[0].items():
+            own[name].copy_(tensor)
+    trained = {name: p for name, p in own.items() if p.requires_grad}
+    temperature = options.get("temperature", 1.0)
+    means = []
+    for step in range(STEPS):
+        rows = rows_of_step(step, hint, tools)
+        found = divergences(student, teacher, [row[:3] for row in rows], temperature, top_k)
+        masks = [torch.tensor(row[3]) for row in rows]
+        tokens = sum(int(mask.sum()) for mask in masks)
+        mean = sum((kl * mask).sum() for kl, mask in zip(found, masks, strict=True)) / tokens
+        means.append(mean.item())
+        gradients = torch.autograd.grad(weight * mean, list(trained.values()))
+        with torch.no_grad():
+            for parameter, gradient in zip(trained.values(), gradients, strict=True):
+                parameter -= options["learning_rate"] * gradient
+    return {name: p.detach() - pages[0][name] for name, p in trained.items()}, means
+
+
+def assert_plain(ours, expected, means):
+    assert norm(expected) > 0.01 * norm(ours.pages[0])
+    assert relative_difference(ours.update(), expected) <= RELATIVE
+    logged = [entry for entry in ours.history if "teacher/kl" in entry and "train_runtime" not in entry]
+    assert [entry["teacher/kl"] for entry in logged] == pytest.approx(means, rel=1e-5)
+    assert all(0 <= entry["teacher/agreement"] < 1 for entry in logged)
+    assert all(entry["rows/trained_fraction"] == 1 for entry in logged)
+
+
+WAYS = {
+    "packed": {},
+    "many passes": MANY_PASSES,
+    "padded": {"padding_free": False},
+    "as TRL cuts": {"train_tokens_per_microbatch": 0},
+    "prompts apart": {"share_prompts": False, **MANY_PASSES},
+    "recomputed": {"activation_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_teachers_adapter_gives_the_update_of_two_models(way, saved):
+    options = {**ALONE, "temperature": 0.7}
+    ours = train(PeftGRPOTrainer, teacher_adapter=saved, tools=True, **options, **WAYS[way])
+    assert_plain(ours, *plain_update(ours.pages, adapted("lora everywhere", offset=0.1), options, tools=True))
+
+
+@pytest.mark.parametrize("way", ["packed", "many passes", "padded"])
+def test_a_hint_and_the_base_give_the_update_of_two_models(way):
+    ours = train(PeftGRPOTrainer, teacher_hint=HINT, **ALONE, **WAYS[way])
+    assert_plain(ours, *plain_update(ours.pages, base(torch.float32), ALONE, hint=HINT))
+
+
+def test_an_adapter_with_a_hint_a_weight_and_few_tokens_gives_the_update_of_two_models(saved):
+    settings = {"teacher_adapter": saved, "teacher_hint": HINT, "teacher_weight": 1.7, "teacher_top_k": 5}
+    ours = train(PeftGRPOTrainer, **settings, **ALONE, **MANY_PASSES)
+    plain = {"hint": HINT, "weight": 1.7, "top_k": 5}
+    assert_plain(ours, *plain_update(ours.pages, adapted("lora everywhere", offset=0.1), ALONE, **plain))
+
+
+@pytest.mark.parametrize("adapter", ["dora", "ia3", "lora everywhere"])
+def test_students_of_other_methods_learn_from_a_lora(adapter, saved):
+    options = {**ALONE, "learning_rate": RATES[adapter]}
+    ours = train(PeftGRPOTrainer, teacher_adapter=saved, adapter=adapter, **options)
+    teacher = adapted("lora everywhere", offset=0.1)
+    assert_plain(ours, *plain_update(ours.pages, teacher, options, adapter=adapter))
+
+
+def test_rewards_and_a_teacher_add_up(saved):
+    options = {"gradient_accumulation_steps": 2, "loss_type": "dapo", "max_steps": 1, "learning_rate": 0.5}
+    rewards = train(PeftGRPOTrainer, **options)
+    alone = train(PeftGRPOTrainer, teacher_adapter=saved, **{**options, **ALONE})
+    both = train(PeftGRPOTrainer, teacher_adapter=saved, **options, **MANY_PASSES)
+    expected = {name: tensor + rewards.update()[name] for name, tensor in alone.update().items()}
+    assert relative_difference(both.update(), expected) <= RELATIVE
+    assert relative_difference(both.update(), alone.update()) > 0.01
+
+
+def test_without_rewards_the_same_is_trained_and_nothing_is_said_of_flat_ones(saved, monkeypatch, caplog):
+    options = {**ALONE, "max_steps": 2, "flat_reward_steps": 1}
+    zero = train(PeftGRPOTrainer, teacher_adapter=saved, **options)
+    monkeypatch.setattr("tests.oracles.two_trainers.preset_reward", None)
+    none = train(PeftGRPOTrainer, teacher_adapter=saved, **{**options, "reward_weights": None})
+    assert relative_difference(none.update(), zero.update()) == 0
+    assert "teach nothing" not in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"bf16": True}, {"num_iterations": 2}, {"beta": 0.1}, {"loss_type": "dr_grpo"}])
+def test_other_settings_train_towards_the_teacher_too(options, saved):
+    ours = train(PeftGRPOTrainer, teacher_adapter=saved, **{**ALONE, "max_steps": 3}, **options)
+    found = [entry["teacher/kl"] for entry in ours.history if "teacher/kl" in entry]
+    assert all(0 < kl < 20 for kl in found)
+    if options == {"bf16": True}:
+        exact = train(PeftGRPOTrainer, teacher_adapter=saved, **{**ALONE, "max_steps": 3})
+        assert 0 < relative_difference(ours.update(), exact.update()) < 0.1
+
+
+def test_a_teacher_leaves_what_is_trained_without_one_as_it_is(saved):
+    """Not even a random number is drawn for it."""
+    options = {**ALONE, "reward_weights": [1.0], "max_steps": 1}
+    with_one, without = train(PeftGRPOTrainer, teacher_adapter=saved, **options), train(PeftGRPOTrainer, **options)
+    assert relative_difference(with_one.pages[0], without.pages[0]) == 0
+
+
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.skipif(not HAS_DEEPSPEED, reason=WITHOUT))]
+)
+def test_two_processes_learn_as_one(strategy, tmp_path, saved):
+    command = ["-m", "tests.trainer.distributed_teaching", str(tmp_path), saved]
+    for processes, how in ((1, "ddp"), (2, strategy)):
+        done = warm.run_distributed([*command, how], tmp_path, processes)
+        assert done.returncode == 0, done.stderr[-3000:]
+    names = ("ddp-1-0", f"{strategy}-2-0", f"{strategy}-2-1")
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in names)
+    for name in alone:
+        (start, _), history = alone[name]
+        assert relative_difference(first[name][0][1], second[name][0][1]) == 0
+        updates = [{key: pages[1][key] - pages[0][key] for key in start} for pages, _ in (alone[name], first[name])]
+        assert relative_difference(updates[1], updates[0]) <= RELATIVE
+        assert first[name][1] == pytest.approx(history, rel=1e-5)
+
+
+def test_an_evaluation_has_the_teachers_divergence_too(saved, tmp_path):
+    table = rollout_table(MIXED)
+    trainer = PeftGRPOTrainer(
+        model=copy.deepcopy(base(torch.float32)),
+        args=PeftRLConfig(
+            str(tmp_path),
+            **{**QUIET, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 1, "num_generations": GENERATIONS},
+            per_device_train_batch_size=ROWS,
+            per_device_eval_batch_size=ROWS,
+            max_completion_length=LONGEST,
+            algorithm="opd",
+            teacher_adapter=saved,
+            teacher_hint=HINT,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": list(table)}),
+        eval_dataset=Dataset.from_dict({"prompt": list(table)[:4]}),
+        processing_class=tokenizer(),
+        rollout_func=rollout_function(table, log_probs=False, tools=False),
+    )
+    trainer.train()
+    (entry,) = [entry for entry in trainer.state.log_history if "eval_teacher/kl" in entry]
+    assert entry["eval_teacher/kl"] > 0
+    assert entry["eval_loss"] == pytest.approx(entry["eval_teacher/kl"], rel=1e-4)
+
+
+def make(folder, **options):
+    return PeftGRPOTrainer(
+        model=options.pop("model", None) or copy.deepcopy(base(torch.float32)),
+        args=PeftRLConfig(
+            str(folder), **{**QUIET, "max_completion_length": LONGEST, "per_device_train_batch_size": 8, **options}
+        ),
+        train_dataset=Dataset.from_dict({"prompt": ["t3 t4"] * 8, "other": ["x"] * 8}),
+        processing_class=tokenizer(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "line"),
+    [
+        ({"algorithm": "opd"}, RecipeError, r"teacher: opd has nobody to learn from \(teacher: \{adapter"),
+        ({"teacher_hint": "x {answer}"}, DataError, r"teacher\.hint: .*no gold answer.*prompt, other"),
+        ({"teacher_adapter": "absent/./x"}, ModelError, r"teacher\.adapter: "),
+        ({"teacher_weight": 2.0}, RecipeError, r"teacher_weight: .*needs a teacher"),
+        ({"teacher_hint": "x", "teacher_weight": -1.0}, RecipeError, r"teacher_weight: .*greater than 0"),
+        ({"teacher_hint": "x", "strategy": "fsdp2"}, RecipeError, r"teacher: .*fsdp2"),
+        ({"teacher_hint": "x", "peft_method": "full"}, RecipeError, r"teacher: .*peft\.method full"),
+        ({"teacher_hint": "x", "top_entropy_quantile": 0.5}, RecipeError, r"teacher: .*TRL's step"),
+    ],
+)
+def test_what_cannot_be_is_one_line(options, kind, line, tmp_path):
+    with pytest.raises(kind) as caught:
+        make(tmp_path, **options)
+    assert "\n" not in str(caught.value)
+    assert re.match(line, str(caught.value)), str(caught.value)
+
+
+def test_a_subclass_with_a_loss_of_its_own_has_no_teacher():
+    def own(self, model, inputs, *args, **kwargs):  # noqa: ARG001
+        return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
+
+    kind = type("Own", (PeftGRPOTrainer,), {"compute_loss": own, "__module__": __name__})
+    with pytest.raises(RecipeError, match=r"^teacher: a teacher is not known to TRL's step[^\n]*$"):
+        train(kind, teacher_hint=HINT, **ALONE)
+
+
+def test_a_hint_that_leaves_no_room_is_one_line():
+    with pytest.raises(ModelError, match=r"^teacher\.hint: [^\n]*more than the model's 64[^\n]*$"):
+        train(PeftGRPOTrainer, teacher_hint=" ".join(["t7"] * 60), **ALONE)
+
+
+SHARED = {"num_iterations": 2, "save_steps": 3}
+
+
+@pytest.mark.parametrize("options", [SHARED, {"save_steps": 2}], ids=["among shared rollouts", "between rollouts"])
+def test_a_resumed_training_ends_like_one_that_was_never_interrupted(options, saved, tmp_path):
+    given = {"teacher_adapter": saved, "teacher_hint": HINT, "beta": 0.0, "gradient_accumulation_steps": 4, **options}
+    checkpoint = str(tmp_path / "whole" / f"checkpoint-{options['save_steps']}")
+    whole = checkpoints.run(tmp_path, checkpoints.Job("whole", options=given))
+    kept = Path(checkpoint) / "rollouts-rank0.safetensors"
+    assert kept.is_file() == (options is SHARED)
+    assert options is not SHARED or f"0/{TAUGHT_IDS}" in load_file(kept)
+    resumed = checkpoints.run(tmp_path, checkpoints.Job("resumed", resume=checkpoint, options=given))
+    assert resumed["log"] == whole["log"]
+    assert resumed["numbers"] == whole["numbers"]
+    tensors = [load_file(tmp_path / f"{name}.safetensors") for name in ("whole", "resumed")]
+    assert relative_difference(*tensors) == 0
+    for changed in ({"teacher_hint": "t6"}, {"teacher_adapter": None}, {"teacher_adapter": None, "teacher_hint": None}):
+        job = checkpoints.Job("other", resume=checkpoint, options={**given, **changed})
+        refused = checkpoints.run(tmp_path, job)["refused"]
+        assert refused.startswith("teacher: ")
+        assert "was written with teacher" in refused
+        assert "\n" not in refused
+
+
+def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(saved, tmp_path):
+    """Among rollouts that several steps share, so that the teacher's prompts are divided anew too."""
+    given = {"teacher_adapter": saved, "teacher_hint": HINT, "beta": 0.0, **SHARED}
+    job = {"method": "lora", "strategy": "ddp", "options": given}
+    run(tmp_path, 1, [{"name": "one", **job}])
+    run(tmp_path, 2, [{"name": "two", **job, "resume": str(tmp_path / "one" / "checkpoint-3")}])
+    one, two = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
+    assert relative_difference(two, one) <= 1e-5

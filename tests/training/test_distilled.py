@@ -1,0 +1,177 @@
+"""Runs with a teacher and without a reward, from a recipe to a card; the student becomes better at a task."""
+
+import json
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import perl
+from perl.errors import PerlError
+from perl.hub.card.public_recipe import public_recipe
+from perl.policy.model import base_fingerprint
+from perl.recipe import load_recipe
+from perl.sandbox import BASE_FOLDER, BASE_NAME, tasks
+from perl.sandbox.pretrain import EOS, collate, example
+from perl.training.stages import prepare, read_recipe
+from tests.saved_adapters import save_adapter
+
+SYSTEM = "Work it out."
+SHORT = {
+    "extends": "quickstart",
+    "rewards": {"accuracy": None},
+    "algorithm": "opd",
+    "rollout": {"max_completion_length": 8},
+    "eval": {"enabled": False},
+    "engine": {"device": "cpu", "threads": 1},
+    "train": {
+        "max_steps": 2,
+        "prompts_per_step": 2,
+        "num_generations": 2,
+        "per_device_train_batch_size": 4,
+    },
+}
+
+
+def metrics_of(run):
+    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
+    save_adapter(tmp_path / "teacher", seed=3)
+    given = ["algorithm=opd", "rewards.accuracy=null", f"teacher.adapter={tmp_path / 'teacher'}", "teacher.hint=Hm."]
+    small = [f"train.{key}={value}" for key, value in SHORT["train"].items()]
+    given += [*small, "train.save_steps=1", "rollout.max_completion_length=8", "eval.limit=4", "eval.k=1"]
+    planned = perl_command("train", "quickstart", *given, "--dry-run", cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    lines = [line.removeprefix("# ") for line in (planned.stdout + planned.stderr).splitlines()]
+    assert any(
+        line.startswith("teacher  the base with another adapter, a hint; KL over the vocabulary") for line in lines
+    )
+    assert "rewards  none: the teacher alone" in lines
+    done = perl_command("train", "quickstart", *given, "--output", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (facts["status"], facts["algorithm"], facts["rewards"]) == ("done", "opd", {})
+    assert facts["settings"]["teacher"] == "the base with another adapter, a hint; KL over the vocabulary x 1"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["teacher/kl"] > 0 and row["rows/trained_fraction"] == 1 for row in rows)
+    card = (tmp_path / "run" / "adapter" / "README.md").read_text()
+    assert "| teacher | the base with another adapter, a hint; KL over the vocabulary x 1 |" in card
+    assert "On-policy distillation" in card
+    assert "mean reward" not in card
+    saved = load_recipe(tmp_path / "run" / "recipe.yaml")
+    assert (saved.algorithm, saved.rewards, saved.teacher.hint) == ("opd", {}, "Hm.")
+    assert str(tmp_path) not in public_recipe(saved)
+    again = perl_command("train", "quickstart", *given, "--output", "run", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ([], "teacher: opd has nobody to learn from"),
+        (["teacher.hint='{answer}'", "data.train.name=./q.jsonl"], "teacher.hint: contains {answer}"),
+        (["teacher.system_prompt=x", "data.chat=false"], "teacher.system_prompt: a system prompt needs chat messages"),
+        (["teacher.hint=" + "x" * 1100], "teacher.hint: the teacher's longest prompt has"),
+        (
+            ["teacher.hint=x", "peft.method=full", "peft.rank=null", "peft.alpha=null"],
+            "teacher: the base itself is trained",
+        ),
+        (["teacher.hint=x", "engine.strategy=fsdp2"], "teacher: a base in shards"),
+        (["teacher.adapter=./absent"], "teacher.adapter: ./absent"),
+        (["teacher.adapter=./other"], "teacher.adapter: ./other was made for somebody/model"),
+        (["teacher.adapter=./wide"], "teacher.adapter: ./wide does not fit this base"),
+    ],
+)
+def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, line, monkeypatch, tmp_path):
+    save_adapter(tmp_path / "other", base="somebody/model")
+    save_adapter(tmp_path / "wide")
+    config = json.loads((tmp_path / "wide" / "adapter_config.json").read_text())
+    (tmp_path / "wide" / "adapter_config.json").write_text(json.dumps({**config, "r": 8}))
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(8)))
+    if "data.train.name=./q.jsonl" in overrides:
+        overrides = [*overrides, "data.train.columns.answer=null"]
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    with pytest.raises(PerlError) as caught:
+        prepare(read_recipe(SHORT, overrides))
+    assert "\n" not in str(caught.value)
+    assert line in str(caught.value)
+
+
+def test_accuracy_may_be_watched_without_being_rewarded(tmp_path):
+    run = perl.train(SHORT, ["rewards.accuracy=0.0", "teacher.hint=The answer is {answer}."], tmp_path / "run")
+    rows = metrics_of(run)
+    assert all("rewards/accuracy/mean" in row and row["reward"] == 0 for row in rows)
+    assert all(row["loss"] == pytest.approx(row["teacher/kl"], rel=1e-5) for row in rows)
+
+
+def obedient_base(folder, steps):
+    """The sandbox's base, taught to work the answer out where a system message asks for it, and else as it was."""
+    torch.manual_seed(5)
+    rng = random.Random(5)
+    model = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
+    streams = {task: tasks.stream(task, "train", seed=6) for task in ("addition", "multiplication", "chain")}
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(steps):
+        asked = [next(streams["addition"]) for _ in range(24)]
+        rows = [
+            (f"<|system|>{SYSTEM}<|user|>{one.question}<|assistant|>", tasks.careful_completion(one) + EOS)
+            for one in asked
+        ]
+        rows += [example(rng, streams) for _ in range(24)]
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
+        model(**collate(rows, tokenizer)).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return base_fingerprint(model)
+
+
+LEARNING = {
+    **SHORT,
+    "teacher": {"system_prompt": SYSTEM},
+    "rollout": {"max_completion_length": 64},
+    "eval": {"limit": 128, "k": 1},
+    "train": {
+        "max_steps": 20,
+        "prompts_per_step": 8,
+        "num_generations": 4,
+        "per_device_train_batch_size": 32,
+        "learning_rate": 3e-3,
+    },
+}
+
+
+def assert_better(run, fingerprint=None):
+    facts = json.loads((run.path / "run.json").read_text())
+    scores, rows = facts["eval"]["sandbox:addition"], metrics_of(run)
+    assert scores["base"] < 0.75
+    assert scores["adapter"] > 0.9
+    assert rows[-1]["teacher/kl"] < 0.5 * rows[0]["teacher/kl"]
+    assert rows[-1]["teacher/agreement"] > rows[0]["teacher/agreement"]
+    assert fingerprint in (None, facts["fingerprint"]["base"])
+
+
+@pytest.mark.parametrize(
+    "seed", [1, pytest.param(2, marks=pytest.mark.nightly), pytest.param(3, marks=pytest.mark.nightly)]
+)
+def test_a_base_learns_from_itself_with_a_system_prompt_that_it_does_not_see(seed, tmp_path):
+    fingerprint = obedient_base(tmp_path / "base", steps=90)
+    overrides = [f"model.name={tmp_path / 'base'}", f"train.seed={seed}"]
+    assert_better(perl.train(LEARNING, overrides, tmp_path / "run"), fingerprint)
+
+
+@pytest.mark.nightly
+def test_a_fresh_adapter_learns_from_one_that_was_trained_with_rewards(tmp_path):
+    rewarded = ["eval.enabled=false", "train.num_generations=4", "train.max_steps=40"]
+    rewarded += ["train.per_device_train_batch_size=32"]
+    perl.train("quickstart", rewarded, tmp_path / "teacher")
+    taught = {**LEARNING, "teacher": {"adapter": str(tmp_path / "teacher")}, "model": {"name": BASE_NAME}}
+    for seed in (1, 2, 3):
+        assert_better(perl.train(taught, [f"train.seed={seed}"], tmp_path / f"run-{seed}"))
