@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from perl.errors import first_line
 from perl.packing.attention import use_packed_attention
-from perl.packing.head import EntropyKind
+from perl.packing.head import EntropyKind, Read
 from perl.packing.micro_batches import renumbered, token_batches
 from perl.packing.rope import of_width
 from perl.packing.rows import Row, pack, pad_right
@@ -66,6 +66,7 @@ def score(
     packed: bool,
     columns: int,
     entropy: EntropyKind = "value",
+    read: Read | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """One pass of the model over some rows.
 
@@ -76,6 +77,7 @@ def score(
         packed: Whether the rows are packed.
         columns: T, of the result.
         entropy: Whether entropies are wanted, and with a gradient.
+        read: What is wanted in the place of log-probabilities, of the hidden states that the tokens follow.
 
     Returns:
         (N, T) log-probabilities, 0 where a token is not scored, and (N, T) entropies in nats or None.
@@ -86,6 +88,8 @@ def score(
         # A mask of four dimensions is passed on to the layers as it is; ours look at the layout instead.
         nothing = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=batch.input_ids.device)
         arguments |= {"position_ids": batch.position_ids, "attention_mask": nothing, "packed_layout": batch.layout}
+    if read is not None:
+        arguments["read"] = read
     with of_width(model, rows[0].width):
         log_probs_S, entropies_S = model(**arguments, scored=batch.scored, entropy=entropy)
     log_probs_NT = batch.scored.rectangle(log_probs_S, len(rows), columns)
@@ -101,7 +105,7 @@ def whole_passes(passes: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Ten
 
 
 @torch.no_grad()
-def score_all(
+def score_all(  # noqa: PLR0913 (what it hands on to two functions)
     model: nn.Module,
     rows: Sequence[Row],
     *,
@@ -111,18 +115,19 @@ def score_all(
     columns: int,
     copy_cost: float = 0.0,
     run: Callable[[Sequence[Callable[[], torch.Tensor]]], list[torch.Tensor] | None] = whole_passes,
+    read: Read | None = None,
 ) -> torch.Tensor | None:
     """(N, T) log-probabilities of any number of rows without gradient, a budget of tokens at a time.
 
-    ``copy_cost`` as in :func:`perl.packing.micro_batches.micro_batches`; ``run`` runs the passes, and gives None where
-    memory did not suffice for one of them, as this function then does.
+    ``copy_cost`` as in :func:`perl.packing.micro_batches.micro_batches`, ``read`` as in :func:`score`; ``run`` runs the
+    passes, and gives None where memory did not suffice for one of them, as this function then does.
     """
     batches = token_batches(rows, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
 
     def part(groups: Sequence[Sequence[int]]) -> torch.Tensor:
         indices, own = renumbered(groups)
         chosen = [rows[index] for index in indices]
-        return score(model, chosen, own, packed=packed, columns=columns, entropy="none")[0]
+        return score(model, chosen, own, packed=packed, columns=columns, entropy="none", read=read)[0]
 
     parts = run([partial(part, groups) for groups in batches])
     if not parts:

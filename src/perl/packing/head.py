@@ -27,6 +27,8 @@ from perl.packing.compiled import compiled as compiled_function
 from perl.packing.rows import Scored
 
 EntropyKind = Literal["none", "value", "gradient"]
+Read = Callable[[torch.Tensor], torch.Tensor]
+"""Makes (S,) numbers of (S, D) hidden states, as a critic's value head does."""
 
 # Numbers in a tile of logits on a CPU, 8 MiB of float32: a few passes over it stay in the cache.
 _TILE = 2**21
@@ -93,7 +95,8 @@ def add_scored_forward(
 ) -> None:
     """Teaches a causal model ``model(..., scored=Scored)``, which returns (log-probabilities, entropies) of (S,) each.
 
-    Through the model's own forward, so that the wrappers around it (PEFT, DDP, autocast) act as on any other call.
+    Through the model's own forward, so that the wrappers around it (PEFT, DDP, autocast) act as on any other call. With
+    ``read`` it returns what that makes of the (S, D) hidden states in the head's place, and None.
 
     Args:
         model: Without wrappers.
@@ -109,6 +112,7 @@ def add_scored_forward(
         *args: Any,  # noqa: ANN401
         scored: Scored | None = None,
         entropy: EntropyKind = "value",
+        read: Read | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         if scored is None:
@@ -117,6 +121,8 @@ def add_scored_forward(
             kwargs.pop(name, None)
         hidden = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
         hidden = hidden[:, hidden.size(1) - scored.width :].flatten(0, 1)  # virtual tokens stand in front
+        if read is not None:
+            return read(hidden[scored.predictors.to(hidden.device)]), None
         head = self.get_output_embeddings()
         weight_VD, bias_V = (
             p.full_tensor() if isinstance(p, DTensor) else p for p in (head.weight, head.bias)

@@ -19,7 +19,10 @@ from perl.packing.rows import Row
 # Advantages this far below the largest are rounding, not signal: the gradient would be lost in the sum's last bit.
 ZERO_ADVANTAGE = 1e-6
 # Values a row or a token brings along, under the names of TRL's micro-batches.
-_COLUMNS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+_COLUMNS = (
+    *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"),
+    *("old_values", "returns"),  # a critic's
+)
 
 
 @dataclass(frozen=True)

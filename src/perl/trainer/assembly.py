@@ -16,6 +16,7 @@ import torch
 from transformers import Trainer
 from trl import GRPOTrainer
 
+from perl.algorithms.estimators import ADVANTAGES
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
 from perl.rewards.named import JUDGES
@@ -25,6 +26,7 @@ from perl.rollouts.hf_engine import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
 from perl.trainer.config import PeftRLConfig, own_setting, rollout_section
+from perl.trainer.critic_training import CriticTraining
 from perl.trainer.deepspeed_config import check_stage
 from perl.trainer.exchange import Exchange, exchange_of
 from perl.trainer.group_rewards import GroupRewards
@@ -50,6 +52,7 @@ class Parts:
     check: RolloutCheck
     step: OptimizerStep
     resume: ResumeState
+    critic: CriticTraining | None
 
 
 def make_parts(trainer: GRPOTrainer) -> Parts:
@@ -68,6 +71,8 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     passes = LogProbPasses(
         trainer, whole_tensors=whole, longest_prompt=longest, asleep_bytes=lambda: source.asleep_bytes
     )
+    has_critic = ADVANTAGES[own_setting(trainer.args, "advantage_estimator")].critic
+    critic = CriticTraining(trainer, passes, metrics) if has_critic else None
     hooks = StepHooks(
         prepare=prepare,
         backward=partial(Trainer.training_step, trainer),  # TRL's also counts and times micro-batches
@@ -75,6 +80,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         exchange=partial(_exchange, trainer),
         accumulation=lambda: trainer.current_gradient_accumulation_steps,
         correction=lambda: trainer.correction,
+        critic=critic,
     )
     step = OptimizerStep(trainer, passes, check, position=position, metrics=metrics, hooks=hooks)
     rewards = GroupRewards(
@@ -84,8 +90,8 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         aggregation=trainer.multi_objective_aggregation,
         warns=trainer.accelerator.is_main_process,
     )
-    resume = ResumeState(trainer, position, trainer.reference)
-    return Parts(position, rewards, passes, source, check, step, resume)
+    resume = ResumeState(trainer, position, trainer.reference, critic)
+    return Parts(position, rewards, passes, source, check, step, resume, critic)
 
 
 def add_callbacks(trainer: GRPOTrainer) -> None:

@@ -73,7 +73,9 @@ class AdapterCallback(TrainerCallback):
             with self._one_verdict():
                 self.movement.after_step(skipped=bool(getattr(optimizer, "step_was_skipped", False)))
             self._watches = bool(most(self.trainer.accelerator, int(not self.movement.proven)))
-        hooks_of(self.trainer.policy).after_step(self.trainer.policy, state.global_step + 1)
+        critic = self.trainer.critic_training
+        if critic is None or not critic.policy_waits:
+            hooks_of(self.trainer.policy).after_step(self.trainer.policy, state.global_step + 1)
 
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
         """Renews a rolling reference."""
