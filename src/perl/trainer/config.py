@@ -379,8 +379,10 @@ class PeftRLConfig(GRPOConfig):
 
     def _generation_rows(self) -> int:
         """Completions of a generation batch, as TRL will count them."""
-        steps = self.steps_per_generation or self.gradient_accumulation_steps
-        return int(self.generation_batch_size or self.per_device_train_batch_size * world_size() * steps)
+        if self.generation_batch_size is not None:
+            return self.generation_batch_size
+        steps = self.steps_per_generation or self.gradient_accumulation_steps or 1
+        return (self.per_device_train_batch_size or 1) * steps * world_size()
 
 
 def own_setting(args: GRPOConfig, name: str) -> Any:  # noqa: ANN401 (of any field)
