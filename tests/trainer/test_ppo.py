@@ -103,6 +103,18 @@ def test_values_of_the_rollouts_serve_every_epoch_and_minibatch():
     assert all(torch.equal(t, quiet.seen[0].start[name]) for name, t in quiet.seen[0].critic.state().items())
 
 
+def test_an_evaluation_has_values_too_and_trains_nothing():
+    kind = ours()
+    train(kind, **SETTINGS, **CRITIC, per_device_eval_batch_size=6)
+    trainer = kind.seen[0]
+    before, policy = trainer.critic.state(), {n: p.detach().clone() for n, p in trainer.policy.named_parameters()}
+    found = trainer.evaluate(trainer.train_dataset)
+    assert math.isfinite(found["eval_loss"])
+    assert math.isfinite(found["eval_critic/explained_variance"])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.critic.state().items())
+    assert all(torch.equal(p, policy[name]) for name, p in trainer.policy.named_parameters())
+
+
 def test_under_autocast_in_bfloat16_it_is_near_float32():
     kinds = ours(), ours()
     options = {**SETTINGS, **CRITIC, "max_steps": 2}
