@@ -1,19 +1,24 @@
 """PPO: the update and the critic of a plain trainer, REINFORCE where the critic says nothing, what moves and when."""
 
+import copy
 import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from live_bytes import LiveBytes
+from peft import get_peft_model
 from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer
 from perl.algorithms.baselines import whitened
 from perl.errors import ModelError, RecipeError
+from perl.policy.critic import Critic
 from perl.policy.model import base_fingerprint
 from tests import warm
 from tests.oracles.ppo import CRITIC, SETTINGS, PlainPPO, ours
+from tests.oracles.rollouts import LONGEST, ROWS
 from tests.oracles.two_trainers import ADAPTERS, base, norm, relative_difference, train
 from tests.trainer.distributed_checkpoints import Job, trainer_of
 
@@ -146,6 +151,21 @@ def test_out_of_memory_the_critics_passes_run_again_with_fewer_tokens(monkeypatc
     assert relative_difference(parts.update(), whole.update()) <= RELATIVE
     states = [kind.seen[0].critic.state() for kind in kinds]
     assert relative_difference(states[1], states[0]) <= RELATIVE
+
+
+def test_peak_memory_is_that_of_a_policy_alone_and_the_critics_own():
+    """Tensor, gradient and Adam's two averages of each parameter, and a few numbers for each token of the batch."""
+    options = {**SETTINGS, "optim": "adamw_torch", "max_steps": 2, "adapter": "lora everywhere"}
+    peaks = []
+    for further in ({"advantage_estimator": "batch"}, CRITIC):
+        with LiveBytes() as live:
+            train(PeftGRPOTrainer, **options, **further)
+        peaks.append(live.peak)
+    policy = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(ADAPTERS["lora everywhere"]))
+    of_critic = sum(4 * p.numel() for p in Critic(policy, rank=CRITIC["critic_rank"], seed=0).parameters)
+    of_tokens = ROWS * LONGEST * 4
+    assert peaks[1] - peaks[0] <= 4 * of_critic + 6 * of_tokens
+    assert peaks[0] > 20 * of_critic
 
 
 def test_two_processes_train_the_critic_of_one(tmp_path):

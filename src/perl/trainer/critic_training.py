@@ -95,6 +95,7 @@ class CriticTraining:
             weight_decay=0.0,
         )
         self._sums = torch.zeros(3)
+        passes.trained_besides = sum(parameter.numel() for parameter in self.critic.parameters)
 
     @property
     def policy_waits(self) -> bool:

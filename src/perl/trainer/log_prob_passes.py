@@ -52,7 +52,13 @@ FORWARD_ONLY = 2
 
 
 class LogProbPasses:
-    """Runs rows without padding, wherever the model allows it. Owns the budget of tokens in a micro-batch."""
+    """Runs rows without padding, wherever the model allows it. Owns the budget of tokens in a micro-batch.
+
+    Attributes:
+        trained_besides: Parameters that are trained beside the policy's on the same device, for the plan of memory.
+    """
+
+    trained_besides = 0
 
     def __init__(
         self,
@@ -347,7 +353,8 @@ class LogProbPasses:
             per_token = measure(live.policy, packed=how.packed, shared=how.shared, fused_head=self._fused_head)
         longest = self._longest_prompt(longest_seen) + (live.args.max_completion_length or 0)
         free = free_bytes(self._asleep_bytes())
-        plan = plan_memory(free, trainable_parameters(live.policy), per_token, longest_row=longest)
+        trained = trainable_parameters(live.policy) + self.trained_besides
+        plan = plan_memory(free, trained, per_token, longest_row=longest)
         found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=live.accelerator.device)
         tokens, fits = live.accelerator.gather(found).amin(dim=0).tolist()
         self._budget, self._copy_cost = int(tokens), plan.copy_cost
