@@ -18,7 +18,7 @@ from tests.oracles import advantages as oracle
 NAN = math.nan
 # Those of the rewards and lengths alone; ``remax`` also has the greedy completions' rewards.
 OTHERS = tuple(name for name in ADVANTAGES if name not in {"group", "remax"})
-OF_A_GROUP = tuple(name for name in OTHERS if name != "batch")  # a group that agrees has no signal
+OF_A_GROUP = tuple(name for name in OTHERS if not ADVANTAGES[name].alone)  # a group that agrees has no signal
 LENGTHS = torch.tensor([[3, 1, 7, 2, 5, 1], [1, 1, 1, 1, 1, 1], [9, 2, 4, 4, 1, 30], [2, 3, 4, 5, 6, 7], [8] * 6])
 
 

@@ -52,6 +52,7 @@ PUBLISHED = {
     "reinforce_pp": {"advantage_estimator": "batch", "epsilon": 0.2, "beta": 0.01, "kl_in_reward": True},
     "reinforce_pp_baseline": {"advantage_estimator": "group_then_batch", "beta": 1e-5, "kl_estimator": "k2"},
     "maxrl": {"loss_type": "reinforce", "advantage_estimator": "maxrl", "beta": 0.0},
+    "ppo": {"advantage_estimator": "gae", "epsilon": 0.2, "gae_lambda": 0.95, "gae_gamma": 1.0, "value_clip": 0.2},
     "dppo": {"loss_type": "dppo", "dppo_divergence": "tv", "dppo_threshold": 0.15, "scale_rewards": "none"},
     "gmpo": {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.4, "beta": 0.0},
     "opo": {"loss_type": "reinforce", "advantage_estimator": "opo", "beta": 0.0},

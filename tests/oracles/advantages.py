@@ -53,6 +53,7 @@ def estimated(name: str, groups: list[list[float]], lengths: list[list[int]], ep
     formulas: dict[str, Callable[[float, int, list[float], list[int]], float]] = {
         "rloo": lambda r, i, group, _: r - _mean(_scored(group[:i] + group[i + 1 :]), r),
         "batch": lambda r, *_: (r - _mean(everything)) / (_deviation(everything) + epsilon),
+        "gae": lambda r, *_: (r - _mean(everything)) / (_deviation(everything) + epsilon),  # in the log
         "group_then_batch": lambda r, _, group, __: (r - _mean(_scored(group))) / (_deviation(differences) + epsilon),
         "maxrl": lambda r, _, group, __: (r - _mean(_scored(group))) / (_mean(_scored(group)) or 1.0),
         "opo": lambda r, _, group, sizes: r - _weighted_mean(group, sizes),

@@ -289,7 +289,11 @@ NOT_CONVERTED = (
     ("train: [1]\n", None),
     ("train: {max_steps: -1}\n", "train.max_steps: must be greater than or equal to 1, not -1"),
     ("train: {max_steps: 1e2}\n", "train.max_steps: must be a whole number, not 100.0"),
-    ("train: {num_generations: 1}\n", "train.num_generations: must be greater than or equal to 2, not 1"),
+    (
+        "train: {num_generations: 1}\n",
+        "train.num_generations: must be greater than or equal to 2, not 1: advantage_estimator group compares a "
+        "prompt's completions (advantage_estimator: batch or gae takes one)",
+    ),
     ("rollout: {temperature: 0}\n", "rollout.temperature: must be greater than 0, not 0"),
     ("rollout: {top_p: 1.5}\n", "rollout.top_p: must be less than or equal to 1, not 1.5"),
     ("rewards: 5\n", "rewards: must map names to weights (rewards: {accuracy: 1.0})"),

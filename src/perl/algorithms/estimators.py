@@ -9,6 +9,7 @@ A new estimator is a row here and its function in ``baselines.py``. Recipes, the
 from dataclasses import dataclass
 
 from perl.algorithms.registry import GRPO, RLOO, Paper
+from perl.errors import Mistake
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Estimator:
         before_kl: ``module:function`` of (P, G) rewards, what the KL penalty of ``train.kl_in_reward`` is taken off
             before returns are whitened over the tokens of the batch; empty: there is no such penalty.
         not_negative: Whether rewards must not be negative.
+        alone: Whether the only completion of a prompt has an advantage.
+        critic: Whether a critic is trained, whose values advantages are made of, token by token (``gae.py``);
+            ``function`` then is what the table of completions shows.
         differs: Where it is not the paper's.
     """
 
@@ -39,6 +43,8 @@ class Estimator:
     reads: tuple[str, ...] = ()
     before_kl: str = ""
     not_negative: bool = False
+    alone: bool = False
+    critic: bool = False
     differs: str = ""
 
 
@@ -48,6 +54,13 @@ REINFORCE_PLUS_PLUS = Paper(
     2025,
     "REINFORCE++: An Efficient RLHF Algorithm with Robustness to Both Prompt and Reward Models",
     "2501.03262",
+)
+GAE = Paper(
+    "schulman2016gae",
+    "Schulman et al.",
+    2016,
+    "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
+    "1506.02438",
 )
 _BY_TOKENS = "verl and OpenRLHF weigh each completion by its tokens"
 
@@ -75,6 +88,7 @@ _ROWS = (
         "(r - mean_batch) / std_batch",
         flat="as any; 0 if the whole batch agrees",
         before_kl="perl.algorithms.baselines:rewards_alone",
+        alone=True,
         differs=_BY_TOKENS,
     ),
     Estimator(
@@ -130,6 +144,7 @@ _ROWS = (
         "perl.algorithms.baselines:greedy_baseline_advantages",
         "r - r_greedy, of the completion that takes the likeliest token each time",
         flat="r - r_greedy",
+        alone=True,
         reads=("greedy_PG",),
     ),
     Estimator(
@@ -146,8 +161,35 @@ _ROWS = (
         "r_max - r_second for the best of a group, else 0",
         differs="as in verl, but not divided by the group's deviation",
     ),
+    Estimator(
+        "gae",
+        "GAE",
+        GAE,
+        "perl.algorithms.baselines:batch_advantages",
+        "sum_l (gamma lambda)^l (r_(t+l) + gamma V_(t+l+1) - V_(t+l)) of token t, whitened over the batch's tokens",
+        flat="as any",
+        before_kl="perl.algorithms.baselines:rewards_alone",
+        alone=True,
+        critic=True,
+        differs="V is a critic's, trained along",
+    ),
 )
 ADVANTAGES: dict[str, Estimator] = {row.name: row for row in _ROWS}
+
+
+def generations_mistake(estimator: str, generations: int | None) -> Mistake | None:
+    """What is wrong with a single completion of each prompt, under the name of the setting; None: nothing.
+
+    Args:
+        estimator: Name of a row; another name is somebody else's mistake.
+        generations: Completions of a prompt; None: as many as usual.
+    """
+    row = ADVANTAGES.get(estimator)
+    if generations != 1 or row is None or row.alone:
+        return None
+    alone = " or ".join(name for name, row in ADVANTAGES.items() if row.alone)
+    what = f"must be greater than or equal to 2, not 1: advantage_estimator {estimator} compares a prompt's completions"
+    return Mistake(what, "num_generations", f"advantage_estimator: {alone} takes one")
 
 
 def advantages_table() -> str:

@@ -190,7 +190,7 @@ _ROWS = (
         f"{_CLIPPED}, {_PER_BATCH}",
         "(R - beta KL of the token and those after it - mean of the batch) / std of the batch",
         f"beta 0.01: the default of the authors' code (OpenRLHF); {_OF_PPO}",
-        "the paper also takes a single completion of a prompt, here there are two or more",
+        "the paper takes a single completion of a prompt (num_generations: 1), which the name does not set",
         essential=("advantage_estimator",),
     ),
     Algorithm(
@@ -249,6 +249,26 @@ _ROWS = (
         "distillation, arXiv:2601.19897); the KL is exact, the blog takes its estimate at the sampled token as reward; "
         "no mixture with other texts (the paper's lambda is 1)",
         needs_teacher=True,
+    ),
+    Algorithm(
+        "ppo",
+        "PPO",
+        Paper("schulman2017ppo", "Schulman et al.", 2017, "Proximal Policy Optimization Algorithms", "1707.06347"),
+        {
+            "loss_type": "dapo",
+            "advantage_estimator": "gae",
+            "gae_gamma": 1.0,
+            "gae_lambda": 0.95,
+            "value_clip": 0.2,
+        },
+        f"{_CLIPPED}, {_PER_BATCH}; critic: max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2) / 2, G = A + V_old",
+        "sum_l (gamma lambda)^l (R_(t+l) + gamma V_(t+l+1) - V_(t+l)), whitened over the tokens of the batch",
+        "epsilon 0.2: table 1; lambda 0.95: table 3; gamma 1: InstructGPT (arXiv:2203.02155, appendix C.4); value_clip "
+        "0.2: the authors' code (baselines, ppo2)",
+        "the critic shares the policy's base, not its adapter, and has an optimizer of its own, so its loss has no "
+        "weight; several epochs of a batch, and minibatches, are num_iterations and steps_per_generation, which the "
+        "name does not set",
+        essential=("advantage_estimator",),
     ),
     Algorithm(
         "bnpo",

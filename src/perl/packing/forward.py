@@ -36,6 +36,9 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 # does expect is compared (`perl.policy.precision.tolerance_of`).
 _TOLERANCE = 1e-3
 
+Read = Callable[[torch.Tensor], torch.Tensor]
+"""Makes (S,) numbers of (S, D) hidden states, as a critic's value head does."""
+
 
 @dataclass(frozen=True)
 class Passes:
@@ -66,6 +69,7 @@ def score(
     packed: bool,
     columns: int,
     entropy: EntropyKind = "value",
+    read: Read | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """One pass of the model over some rows.
 
@@ -76,14 +80,31 @@ def score(
         packed: Whether the rows are packed.
         columns: T, of the result.
         entropy: Whether entropies are wanted, and with a gradient.
+        read: What is wanted in the place of log-probabilities, of the hidden states that the tokens follow.
 
     Returns:
         (N, T) log-probabilities, 0 where a token is not scored, and (N, T) entropies in nats or None.
     """
+    if read is not None:
+        return _read(model, rows, groups, packed=packed, columns=columns, read=read), None
     log_probs_NT, entropies_NT, _ = score_beside(
         model, rows, groups, packed=packed, columns=columns, entropy=entropy, beside=None
     )
     return log_probs_NT, entropies_NT
+
+
+def _read(
+    model: nn.Module, rows: Sequence[Row], groups: Sequence[Sequence[int]], *, packed: bool, columns: int, read: Read
+) -> torch.Tensor:
+    """(N, T) what is read of the hidden states, without logits; 0 where a token is not scored."""
+    batch = pack(rows, groups) if packed else pad_right(rows)
+
+    def beside(states: HeadStates) -> tuple[torch.Tensor, ...]:
+        return (read(states.hidden_SD),)
+
+    with of_width(model, rows[0].width):
+        (values_S,) = model(**_inputs(batch), scored=batch.scored, entropy="alone", beside=beside)
+    return batch.scored.rectangle(values_S, len(rows), columns)
 
 
 def score_beside(
@@ -168,7 +189,7 @@ def whole_passes(passes: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Ten
 
 
 @torch.no_grad()
-def score_all(
+def score_all(  # noqa: PLR0913 (what it hands on to two functions)
     model: nn.Module,
     rows: Sequence[Row],
     *,
@@ -178,18 +199,19 @@ def score_all(
     columns: int,
     copy_cost: float = 0.0,
     run: Callable[[Sequence[Callable[[], torch.Tensor]]], list[torch.Tensor] | None] = whole_passes,
+    read: Read | None = None,
 ) -> torch.Tensor | None:
     """(N, T) log-probabilities of any number of rows without gradient, a budget of tokens at a time.
 
-    ``copy_cost`` as in :func:`perl.packing.micro_batches.micro_batches`; ``run`` runs the passes, and gives None where
-    memory did not suffice for one of them, as this function then does.
+    ``copy_cost`` as in :func:`perl.packing.micro_batches.micro_batches`, ``read`` as in :func:`score`; ``run`` runs the
+    passes, and gives None where memory did not suffice for one of them, as this function then does.
     """
     batches = token_batches(rows, budget=budget, packed=packed, share=share, copy_cost=copy_cost)
 
     def part(groups: Sequence[Sequence[int]]) -> torch.Tensor:
         indices, own = renumbered(groups)
         chosen = [rows[index] for index in indices]
-        return score(model, chosen, own, packed=packed, columns=columns, entropy="none")[0]
+        return score(model, chosen, own, packed=packed, columns=columns, entropy="none", read=read)[0]
 
     parts = run([partial(part, groups) for groups in batches])
     if not parts:

@@ -21,7 +21,10 @@ ZERO_ADVANTAGE = 1e-6
 TAUGHT_IDS, TAUGHT_MASK = "prompt_ids_of_teacher", "prompt_mask_of_teacher"
 """The prompts as a teacher sees them, (N, .) each, padded on the left as prompts are."""
 # Values a row or a token brings along, under the names of TRL's micro-batches.
-_COLUMNS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+_COLUMNS = (
+    *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"),
+    *("old_values", "returns"),  # a critic's
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from perl.algorithms.estimators import generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
@@ -300,6 +301,9 @@ def _validated_train(
         right = {name: value for name, value in values.items() if name not in wrong} if names else {}
         return {"train": MappingProxyType(right)}
     train = validated.model_dump(exclude_unset=True)
+    alone = generations_mistake(train.get("advantage_estimator", "group"), train.get("num_generations"))
+    if alone is not None:
+        mistakes.append(Mistake(alone.message, layer.where(("train", alone.where)), alone.hint))
     try:
         batch = plan_batch(**{name: train.get(name) for name in NUMBERS}, world_size=processes)
     except PerlError as error:

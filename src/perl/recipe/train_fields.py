@@ -51,9 +51,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 _POSITIVE = Field(gt=0)
 _NOT_NEGATIVE = Field(ge=0)
 _AT_LEAST_ONE = Field(ge=1)
+_SHARE = Field(ge=0, le=1)
 _NARROWED: dict[str, Any] = {
     "prompts_per_step": Annotated[int, _AT_LEAST_ONE] | None,
-    "num_generations": Annotated[int, Field(ge=2)],
+    "num_generations": Annotated[int, _AT_LEAST_ONE],  # of most estimators two
     "per_device_train_batch_size": Annotated[int, _AT_LEAST_ONE] | None,
     "gradient_accumulation_steps": Annotated[int, _AT_LEAST_ONE] | None,
     "max_steps": Annotated[int, _AT_LEAST_ONE],
@@ -67,6 +68,12 @@ _NARROWED: dict[str, Any] = {
     "save_total_limit": Annotated[int, _AT_LEAST_ONE] | None,
     "beta": Annotated[float, _NOT_NEGATIVE],
     "entropy_weight": Annotated[float, Field(allow_inf_nan=False)],
+    "gae_gamma": Annotated[float, _SHARE],
+    "gae_lambda": Annotated[float, _SHARE],
+    "value_clip": Annotated[float, _POSITIVE] | None,
+    "critic_learning_rate": Annotated[float, _NOT_NEGATIVE] | None,
+    "critic_rank": Annotated[int, _AT_LEAST_ONE],
+    "critic_warmup_steps": Annotated[int, _NOT_NEGATIVE],
     "dppo_threshold": Annotated[float, _NOT_NEGATIVE] | None,
     "flat_reward_steps": Annotated[int, _NOT_NEGATIVE],
     "reference": Annotated[str, AfterValidator(_reference)] | None,

@@ -92,6 +92,11 @@ class Run:
         return self.path / ("model" if self.facts.get("method") == "full" else "adapter")
 
     @property
+    def critic(self) -> Path:
+        """PPO's critic, of a run that trained one; never a part of the adapter."""
+        return self.path / "critic"
+
+    @property
     def card(self) -> Path:
         """The adapter's model card."""
         return self.adapter / "README.md"

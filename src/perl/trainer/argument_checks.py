@@ -24,6 +24,7 @@ from perl.recipe.train_fields import CHOICES
 from perl.recipe.validation import SectionKind, checked
 from perl.run.devices import check_device
 from perl.trainer.algorithm_fields import check_applied
+from perl.trainer.critic_checks import critic_mistakes
 
 # Transformers takes these as text or as a member of the enumeration.
 _ENUMERATIONS = {
@@ -106,7 +107,7 @@ def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfi
             f"normalize_then_sum has advantages of its own, not those of advantage_estimator {args.advantage_estimator}"
         )
         found.append(Mistake(what, "multi_objective_aggregation", "advantage_estimator: group, or sum_then_normalize"))
-    return found
+    return found + critic_mistakes(args)
 
 
 def check_step(args: GRPOConfig, *, ours: bool, own_loss: bool) -> None:
@@ -120,6 +121,11 @@ def check_step(args: GRPOConfig, *, ours: bool, own_loss: bool) -> None:
     Raises:
         RecipeError: Names the setting.
     """
+    estimator = getattr(args, "advantage_estimator", "group")
+    if not ours and ADVANTAGES[estimator].critic:
+        what = f"{estimator} trains a critic in our optimizer step, and this model or trainer runs TRL's"
+        hint = "no images, router's loss, entropy quantile or bonus of TRL's, and no override of the loss or scores"
+        raise RecipeError(what, "advantage_estimator", hint)
     if not ours:
         why = "a model with images or a router's loss, or a subclass that replaces a part of the step"
         found = _unknown_to_trl(args, f"is not known to TRL's step, which runs here because of {why}")
@@ -148,6 +154,9 @@ def _unknown_to_trl(args: GRPOConfig, what: str) -> list[Mistake]:
             found.append(Mistake(f"{getattr(args, name)} {what}", name, f"{usual}"))
     if _acts(args):
         found.append(Mistake(f"a teacher {what}", "teacher", "leave one of the two out"))
+    estimator = getattr(args, "advantage_estimator", "group")
+    if ADVANTAGES[estimator].critic:
+        found.append(Mistake(f"the critic of {estimator} {what}", "advantage_estimator", "an estimator without one"))
     return found
 
 

@@ -16,6 +16,7 @@ import torch
 from transformers import Trainer
 from trl import GRPOTrainer
 
+from perl.algorithms.estimators import ADVANTAGES
 from perl.errors import RecipeError
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
@@ -28,6 +29,7 @@ from perl.rollouts.hf_engine import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
 from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
+from perl.trainer.critic_training import CriticTraining
 from perl.trainer.deepspeed_config import check_stage
 from perl.trainer.exchange import Exchange, exchange_of
 from perl.trainer.greedy_baseline import check_greedy
@@ -56,6 +58,7 @@ class Parts:
     check: RolloutCheck
     step: OptimizerStep
     resume: ResumeState
+    critic: CriticTraining | None
 
 
 def make_parts(trainer: GRPOTrainer) -> Parts:
@@ -75,6 +78,8 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     passes = LogProbPasses(
         trainer, whole_tensors=whole, longest_prompt=longest, asleep_bytes=lambda: source.asleep_bytes
     )
+    has_critic = ADVANTAGES[own_setting(trainer.args, "advantage_estimator")].critic
+    critic = CriticTraining(trainer, passes, metrics) if has_critic else None
     hooks = StepHooks(
         prepare=prepare,
         backward=partial(Trainer.training_step, trainer),  # TRL's also counts and times micro-batches
@@ -82,6 +87,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         exchange=partial(_exchange, trainer),
         accumulation=lambda: trainer.current_gradient_accumulation_steps,
         correction=lambda: trainer.correction,
+        critic=critic,
     )
     teaching = None if teacher is None else Teaching(trainer, teacher, passes, partial(_tokens, trainer))
     step = OptimizerStep(trainer, passes, check, position=position, metrics=metrics, hooks=hooks, teaching=teaching)
@@ -94,8 +100,14 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     )
     if rewards.reads_greedy:
         check_greedy(trainer)
-    resume = ResumeState(trainer, position, trainer.reference, teacher=None if teacher is None else teacher.identity)
-    return Parts(position, rewards, passes, source, check, step, resume)
+    resume = ResumeState(
+        trainer,
+        position,
+        trainer.reference,
+        teacher=None if teacher is None else teacher.identity,
+        critic=critic,
+    )
+    return Parts(position, rewards, passes, source, check, step, resume, critic)
 
 
 def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:

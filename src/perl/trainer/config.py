@@ -35,6 +35,7 @@ from perl.run.launched import adopt_launcher, taken_over
 from perl.trainer.algorithm_fields import APPLIED, apply_algorithm, given_fields
 from perl.trainer.argument_checks import check_enumerations, check_sampling, of_the_algorithm, section_of_arguments
 from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
+from perl.trainer.shown_to_trl import for_arguments
 
 
 def _setting(name: str, section: type[Section] = PeftSection) -> Any:  # noqa: ANN401 (a dataclass field)
@@ -144,8 +145,27 @@ class PeftRLConfig(GRPOConfig):
         default="group",
         metadata={
             "help": "What rewards are compared with: group (GRPO; scale_rewards says what divides), rloo, batch "
-            "(REINFORCE++), group_then_batch (REINFORCE++-baseline), maxrl, opo, gpg or pass_at_k."
+            "(REINFORCE++), group_then_batch (REINFORCE++-baseline), maxrl, opo, gpg, pass_at_k, or gae (PPO), which "
+            "trains a critic. batch and gae also take a single completion of each prompt."
         },
+    )
+    gae_gamma: float = field(
+        default=1.0, metadata={"help": "Discount of a token under advantage_estimator: gae, from 0 to 1."}
+    )
+    gae_lambda: float = field(
+        default=0.95,
+        metadata={"help": "From 0 (a token's advantage is the critic's word) to 1 (what follows, less the value)."},
+    )
+    value_clip: float | None = field(
+        default=0.2,
+        metadata={"help": "How far a value may move from that of the rollouts before its loss stops. None: no bound."},
+    )
+    critic_learning_rate: float | None = field(
+        default=None, metadata={"help": "The critic's, constant, with AdamW. None: ten times learning_rate."}
+    )
+    critic_rank: int = field(default=16, metadata={"help": "Rank of the critic's adapter, a LoRA of its own."})
+    critic_warmup_steps: int = field(
+        default=0, metadata={"help": "Steps at the begin in which only the critic moves, and the policy waits."}
     )
     kl_estimator: str = field(
         default="k3", metadata={"help": "Schulman's estimator of the KL divergence that beta weighs: k1, k2 or k3."}
@@ -154,7 +174,7 @@ class PeftRLConfig(GRPOConfig):
         default=False,
         metadata={
             "help": "Take beta times the KL divergence off the reward, token by token, instead of adding it to the "
-            "loss; with advantage_estimator batch or group_then_batch."
+            "loss; with advantage_estimator batch, group_then_batch or gae."
         },
     )
     entropy_weight: float = field(
@@ -287,7 +307,8 @@ class PeftRLConfig(GRPOConfig):
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing
         self._choose_strategy(on_cpu=on_cpu)
-        super().__post_init__()
+        with for_arguments(self, self._generation_rows()):
+            super().__post_init__()
         self._check_deepspeed()
         self.peft, self.teacher  # noqa: B018 (refuse impossible values now, not when the model is loaded)
 
@@ -368,6 +389,13 @@ class PeftRLConfig(GRPOConfig):
         if self.gradient_accumulation_steps is None:
             self.gradient_accumulation_steps = GRPOConfig.gradient_accumulation_steps
 
+    def _generation_rows(self) -> int:
+        """Completions of a generation batch, as TRL will count them."""
+        if self.generation_batch_size is not None:
+            return self.generation_batch_size
+        steps = self.steps_per_generation or self.gradient_accumulation_steps or 1
+        return (self.per_device_train_batch_size or 1) * steps * world_size()
+
 
 def own_setting(args: GRPOConfig, name: str) -> Any:  # noqa: ANN401 (of any field)
     """A field of ours; its default under TRL's own arguments."""
@@ -434,7 +462,8 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
     asked = {name: value for name, value in recipe.train.items() if name != "prompts_per_step"}
     asked |= {KEY: recipe.algorithm, APPLIED: recipe.algorithm}  # whose fields are in train
     # A group must not be split between evaluation batches.
-    defaults = {"per_device_eval_batch_size": generations}
+    rows = generations if generations > 1 else recipe.batch.per_device_train_batch_size
+    defaults = {"per_device_eval_batch_size": rows}
     try:
         arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
     except PerlError as error:

@@ -55,6 +55,11 @@ class GroupRewards:
         return differences_PG.flatten()
 
     @property
+    def has_critic(self) -> bool:
+        """Whether advantages are made of a critic's values."""
+        return self._estimator.critic
+
+    @property
     def reads_lengths(self) -> bool:
         """Whether advantages depend on how long completions are."""
         return "lengths_PG" in self._estimator.reads
@@ -185,26 +190,38 @@ def put_advantages(
     )
     first = trainer.accelerator.process_index * rows
     output["advantages"] = advantages_N[first : first + rows]
-    if own_setting(trainer.args, "kl_in_reward"):
+    penalised = own_setting(trainer.args, "kl_in_reward")
+    if penalised or group_rewards.has_critic:
         rewards_N = group_rewards.before_kl(rewards_PGK, trainer.reward_weights)[first : first + rows]
-        output["advantages"] = _less_divergence(trainer, output, rewards_N, metrics)
+        divergences_NT = _divergences(trainer, output, metrics) if penalised else torch.zeros(())
+        if group_rewards.has_critic:
+            trainer.critic_training.complete(output, rewards_N, trainer.beta * divergences_NT)
+        else:
+            output["advantages"] = _less_divergence(trainer, output, rewards_N, divergences_NT)
     elif not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet
         output["largest_advantage"] = advantages_N.abs().max()
 
 
+def _divergences(trainer: GRPOTrainer, output: Mapping[str, Any], metrics: dict[str, list[float]]) -> torch.Tensor:
+    """(N, T) log p_old - log p_ref of this process's tokens; logs their mean as ``kl``."""
+    mask_NT = output["completion_mask"] * output.get("tool_mask", 1)
+    divergences_NT: torch.Tensor = output["old_per_token_logps"] - output["ref_per_token_logps"]
+    sums = torch.stack([(divergences_NT * mask_NT).sum(), mask_NT.sum().float()])
+    added, count = trainer.accelerator.reduce(sums, reduction="sum").tolist()
+    metrics["kl"].append(added / max(count, 1.0))
+    return divergences_NT
+
+
 def _less_divergence(
-    trainer: GRPOTrainer, output: Mapping[str, Any], rewards_N: torch.Tensor, metrics: dict[str, list[float]]
+    trainer: GRPOTrainer, output: Mapping[str, Any], rewards_N: torch.Tensor, divergences_NT: torch.Tensor
 ) -> torch.Tensor:
-    """(N, T) advantages of this process's tokens, with the KL divergence taken off the rewards; logs it as ``kl``."""
+    """(N, T) advantages of this process's tokens, with the KL divergence taken off the rewards."""
 
     def total(sums: torch.Tensor) -> torch.Tensor:
         added: torch.Tensor = trainer.accelerator.reduce(sums, reduction="sum")
         return added
 
     mask_NT = output["completion_mask"] * output.get("tool_mask", 1)
-    divergences_NT = output["old_per_token_logps"] - output["ref_per_token_logps"]
-    added, count = total(torch.stack([(divergences_NT * mask_NT).sum(), mask_NT.sum().float()])).tolist()
-    metrics["kl"].append(added / max(count, 1.0))
     return whitened(penalised_returns(rewards_N, divergences_NT, mask_NT, trainer.beta), mask_NT, total)
 
 

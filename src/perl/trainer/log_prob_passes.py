@@ -14,7 +14,7 @@ from datasets import Dataset
 from trl.models.utils import disable_gradient_checkpointing
 
 from perl.packing.compiled import check_compiler, compile_layers
-from perl.packing.forward import Passes, choose_passes, score, score_all, whole_passes
+from perl.packing.forward import Passes, Read, choose_passes, score, score_all, whole_passes
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import EntropyKind, add_scored_forward, logit_settings
 from perl.packing.in_step import InStep
@@ -52,7 +52,13 @@ FORWARD_ONLY = 2
 
 
 class LogProbPasses:
-    """Runs rows without padding, wherever the model allows it. Owns the budget of tokens in a micro-batch."""
+    """Runs rows without padding, wherever the model allows it. Owns the budget of tokens in a micro-batch.
+
+    Attributes:
+        trained_besides: Parameters that are trained beside the policy's on the same device, for the plan of memory.
+    """
+
+    trained_besides = 0
 
     def __init__(
         self,
@@ -243,19 +249,34 @@ class LogProbPasses:
             with reference.in_place_of(self._live.policy):
                 rollouts["ref_per_token_logps"] = scored()
 
-    def _scattered(self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """(N, T) log-probabilities of some rows, zeros for the others."""
+    def values(self, rollouts: dict[str, Any], read: Read) -> torch.Tensor:
+        """(N, T) what is read of the hidden state before each completion token that counts, without gradient; else 0.
+
+        Args:
+            rollouts: TRL's padded tensors.
+            read: Of hidden states.
+        """
+        self._plan_memory(rollouts["prompt_ids"].size(1))
+        mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
+        return self._scattered(rollouts, mask_NT, mask_NT.any(dim=1).nonzero().flatten(), read)
+
+    def _scattered(
+        self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor, read: Read | None = None
+    ) -> torch.Tensor:
+        """(N, T) log-probabilities of some rows, or what is read in their place, zeros for the others."""
         rows = rows_of(rollouts, mask_NT, self._width_of)
         result_NT = torch.zeros(mask_NT.shape, device=mask_NT.device)
         model, columns = self._live.model, mask_NT.size(1)
         if len(indices) == 0 and not self._whole_tensors:  # the other processes' shards need this one
-            self._score_all(model, rows[:1], columns)
+            self._score_all(model, rows[:1], columns, read)
         elif len(indices):
             chosen = [rows[index] for index in indices.tolist()]
-            result_NT[indices] = self._score_all(model, chosen, columns).to(result_NT)
+            result_NT[indices] = self._score_all(model, chosen, columns, read).to(result_NT)
         return result_NT
 
-    def _score_all(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor:
+    def _score_all(
+        self, model: torch.nn.Module, rows: Sequence[Row], columns: int, read: Read | None = None
+    ) -> torch.Tensor:
         """(N, T) log-probabilities without gradient; on too little memory once more with half the tokens.
 
         Where the base is in shards, all processes run theirs again.
@@ -265,7 +286,7 @@ class LogProbPasses:
         """
         longest = self._agreed(max(row.tokens for row in rows))
         while True:
-            found = self._score_in_passes(model, rows, columns)
+            found = self._score_in_passes(model, rows, columns, read)
             if not self._agreed(int(found is None)) and found is not None:
                 return found
             if self.tokens_without_gradient <= longest:  # a single row cannot be divided
@@ -278,7 +299,9 @@ class LogProbPasses:
         """The largest of all processes' numbers, where each pass is taken together."""
         return number if self._whole_tensors else most(self._live.accelerator, number)
 
-    def _score_in_passes(self, model: torch.nn.Module, rows: Sequence[Row], columns: int) -> torch.Tensor | None:
+    def _score_in_passes(
+        self, model: torch.nn.Module, rows: Sequence[Row], columns: int, read: Read | None
+    ) -> torch.Tensor | None:
         """None: memory did not suffice on this process."""
         live, run = self._live, whole_passes
         checkpointing = disable_gradient_checkpointing(live.model, live.args.gradient_checkpointing_kwargs)
@@ -294,6 +317,7 @@ class LogProbPasses:
                 budget=self.tokens_without_gradient,
                 columns=columns,
                 run=run,
+                read=read,
                 **self._grouping(rows),
             )
 
@@ -329,7 +353,8 @@ class LogProbPasses:
             per_token = measure(live.policy, packed=how.packed, shared=how.shared, fused_head=self._fused_head)
         longest = self._longest_prompt(longest_seen) + (live.args.max_completion_length or 0)
         free = free_bytes(self._asleep_bytes())
-        plan = plan_memory(free, trainable_parameters(live.policy), per_token, longest_row=longest)
+        trained = trainable_parameters(live.policy) + self.trained_besides
+        plan = plan_memory(free, trained, per_token, longest_row=longest)
         found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=live.accelerator.device)
         tokens, fits = live.accelerator.gather(found).amin(dim=0).tolist()
         self._budget, self._copy_cost = int(tokens), plan.copy_cost

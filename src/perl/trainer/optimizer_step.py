@@ -25,6 +25,7 @@ from perl.packing.head import EntropyKind
 from perl.packing.micro_batches import MicroBatch, Window, rows_with_gradient
 from perl.run.threads import fitting_threads, threads_for
 from perl.trainer.config import own_setting
+from perl.trainer.critic_training import CriticTraining
 from perl.trainer.exchange import Exchange, average_gradients
 from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, most
 from perl.trainer.log_prob_passes import LogProbPasses
@@ -47,6 +48,7 @@ class StepHooks:
         exchange: What processes exchange once all passes are through; None: there is one process.
         accumulation: Micro-batches in the current optimizer step.
         correction: For an engine that samples from other numbers, if there is one.
+        critic: What else learns from the rows of a step; None: nothing.
     """
 
     prepare: Callable[[Any], dict[str, Any]]
@@ -55,6 +57,7 @@ class StepHooks:
     exchange: Callable[[torch.nn.Module], Exchange | None]
     accumulation: Callable[[], int]
     correction: Callable[[], SamplingCorrection | None]
+    critic: CriticTraining | None = None
 
 
 class OptimizerStep:
@@ -162,8 +165,23 @@ class OptimizerStep:
                     model.zero_grad()
                     return None
                 self._log_step(window, chosen, plan)
+                self._train_critic(window)
                 return loss
             model.zero_grad()
+            self._save_memory(plan)
+            torch.cuda.empty_cache()
+
+    def _train_critic(self, window: Window) -> None:
+        """The critic's step on the rows of the policy's, where there is one; on too little memory as for the policy."""
+        critic = self._hooks.critic
+        if critic is None:
+            return
+        while True:
+            plan = self._passes.plan(window, critic.rows_with_value(window), self._passes.tokens)
+            if not self._any(not critic.accumulate(plan)):
+                critic.step()
+                return
+            critic.drop_gradients()
             self._save_memory(plan)
             torch.cuda.empty_cache()
 
@@ -298,6 +316,9 @@ class OptimizerStep:
     def _unexchanged(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         """A forward and backward pass after which processes do not exchange gradients."""
         with self._hooks.unexchanged(model):
+            if self._hooks.critic is not None and self._hooks.critic.policy_waits:
+                with torch.no_grad():  # for its metrics
+                    return self.loss_of(model, batch)
             return self._hooks.backward(model, batch)
 
     def _most(self, count: int) -> int:

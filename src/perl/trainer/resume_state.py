@@ -29,6 +29,7 @@ from perl.policy.checkpoint import (
 )
 from perl.policy.reference import Reference
 from perl.run.joint_work import joined
+from perl.trainer.critic_training import CriticTraining
 from perl.trainer.live import LiveTrainer, Position
 from perl.trainer.optimizer_state import (
     OPTIMIZER,
@@ -57,7 +58,13 @@ class ResumeState:
     """What a checkpoint holds beside transformers' files: TRL forgets its counter and rollouts that are not used up."""
 
     def __init__(
-        self, live: LiveTrainer, position: Position, reference: Reference | None, teacher: str | None = None
+        self,
+        live: LiveTrainer,
+        position: Position,
+        reference: Reference | None,
+        *,
+        teacher: str | None = None,
+        critic: CriticTraining | None = None,
     ) -> None:
         """Takes what a checkpoint is of.
 
@@ -66,8 +73,10 @@ class ResumeState:
             position: Where it is among its micro-batches.
             reference: What the KL divergence is measured against; None: the loss has no such term.
             teacher: What makes it another one (:func:`perl.policy.teacher.teacher_identity`); None: there is none.
+            critic: What is trained beside the policy; None: nothing.
         """
-        self._live, self._position, self._reference, self._teacher = live, position, reference, teacher
+        self._live, self._position, self._reference = live, position, reference
+        self._teacher, self._critic = teacher, critic
         self._warned_of_pushes = False
 
     def chosen(self, asked: str | bool | None) -> str | bool | None:
@@ -180,6 +189,8 @@ class ResumeState:
             reference = self._reference
             snapshot = {} if reference is None or reference.is_the_base else reference.snapshot  # a base is made anew
             save_policy(checkpoint, self._live.policy, snapshot, "" if reference is None else reference.spec)
+            if self._critic is not None:
+                self._critic.save(checkpoint)
         counters = {
             "micro_step": self._position.micro_batch,
             _PROCESSES: args.world_size,
@@ -252,6 +263,12 @@ class ResumeState:
             return False
         scaler.load_state_dict(read_state(checkpoint / SCALER))
         return True
+
+    def load_roles(self, checkpoint: Path, snapshot: dict[str, torch.Tensor]) -> None:
+        """Puts the reference and the critic back; raises what :meth:`load_reference` and its ``load`` do."""
+        self.load_reference(checkpoint, snapshot)
+        if self._critic is not None:
+            self._critic.load(checkpoint)
 
     def load_reference(self, checkpoint: Path, snapshot: dict[str, torch.Tensor]) -> None:
         """Puts the reference back. The base and the policy at the start, this process has found again by itself.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
+from perl.errors import RecipeError
 from perl.packing.attention import without_packed_attention
 from perl.run.shards import is_sharded
 
@@ -53,6 +54,24 @@ def for_construction(
     if isinstance(model, torch.nn.Module) and is_sharded(model):
         shown["save_only_model"] = True  # transformers cannot save an optimizer of shards; ours is of the whole adapter
     return _shown(args, **shown)
+
+
+def for_arguments(args: GRPOConfig, rows: int) -> contextlib.AbstractContextManager[None]:
+    """Arguments whose single completion of each prompt TRL's check of them takes for one group: GRPO needs two.
+
+    Args:
+        args: Before TRL completes them.
+        rows: Completions of a generation batch, over all processes.
+
+    Raises:
+        RecipeError: There is only one of them.
+    """
+    if args.num_generations != 1:
+        return contextlib.nullcontext()
+    if rows < 2:
+        what = "a batch of a single completion has nothing to be compared with"
+        raise RecipeError(what, "num_generations", "2 or more completions a step: prompts_per_step")
+    return _shown(args, num_generations=rows, num_generations_eval=args.num_generations_eval or 1)
 
 
 def for_rollouts(trainer: GRPOTrainer, *, ours: bool) -> contextlib.AbstractContextManager[None]:

@@ -67,6 +67,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         rollout_source: What samples.
         optimizer_step: Makes the gradient of an optimizer step.
         resume_state: What a checkpoint holds beside transformers' files.
+        critic_training: PPO's critic; None: no critic is trained.
 
     Raises:
         perl.errors.ModelError: The adapter would touch no module, nothing would be trained, the adapter to continue was
@@ -131,7 +132,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         add_callbacks(self)
         parts = make_parts(self)
         self.log_prob_passes, self.rollout_source, self.optimizer_step = parts.passes, parts.source, parts.step
-        self.resume_state, self._position = parts.resume, parts.position
+        self.resume_state, self._position, self.critic_training = parts.resume, parts.position, parts.critic
         self._rollout_check, self._group_rewards = parts.check, parts.rewards
 
     # What it is, for its parts, callbacks and scripts.
@@ -399,7 +400,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         snapshot = load_policy(checkpoint, self.policy)
         if snapshot is None or not isinstance(self.policy, PeftModel):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.resume_state.load_reference(checkpoint, snapshot or {})
+        self.resume_state.load_roles(checkpoint, snapshot or {})
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Replaces ``Trainer._save_optimizer_and_scheduler``, which writes pickles: by the parameters' names."""

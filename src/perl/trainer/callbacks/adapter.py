@@ -44,7 +44,7 @@ class AdapterCallback(TrainerCallback):
 
     def _begin(self, state: TrainerState) -> None:
         policy = self.trainer.policy
-        hooks_of(policy).before_training(policy, state.max_steps)
+        hooks_of(policy).before_training(policy, state.max_steps - self._waiting)
         self.movement, self._watches = Movement(policy), True
         if isinstance(policy, PeftModel):
             if self.trainer.base_fingerprint is None:
@@ -54,6 +54,12 @@ class AdapterCallback(TrainerCallback):
             # A second call of train() goes on with a policy that has left its reference.
             if state.global_step == 0 and not self._started and self.trainer.reference is not None:
                 check_start(policy, self.trainer.reference, must=self.trainer.starts_as_reference)
+
+    @property
+    def _waiting(self) -> int:
+        """Steps at the begin that are a critic's alone; a method counts those in which its adapter moves."""
+        critic = self.trainer.critic_training
+        return 0 if critic is None else critic.settings.warmup_steps
 
     @contextlib.contextmanager
     def _one_verdict(self) -> Iterator[None]:
@@ -73,7 +79,9 @@ class AdapterCallback(TrainerCallback):
             with self._one_verdict():
                 self.movement.after_step(skipped=bool(getattr(optimizer, "step_was_skipped", False)))
             self._watches = bool(most(self.trainer.accelerator, int(not self.movement.proven)))
-        hooks_of(self.trainer.policy).after_step(self.trainer.policy, state.global_step + 1)
+        step = state.global_step + 1 - self._waiting
+        if step > 0:
+            hooks_of(self.trainer.policy).after_step(self.trainer.policy, step)
 
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
         """Renews a rolling reference."""

@@ -1,0 +1,177 @@
+"""A critic on the policy's base against a model of its own with merged weights; what is frozen stays frozen."""
+
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from perl.errors import ModelError
+from perl.packing.forward import choose_passes, score
+from perl.packing.fused_lora import fuse_lora
+from perl.packing.head import add_scored_forward, logit_settings
+from perl.packing.rows import Row
+from perl.policy.attach import without_harmless_warnings
+from perl.policy.critic import Critic, linear_layers
+from perl.policy.model import base_fingerprint, base_of
+from tests.oracles.ppo import MergedCritic
+from tests.oracles.two_trainers import ADAPTERS, OFFSET, base, displace, relative_difference
+
+PROMPTS = [[5, 9, 12], [5, 9, 12], [7, 3, 4, 8, 21]]
+COMPLETIONS = [[6, 2, 17, 1], [11, 1], [14, 15, 30]]
+
+
+def policy_of(adapter: str = "lora", dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Off its base, prepared as a trainer does."""
+    with without_harmless_warnings():
+        policy = get_peft_model(copy.deepcopy(base(dtype)), copy.deepcopy(ADAPTERS[adapter]))
+    displace({name: p for name, p in policy.named_parameters() if p.requires_grad}, OFFSET)
+    fuse_lora(policy)
+    model = base_of(policy)
+    add_scored_forward(model, logit_settings(model.config, temperature=1.0, float32=False))
+    return policy
+
+
+def critic_of(policy: nn.Module, rank: int = 3) -> Critic:
+    critic = Critic(policy, rank=rank, seed=5)
+    displace(critic.tensors, 0.1)
+    return critic
+
+
+def rows() -> list[Row]:
+    every = [torch.ones(len(completion), dtype=torch.bool) for completion in COMPLETIONS]
+    triples = zip(PROMPTS, COMPLETIONS, every, strict=True)
+    return [Row(torch.tensor(prompt), torch.tensor(completion), scored) for prompt, completion, scored in triples]
+
+
+def values(policy: nn.Module, critic: Critic, *, packed: bool = False, groups=((0,), (1,), (2,))) -> torch.Tensor:
+    return score(policy, rows(), groups, packed=packed, columns=4, entropy="none", read=critic.values)[0]
+
+
+def gradient(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found = {name: t.grad.clone() for name, t in tensors.items()}
+    for tensor in tensors.values():
+        tensor.grad = None
+    return found
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_values_and_gradients_are_those_of_merged_weights_packed_or_padded(adapter, dtype):
+    policy = policy_of(adapter, dtype)
+    critic = critic_of(policy)
+    plain = MergedCritic(base(dtype), critic.state())
+    wanted = torch.stack([nn.functional.pad(row, (0, 4 - len(row))) for row in plain.values(PROMPTS, COMPLETIONS)])
+    weights = torch.sin(torch.arange(12.0, dtype=dtype)).view(3, 4)
+    (wanted.tanh() * weights).sum().backward()
+    slopes = gradient(plain.tensors)
+    assert wanted.abs().min() < 0.01 < wanted.abs().max()  # padding, and values that differ
+    close = 1e-5 if dtype == torch.float32 else 1e-7  # transformers' norms are in float32
+    assert choose_passes(policy, padding_free=True, share=True).packed
+    for packed, groups in ((False, ((0,), (1,), (2,))), (True, ((0,), (1,), (2,))), (True, ((0, 1), (2,)))):
+        with critic.in_place_of(policy):
+            found = values(policy, critic, packed=packed, groups=groups)
+            (found.tanh() * weights).sum().backward()
+        torch.testing.assert_close(found, wanted, rtol=close, atol=close)
+        assert relative_difference(gradient(critic.tensors), slopes) <= close
+        assert all(p.grad is None for p in policy.parameters())
+
+
+def test_activations_that_are_computed_again_have_the_critic_in_them():
+    policy = policy_of()
+    critic = critic_of(policy)
+    with critic.in_place_of(policy):
+        values(policy, critic).sum().backward()
+    wanted = gradient(critic.tensors)
+    base_of(policy).activation_checkpointing_enable({"use_reentrant": False})
+    policy.train()
+    with critic.in_place_of(policy):
+        values(policy, critic).sum().backward()
+    assert relative_difference(gradient(critic.tensors), wanted) <= 1e-6
+
+
+def test_the_policy_is_itself_again_and_the_critic_no_part_of_it():
+    policy = policy_of()
+    before = score(policy, rows(), ((0,), (1,), (2,)), packed=False, columns=4)[0]
+    names, trained = set(dict(policy.named_modules())), [n for n, p in policy.named_parameters() if p.requires_grad]
+    critic = critic_of(policy)
+    with critic.in_place_of(policy):
+        assert any(module._forward_hooks for module in policy.modules())
+        values(policy, critic)
+    assert torch.equal(score(policy, rows(), ((0,), (1,), (2,)), packed=False, columns=4)[0], before)
+    assert not any(module._forward_hooks for module in policy.modules())
+    assert set(dict(policy.named_modules())) == names
+    assert [name for name, p in policy.named_parameters() if p.requires_grad] == trained
+    with pytest.raises(ZeroDivisionError), critic.in_place_of(policy):
+        _ = 1 / 0
+    assert not any(module._forward_hooks for module in policy.modules())
+
+
+def test_a_step_of_the_critic_moves_nothing_else():
+    policy = policy_of()
+    critic = critic_of(policy)
+    policy_before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    fingerprint, before = base_fingerprint(policy), critic.state()
+    optimizer = torch.optim.AdamW(critic.parameters, lr=0.1)
+    with critic.in_place_of(policy):
+        (values(policy, critic) - 1).square().sum().backward()
+    optimizer.step()
+    assert base_fingerprint(policy) == fingerprint
+    assert all(torch.equal(p, policy_before[name]) for name, p in policy.named_parameters())
+    assert all(not torch.equal(tensor, before[name]) for name, tensor in critic.state().items())
+
+
+@pytest.mark.parametrize("adapter", [LoraConfig(r=2, target_modules=["q_proj", "lm_head"]), ADAPTERS["dora"]], ids=str)
+def test_every_linear_layer_of_the_base_but_the_head_has_a_part_under_its_own_name(adapter):
+    policy = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(adapter))
+    wanted = {n: m for n, m in base(torch.float32).named_modules() if isinstance(m, nn.Linear) and n != "lm_head"}
+    found = linear_layers(policy)
+    assert list(found) == list(wanted)
+    assert all(torch.equal(found[name].weight, layer.weight) for name, layer in wanted.items())
+
+
+def test_it_starts_at_zero_in_float32_and_is_drawn_from_its_seed_alone():
+    policy = policy_of("lora", torch.bfloat16)
+    before = torch.random.get_rng_state()
+    critic = Critic(policy, rank=4, seed=5)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert {tensor.dtype for tensor in critic.tensors.values()} == {torch.float32}
+    with critic.in_place_of(policy):
+        assert torch.equal(values(policy, critic), torch.zeros(3, 4))
+    again, other = (Critic(policy, rank=4, seed=seed).state() for seed in (5, 6))
+    assert all(torch.equal(again[name], tensor) for name, tensor in critic.state().items())
+    assert relative_difference(other, again) > 0.1
+
+
+def test_under_autocast_values_are_near_those_of_float32_and_of_its_type():
+    policy = policy_of()
+    critic = critic_of(policy)
+    with critic.in_place_of(policy):
+        wanted = values(policy, critic)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = values(policy, critic)
+        found.sum().backward()
+    assert found.dtype == torch.float32
+    assert 0 < (found - wanted).abs().max() < 0.05 * wanted.abs().max()
+    assert all(torch.isfinite(tensor.grad).all() and tensor.grad.dtype == torch.float32 for tensor in critic.parameters)
+
+
+def test_it_comes_back_from_a_file_and_one_of_another_shape_is_refused(tmp_path):
+    policy = policy_of()
+    critic, other = critic_of(policy), Critic(policy, rank=3, seed=9)
+    critic.export(tmp_path / "critic", {"base": "tiny"})
+    assert sorted(path.name for path in (tmp_path / "critic").iterdir()) == ["critic.json", "critic.safetensors"]
+    other.load(tmp_path / "critic" / "critic.safetensors")
+    assert all(torch.equal(other.state()[name], tensor) for name, tensor in critic.state().items())
+    with pytest.raises(ModelError, match=r"^train.critic_rank: [^\n]* rank 3[^\n]* rank 4[^\n]*$"):
+        Critic(policy, rank=4, seed=9).load(tmp_path / "critic" / "critic.safetensors")
+    critic.tensors["value_head.weight"] = nn.Parameter(torch.zeros(1, 7))
+    critic.save(tmp_path / "narrow.safetensors")
+    with pytest.raises(ModelError, match=r"^model.name: [^\n]*value_head.weight is 1 x 7 there, 1 x 32 here[^\n]*$"):
+        other.load(tmp_path / "narrow.safetensors")
+
+
+def test_without_an_adapter_there_is_no_base_for_it():
+    with pytest.raises(ModelError, match=r"^peft.method: [^\n]*frozen base[^\n]*$"):
+        Critic(base(torch.float32), rank=4, seed=0)
