@@ -13,7 +13,7 @@ from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import add_scored_forward, logit_settings
 from perl.packing.rows import Row
 from perl.policy.attach import without_harmless_warnings
-from perl.policy.critic import Critic, linear_layers
+from perl.policy.critic import Critic, critic_parameters, linear_layers
 from perl.policy.model import base_fingerprint, base_of
 from tests.oracles.ppo import MergedCritic
 from tests.oracles.two_trainers import ADAPTERS, OFFSET, base, displace, relative_difference
@@ -170,6 +170,11 @@ def test_it_comes_back_from_a_file_and_one_of_another_shape_is_refused(tmp_path)
     critic.save(tmp_path / "narrow.safetensors")
     with pytest.raises(ModelError, match=r"^model.name: [^\n]*value_head.weight is 1 x 7 there, 1 x 32 here[^\n]*$"):
         other.load(tmp_path / "narrow.safetensors")
+
+
+def test_its_parameters_are_counted_without_making_them():
+    made = sum(tensor.numel() for tensor in Critic(policy_of(), rank=3, seed=0).parameters)
+    assert critic_parameters(base(torch.float32), 3) == made
 
 
 def test_without_an_adapter_there_is_no_base_for_it():

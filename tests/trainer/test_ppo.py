@@ -213,6 +213,9 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one_bit_for_bit(tmp_path):
     assert {"0/old_values", "0/returns"} <= set(rollouts)
     with pytest.raises(ModelError, match=r"^train.critic_rank: [^\n]*rank 4[^\n]*rank 2[^\n]*$"):
         run(tmp_path, "other", checkpoint, critic_rank=2)
+    trainer_of(tmp_path, Job("without", options={"max_steps": 1})).train()
+    with pytest.raises(ModelError, match=r"^resume_from_checkpoint: [^\n]*without a critic[^\n]*$"):
+        run(tmp_path, "other", tmp_path / "without" / "checkpoint-1")
     finished = run(tmp_path, "finished", tmp_path / "whole" / "checkpoint-5")
     assert all(torch.equal(tensor, whole[name]) for name, tensor in finished.items())
 

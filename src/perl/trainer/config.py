@@ -445,7 +445,8 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
     except PerlError as error:
         fields = PeftRLConfig.__dataclass_fields__
-        places = {"strategy": "engine.strategy", **{name: f"train.{name}" for name in fields if name != "strategy"}}
+        elsewhere = {"strategy": "engine.strategy", "peft_method": "peft.method"}
+        places = {name: f"train.{name}" for name in fields} | elsewhere
         raise error.moved(lambda where: places.get(where, where)) from None
     except (ValueError, TypeError) as error:
         named = [name for name in asked if re.search(rf"\b{name}\b", str(error))]

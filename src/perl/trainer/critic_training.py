@@ -15,6 +15,7 @@ import torch
 
 from perl.algorithms.baselines import whitened
 from perl.algorithms.gae import explained_variance, generalised_advantages, moments, token_rewards, value_loss
+from perl.errors import ModelError
 from perl.packing.forward import score
 from perl.packing.micro_batches import MicroBatch, Window
 from perl.policy.critic import Critic
@@ -135,6 +136,7 @@ class CriticTraining:
             Whether memory sufficed; if not, the gradient is not whole and has to be dropped.
         """
         self._sums = torch.zeros(3, dtype=torch.float64)
+        self.drop_gradients()  # of a step that an exception ended
         policy = self._live.policy
         try:
             with threads_for(policy), self.critic.in_place_of(policy):
@@ -172,14 +174,16 @@ class CriticTraining:
         write_state(checkpoint / _OPTIMIZER, self._optimizer.state_dict())
 
     def load(self, checkpoint: Path) -> None:
-        """Puts back what :meth:`save` wrote; what a checkpoint without a critic holds stays as it is.
+        """Puts back what :meth:`save` wrote.
 
         Raises:
-            ModelError: It is of a critic of another shape.
+            ModelError: It is of a critic of another shape, or there is none.
         """
-        if (checkpoint / _TENSORS).is_file():
-            self.critic.load(checkpoint / _TENSORS)
-            self._optimizer.load_state_dict(read_state(checkpoint / _OPTIMIZER))
+        if not (checkpoint / _TENSORS).is_file():
+            what, hint = f"{checkpoint} was written without a critic", "start anew, or continue its adapter"
+            raise ModelError(what, "resume_from_checkpoint", hint)
+        self.critic.load(checkpoint / _TENSORS)
+        self._optimizer.load_state_dict(read_state(checkpoint / _OPTIMIZER))
 
     def export(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Writes the critic into a folder of its own, never into the adapter's."""
