@@ -108,6 +108,15 @@ def test_values_of_the_rollouts_serve_every_epoch_and_minibatch():
     assert all(torch.equal(t, quiet.seen[0].start[name]) for name, t in quiet.seen[0].critic.state().items())
 
 
+def test_the_critic_comes_to_explain_the_returns_of_rollouts_that_it_sees_again():
+    kind, one_step = ours(offset=0.0), (("live", "half", "live", "half"),)
+    options = {**SETTINGS, **CRITIC, "gae_lambda": 1.0, "learning_rate": 1e-9, "value_clip": None}
+    found = train(kind, kinds=one_step, **{**options, "max_steps": 30, "adam_epsilon": 1e-8})
+    explained = [entry["critic/explained_variance"] for entry in found.history if "critic/loss" in entry]
+    assert explained[0] == pytest.approx(0, abs=1e-6)
+    assert explained[-1] > 0.5
+
+
 def test_an_evaluation_has_values_too_and_trains_nothing():
     kind = ours()
     train(kind, **SETTINGS, **CRITIC, per_device_eval_batch_size=6)
