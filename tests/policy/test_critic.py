@@ -8,13 +8,16 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from perl.errors import ModelError
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
 from perl.packing.forward import choose_passes, score
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import add_scored_forward, logit_settings
 from perl.packing.rows import Row
-from perl.policy.attach import without_harmless_warnings
+from perl.policy.attach import attach_adapter, without_harmless_warnings
 from perl.policy.critic import Critic, critic_parameters, linear_layers
 from perl.policy.model import base_fingerprint, base_of
+from perl.recipe.sections import PeftSection
 from tests.oracles.ppo import MergedCritic
 from tests.oracles.two_trainers import ADAPTERS, OFFSET, base, displace, relative_difference
 
@@ -76,6 +79,30 @@ def test_values_and_gradients_are_those_of_merged_weights_packed_or_padded(adapt
         torch.testing.assert_close(found, wanted, rtol=close, atol=close)
         assert relative_difference(gradient(critic.tensors), slopes) <= close
         assert all(p.grad is None for p in policy.parameters())
+
+
+# Settings with which a method fits a tiny model.
+FITTING = {"fourierft": {"kwargs": {"n_frequency": 100}}, "road": {"kwargs": {"group_size": 8}}}
+
+
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.config])
+def test_it_stands_on_the_base_of_every_method(method):
+    given = {**({"rank": 4} if "rank" in METHODS[method].settings else {}), **FITTING.get(method, {})}
+    policy = attach_adapter(copy.deepcopy(base(torch.float32)), adaptation(PeftSection(method=method, **given)))
+    displace({name: p for name, p in policy.named_parameters() if p.requires_grad}, OFFSET)
+    model = base_of(policy)
+    add_scored_forward(model, logit_settings(model.config, temperature=1.0, float32=False))
+    critic = critic_of(policy)
+    wanted = MergedCritic(base(torch.float32), critic.state()).values(PROMPTS, COMPLETIONS)
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
+    with critic.in_place_of(policy):
+        found = values(policy, critic)
+        found.sum().backward()
+    for row, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+    assert all(tensor.grad is not None for tensor in critic.parameters)
+    assert all(p.grad is None for p in policy.parameters())
+    assert {name for name, p in policy.named_parameters() if p.requires_grad} == trained
 
 
 def test_activations_that_are_computed_again_have_the_critic_in_them():

@@ -130,7 +130,7 @@ class CriticTraining:
         return known_NT.any(dim=1).nonzero().flatten().tolist()
 
     def accumulate(self, plan: Sequence[MicroBatch]) -> bool:
-        """The gradient of the value loss, mean over the tokens of these micro-batches of this process.
+        """The gradient of the value loss, added up over the tokens of these micro-batches of this process.
 
         Returns:
             Whether memory sufficed; if not, the gradient is not whole and has to be dropped.
