@@ -99,6 +99,11 @@ def test_the_policy_waits_while_the_critic_warms_up(adapter):
     assert entries[1]["critic/value_mean"] != 0
 
 
+def test_a_warm_up_that_is_as_long_as_the_epochs_is_refused():
+    with pytest.raises(RecipeError, match=r"^critic_warmup_steps: the policy waits for 9 steps[^\n]*only 3[^\n]*$"):
+        train(PeftGRPOTrainer, **SETTINGS, **CRITIC, max_steps=-1, num_train_epochs=1, critic_warmup_steps=9)
+
+
 def test_values_of_the_rollouts_serve_every_epoch_and_minibatch():
     kind = ours()
     train(kind, **SETTINGS, **CRITIC, **MINIBATCHES, **cut(MINIBATCHES))
@@ -115,6 +120,17 @@ def test_the_critic_comes_to_explain_the_returns_of_rollouts_that_it_sees_again(
     explained = [entry["critic/explained_variance"] for entry in found.history if "critic/loss" in entry]
     assert explained[0] == pytest.approx(0, abs=1e-6)
     assert explained[-1] > 0.5
+
+
+def test_where_all_rewards_agree_there_is_nothing_to_explain_and_the_critic_learns_their_mean():
+    kind, equal = ours(offset=0.0), (("dyadic", "dyadic", "dyadic", "dyadic"),)
+    found = train(kind, kinds=equal, **SETTINGS, **{**CRITIC, "gae_lambda": 1.0})
+    logged = [entry for entry in found.history if "critic/loss" in entry]
+    assert not any("critic/explained_variance" in entry for entry in logged)
+    assert [entry["critic/loss"] for entry in logged[:3]] == sorted(
+        (e["critic/loss"] for e in logged[:3]), reverse=True
+    )
+    assert 0 < logged[2]["critic/value_mean"] <= 1.5
 
 
 def test_an_evaluation_has_values_too_and_trains_nothing():

@@ -6,6 +6,7 @@ Values are computed once for each generation batch and stay with it as the old p
 epoch and minibatch trains on the advantages and returns of the rollouts.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,9 @@ class CriticTraining:
         rollouts["old_values"], rollouts["returns"] = values_NT, advantages_NT + values_NT
         sums_6 = self._total(moments(values_NT, rollouts["returns"], mask_NT))
         metrics = self._metrics(mode_of(self._live.model))
-        metrics["critic/explained_variance"].append(explained_variance(sums_6))
+        explained = explained_variance(sums_6)
+        if math.isfinite(explained):  # else there is nothing to explain
+            metrics["critic/explained_variance"].append(explained)
         metrics["critic/value_mean"].append((sums_6[5] / sums_6[0].clamp(min=1)).item())
 
     def rows_with_value(self, window: Window) -> list[int]:
