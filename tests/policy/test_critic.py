@@ -149,7 +149,9 @@ def test_a_step_of_the_critic_moves_nothing_else():
     assert all(not torch.equal(tensor, before[name]) for name, tensor in critic.state().items())
 
 
-@pytest.mark.parametrize("adapter", [LoraConfig(r=2, target_modules=["q_proj", "lm_head"]), ADAPTERS["dora"]], ids=str)
+@pytest.mark.parametrize(
+    "adapter", [LoraConfig(r=2, target_modules=["q_proj", "lm_head"]), ADAPTERS["dora"]], ids=["head", "dora"]
+)
 def test_every_linear_layer_of_the_base_but_the_head_has_a_part_under_its_own_name(adapter):
     policy = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(adapter))
     wanted = {n: m for n, m in base(torch.float32).named_modules() if isinstance(m, nn.Linear) and n != "lm_head"}
