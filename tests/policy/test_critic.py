@@ -8,13 +8,16 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from perl.errors import ModelError
+from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
 from perl.packing.forward import choose_passes, score
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import add_scored_forward, logit_settings
 from perl.packing.rows import Row
-from perl.policy.attach import without_harmless_warnings
-from perl.policy.critic import Critic, linear_layers
+from perl.policy.attach import attach_adapter, without_harmless_warnings
+from perl.policy.critic import Critic, critic_parameters, linear_layers
 from perl.policy.model import base_fingerprint, base_of
+from perl.recipe.sections import PeftSection
 from tests.oracles.ppo import MergedCritic
 from tests.oracles.two_trainers import ADAPTERS, OFFSET, base, displace, relative_difference
 
@@ -78,6 +81,30 @@ def test_values_and_gradients_are_those_of_merged_weights_packed_or_padded(adapt
         assert all(p.grad is None for p in policy.parameters())
 
 
+# Settings with which a method fits a tiny model.
+FITTING = {"fourierft": {"kwargs": {"n_frequency": 100}}, "road": {"kwargs": {"group_size": 8}}}
+
+
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.config])
+def test_it_stands_on_the_base_of_every_method(method):
+    given = {**({"rank": 4} if "rank" in METHODS[method].settings else {}), **FITTING.get(method, {})}
+    policy = attach_adapter(copy.deepcopy(base(torch.float32)), adaptation(PeftSection(method=method, **given)))
+    displace({name: p for name, p in policy.named_parameters() if p.requires_grad}, OFFSET)
+    model = base_of(policy)
+    add_scored_forward(model, logit_settings(model.config, temperature=1.0, float32=False))
+    critic = critic_of(policy)
+    wanted = MergedCritic(base(torch.float32), critic.state()).values(PROMPTS, COMPLETIONS)
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
+    with critic.in_place_of(policy):
+        found = values(policy, critic)
+        found.sum().backward()
+    for row, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+    assert all(tensor.grad is not None for tensor in critic.parameters)
+    assert all(p.grad is None for p in policy.parameters())
+    assert {name for name, p in policy.named_parameters() if p.requires_grad} == trained
+
+
 def test_activations_that_are_computed_again_have_the_critic_in_them():
     policy = policy_of()
     critic = critic_of(policy)
@@ -122,7 +149,9 @@ def test_a_step_of_the_critic_moves_nothing_else():
     assert all(not torch.equal(tensor, before[name]) for name, tensor in critic.state().items())
 
 
-@pytest.mark.parametrize("adapter", [LoraConfig(r=2, target_modules=["q_proj", "lm_head"]), ADAPTERS["dora"]], ids=str)
+@pytest.mark.parametrize(
+    "adapter", [LoraConfig(r=2, target_modules=["q_proj", "lm_head"]), ADAPTERS["dora"]], ids=["head", "dora"]
+)
 def test_every_linear_layer_of_the_base_but_the_head_has_a_part_under_its_own_name(adapter):
     policy = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(adapter))
     wanted = {n: m for n, m in base(torch.float32).named_modules() if isinstance(m, nn.Linear) and n != "lm_head"}
@@ -170,6 +199,11 @@ def test_it_comes_back_from_a_file_and_one_of_another_shape_is_refused(tmp_path)
     critic.save(tmp_path / "narrow.safetensors")
     with pytest.raises(ModelError, match=r"^model.name: [^\n]*value_head.weight is 1 x 7 there, 1 x 32 here[^\n]*$"):
         other.load(tmp_path / "narrow.safetensors")
+
+
+def test_its_parameters_are_counted_without_making_them():
+    made = sum(tensor.numel() for tensor in Critic(policy_of(), rank=3, seed=0).parameters)
+    assert critic_parameters(base(torch.float32), 3) == made
 
 
 def test_without_an_adapter_there_is_no_base_for_it():

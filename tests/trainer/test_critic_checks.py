@@ -8,6 +8,7 @@ from perl.errors import RecipeError
 from perl.recipe import load_recipe
 from perl.recipe.train_fields import train_fields
 from perl.trainer.critic_checks import SETTINGS
+from perl.training.stages import prepare, read_recipe
 
 OTHERS = {
     "gae_gamma": 0.99,
@@ -102,3 +103,5 @@ def test_a_batch_of_one_completion_is_refused():
 def test_a_recipes_numbers_are_refused_with_their_line():
     with pytest.raises(RecipeError, match=r"train.gae_lambda: must be less than or equal to 1, not 1.5"):
         load_recipe({"algorithm": "ppo", "train": {"gae_lambda": 1.5}})
+    with pytest.raises(RecipeError, match=r"^[^\n]*peft.method: [^\n]*frozen base[^\n]*$"):
+        prepare(read_recipe({"algorithm": "ppo", "model": {"name": "sandbox:base"}, "peft": {"method": "full"}}))

@@ -99,6 +99,11 @@ def test_the_policy_waits_while_the_critic_warms_up(adapter):
     assert entries[1]["critic/value_mean"] != 0
 
 
+def test_a_warm_up_that_is_as_long_as_the_epochs_is_refused():
+    with pytest.raises(RecipeError, match=r"^critic_warmup_steps: the policy waits for 9 steps[^\n]*only 3[^\n]*$"):
+        train(PeftGRPOTrainer, **SETTINGS, **CRITIC, max_steps=-1, num_train_epochs=1, critic_warmup_steps=9)
+
+
 def test_values_of_the_rollouts_serve_every_epoch_and_minibatch():
     kind = ours()
     train(kind, **SETTINGS, **CRITIC, **MINIBATCHES, **cut(MINIBATCHES))
@@ -106,6 +111,26 @@ def test_values_of_the_rollouts_serve_every_epoch_and_minibatch():
     quiet = ours()
     train(quiet, **SETTINGS, **{**CRITIC, "critic_learning_rate": 0.0}, **MINIBATCHES, **cut(MINIBATCHES))
     assert all(torch.equal(t, quiet.seen[0].start[name]) for name, t in quiet.seen[0].critic.state().items())
+
+
+def test_the_critic_comes_to_explain_the_returns_of_rollouts_that_it_sees_again():
+    kind, one_step = ours(offset=0.0), (("live", "half", "live", "half"),)
+    options = {**SETTINGS, **CRITIC, "gae_lambda": 1.0, "learning_rate": 1e-9, "value_clip": None}
+    found = train(kind, kinds=one_step, **{**options, "max_steps": 30, "adam_epsilon": 1e-8})
+    explained = [entry["critic/explained_variance"] for entry in found.history if "critic/loss" in entry]
+    assert explained[0] == pytest.approx(0, abs=1e-6)
+    assert explained[-1] > 0.5
+
+
+def test_where_all_rewards_agree_there_is_nothing_to_explain_and_the_critic_learns_their_mean():
+    kind, equal = ours(offset=0.0), (("dyadic", "dyadic", "dyadic", "dyadic"),)
+    found = train(kind, kinds=equal, **SETTINGS, **{**CRITIC, "gae_lambda": 1.0})
+    logged = [entry for entry in found.history if "critic/loss" in entry]
+    assert not any("critic/explained_variance" in entry for entry in logged)
+    assert [entry["critic/loss"] for entry in logged[:3]] == sorted(
+        (e["critic/loss"] for e in logged[:3]), reverse=True
+    )
+    assert 0 < logged[2]["critic/value_mean"] <= 1.5
 
 
 def test_an_evaluation_has_values_too_and_trains_nothing():
@@ -213,6 +238,9 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one_bit_for_bit(tmp_path):
     assert {"0/old_values", "0/returns"} <= set(rollouts)
     with pytest.raises(ModelError, match=r"^train.critic_rank: [^\n]*rank 4[^\n]*rank 2[^\n]*$"):
         run(tmp_path, "other", checkpoint, critic_rank=2)
+    trainer_of(tmp_path, Job("without", options={"max_steps": 1})).train()
+    with pytest.raises(ModelError, match=r"^resume_from_checkpoint: [^\n]*without a critic[^\n]*$"):
+        run(tmp_path, "other", tmp_path / "without" / "checkpoint-1")
     finished = run(tmp_path, "finished", tmp_path / "whole" / "checkpoint-5")
     assert all(torch.equal(tensor, whole[name]) for name, tensor in finished.items())
 

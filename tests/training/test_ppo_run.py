@@ -57,6 +57,7 @@ def test_a_run_exports_its_critic_beside_the_adapter_and_never_in_it(tmp_path, t
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all("critic/explained_variance" in row and "kl" in row for row in rows)
     lines = list(prepare(read_recipe(SHORT, overrides)).lines())
+    assert f"critic   {sum(t.numel() for t in trained.values()):,} parameters (rank 4, and a value head)" in lines
     assert any(line.startswith("algorithm ppo: ") and "gae_lambda 0.95" in line for line in lines)
 
 

@@ -263,8 +263,8 @@ _ROWS = (
         },
         f"{_CLIPPED}, {_PER_BATCH}; critic: max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2) / 2, G = A + V_old",
         "sum_l (gamma lambda)^l (R_(t+l) + gamma V_(t+l+1) - V_(t+l)), whitened over the tokens of the batch",
-        "epsilon 0.2: table 1; lambda 0.95: table 3; gamma 1: InstructGPT (arXiv:2203.02155, appendix C.4); value_clip "
-        "0.2: the authors' code (baselines, ppo2)",
+        "epsilon 0.2: table 1; lambda 0.95: table 3; gamma 1: InstructGPT (arXiv:2203.02155, appendix C.4); "
+        "value_clip 0.2: the authors' code (baselines, ppo2)",
         "the critic shares the policy's base, not its adapter, and has an optimizer of its own, so its loss has no "
         "weight; several epochs of a batch, and minibatches, are num_iterations and steps_per_generation, which the "
         "name does not set",

@@ -148,6 +148,12 @@ class Critic:
         raise ModelError(what, "model.name", "the base that it was trained on")
 
 
+def critic_parameters(base: nn.Module, rank: int) -> int:
+    """Number of parameters of a critic for a base, which may be without weights."""
+    of_layers = sum(rank * (layer.in_features + layer.out_features) for layer in linear_layers(base).values())
+    return of_layers + int(base_of(base).config.get_text_config().hidden_size) + 1
+
+
 def linear_layers(policy: nn.Module) -> dict[str, nn.Linear]:
     """The base's own linear layers by their names in the base, without the output head, inside of any adapter's."""
     head = base_of(policy).get_output_embeddings()

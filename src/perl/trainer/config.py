@@ -468,7 +468,8 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
         arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
     except PerlError as error:
         fields = PeftRLConfig.__dataclass_fields__
-        places = {"strategy": "engine.strategy", **{name: f"train.{name}" for name in fields if name != "strategy"}}
+        places = {name: f"train.{name}" for name in fields}
+        places |= {"strategy": "engine.strategy", "peft_method": "peft.method"}
         places |= {FIELD_OF_SETTING["teacher", key]: f"teacher.{key}" for key in TeacherSection.model_fields}
         raise error.moved(lambda where: places.get(where, where)) from None
     except (ValueError, TypeError) as error:

@@ -6,6 +6,7 @@ Values are computed once for each generation batch and stay with it as the old p
 epoch and minibatch trains on the advantages and returns of the rollouts.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from perl.algorithms.baselines import whitened
 from perl.algorithms.gae import explained_variance, generalised_advantages, moments, token_rewards, value_loss
+from perl.errors import ModelError
 from perl.packing.forward import score
 from perl.packing.micro_batches import MicroBatch, Window
 from perl.policy.critic import Critic
@@ -120,7 +122,9 @@ class CriticTraining:
         rollouts["old_values"], rollouts["returns"] = values_NT, advantages_NT + values_NT
         sums_6 = self._total(moments(values_NT, rollouts["returns"], mask_NT))
         metrics = self._metrics(mode_of(self._live.model))
-        metrics["critic/explained_variance"].append(explained_variance(sums_6))
+        explained = explained_variance(sums_6)
+        if math.isfinite(explained):  # else there is nothing to explain
+            metrics["critic/explained_variance"].append(explained)
         metrics["critic/value_mean"].append((sums_6[5] / sums_6[0].clamp(min=1)).item())
 
     def rows_with_value(self, window: Window) -> list[int]:
@@ -129,12 +133,13 @@ class CriticTraining:
         return known_NT.any(dim=1).nonzero().flatten().tolist()
 
     def accumulate(self, plan: Sequence[MicroBatch]) -> bool:
-        """The gradient of the value loss, mean over the tokens of these micro-batches of this process.
+        """The gradient of the value loss, added up over the tokens of these micro-batches of this process.
 
         Returns:
             Whether memory sufficed; if not, the gradient is not whole and has to be dropped.
         """
         self._sums = torch.zeros(3, dtype=torch.float64)
+        self.drop_gradients()  # of a step that an exception ended
         policy = self._live.policy
         try:
             with threads_for(policy), self.critic.in_place_of(policy):
@@ -172,14 +177,16 @@ class CriticTraining:
         write_state(checkpoint / _OPTIMIZER, self._optimizer.state_dict())
 
     def load(self, checkpoint: Path) -> None:
-        """Puts back what :meth:`save` wrote; what a checkpoint without a critic holds stays as it is.
+        """Puts back what :meth:`save` wrote.
 
         Raises:
-            ModelError: It is of a critic of another shape.
+            ModelError: It is of a critic of another shape, or there is none.
         """
-        if (checkpoint / _TENSORS).is_file():
-            self.critic.load(checkpoint / _TENSORS)
-            self._optimizer.load_state_dict(read_state(checkpoint / _OPTIMIZER))
+        if not (checkpoint / _TENSORS).is_file():
+            what, hint = f"{checkpoint} was written without a critic", "start anew, or continue its adapter"
+            raise ModelError(what, "resume_from_checkpoint", hint)
+        self.critic.load(checkpoint / _TENSORS)
+        self._optimizer.load_state_dict(read_state(checkpoint / _OPTIMIZER))
 
     def export(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Writes the critic into a folder of its own, never into the adapter's."""

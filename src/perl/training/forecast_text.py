@@ -36,7 +36,8 @@ def forecast_lines(forecast: Forecast) -> Iterator[str]:
 def _run_lines(forecast: Forecast) -> Iterator[str]:
     plan, setup, shape = forecast.plan, forecast.setup, forecast.shape
     base = plan.total_parameters - (plan.trainable_parameters if plan.method.config else 0)
-    yield f"model    {plan.recipe.model.name}, {base:,} parameters; {plan.method.name} trains {shape.trained:,}"
+    who = f"{plan.method.name} and a critic train" if plan.critic_parameters else f"{plan.method.name} trains"
+    yield f"model    {plan.recipe.model.name}, {base:,} parameters; {who} {shape.trained:,}"
     if not shape.exact:
         yield f"         activations and FLOPs are those of a LoRA of rank {shape.rank} on all linear layers"
     lengths = setup.lengths

@@ -256,6 +256,7 @@ def recipe_estimates(
     base: Any,  # noqa: ANN401 (a config of transformers)
     adapter: PeftConfig | None,
     longest_row: int,
+    critic_parameters: int = 0,
 ) -> list[MemoryEstimate]:
     """What a process of the run needs on each of :data:`GPUS`.
 
@@ -267,6 +268,7 @@ def recipe_estimates(
         base: The model's config.
         adapter: The adapter's.
         longest_row: Tokens of the longest prompt with its completion.
+        critic_parameters: That are trained beside the adapter.
     """
     model = decoder_of(base)
     if recipe.engine.device == "cpu" or model is None or adapter is None or not _is_plain(adapter):
@@ -281,7 +283,8 @@ def recipe_estimates(
         fixed_tokens=arguments.train_tokens_per_microbatch,
     )
     sharing = Sharing(recipe.engine.strategy, recipe.batch.world_size)
-    return [estimate_memory(model, types_of(recipe, base), adapter.r, gpu, work, sharing) for gpu in GPUS]
+    trained, types = model.lora_parameters(adapter.r) + critic_parameters, types_of(recipe, base)
+    return [estimate_memory(model, types, adapter.r, gpu, work, sharing, trained=trained) for gpu in GPUS]
 
 
 def written_at_once(recipe: Recipe) -> int:

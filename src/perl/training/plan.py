@@ -15,6 +15,7 @@ from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.algorithms.coinciding import same_on_policy
+from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS, shown_settings
 from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
 from perl.errors import DataError, MissingExtraError, Mistake, ModelError, PerlError, raise_all
@@ -24,6 +25,7 @@ from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
 from perl.policy.attach import attach_adapter, continue_adapter, own_method
+from perl.policy.critic import critic_parameters
 from perl.policy.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
 from perl.policy.name import in_few_bits
 from perl.policy.quantised import has_bfloat16
@@ -76,6 +78,7 @@ class Plan:
         settings: The adapter's settings, defaults filled in.
         served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
         memory: What it is estimated to need on GPUs of several sizes; empty if that is not known.
+        critic_parameters: Trained beside the adapter; 0: there is no critic.
     """
 
     recipe: Recipe
@@ -94,6 +97,7 @@ class Plan:
     total_parameters: int
     served_rank: int | None
     memory: list[MemoryEstimate]
+    critic_parameters: int = 0
 
     @property
     def judging(self) -> Judging | None:
@@ -123,6 +127,9 @@ class Plan:
         yield f"adapter  {self.method.name} ({settings})" if self.method.config else "adapter  none: the model itself"
         yield from _algorithm_lines(self.recipe, self.arguments)
         yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
+        if self.critic_parameters:
+            shape = f"rank {self.arguments.critic_rank}, and a value head"
+            yield f"critic   {self.critic_parameters:,} parameters ({shape})"
         yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
         if self.recipe.rollout.capabilities.takes_updates:
@@ -201,6 +208,9 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     check_teacher_prompts(recipe.teacher, problems.train, tokenizer, empty.config, of_completion, of_template)
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
+    has_critic = ADVANTAGES[arguments.advantage_estimator].critic
+    critic = critic_parameters(empty, arguments.critic_rank) if has_critic else 0
+    longest_row = longest + arguments.max_completion_length
     plan = Plan(
         recipe=recipe,
         arguments=arguments,
@@ -217,7 +227,8 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
         trainable_parameters=trained,
         total_parameters=total + trained if how.config else total,
         served_rank=_served_rank(recipe, how),
-        memory=recipe_estimates(recipe, arguments, empty.config, how.config, longest + arguments.max_completion_length),
+        memory=recipe_estimates(recipe, arguments, empty.config, how.config, longest_row, critic),
+        critic_parameters=critic,
     )
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text

@@ -105,7 +105,7 @@ def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
     adapter = adaptation(plan.recipe.peft).config if plan.method.config else None
     rank = _rank_of(adapter)
     plain = type(adapter) is LoraConfig and model.lora_parameters(rank) == plan.trainable_parameters
-    return Shape(model, types, rank, plan.trainable_parameters, plain)
+    return Shape(model, types, rank, plan.trainable_parameters + plan.critic_parameters, plain)
 
 
 def peak_of(plan: Plan, shape: Shape, device: Hardware) -> float:

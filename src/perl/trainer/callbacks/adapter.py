@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import TrainerCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
+from perl.errors import RecipeError
 from perl.methods.hooks import hooks_of
 from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_start
 from perl.policy.model import base_fingerprint, source_fingerprint
@@ -44,6 +45,9 @@ class AdapterCallback(TrainerCallback):
 
     def _begin(self, state: TrainerState) -> None:
         policy = self.trainer.policy
+        if 0 < state.max_steps <= self._waiting:  # of so many epochs, which nobody knew before
+            what = f"the policy waits for {self._waiting} steps, and there are only {state.max_steps}"
+            raise RecipeError(what, "critic_warmup_steps", f"fewer than {state.max_steps}")
         hooks_of(policy).before_training(policy, state.max_steps - self._waiting)
         self.movement, self._watches = Movement(policy), True
         if isinstance(policy, PeftModel):
