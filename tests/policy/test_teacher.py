@@ -1,5 +1,6 @@
 """A teacher on the policy's base is the separately loaded one, bit for bit, and leaves the policy as it was."""
 
+import importlib.util
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from perl.errors import ModelError
 from perl.methods.registry import METHODS
 from perl.methods.settings import adaptation
 from perl.policy.attach import attach_adapter, continue_adapter
-from perl.policy.model import base_fingerprint, load_tokenizer
+from perl.policy.model import base_fingerprint, load_base, load_tokenizer
 from perl.policy.save_adapter import write_adapter
 from perl.policy.saved.adapter import find_adapter
 from perl.policy.teacher import find_teacher, make_teacher, teacher_identity, teacher_log_probs
@@ -151,6 +152,26 @@ def test_a_teacher_is_another_one_by_its_numbers_its_hint_and_its_system_prompt(
     ]
     others.append((TeacherSection(adapter="x", hint="h"), a))
     assert len({teacher_identity(*one) for one in [*others, (section, a)]}) == 6
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_a_base_in_four_bits_has_its_teachers_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)  # which rounds whatever it is told
+
+    def packed():
+        return load_base(ModelSection(quantization="nf4", dtype="float32"), torch.device("cpu"))
+
+    save_adapter(tmp_path / "lora", seed=3)
+    policy = attach_adapter(packed(), adaptation(PeftSection(rank=4))).eval()
+    move_adapter(policy)
+    before, saved = policy_log_probs(policy), find_teacher(str(tmp_path / "lora"), BASE_NAME, None)
+    expected = [(None, packed()), (saved, continue_adapter(packed(), saved).eval())]
+    for one, model in expected:
+        assert torch.equal(teacher_log_probs(make_teacher(policy, one), IDS, MASK), policy_log_probs(model))
+    assert torch.equal(policy_log_probs(policy), before)
+    saved_policy("loha", tmp_path / "loha")
+    with pytest.raises(ModelError, match=r"^teacher\.adapter: [^\n]*loha[^\n]*$"):
+        make_teacher(policy, find_teacher(str(tmp_path / "loha"), BASE_NAME, None))
 
 
 def test_modules_that_a_teacher_saves_whole_are_its_own(tmp_path):

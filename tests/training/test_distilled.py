@@ -108,21 +108,27 @@ def test_accuracy_may_be_watched_without_being_rewarded(tmp_path):
     assert all(row["loss"] == pytest.approx(row["teacher/kl"], rel=1e-5) for row in rows)
 
 
-def obedient_base(folder, steps):
-    """The sandbox's base, taught to work the answer out where a system message asks for it, and else as it was."""
+@pytest.fixture(scope="module")
+def obedient_base(tmp_path_factory):
+    """The sandbox's base, taught to work the answer out where a system message asks for it, and else as it was.
+
+    Its folder and its fingerprint.
+    """
+    folder, steps = tmp_path_factory.mktemp("obedient"), 80
     torch.manual_seed(5)
+    torch.set_num_threads(1)
     rng = random.Random(5)
     model = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(BASE_FOLDER)
     streams = {task: tasks.stream(task, "train", seed=6) for task in ("addition", "multiplication", "chain")}
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(steps):
-        asked = [next(streams["addition"]) for _ in range(24)]
+        asked = [next(streams["addition"]) for _ in range(12)]
         rows = [
             (f"<|system|>{SYSTEM}<|user|>{one.question}<|assistant|>", tasks.careful_completion(one) + EOS)
             for one in asked
         ]
-        rows += [example(rng, streams) for _ in range(24)]
+        rows += [example(rng, streams) for _ in range(12)]
         optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
         model(**collate(rows, tokenizer)).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -130,7 +136,7 @@ def obedient_base(folder, steps):
         optimizer.zero_grad()
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return base_fingerprint(model)
+    return folder, base_fingerprint(model)
 
 
 LEARNING = {
@@ -139,11 +145,11 @@ LEARNING = {
     "rollout": {"max_completion_length": 64},
     "eval": {"limit": 128, "k": 1},
     "train": {
-        "max_steps": 20,
+        "max_steps": 10,
         "prompts_per_step": 8,
         "num_generations": 4,
         "per_device_train_batch_size": 32,
-        "learning_rate": 3e-3,
+        "learning_rate": 5e-3,
     },
 }
 
@@ -152,7 +158,7 @@ def assert_better(run, fingerprint=None):
     facts = json.loads((run.path / "run.json").read_text())
     scores, rows = facts["eval"]["sandbox:addition"], metrics_of(run)
     assert scores["base"] < 0.75
-    assert scores["adapter"] > 0.9
+    assert scores["adapter"] > max(0.85, scores["base"] + 0.1)
     assert rows[-1]["teacher/kl"] < 0.5 * rows[0]["teacher/kl"]
     assert rows[-1]["teacher/agreement"] > rows[0]["teacher/agreement"]
     assert fingerprint in (None, facts["fingerprint"]["base"])
@@ -161,9 +167,9 @@ def assert_better(run, fingerprint=None):
 @pytest.mark.parametrize(
     "seed", [1, pytest.param(2, marks=pytest.mark.nightly), pytest.param(3, marks=pytest.mark.nightly)]
 )
-def test_a_base_learns_from_itself_with_a_system_prompt_that_it_does_not_see(seed, tmp_path):
-    fingerprint = obedient_base(tmp_path / "base", steps=90)
-    overrides = [f"model.name={tmp_path / 'base'}", f"train.seed={seed}"]
+def test_a_base_learns_from_itself_with_a_system_prompt_that_it_does_not_see(seed, obedient_base, tmp_path):
+    folder, fingerprint = obedient_base
+    overrides = [f"model.name={folder}", f"train.seed={seed}"]
     assert_better(perl.train(LEARNING, overrides, tmp_path / "run"), fingerprint)
 
 

@@ -18,9 +18,12 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 from perl.errors import ModelError, PerlError
-from perl.policy.attach import continue_adapter
+from perl.methods.on_quantised import check_on_quantised
+from perl.methods.settings import Adaptation
+from perl.policy.attach import continue_adapter, own_method
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_of, base_parameters, clean_base
+from perl.policy.quantised import was_quantised
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.recipe.sections import TeacherSection
 from perl.run.files import sha256_of
@@ -71,6 +74,8 @@ def make_teacher(policy: nn.Module, saved: SavedAdapter | None) -> nn.Module:
     try:
         # PEFT draws an adapter before the saved one takes its place.
         with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device.index or 0]):
+            if saved is not None and was_quantised(base_of(policy)):
+                check_on_quantised(Adaptation(own_method(saved), saved.config))
             base = clean_base(policy)
             teacher: nn.Module = base if saved is None else continue_adapter(base, saved)
     except PerlError as error:

@@ -255,7 +255,7 @@ def prepared_rewards(
     if not isinstance(args, PeftRLConfig):
         return reward_funcs, processing_classes, args.reward_weights
     if not reward_funcs and args.teacher.acts and not args.process_reward_weight:  # of TRL's arguments one is needed
-        return [no_reward], None, None
+        return [no_reward], None, args.reward_weights or None
     made: Any = args.process_reward_kwargs  # text only until transformers has parsed it
     funcs, weights = with_process_reward(reward_funcs, args.reward_weights, args.process_reward_weight, made)
     if isinstance(processing_classes, list) and funcs is not reward_funcs:

@@ -272,9 +272,12 @@ def count_trained(model: ModelSection, how: Adaptation, saved: SavedAdapter | No
 
 
 def _check_teacher_fits(model: ModelSection, saved: SavedAdapter) -> None:
-    """Refuses a teacher's adapter whose tensors are not of this base's shapes."""
+    """Refuses a teacher's adapter that is not of this base's shapes, or that a base in 4 bits cannot carry."""
+    how = Adaptation(own_method(saved), saved.config)
     try:
-        count_trained(model, Adaptation(own_method(saved), saved.config), saved)
+        if model.quantization is not None:
+            check_on_quantised(how)
+        count_trained(model, how, saved)
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
 
