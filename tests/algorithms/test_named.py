@@ -10,13 +10,12 @@ import pytest
 import torch
 from trl import GRPOConfig
 
+from perl.algorithms.algorithm import NEUTRAL, Algorithm
 from perl.algorithms.coinciding import same_on_policy
 from perl.algorithms.importance import SamplingCorrection, sampling_ratio
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.named import (
     ALGORITHMS,
-    NEUTRAL,
-    Algorithm,
     algorithms_table,
     contradictions,
     find_algorithm,

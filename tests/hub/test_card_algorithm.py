@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from perl.algorithms.named import ALGORITHMS, Algorithm
+from perl.algorithms.algorithm import Algorithm
+from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import Paper
 from perl.errors import PerlError
 from perl.hub.card.fact_check import contradictions

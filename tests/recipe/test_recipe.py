@@ -292,7 +292,7 @@ NOT_CONVERTED = (
     (
         "train: {num_generations: 1}\n",
         "train.num_generations: must be greater than or equal to 2, not 1: advantage_estimator group compares a "
-        "prompt's completions (advantage_estimator: batch or gae takes one)",
+        "prompt's completions (advantage_estimator: batch or remax or gae takes one)",
     ),
     ("rollout: {temperature: 0}\n", "rollout.temperature: must be greater than 0, not 0"),
     ("rollout: {top_p: 1.5}\n", "rollout.top_p: must be less than or equal to 1, not 1.5"),

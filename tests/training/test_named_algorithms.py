@@ -5,7 +5,8 @@ import json
 import pytest
 
 import perl
-from perl.algorithms.named import ALGORITHMS, Algorithm
+from perl.algorithms.algorithm import Algorithm
+from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import Paper
 from perl.errors import RunFolderError
 from perl.recipe import load_recipe

@@ -10,8 +10,9 @@ objective is corrected for another engine, tokens have weights of their own, and
 from collections.abc import Mapping
 from typing import Any
 
+from perl.algorithms.algorithm import Algorithm, in_words
 from perl.algorithms.estimators import ADVANTAGES
-from perl.algorithms.named import ALGORITHMS, Algorithm, in_words
+from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import LOSSES
 
 _ALWAYS = (

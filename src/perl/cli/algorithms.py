@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from perl.algorithms.named import ALGORITHMS, NEUTRAL, Algorithm, find_algorithm, shown_settings
+from perl.algorithms.algorithm import NEUTRAL, Algorithm
+from perl.algorithms.named import ALGORITHMS, find_algorithm, shown_settings
 from perl.cli.output import say
 from perl.run.tables import plain_table
 

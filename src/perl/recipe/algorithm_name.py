@@ -9,7 +9,8 @@ replaced, since the name was chosen after it.
 from collections.abc import Mapping
 from typing import Any
 
-from perl.algorithms.named import ALGORITHMS, KEY, Algorithm, contradictions, find_algorithm
+from perl.algorithms.algorithm import Algorithm
+from perl.algorithms.named import ALGORITHMS, KEY, contradictions, find_algorithm
 from perl.errors import Mistake, RecipeError
 
 _TRAIN = "train"
