@@ -28,7 +28,7 @@ def perl(capsys, monkeypatch) -> Callable[..., Said]:
     def refuse(*_, **__):
         raise AssertionError("weights are loaded")
 
-    monkeypatch.setattr(policy_model, "load_base", refuse)
+    monkeypatch.setattr(policy_model.AutoModelForCausalLM, "from_pretrained", refuse)
 
     def run(*arguments: str) -> Said:
         code = commands.run(["plan", *arguments], "perl")
@@ -143,3 +143,21 @@ def test_what_cannot_run_is_refused_in_one_line(perl, arguments, parts):
     assert said.err.count("\n") == 1, said.err
     for part in parts:
         assert part in said.err
+
+
+def flops_of(said: Said) -> dict[str, float]:
+    return planned(said)["strategies"]["ddp"]["process_flops"]
+
+
+def test_what_runs_beside_the_policy_is_counted(perl):
+    plain = flops_of(perl("quickstart", "algorithm=bnpo", "--json"))
+    greedy = flops_of(perl("quickstart", "algorithm=remax", "--json"))
+    assert greedy["rollouts"] == pytest.approx(plain["rollouts"] * 9 / 8)  # one more for each 8
+    assert greedy["training"] == plain["training"]
+    critic = flops_of(perl("quickstart", "algorithm=ppo", "--json"))
+    # The same layers forward and backward, and once more forward, without the head.
+    assert 1.5 * plain["training"] < critic["training"] < 2.5 * plain["training"]
+    assert critic["scoring"] > plain["scoring"]
+    taught = flops_of(perl("quickstart", "algorithm=opd", "teacher.hint=It is {answer}.", "--json"))
+    assert 1.2 * plain["training"] < taught["training"] < 2 * plain["training"]
+    assert taught["rollouts"] == plain["rollouts"]

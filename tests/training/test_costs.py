@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from perl.errors import PerlError
 from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
-from perl.packing.forward import score
+from perl.packing.divergence import head_divergence
+from perl.packing.forward import last_hidden_states, score, score_beside
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import LogitSettings, add_scored_forward
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
+from perl.policy.critic import Critic
 from perl.recipe import load_recipe
 from perl.recipe.engines import TRANSFORMERS, VLLM_SERVER
 from perl.recipe.sections import STRATEGIES, PeftSection
@@ -108,6 +111,52 @@ def test_flops_of_a_packed_pass_are_those_that_are_counted(kind, shared):
         score(policy, rows, together, packed=True, columns=12)
     old = executed_flops(size, groups, Execution(10**6, shared=shared, masked=True, fused_head=True, old=True))
     assert old.scoring == forward.get_total_flops()
+
+
+def test_flops_of_a_critic_are_those_that_are_counted():
+    config, rank = config_of(), 3
+    groups = [Group(11, (7, 12, 5)), Group(6, (9, 9))]
+    policy, (rows, members) = policy_of(config), rows_of(groups)
+    critic = Critic(policy, rank=rank, seed=0)
+    for tensor in critic.parameters:  # at 0 B has a gradient and A has none
+        tensor.data += 0.1
+    run = partial(score, policy, rows, members, packed=True, columns=12, entropy="none", read=critic.values)
+    with critic.in_place_of(policy):
+        run()
+        with counter() as counted:
+            run()[0].sum().backward()
+        with counter() as forward, torch.no_grad():
+            run()
+    decoder = decoder_of(config)
+    size = size_of(decoder, RANK)
+    plain = Execution(10**6, masked=True, fused_head=True)
+    without = executed_flops(size, groups, plain)
+    found = executed_flops(size, groups, replace(plain, critic=replace(size_of(decoder, rank), head=0)))
+    head = 2 * decoder.hidden * sum(sum(group.completions) for group in groups)  # the value head is not counted
+    assert found.scoring - without.scoring == forward.get_total_flops() - head
+    assert found.training - without.training == counted.get_total_flops() - 3 * head
+    assert (found.micro_batches, found.scoring_passes) == (2, 1)
+
+
+def test_flops_of_a_teacher_are_those_that_are_counted():
+    config = config_of()
+    groups = [Group(11, (7, 12, 5)), Group(6, (9, 9))]
+    policy, (rows, members) = policy_of(config), rows_of(groups)
+    size = size_of(decoder_of(config), RANK)
+    plain = Execution(10**6, masked=True, fused_head=True)
+
+    run = partial(score_beside, policy, rows, members, packed=True, columns=12, entropy="value")
+    teacher_SD = torch.randn(sum(row.completion.numel() for row in rows), 32)
+    with counter() as layers:
+        last_hidden_states(policy, rows, members, packed=True, columns=12)
+    with counter() as alone:
+        run(beside=None)[0].sum().backward()
+    with counter() as both:
+        log_probs_NT, _, (kl_NT, _) = run(beside=lambda _, states: head_divergence(states, teacher_SD))
+        (log_probs_NT + kl_NT).sum().backward()
+    found = executed_flops(size, groups, replace(plain, teacher=size))
+    expected = both.get_total_flops() - alone.get_total_flops() + layers.get_total_flops()
+    assert found.training - executed_flops(size, groups, plain).training == expected
 
 
 def test_the_sizes_of_a_config_are_those_of_its_model():

@@ -47,6 +47,11 @@ class Estimator:
     critic: bool = False
     differs: str = ""
 
+    @property
+    def writes_greedy(self) -> bool:
+        """Whether a greedy completion of each prompt is written too."""
+        return "greedy_PG" in self.reads
+
 
 REINFORCE_PLUS_PLUS = Paper(
     "hu2025reinforcepp",

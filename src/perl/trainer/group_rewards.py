@@ -67,7 +67,7 @@ class GroupRewards:
     @property
     def reads_greedy(self) -> bool:
         """Whether advantages compare with the greedy completion of each prompt."""
-        return "greedy_PG" in self._estimator.reads
+        return self._estimator.writes_greedy
 
     def advantages(
         self,

@@ -9,7 +9,7 @@ each pair of a query and a key that it sees. Sizes are those of a LoRA on all li
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -65,6 +65,9 @@ class Execution:
         fused_head: Whether the head takes two products for each scored token; else three.
         reference: Whether there is a KL term, so a pass of the reference.
         old: Whether the old policy's log-probabilities take a pass of their own.
+        critic: Sizes of the base with a critic's adapter and no head: its values take a pass, and its training one
+            more; None: there is no critic.
+        teacher: Sizes of the base with a teacher's adapter, whose divergence each micro-batch takes; None: no teacher.
     """
 
     budget: int
@@ -75,6 +78,13 @@ class Execution:
     fused_head: bool = False
     reference: bool = False
     old: bool = False
+    critic: ModelSize | None = None
+    teacher: ModelSize | None = None
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every row has a gradient, whatever its rewards."""
+        return self.reference or self.critic is not None or self.teacher is not None
 
 
 @dataclass(frozen=True)
@@ -82,8 +92,8 @@ class StepFlops:
     """What one process executes in a step.
 
     Attributes:
-        training: Forward and backward passes.
-        scoring: Passes without gradient: reference, old policy.
+        training: Forward and backward passes, and what a teacher adds to them.
+        scoring: Passes without gradient: reference, old policy, the critic's values.
         rollouts: Of its share of the completions, where transformers write them in the process.
         micro_batches: Forward and backward passes.
         scoring_passes: Forward passes without gradient.
@@ -168,22 +178,22 @@ def executed_flops(size: ModelSize, groups: Sequence[Group], how: Execution) -> 
 
     Args:
         size: The model's.
-        groups: Of its rows; without a KL term those without a gradient are left out.
+        groups: Of its rows; without KL term, critic and teacher those without a gradient are left out.
         how: The rows are run.
     """
-    rows = _rows_of([group for group in groups if group.live or how.reference])
+    rows = _rows_of([group for group in groups if group.live or how.takes_all])
     batches = _micro_batches(rows, how, how.budget)
-    training = sum(_pass_flops(size, rows, batch, how, gradient=True) for batch in batches)
-    scoring, passes = 0.0, 0
-    without_adapter = ModelSize(size.block, 0, size.to_embeddings, size.head, size.attention)
-    for wanted, sizes, of in ((how.reference, without_adapter, groups), (how.old, size, groups)):
-        if wanted:
-            all_rows = _rows_of(of)
-            found = _micro_batches(all_rows, how, FORWARD_ONLY * how.budget)
-            scoring += sum(_pass_flops(sizes, all_rows, batch, how, gradient=False) for batch in found)
-            passes += len(found)
+    trained = [size] if how.critic is None else [size, how.critic]
+    training = sum(_pass_flops(sizes, rows, batch, how, gradient=True) for sizes in trained for batch in batches)
+    if how.teacher is not None:
+        training += sum(_teacher_flops(how.teacher, rows, batch, how) for batch in batches)
+    all_rows = _rows_of(groups)
+    found = _micro_batches(all_rows, how, FORWARD_ONLY * how.budget)
+    wanted = ((replace(size, adapter=0), how.reference), (size, how.old), (how.critic, True))
+    scored = [sizes for sizes, runs in wanted if sizes is not None and runs]
+    scoring = sum(_pass_flops(sizes, all_rows, batch, how, gradient=False) for sizes in scored for batch in found)
     tokens = sum(_tokens(rows, batch, how) for batch in batches)
-    return StepFlops(training, scoring, 0.0, len(batches), passes, tokens)
+    return StepFlops(training, scoring, 0.0, len(trained) * len(batches), len(scored) * len(found), tokens)
 
 
 def largest_pass(groups: Sequence[Group], how: Execution) -> int:
@@ -252,6 +262,13 @@ def _pass_flops(
     if how.recompute:
         total += forward + FORWARD_PRODUCTS * attention
     return float(total)
+
+
+def _teacher_flops(size: ModelSize, rows: Sequence[Row], batch: Sequence[Sequence[int]], how: Execution) -> float:
+    """What a teacher adds to a micro-batch: its layers, forward; of the head its logits, the policy's, their slope."""
+    scored = sum(rows[index].completion.numel() for members in batch for index in members)
+    layers = _pass_flops(replace(size, head=0), rows, batch, how, gradient=False)
+    return layers + 3 * 2 * size.head * scored
 
 
 def _pairs(rows: Sequence[Row], batch: Sequence[Sequence[int]], how: Execution) -> int:

@@ -111,6 +111,10 @@ class Part:
         """The same part of as many steps."""
         return replace(self, seconds=self.seconds.times(factor))
 
+    def then(self, other: "Part") -> "Part":
+        """This and after it another of its kind."""
+        return replace(self, seconds=self.seconds.plus(other.seconds))
+
 
 def derived_rates(
     device: Hardware, engine: Capabilities, layers: int, *, peak: float, on_a_node: int, nodes: int
@@ -181,6 +185,11 @@ class Writing:
     weights: float
     cache: float
     gathered: float = 0.0
+
+    def one_each(self, completions: int) -> "Writing":
+        """What is written with one completion of each prompt, where there are so many."""
+        count, share = -(-self.count // completions), 1 / completions
+        return replace(self, count=count, flops=self.flops * share, reading=self.reading * share)
 
 
 def rollout_part(work: Writing, rates: Rates) -> Part:

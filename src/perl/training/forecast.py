@@ -9,6 +9,7 @@ weights are loaded.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from perl.algorithms.estimators import ADVANTAGES
 from perl.errors import RecipeError
 from perl.recipe.sections import Strategy
 from perl.rewards.verifier import Judging
@@ -175,9 +176,14 @@ def _under(
     traffic = traffic_of(shape.model, shape.types, sharing, passes, trained=shape.trained, synced=synced)
     if serving is None:
         writing = _in_process(shape, lengths, setup.rows, flops.rollouts, traffic.gathered_for_rollouts)
-        rollouts = rollout_part(writing, rates)
+        written_at = rates
     else:
-        rollouts = rollout_part(serving.work, _of_server(rates, serving))
+        writing, written_at = serving.work, _of_server(rates, serving)
+    rollouts = rollout_part(writing, written_at)
+    if ADVANTAGES[plan.arguments.advantage_estimator].writes_greedy:
+        completions = setup.batch.num_generations
+        rollouts = rollouts.then(rollout_part(writing.one_each(completions), written_at))
+        flops = replace(flops, rollouts=flops.rollouts * (1 + 1 / completions))
     engines = serving.count if serving and plan.recipe.rollout.capabilities.needs_servers else 1
     answers = setup.batch.completions_per_step if isinstance(plan.judging, Judging) else 0
     parts = {
@@ -197,10 +203,10 @@ def _under(
 def _flops_of(plan: Plan, shape: Shape, memory: MemoryEstimate, setup: Setup) -> StepFlops:
     """Of a process, with those of a whole generation: its share of the completions, in whole groups if it can be."""
     lengths, groups = setup.lengths, groups_of_process(setup)
-    beta = plan.arguments.beta > 0
-    trained = max(round(lengths_share(lengths, beta=beta) * len(groups)), 1)
+    how = execution_of(plan, shape, memory, setup.device)
+    trained = max(round(lengths_share(lengths, beta=how.takes_all) * len(groups)), 1)
     groups = [replace(group, live=number < trained) for number, group in enumerate(groups)]
-    found = executed_flops(shape.size, groups, execution_of(plan, memory, setup.device))
+    found = executed_flops(shape.size, groups, how)
     if plan.recipe.rollout.capabilities.takes_updates:
         return found
     padded = lengths.prompt != plan.longest_prompt

@@ -117,7 +117,7 @@ def _work_lines(forecast: Forecast) -> list[str]:
 
     row("tokens trained on", lambda c: f"{c.flops.tokens * processes:,}")
     row("micro-batches of a process", lambda c: f"{c.flops.micro_batches:,}")
-    row("FLOPs the gradient needs", lambda _: _flops(forecast.ideal))
+    row("FLOPs the policy needs", lambda _: _flops(forecast.ideal))
     row("FLOPs of training", lambda c: _flops(c.flops.in_training * processes))
     row("... of which are needed", lambda c: _share(forecast.ideal, c.flops.in_training * processes))
     row("FLOPs of rollouts, transformers", lambda c: _flops(c.flops.rollouts * processes))

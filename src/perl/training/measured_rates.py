@@ -118,11 +118,11 @@ def _trial(plan: Plan, setup: Setup, shape: Shape, layers: int, device: torch.de
     """Runs a model with so many of the layers."""
     model = replace(shape.model, layers=layers)
     memory = memory_on(plan, setup, shape, setup.strategies[0], (setup.device.name, setup.device.memory))
-    how = execution_of(plan, memory, setup.device)
+    how = execution_of(plan, shape, memory, setup.device)
     rows, lengths = setup.rows, setup.lengths
     policy = _policy(plan, shape, layers, device, how)
     groups = _of_one_pass(Group(lengths.prompt, (lengths.completion,) * setup.batch.num_generations), rows, how.budget)
-    alone = replace(how, budget=10**12, reference=False, old=False)
+    alone = replace(how, budget=10**12, reference=False, old=False, critic=None, teacher=None)
     flops = executed_flops(size_of(model, shape.rank), groups, alone).training
     training = _seconds(_pass(policy, groups, how, autocast_of(plan.recipe, device)), device)
     token = None

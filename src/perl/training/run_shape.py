@@ -167,9 +167,16 @@ def attention_on(plan: Plan, device: Hardware) -> Attention:
     return found if device.bfloat16 else Attention(kernel=False, grouped=False, shared=found.shared)
 
 
-def execution_of(plan: Plan, memory: MemoryEstimate, device: Hardware) -> Execution:
-    """How a process runs its rows."""
-    return _execution(plan, memory.plan.tokens, device, recompute=memory.plan.recompute)
+def execution_of(plan: Plan, shape: Shape, memory: MemoryEstimate, device: Hardware) -> Execution:
+    """How a process runs its rows, and what else it runs beside the policy."""
+    how = _execution(plan, memory.plan.tokens, device, recompute=memory.plan.recompute)
+    critic = teacher = None
+    if plan.critic_parameters:
+        critic = replace(size_of(shape.model, plan.arguments.critic_rank), head=0)
+    if plan.recipe.teacher.acts:
+        rank = shape.rank if plan.recipe.teacher.adapter else 0  # of a saved adapter that of the run's is assumed
+        teacher = size_of(shape.model, rank)
+    return replace(how, critic=critic, teacher=teacher)
 
 
 def _execution(plan: Plan, budget: int, device: Hardware, *, recompute: bool) -> Execution:
