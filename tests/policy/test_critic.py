@@ -6,6 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from perl.errors import ModelError
 from perl.methods.registry import METHODS
@@ -13,6 +14,7 @@ from perl.methods.settings import adaptation
 from perl.packing.forward import choose_passes, score
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import add_scored_forward, logit_settings
+from perl.packing.memory import measure
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter, without_harmless_warnings
 from perl.policy.critic import Critic, critic_parameters, linear_layers
@@ -209,3 +211,23 @@ def test_its_parameters_are_counted_without_making_them():
 def test_without_an_adapter_there_is_no_base_for_it():
     with pytest.raises(ModelError, match=r"^peft.method: [^\n]*frozen base[^\n]*$"):
         Critic(base(torch.float32), rank=4, seed=0)
+
+
+def test_a_base_without_linear_layers_has_no_place_for_it():
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 32}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **sizes))
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel has none"):
+        critic_parameters(model, 4)
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel has none"):
+        Critic(get_peft_model(model, LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)), rank=4, seed=0)
+
+
+def test_a_pass_of_the_critic_is_measured_by_itself_and_keeps_more_than_a_small_adapter():
+    policy = policy_of("ia3", torch.bfloat16)
+    critic = critic_of(policy)
+    alone = measure(policy, packed=False)
+    with critic.in_place_of(policy):
+        beside = measure(policy, packed=False, read=critic.values)
+    assert beside.kept > 1.5 * alone.kept
+    larger = alone.at_least(beside)
+    assert (larger.kept, larger.fixed) == (beside.kept, max(alone.fixed, beside.fixed))

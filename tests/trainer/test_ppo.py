@@ -70,6 +70,17 @@ def test_where_the_critic_says_nothing_it_is_reinforce_with_the_batchs_normalisa
         assert torch.equal(rollouts["advantages"], whitened(rewards, mask))
 
 
+def test_with_lambda_1_and_a_critic_that_rests_it_is_reinforce_with_that_baseline():
+    kind = ours()  # whose values differ from state to state
+    train(kind, **SETTINGS, **{**CRITIC, "gae_lambda": 1.0, "critic_learning_rate": 0.0})
+    for rollouts in kind.seen[0].rollouts:
+        mask, values_NT = rollouts["completion_mask"], rollouts["old_values"]
+        assert values_NT[mask.bool()].std() > 0.01
+        rewards = rollouts["returns"].sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
+        assert (rollouts["returns"] - rewards * mask).abs().max() <= 1e-6
+        assert (rollouts["advantages"] - whitened((rewards - values_NT) * mask, mask)).abs().max() <= 1e-5
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_critic_learns_beside_every_kind_of_adapter_and_the_base_stays(adapter):
     kind = ours(offset=0.0)

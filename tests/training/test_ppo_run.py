@@ -57,11 +57,13 @@ def test_a_run_exports_its_critic_beside_the_adapter_and_never_in_it(tmp_path, t
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all("critic/explained_variance" in row and "kl" in row for row in rows)
     lines = list(prepare(read_recipe(SHORT, overrides)).lines())
-    assert f"critic   {sum(t.numel() for t in trained.values()):,} parameters (rank 4, and a value head)" in lines
+    (line,) = [line for line in lines if line.startswith("critic ")]
+    assert f" {sum(t.numel() for t in trained.values()):,} parameters (rank 4, and a value head)" in line
+    assert line.endswith(f", learning rate {trainer.critic_training.settings.learning_rate:g}")
     assert any(line.startswith("algorithm ppo: ") and "gae_lambda 0.95" in line for line in lines)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp"])
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp", "remax"])
 def test_one_completion_of_each_prompt_trains(tmp_path, algorithm):
     overrides = [f"algorithm={algorithm}", "train.num_generations=1", "train.prompts_per_step=6"]
     overrides += ["train.per_device_train_batch_size=3", "rewards.format=0.2"]
@@ -76,3 +78,13 @@ def test_one_completion_of_each_prompt_trains(tmp_path, algorithm):
     assert len(samples) == 3  # a group of one a step
     adapter = load_file(run.adapter / "adapter_model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in adapter.values())
+
+
+def test_the_critic_learns_at_one_rate_beside_every_method():
+    def rate(method: str, *more: str) -> str:
+        settings = ["algorithm=ppo", f"peft.method={method}", "train.learning_rate=null", *more]
+        lines = prepare(read_recipe(SHORT, settings)).lines()
+        return next(line.rpartition(" ")[2] for line in lines if line.startswith("critic "))
+
+    assert {rate(method) for method in ("lora", "ia3", "vera", "lora_plus")} == {"0.0001"}
+    assert rate("ia3", "train.critic_learning_rate=0.003") == "0.003"

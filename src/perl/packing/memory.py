@@ -7,14 +7,14 @@ A pass of T tokens whose longest row has R keeps fixed + T (kept + pair R) bytes
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from perl.packing.forward import score
+from perl.packing.forward import Read, score
 from perl.packing.head import head_bytes, memory_of
 from perl.packing.rows import Row
 from perl.policy.model import base_of
@@ -107,6 +107,10 @@ class TokenBytes:
             recomputed_copy=again * copy,
         )
 
+    def at_least(self, other: "TokenBytes") -> "TokenBytes":
+        """The larger of each, for passes of two kinds."""
+        return TokenBytes(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+
     def of_token(self, row: int, *, recompute: bool) -> float:
         """Bytes that a token of a row of so many tokens keeps."""
         return self.recomputed + self.recomputed_pair * row if recompute else self.kept + self.kept_pair * row
@@ -163,7 +167,14 @@ def free_bytes(asleep: int = 0) -> int:
     return int(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - asleep
 
 
-def measure(model: nn.Module, *, packed: bool, shared: bool = False, fused_head: bool | None = None) -> TokenBytes:
+def measure(
+    model: nn.Module,
+    *,
+    packed: bool,
+    shared: bool = False,
+    fused_head: bool | None = None,
+    read: Read | None = None,
+) -> TokenBytes:
     """What a token keeps in this model, from passes of tokens that stand for nothing.
 
     Args:
@@ -171,6 +182,7 @@ def measure(model: nn.Module, *, packed: bool, shared: bool = False, fused_head:
         packed: Whether rows will be packed; else a pass has two rows of two lengths, so that there is padding.
         shared: Whether completions in a pass will share their prompt; then two do.
         fused_head: As in :func:`perl.packing.head.head_log_probs`.
+        read: What is wanted in the place of log-probabilities; as in :func:`perl.packing.forward.score`.
     """
     # Where a pass begins, whatever is kept elsewhere until it is needed.
     device = next(parameter.device for parameter in model.parameters() if parameter.device.type != "meta")
@@ -182,7 +194,7 @@ def measure(model: nn.Module, *, packed: bool, shared: bool = False, fused_head:
         groups = [list(range(len(rows)))] if shared else [[index] for index in range(len(rows))]
         columns = max(row.completion.numel() for row in rows)
         inputs.clear()
-        return kept_bytes(lambda: score(model, rows, groups, packed=packed, columns=columns), model)
+        return kept_bytes(lambda: score(model, rows, groups, packed=packed, columns=columns, read=read), model)
 
     rows = 2 if shared or not packed else 1
     shorter = 0 if shared else 1

@@ -52,11 +52,12 @@ class Critic:
 
         Args:
             policy: With its adapter; not changed.
-            rank: Of each layer's update; a layer with a shorter side has that of this side.
+            rank: Of each layer's update.
             seed: Of the draw of A, which no other random number depends on.
 
         Raises:
-            ModelError: The policy has no adapter to switch off, so that nothing can stand beside it.
+            ModelError: The policy has no adapter to switch off, so that nothing can stand beside it; or the base has no
+                linear layers.
         """
         if not isinstance(policy, PeftModel):
             what = "without an adapter the policy is the base, and a critic has no frozen base to stand on"
@@ -155,16 +156,24 @@ def critic_parameters(base: nn.Module, rank: int) -> int:
 
 
 def linear_layers(policy: nn.Module) -> dict[str, nn.Linear]:
-    """The base's own linear layers by their names in the base, without the output head, inside of any adapter's."""
+    """The base's own linear layers by their names in the base, without the output head, inside of any adapter's.
+
+    Raises:
+        ModelError: There are none: the base's layers are of another kind, beside which a critic's adapter cannot stand.
+    """
     head = base_of(policy).get_output_embeddings()
     heads = {name_in_base(name) for name, module in policy.named_modules() if module is head}
-    return {
+    found = {
         name_in_base(name): module
         for name, module in policy.named_modules()
         if isinstance(module, nn.Linear)
         and is_of_the_base(policy, f"{name}.weight")
         and name_in_base(name) not in heads
     }
+    if not found:
+        what = f"a critic stands beside linear layers, and {type(base_of(policy)).__name__} has none"
+        raise ModelError(what, "model.name", "a base with linear layers, or an algorithm without a critic")
+    return found
 
 
 def _added(down_RI: nn.Parameter, up_OR: nn.Parameter) -> Callable[..., torch.Tensor]:

@@ -79,7 +79,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         trainer, whole_tensors=whole, longest_prompt=longest, asleep_bytes=lambda: source.asleep_bytes
     )
     has_critic = ADVANTAGES[own_setting(trainer.args, "advantage_estimator")].critic
-    critic = CriticTraining(trainer, passes, metrics) if has_critic else None
+    critic = CriticTraining(trainer, trainer.adaptation.method, passes, metrics) if has_critic else None
     hooks = StepHooks(
         prepare=prepare,
         backward=partial(Trainer.training_step, trainer),  # TRL's also counts and times micro-batches

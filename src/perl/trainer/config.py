@@ -161,7 +161,7 @@ class PeftRLConfig(GRPOConfig):
         metadata={"help": "How far a value may move from that of the rollouts before its loss stops. None: no bound."},
     )
     critic_learning_rate: float | None = field(
-        default=None, metadata={"help": "The critic's, constant, with AdamW. None: ten times learning_rate."}
+        default=None, metadata={"help": "The critic's, constant, with AdamW. None: ten times learning_rate, as LoRA's."}
     )
     critic_rank: int = field(default=16, metadata={"help": "Rank of the critic's adapter, a LoRA of its own."})
     critic_warmup_steps: int = field(

@@ -8,6 +8,7 @@ from typing import Any
 
 from perl.algorithms.estimators import ADVANTAGES, generations_mistake
 from perl.errors import Mistake
+from perl.methods.registry import Method
 
 SETTINGS: dict[str, Any] = {
     "gae_gamma": 1.0,
@@ -18,6 +19,19 @@ SETTINGS: dict[str, Any] = {
     "critic_warmup_steps": 0,
 }
 """What only a critic reads -> its default."""
+FASTER = 10.0
+"""The critic's learning rate over that of a LoRA as policy, where none is set."""
+
+
+def critic_rate(args: Any, method: Method) -> float:  # noqa: ANN401 (TRL's arguments or ours)
+    """The learning rate of a critic.
+
+    Args:
+        args: Of the trainer.
+        method: Of the policy. What its adapter wants more or less than a LoRA does is not the critic's, which is one.
+    """
+    asked = getattr(args, "critic_learning_rate", None)
+    return float(FASTER * args.learning_rate / method.rate if asked is None else asked)
 
 
 def critic_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)

@@ -17,18 +17,18 @@ import torch
 from perl.algorithms.baselines import whitened
 from perl.algorithms.gae import explained_variance, generalised_advantages, moments, token_rewards, value_loss
 from perl.errors import ModelError
+from perl.methods.registry import Method
 from perl.packing.forward import score
 from perl.packing.micro_batches import MicroBatch, Window
 from perl.policy.critic import Critic
 from perl.run.threads import threads_for
 from perl.trainer.config import own_setting
+from perl.trainer.critic_checks import critic_rate
 from perl.trainer.exchange import Exchange, average_gradients
 from perl.trainer.live import LiveTrainer, Metrics, mode_of
 from perl.trainer.log_prob_passes import LogProbPasses
 from perl.trainer.plain_state import read_state, write_state
 
-FASTER = 10.0
-"""The critic's learning rate over the policy's, where none is set."""
 _TENSORS, _OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"
 
 
@@ -53,14 +53,13 @@ class CriticSettings:
     warmup_steps: int
 
     @classmethod
-    def of(cls, args: Any) -> "CriticSettings":  # noqa: ANN401 (TRL's arguments or ours)
-        """Those of a trainer's arguments."""
-        rate = own_setting(args, "critic_learning_rate")
+    def of(cls, args: Any, method: Method) -> "CriticSettings":  # noqa: ANN401 (TRL's arguments or ours)
+        """Those of a trainer's arguments, beside a policy of this method."""
         return cls(
             gamma=own_setting(args, "gae_gamma"),
             lambda_=own_setting(args, "gae_lambda"),
             clip=own_setting(args, "value_clip"),
-            learning_rate=FASTER * args.learning_rate if rate is None else rate,
+            learning_rate=critic_rate(args, method),
             rank=own_setting(args, "critic_rank"),
             warmup_steps=own_setting(args, "critic_warmup_steps"),
         )
@@ -74,11 +73,12 @@ class CriticTraining:
         settings: How it is trained.
     """
 
-    def __init__(self, live: LiveTrainer, passes: LogProbPasses, metrics: Metrics) -> None:
+    def __init__(self, live: LiveTrainer, method: Method, passes: LogProbPasses, metrics: Metrics) -> None:
         """Makes a critic for a policy that is complete.
 
         Args:
             live: The training.
+            method: Of the policy.
             passes: How rows go through the policy.
             metrics: Where metrics go.
 
@@ -87,7 +87,7 @@ class CriticTraining:
         """
         self._live, self._passes, self._metrics = live, passes, metrics
         args = live.args
-        self.settings = CriticSettings.of(args)
+        self.settings = CriticSettings.of(args, method)
         self.critic = Critic(live.policy, rank=self.settings.rank, seed=args.seed)
         self._optimizer = torch.optim.AdamW(
             self.critic.parameters,
@@ -97,7 +97,7 @@ class CriticTraining:
             weight_decay=0.0,
         )
         self._sums = torch.zeros(3)
-        passes.trained_besides = sum(parameter.numel() for parameter in self.critic.parameters)
+        passes.critic = self.critic
 
     @property
     def policy_waits(self) -> bool:
@@ -113,8 +113,7 @@ class CriticTraining:
             penalties_NT: Taken off the rewards of tokens; or a single number.
         """
         mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
-        with self.critic.in_place_of(self._live.policy):
-            values_NT = self._passes.values(rollouts, self.critic.values)
+        values_NT = self._passes.values(rollouts, self.critic)
         rewards_NT = token_rewards(rewards_N, penalties_NT, mask_NT)
         how = {"gamma": self.settings.gamma, "lambda_": self.settings.lambda_}
         advantages_NT = generalised_advantages(rewards_NT, values_NT, mask_NT, **how)

@@ -184,7 +184,9 @@ def put_advantages(
     if group_rewards.reads_greedy:
         source = trainer.rollout_source
         greedy_PGK = greedy_rewards(trainer, source, source.inputs).view_as(rewards_PGK)
-        metrics["reward/greedy"].append(weighted_rewards(greedy_PGK, trainer.reward_weights).nanmean().item())
+        greedy_PG = weighted_rewards(greedy_PGK, trainer.reward_weights)
+        metrics["reward/greedy"].append(greedy_PG.nanmean().item())
+        metrics["rows/without_baseline"].append(greedy_PG.isnan().float().mean().item())
     advantages_N = group_rewards.advantages(
         rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"], lengths_PG, greedy_PGK
     )

@@ -18,7 +18,7 @@ from perl.packing.forward import Passes, Read, choose_passes, score, score_all, 
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import EntropyKind, add_scored_forward, logit_settings
 from perl.packing.in_step import InStep
-from perl.packing.memory import CPU_TOKENS, free_bytes, measure, plan_memory
+from perl.packing.memory import CPU_TOKENS, TokenBytes, free_bytes, measure, plan_memory
 from perl.packing.micro_batches import (
     MicroBatch,
     Window,
@@ -30,6 +30,7 @@ from perl.packing.micro_batches import (
 )
 from perl.packing.rope import rope_width
 from perl.packing.rows import Row
+from perl.policy.critic import Critic
 from perl.policy.model import base_of, trainable_parameters
 from perl.policy.reference import Reference
 from perl.run.threads import threads_for
@@ -55,10 +56,10 @@ class LogProbPasses:
     """Runs rows without padding, wherever the model allows it. Owns the budget of tokens in a micro-batch.
 
     Attributes:
-        trained_besides: Parameters that are trained beside the policy's on the same device, for the plan of memory.
+        critic: That trains beside the policy, on the same device and with the same budget; None: there is none.
     """
 
-    trained_besides = 0
+    critic: Critic | None = None
 
     def __init__(
         self,
@@ -249,16 +250,17 @@ class LogProbPasses:
             with reference.in_place_of(self._live.policy):
                 rollouts["ref_per_token_logps"] = scored()
 
-    def values(self, rollouts: dict[str, Any], read: Read) -> torch.Tensor:
-        """(N, T) what is read of the hidden state before each completion token that counts, without gradient; else 0.
+    def values(self, rollouts: dict[str, Any], critic: Critic) -> torch.Tensor:
+        """(N, T) the critic's value of the state before each completion token that counts, without gradient; else 0.
 
         Args:
             rollouts: TRL's padded tensors.
-            read: Of hidden states.
+            critic: Of this policy.
         """
         self._plan_memory(rollouts["prompt_ids"].size(1))
         mask_NT = rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
-        return self._scattered(rollouts, mask_NT, mask_NT.any(dim=1).nonzero().flatten(), read)
+        with critic.in_place_of(self._live.policy):
+            return self._scattered(rollouts, mask_NT, mask_NT.any(dim=1).nonzero().flatten(), critic.values)
 
     def _scattered(
         self, rollouts: dict[str, Any], mask_NT: torch.Tensor, indices: torch.Tensor, read: Read | None = None
@@ -349,11 +351,11 @@ class LogProbPasses:
             live.accelerator.autocast(),
             disable_gradient_checkpointing(live.model, live.args.gradient_checkpointing_kwargs),
         ):
-            how = self.passes
-            per_token = measure(live.policy, packed=how.packed, shared=how.shared, fused_head=self._fused_head)
+            per_token = self._measured()
         longest = self._longest_prompt(longest_seen) + (live.args.max_completion_length or 0)
         free = free_bytes(self._asleep_bytes())
-        trained = trainable_parameters(live.policy) + self.trained_besides
+        trained = trainable_parameters(live.policy)
+        trained += 0 if self.critic is None else sum(parameter.numel() for parameter in self.critic.parameters)
         plan = plan_memory(free, trained, per_token, longest_row=longest)
         found = torch.tensor([[plan.tokens, int(not plan.recompute)]], device=live.accelerator.device)
         tokens, fits = live.accelerator.gather(found).amin(dim=0).tolist()
@@ -363,6 +365,15 @@ class LogProbPasses:
         if fits and model.is_gradient_checkpointing and not recompute_asked:
             model.activation_checkpointing_disable()
         logger.info("%d tokens in a pass, activations %s", tokens, "kept" if fits else "computed again")
+
+    def _measured(self) -> TokenBytes:
+        """What a token keeps in a pass of the policy, or in one of the critic if that is more."""
+        policy, packed, shared = self._live.policy, self.passes.packed, self.passes.shared
+        per_token = measure(policy, packed=packed, shared=shared, fused_head=self._fused_head)
+        if self.critic is None:
+            return per_token
+        with self.critic.in_place_of(policy):
+            return per_token.at_least(measure(policy, packed=packed, shared=shared, read=self.critic.values))
 
 
 def images_of(rollouts: dict[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from perl.rollouts.vllm.version import missing_vllm
 from perl.run.progress import live_line
 from perl.trainer.argument_checks import check_teacher
 from perl.trainer.config import PeftRLConfig, training_arguments
+from perl.trainer.critic_checks import critic_rate
 from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
 from perl.training.tasks import run_protocol, run_tasks
 from perl.training.teacher_fit import check_teacher_prompts
@@ -128,8 +129,9 @@ class Plan:
         yield from _algorithm_lines(self.recipe, self.arguments)
         yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
         if self.critic_parameters:
+            rate = critic_rate(self.arguments, self.method)
             shape = f"rank {self.arguments.critic_rank}, and a value head"
-            yield f"critic   {self.critic_parameters:,} parameters ({shape})"
+            yield f"critic   {self.critic_parameters:,} parameters ({shape}), learning rate {rate:g}"
         yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
         if self.recipe.rollout.capabilities.takes_updates:
