@@ -1,6 +1,7 @@
 """Clip-Cov and KL-Cov in a training: a plain trainer's update, one choice however rows are divided, what is refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RecipeError
 from perl.recipe.train_fields import train_fields
 from perl.trainer.selection_checks import SETTINGS
+from perl.training.run_shape import execution_of
+from perl.training.stages import prepare, read_recipe
 from tests import warm
 from tests.oracles.covariance import CLIP, KL, PlainSelection, places, recording
 from tests.oracles.rollouts import MIXED
@@ -176,6 +179,28 @@ def test_it_goes_with_advantages_of_tokens_and_an_evaluation_selects_nothing(set
     logged = kept[0].evaluate(kept[0].train_dataset)
     assert torch.isfinite(torch.tensor(logged["eval_loss"]))
     assert not any("cov/" in name for name in logged)
+
+
+@pytest.mark.parametrize("policy", [ON_POLICY, OFF_POLICY], ids=["on", "off"])
+def test_old_log_probs_stay_with_the_rollouts_only_where_the_loss_reads_them(policy):
+    kept = []
+
+    class Kept(PeftGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            kept.append(super()._generate_and_score_completions(inputs))
+            return kept[-1]
+
+    train(Kept, **policy, **CLIP)
+    assert {"old_per_token_logps" in rollouts for rollouts in kept} == {policy is OFF_POLICY}
+
+
+def test_the_plan_accounts_for_the_pass_that_selects():
+    memory, device = SimpleNamespace(plan=SimpleNamespace(tokens=100, recompute=False)), SimpleNamespace(on_cpu=True)
+    found = {}
+    for name in ("dapo", "clip_cov", "kl_cov"):
+        recipe = {"extends": "quickstart", "algorithm": name, "model": {"name": "sandbox:base"}}
+        found[name] = execution_of(prepare(read_recipe(recipe)), memory, device).old
+    assert found == {"dapo": False, "clip_cov": True, "kl_cov": True}
 
 
 OTHERS = {"cov_fraction": 0.01, "cov_low": 0.5, "cov_high": 9.0, "cov_kl_weight": 0.1}
