@@ -39,12 +39,14 @@ OTHERS = {
     "vespo_lambda_neg": 1.0,
     "dppo_divergence": "kl",
     "dppo_threshold": 0.3,
+    "cov_kl_weight": 0.4,
 }
 
 
 def inputs(sampling_ratio: torch.Tensor | None = None) -> LossInputs:
     policy = torch.full_like(RATIOS, -1.0).requires_grad_()
-    return LossInputs(policy, policy.detach() - RATIOS.log(), ADVANTAGES, MASK, sampling_ratio=sampling_ratio)
+    old, selected = policy.detach() - RATIOS.log(), RATIOS == 0.85
+    return LossInputs(policy, old, ADVANTAGES, MASK, sampling_ratio=sampling_ratio, selected=selected)
 
 
 def gradient(settings: LossSettings) -> torch.Tensor:
@@ -86,7 +88,7 @@ def test_the_correction_for_an_engine_multiplies_the_objective_unless_the_row_ha
 
 
 def test_settings_are_those_of_trls_arguments():
-    of_ours = {"dppo_divergence", "dppo_threshold"}
+    of_ours = {"dppo_divergence", "dppo_threshold", "cov_kl_weight"}
     asked = {
         **{name: value for name, value in OTHERS.items() if name not in of_ours},
         "loss_type": "vespo",
@@ -104,10 +106,12 @@ def test_settings_are_those_of_trls_arguments():
 
 def test_settings_that_trls_arguments_do_not_have_are_the_usual_ones_unless_ours_set_them():
     ours = {"kl_estimator": "k1", "entropy_weight": 0.5, "dppo_divergence": "kl", "dppo_threshold": 0.3}
+    ours["cov_kl_weight"] = 0.4
     assert not ours.keys() & vars(trl_arguments()).keys()
     assert LossSettings.of(trl_arguments(**ours)) == dataclasses.replace(LossSettings.of(trl_arguments()), **ours)
     usual = {name: getattr(LossSettings(), name) for name in ours}
-    assert usual == {"kl_estimator": "k3", "entropy_weight": 0.0, "dppo_divergence": "tv", "dppo_threshold": None}
+    expected = {"kl_estimator": "k3", "entropy_weight": 0.0, "dppo_divergence": "tv", "dppo_threshold": None}
+    assert usual == {**expected, "cov_kl_weight": 1.0}
     assert usual == {name: PeftRLConfig.__dataclass_fields__[name].default for name in ours}
 
 
@@ -117,9 +121,9 @@ def test_the_rows_that_trl_has_are_marked():
 
 
 def test_papers_are_told_apart():
-    papers = [row.paper for row in LOSSES.values() if row.paper is not None]
+    papers = {row.paper for row in LOSSES.values() if row.paper is not None}
     for column in ("key", "arxiv", "title"):
-        assert len({getattr(paper, column) for paper in papers}) == len(papers) == 10
+        assert len({getattr(paper, column) for paper in papers}) == len(papers) == 11
 
 
 def test_the_document_has_the_table_of_the_rows():
@@ -194,7 +198,7 @@ def toy(monkeypatch) -> None:
 def test_a_row_added_at_run_time_is_a_loss_of_recipes():
     checks = (loss_mistakes,)
     assert load_recipe({"train": {"loss_type": "toy"}}, checks=checks).train["loss_type"] == "toy"
-    with pytest.raises(RecipeError, match=r"gmpo, toy, not 'toi' \(did you mean toy\?\)"):
+    with pytest.raises(RecipeError, match=r"kl_cov, toy, not 'toi' \(did you mean toy\?\)"):
         load_recipe({"train": {"loss_type": "toi"}}, checks=checks)
 
 

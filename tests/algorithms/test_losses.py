@@ -26,6 +26,7 @@ LONGEST = 7  # Dr. GRPO's constant
 # Padding at the end, a tool's answer in the middle, and a row that is all there.
 MASK = [[1, 1, 0, 1, 0], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
 ADVANTAGES = [1.3, -0.9, -1.7, 0.6]
+SELECTED = [[0, 1, 0, 0, 0], [1, 0, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]  # by Clip-Cov and KL-Cov
 # log(policy / old): below, within and above each bound for either sign of the advantage, token by token and row by row.
 LOG_RATIOS = [
     [-0.5, 0.06, 2.0, 0.8, 2.0],
@@ -55,6 +56,7 @@ def some_inputs(sampling: str = "none", off_policy: bool = True, mask: list[list
         mask=torch.tensor(mask),
         reference_log_probs=log_probs(3),
         sampling_ratio=ratios[sampling],
+        selected=torch.tensor(SELECTED).bool(),
     )
 
 
@@ -68,6 +70,7 @@ def oracle_batch(inputs: LossInputs, off_policy: bool = True) -> oracle.Batch:
         sampling=None if sampling is None else sampling.tolist(),
         engine=None if inputs.sampling_log_probs is None else inputs.sampling_log_probs.tolist(),
         entropies=None if inputs.entropies is None else inputs.entropies.tolist(),
+        selected=None if inputs.selected is None else inputs.selected.tolist(),
     )
 
 
@@ -124,6 +127,7 @@ def assert_like_the_oracle(inputs: LossInputs, settings: LossSettings, off_polic
         settings.kl_estimator,
         settings.entropy_weight,
         (settings.dppo_divergence, settings.dppo_threshold),
+        settings.cov_kl_weight,
     )
     loss = our_loss(inputs, settings)
     (gradient,) = torch.autograd.grad(loss, inputs.policy_log_probs)
@@ -169,6 +173,8 @@ def test_on_policy_the_ratio_is_one_and_still_carries_the_gradient(loss_type, le
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_on_policy_each_loss_type_pushes_along_the_policy_gradient(loss_type, level):
     inputs = some_inputs(off_policy=False, mask=[[1] * 5] * 4)
+    if loss_type == "clip_cov":  # whose selected tokens have no gradient
+        inputs = dataclasses.replace(inputs, selected=None)
     settings = settings_of(loss_type, level)
     (gradient,) = torch.autograd.grad(our_loss(inputs, settings), inputs.policy_log_probs)
     direction = gradient / -inputs.advantages
@@ -293,6 +299,7 @@ def test_what_stands_outside_the_mask_has_no_say(loss_type, level):
         mask=inputs.mask,
         reference_log_probs=inputs.reference_log_probs.masked_fill(outside, -4.0),
         sampling_ratio=inputs.sampling_ratio,
+        selected=inputs.selected | outside,
     )
     (expected,) = torch.autograd.grad(our_loss(inputs, settings), inputs.policy_log_probs)
     (gradient,) = torch.autograd.grad(our_loss(changed, settings), changed.policy_log_probs)

@@ -58,6 +58,8 @@ PUBLISHED = {
     "gpg": {"loss_type": "reinforce", "advantage_estimator": "gpg", "beta": 0.0},
     "remax": {"loss_type": "reinforce", "advantage_estimator": "remax", "beta": 0.0},
     "pass_at_k": {"loss_type": "reinforce", "advantage_estimator": "pass_at_k", "beta": 0.0},
+    "clip_cov": {"cov_fraction": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "epsilon": 1.0, "epsilon_high": 1.0},
+    "kl_cov": {"cov_fraction": 2e-3, "cov_kl_weight": 1.0, "beta": 0.0},
     "opd": {"loss_type": "dapo", "epsilon": 0.2, "scale_rewards": "group", "beta": 0.0},
     "icepop": {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5},
 }
@@ -88,7 +90,7 @@ def test_rows_are_told_apart_and_neutral_is_what_the_trainer_does_by_default():
         assert one.sets != other.sets, (one.name, other.name)
         assert one.title != other.title
     papers = {row.paper for row in ROWS if row.paper is not None}
-    assert len(papers) == len(ROWS) - 2  # one of TRL's, and two of one paper
+    assert len(papers) == len(ROWS) - 3  # one of TRL's, and twice two of one paper
     for column in ("key", "arxiv", "title"):
         assert len({getattr(paper, column) for paper in papers}) == len(papers)
     assert {name: DEFAULTS[name] for name in NEUTRAL} == NEUTRAL
@@ -167,6 +169,7 @@ def update_on_policy(settings, *, corrected: bool = False) -> torch.Tensor:
         engine = {"sampling_ratio": ratio, "sampling_log_probs": policy.detach() - apart}
     reference = policy.detach() - 0.3
     given = LossInputs(policy, policy.detach().clone(), ADVANTAGES, MASK, reference_log_probs=reference, **engine)
+    given = dataclasses.replace(given, selected=MASK.bool() & torch.eye(3, 4).bool())
     arguments = {field.name: field.default for field in dataclasses.fields(GRPOConfig)} | settings
     loss = LossSettings.of(SimpleNamespace(**{**arguments, "max_completion_length": 6}))
     weights = token_weights(MASK, loss.loss_type, micro_batches=2, window_tokens=9.0, max_completion_length=6)

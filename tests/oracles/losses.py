@@ -2,7 +2,7 @@
 
 PPO arXiv:1707.06347, GRPO arXiv:2402.03300, Dr. GRPO arXiv:2503.20783, DAPO arXiv:2503.14476, two-sided clipping
 arXiv:2505.07291, GSPO arXiv:2507.18071, CISPO arXiv:2506.13585, SAPO arXiv:2511.20347, VESPO arXiv:2602.10693,
-REINFORCE arXiv:2402.14740, DPPO arXiv:2602.04879, GMPO arXiv:2507.20673.
+REINFORCE arXiv:2402.14740, DPPO arXiv:2602.04879, GMPO arXiv:2507.20673, Clip-Cov and KL-Cov arXiv:2505.22617.
 """
 
 import math
@@ -27,6 +27,7 @@ class Setting:
     kl: str = "k3"
     entropy: float = 0.0
     dppo: tuple[str, float] = ("tv", 0.15)
+    cov_kl: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Batch:
     sampling: Rows | None  # one number a token, or one a row
     engine: Rows | None = None  # log-probs; NaN where there is none
     entropies: Rows | None = None
+    selected: list[list[int]] | None = None
 
 
 def objectives(policy: Rows, batch: Batch, setting: Setting, held: Rows | None = None) -> Rows:
@@ -80,7 +82,13 @@ def _of_policy(
         masked = [m and _is_masked(p, q, advantage, setting) for p, q, m in zip(held, sampled, mask, strict=True)]
         return [0.0 if gone else -ratio * advantage for gone, ratio in zip(masked, ratios, strict=True)]
     tokens = zip(ratios, constants, policy, strict=True)
-    return [_surrogate(ratio, constant, advantage, p, setting) for ratio, constant, p in tokens]
+    values = [_surrogate(ratio, constant, advantage, p, setting) for ratio, constant, p in tokens]
+    for t, apart in enumerate(batch.selected[n] if batch.selected else []):
+        if apart and setting.loss_type == "clip_cov":
+            values[t] = 0.0
+        if apart and setting.loss_type == "kl_cov":
+            values[t] += setting.cov_kl * abs(policy[t] - old[t])
+    return values
 
 
 def micro_batch_loss(
@@ -117,6 +125,8 @@ def _surrogate(ratio: float, constant: float, advantage: float, log_prob: float,
     if setting.loss_type == "sapo":
         tau = setting.sapo[0] if advantage > 0 else setting.sapo[1]
         return -4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage
+    if setting.loss_type == "kl_cov":
+        return -ratio * advantage
     clipped = min(max(ratio, 1 - setting.epsilon_low), 1 + setting.epsilon_high)
     bounded = ratio if setting.delta is None else min(ratio, setting.delta)
     return -min(bounded * advantage, clipped * advantage)

@@ -54,6 +54,8 @@ def _what_counts(settings: Mapping[str, Any], *, corrected: bool) -> dict[str, A
     names = [*_ALWAYS, *(_WITH_KL if settings.get("beta") else ()), *(_WITH_CORRECTION if corrected else ())]
     found = {name: settings.get(name) for name in names}
     found |= {"aggregation": loss.aggregation}
+    if loss.selection is not None and not loss.selection.acts:  # tokens without a gradient; what acts, acts off policy
+        found |= {"selection": loss.selection.ranks, **{name: settings.get(name) for name in loss.selection.settings}}
     found |= {"scale": in_words("scale_rewards", settings.get("scale_rewards")) if scaled else None}
     if corrected:
         level = settings.get("importance_sampling_level") if loss.level == "as set" else loss.level

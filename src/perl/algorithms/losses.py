@@ -30,7 +30,7 @@ DPPO_THRESHOLDS: Mapping[Divergence, float] = {"tv": 0.15, "kl": 0.05}
 # Least probability of all other tokens together, for its logarithm; verl's value.
 _LEAST_REST = 1e-8
 # Settings that TRL's arguments do not have.
-_OWN_SETTINGS = ("kl_estimator", "entropy_weight", "dppo_divergence", "dppo_threshold")
+_OWN_SETTINGS = ("kl_estimator", "entropy_weight", "dppo_divergence", "dppo_threshold", "cov_kl_weight")
 # Settings whose trainer argument has another name.
 _ARGUMENTS = {
     "ratio_level": "importance_sampling_level",
@@ -54,6 +54,7 @@ class LossSettings:
         entropy_weight: What the entropy of each token's distribution is multiplied by, to be taken off the objective.
         dppo_divergence: What DPPO bounds.
         dppo_threshold: By how much; None: by :data:`DPPO_THRESHOLDS`.
+        cov_kl_weight: Of KL-Cov's penalty on selected tokens.
     """
 
     loss_type: str = "dapo"
@@ -74,6 +75,7 @@ class LossSettings:
     entropy_weight: float = 0.0
     dppo_divergence: Divergence = "tv"
     dppo_threshold: float | None = None
+    cov_kl_weight: float = 1.0
 
     @classmethod
     def of(cls, args: Any) -> "LossSettings":  # noqa: ANN401 (TRL's GRPOConfig or any object with its fields)
@@ -110,6 +112,7 @@ class LossInputs:
         keep: (N, 1) or (N, T) 0 where a row is too far off policy for its advantage to count; None: all count.
         sampling_log_probs: (N, T) float, by the engine that sampled; NaN where it has none; None: it has none at all.
         entropies: (N, T) of the policy, in nats, with gradient; None where the entropy has no weight.
+        selected: (N, T) 1 for the tokens that Clip-Cov or KL-Cov treat apart; None: there are none.
     """
 
     policy_log_probs: torch.Tensor
@@ -121,6 +124,7 @@ class LossInputs:
     keep: torch.Tensor | None = None
     sampling_log_probs: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
+    selected: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from perl.algorithms.algorithm import Algorithm
 from perl.algorithms.estimators import ADVANTAGES
-from perl.algorithms.registry import GRPO, GSPO, LOSSES, RLOO, Paper
+from perl.algorithms.registry import ENTROPY_MECHANISM, GRPO, GSPO, LOSSES, RLOO, Paper
 from perl.errors import Mistake, RecipeError, did_you_mean
 
 KEY = "algorithm"
@@ -23,6 +23,11 @@ _CLIPPED = "min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)"
 _PER_COMPLETION = "mean over the tokens of a completion, then over completions"
 _PER_BATCH = "mean over all tokens of the batch"
 _ONE_UPDATE = "with more than one update a batch nothing corrects for the old policy"
+_SELECTED = (
+    "tokens are selected once, over the generation batch of all processes and by the old policy's p; verl selects anew "
+    "in each micro-batch of each update"
+)
+_EIGHT_UPDATES = "the paper takes eight updates of a batch and dynamic sampling, which the name does not set"
 _OF_PPO = "epsilon 0.2: PPO's (arXiv:1707.06347)"
 
 _ROWS = (
@@ -303,6 +308,36 @@ _ROWS = (
         "A exp(mean over the tokens of clip(log r, -epsilon, epsilon_high)), mean over completions",
         _MEAN_OF_GROUP,
         "epsilon 0.4: the paper's bounds e^-0.4 and e^0.4; no KL term: the authors' script (verl)",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "clip_cov",
+        "Clip-Cov",
+        ENTROPY_MECHANISM,
+        {
+            "loss_type": "clip_cov",
+            "epsilon": 1.0,
+            "epsilon_high": 1.0,
+            "cov_fraction": 2e-4,
+            "cov_low": 1.0,
+            "cov_high": 5.0,
+        },
+        f"{_CLIPPED}, 0 for some tokens with (log p - its mean) (A - its mean) between bounds, {_PER_BATCH}",
+        _MEAN_OF_GROUP,
+        "fraction 2e-4, covariance from 1 to 5, epsilons 1: the authors' script (verl, recipe/entropy/7b_clip_cov.sh)",
+        f"{_SELECTED}; {_EIGHT_UPDATES}",
+        essential=("loss_type",),
+    ),
+    Algorithm(
+        "kl_cov",
+        "KL-Cov",
+        ENTROPY_MECHANISM,
+        {"loss_type": "kl_cov", "cov_fraction": 2e-3, "cov_kl_weight": 1.0},
+        f"r A, less abs(log r) for the tokens of the largest (log p - its mean) (A - its mean), {_PER_BATCH}",
+        _MEAN_OF_GROUP,
+        "fraction 2e-3 and weight 1: the authors' script for 7B (verl, recipe/entropy/7b_kl_cov.sh; for 32B 2e-4)",
+        "abs(log r) is the authors' code's for the paper's KL(p_old, p): both are 0, with gradient 0, in the first "
+        f"update of a batch, and with one update nothing is left but r A; {_SELECTED}; {_EIGHT_UPDATES}",
         essential=("loss_type",),
     ),
     Algorithm(

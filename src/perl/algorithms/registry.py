@@ -43,6 +43,21 @@ class Paper:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """How a loss selects tokens of a generation batch, from the old policy's log-probs and the advantages.
+
+    Attributes:
+        ranks: ``module:function``, (covariances, draw, settings) -> rank of each token; the highest are selected.
+        settings: The fields of ``train`` that it reads.
+        acts: Whether a selected token has a gradient of its own, whatever its advantage, once the policy has moved.
+    """
+
+    ranks: str
+    settings: tuple[str, ...]
+    acts: bool = False
+
+
+@dataclass(frozen=True)
 class Loss:
     """A loss. In ``equation`` and ``clip``, r is the ratio of policy to old policy, A the advantage, p the policy.
 
@@ -64,6 +79,7 @@ class Loss:
             objective is multiplied by it.
         bounds_sampling: Whether its bounds are about the engine's log-probs, where rollouts have them.
         in_trl: Whether TRL's trainer has it too, and so can run it where a step is TRL's.
+        selection: Which tokens it treats apart; None: all tokens alike.
     """
 
     name: str
@@ -81,6 +97,7 @@ class Loss:
     corrects_sampling: bool = False
     bounds_sampling: bool = False
     in_trl: bool = True
+    selection: Selection | None = None
 
     @property
     def metrics(self) -> dict[str, tuple[str, Reduction]]:
@@ -106,6 +123,13 @@ RLOO = Paper(
     2024,
     "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs",
     "2402.14740",
+)
+ENTROPY_MECHANISM = Paper(
+    "cui2025entropy",
+    "Cui et al.",
+    2025,
+    "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models",
+    "2505.22617",
 )
 GSPO = Paper("zheng2025gspo", "Zheng et al.", 2025, "Group Sequence Policy Optimization", "2507.18071")
 
@@ -277,6 +301,37 @@ _ROWS = (
         logs={"clip_ratio/low": ("mean", "min"), "clip_ratio/high": ("mean", "max"), "clip_ratio/region": ("mean",)},
         differs="the paper's bounds are epsilon: 0.4",
         in_trl=False,
+    ),
+    Loss(
+        "clip_cov",
+        "Clip-Cov",
+        ENTROPY_MECHANISM,
+        "perl.algorithms.covariance:clip_cov_surrogate",
+        "perl.algorithms.losses:step_mean",
+        equation="-min(r A, clip(r) A), 0 for selected tokens",
+        weighting="tokens of the generation batch",
+        clip="1 - epsilon to 1 + epsilon_high; unclipped r at most delta",
+        level="of each token",
+        settings=("epsilon_low", "epsilon_high", "delta"),
+        logs={"clip_ratio/low": ("mean", "min"), "clip_ratio/high": ("mean", "max"), "clip_ratio/region": ("mean",)},
+        differs="tokens are selected once a generation batch, by the old policy; in verl in each micro-batch",
+        in_trl=False,
+        selection=Selection("perl.algorithms.covariance:drawn_within_bounds", ("cov_fraction", "cov_low", "cov_high")),
+    ),
+    Loss(
+        "kl_cov",
+        "KL-Cov",
+        ENTROPY_MECHANISM,
+        "perl.algorithms.covariance:kl_cov_surrogate",
+        "perl.algorithms.losses:step_mean",
+        equation="-r A, + cov_kl_weight abs(log r) for selected tokens",
+        weighting="tokens of the generation batch",
+        clip="none",
+        level="of each token",
+        settings=("cov_kl_weight",),
+        differs="tokens are selected once a generation batch, by the old policy; in verl in each micro-batch",
+        in_trl=False,
+        selection=Selection("perl.algorithms.covariance:by_covariance", ("cov_fraction",), acts=True),
     ),
 )
 LOSSES: dict[str, Loss] = {row.name: row for row in _ROWS}

@@ -20,10 +20,13 @@ from perl.packing.rows import Row
 ZERO_ADVANTAGE = 1e-6
 TAUGHT_IDS, TAUGHT_MASK = "prompt_ids_of_teacher", "prompt_mask_of_teacher"
 """The prompts as a teacher sees them, (N, .) each, padded on the left as prompts are."""
+SELECTED = "selected_tokens"
+"""(N, T) bool: the tokens that a loss treats apart."""
 # Values a row or a token brings along, under the names of TRL's micro-batches.
 _COLUMNS = (
     *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"),
     *("old_values", "returns"),  # a critic's
+    SELECTED,
 )
 
 
@@ -151,20 +154,26 @@ def join(
     )
 
 
-def rows_with_gradient(window: Window, *, largest_advantage: float, skip: bool) -> list[int]:
+def rows_with_gradient(
+    window: Window, *, largest_advantage: float, skip: bool, selected_act: bool = False
+) -> list[int]:
     """Rows that have a gradient.
 
     Args:
         window: The rows.
         largest_advantage: Of the whole generation batch, as a magnitude.
         skip: Whether a zero-advantage sample adds nothing: no KL, no entropy term.
+        selected_act: Whether selected tokens have a gradient whatever the advantage.
 
     Returns:
         Indices. A row whose tokens are all masked out never has a gradient.
     """
     trained_N = window.mask_NT.any(dim=1)
     if skip:
-        trained_N &= have_advantage(window.advantages, largest_advantage)
+        acts_N = have_advantage(window.advantages, largest_advantage)
+        if selected_act and SELECTED in window.values:
+            acts_N |= window.values[SELECTED].any(dim=1)
+        trained_N &= acts_N
     return trained_N.nonzero().flatten().tolist()
 
 

@@ -75,6 +75,8 @@ _NARROWED: dict[str, Any] = {
     "critic_rank": Annotated[int, _AT_LEAST_ONE],
     "critic_warmup_steps": Annotated[int, _NOT_NEGATIVE],
     "dppo_threshold": Annotated[float, _NOT_NEGATIVE] | None,
+    "cov_fraction": Annotated[float, Field(gt=0, le=1)],
+    "cov_kl_weight": Annotated[float, _POSITIVE],
     "flat_reward_steps": Annotated[int, _NOT_NEGATIVE],
     "reference": Annotated[str, AfterValidator(_reference)] | None,
     "epsilon": Annotated[float, _NOT_NEGATIVE],

@@ -25,6 +25,7 @@ from perl.recipe.validation import SectionKind, checked
 from perl.run.devices import check_device
 from perl.trainer.algorithm_fields import check_applied
 from perl.trainer.critic_checks import critic_mistakes
+from perl.trainer.selection_checks import selection_mistakes
 
 # Transformers takes these as text or as a member of the enumeration.
 _ENUMERATIONS = {
@@ -107,7 +108,7 @@ def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfi
             f"normalize_then_sum has advantages of its own, not those of advantage_estimator {args.advantage_estimator}"
         )
         found.append(Mistake(what, "multi_objective_aggregation", "advantage_estimator: group, or sum_then_normalize"))
-    return found + critic_mistakes(args)
+    return found + critic_mistakes(args) + selection_mistakes(args)
 
 
 def check_step(args: GRPOConfig, *, ours: bool, own_loss: bool) -> None:

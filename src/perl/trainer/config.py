@@ -191,6 +191,15 @@ class PeftRLConfig(GRPOConfig):
         default=None,
         metadata={"help": "Bound of dppo_divergence for each token. None: 0.15 for tv, 0.05 for kl."},
     )
+    cov_fraction: float = field(
+        default=2e-4,
+        metadata={"help": "Share of a batch's tokens that loss_type clip_cov or kl_cov selects, at least one token."},
+    )
+    cov_low: float = field(default=1.0, metadata={"help": "clip_cov draws from tokens of a covariance above this."})
+    cov_high: float = field(default=5.0, metadata={"help": "And below this."})
+    cov_kl_weight: float = field(
+        default=1.0, metadata={"help": "What loss_type: kl_cov multiplies abs(log r) of selected tokens by."}
+    )
 
     teacher_adapter: str | None = _setting("adapter", TeacherSection)
     teacher_hint: str | None = _setting("hint", TeacherSection)

@@ -28,6 +28,7 @@ from perl.trainer.config import PeftRLConfig, own_setting
 from perl.trainer.greedy_baseline import greedy_rewards
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import is_replaced
+from perl.trainer.token_selection import select_tokens
 
 logger = logging.getLogger("perl")
 
@@ -150,7 +151,8 @@ def complete(
 ) -> None:
     """Gives rollouts our advantages and log-probabilities, in the order in which one needs the other.
 
-    Advantages say which rows need log-probabilities; a KL penalty in the rewards needs those of every row first.
+    Advantages say which rows need log-probabilities; a KL penalty in the rewards needs those of every row first. Tokens
+    are selected by both.
 
     Args:
         trainer: Whose rollouts.
@@ -165,6 +167,7 @@ def complete(
     put_advantages(trainer, group_rewards, output, rewards_NK, rows)
     if not needs_log_probs:
         trainer.add_log_probs(output)
+    select_tokens(trainer, output)
 
 
 def put_advantages(

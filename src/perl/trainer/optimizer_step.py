@@ -22,7 +22,7 @@ from perl.algorithms.metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, Samp
 from perl.methods.hooks import hooks_of
 from perl.packing.forward import score_beside
 from perl.packing.head import EntropyKind
-from perl.packing.micro_batches import MicroBatch, Window, rows_with_gradient
+from perl.packing.micro_batches import SELECTED, MicroBatch, Window, rows_with_gradient
 from perl.run.threads import fitting_threads, threads_for
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import CriticTraining
@@ -31,6 +31,7 @@ from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, most
 from perl.trainer.log_prob_passes import LogProbPasses
 from perl.trainer.rollout_check import RolloutCheck
 from perl.trainer.teaching import Teaching
+from perl.trainer.token_selection import acting, selection_of, warn_without_second_update
 
 logger = logging.getLogger("perl")
 
@@ -95,6 +96,7 @@ class OptimizerStep:
         every_row_acts = live.args.beta != 0.0 or self._loss.entropy_weight != 0.0 or teaching is not None
         self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not every_row_acts
         self._position, self._metrics, self._hooks, self.teaching = position, metrics, hooks, teaching
+        self._selection = selection_of(live.args)
         self._window: list[dict[str, Any]] = []
         self._asked: list[Any] = []
         self._seconds = 0.0
@@ -112,6 +114,7 @@ class OptimizerStep:
                 fitting,
                 count,
             )
+        warn_without_second_update(self._live)
 
     def take(self, model: torch.nn.Module, inputs: Any) -> torch.Tensor:  # noqa: ANN401 (TRL's)
         """Takes one of TRL's micro-batches, and runs all of an optimizer step's rows at the last one.
@@ -153,9 +156,11 @@ class OptimizerStep:
 
         None: its rollouts turned out to be another policy's, and there is no gradient.
         """
+        batches = acting(batches, self._live.state.global_step)
         window = self._passes.window(batches, [self._weights(batch) for batch in batches])
         largest = max((float(b.get("largest_advantage", b["advantages"].abs().max())) for b in batches), default=0.0)
-        chosen = rows_with_gradient(window, largest_advantage=largest, skip=self.skips)
+        selected_act = self._selection is not None and self._selection.acts
+        chosen = rows_with_gradient(window, largest_advantage=largest, skip=self.skips, selected_act=selected_act)
         while True:
             self._rehearse(model, window)
             plan = self._passes.plan(window, chosen, self._passes.tokens)
@@ -229,6 +234,7 @@ class OptimizerStep:
             keep=keep,
             sampling_log_probs=sampling_log_probs,
             entropies=entropies if entropy == "gradient" else None,
+            selected=values.get(SELECTED),
         )
         result = objective(inputs, self._loss)
         of_loss, of_sampling = self._window_metrics

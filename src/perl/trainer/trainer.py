@@ -41,6 +41,7 @@ from perl.trainer.log_prob_passes import images_of, padded_rows
 from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, received
 from perl.trainer.policy_setup import default_arguments, given_policy
 from perl.trainer.prompt_order import ResumableRepeatSampler
+from perl.trainer.token_selection import reads_old, selects
 
 
 class PeftGRPOTrainer(GRPOTrainer):
@@ -269,19 +270,16 @@ class PeftGRPOTrainer(GRPOTrainer):
     def add_log_probs(self, rollouts: dict[str, Any]) -> None:
         """Gives rollouts the log-probabilities of the old policy and the reference, where a row's loss needs them.
 
-        The old policy's only if an update lies between the rollout and the loss, or by request; else the optimizer step
-        has them.
+        The old policy's only where something reads them (:func:`reads_old`), or tokens are selected by them.
         """
-        args, ours = self.args, self.step_is_ours and self.model.training
-        aligned = args.gradient_accumulation_steps % (args.steps_per_generation * self.num_iterations) == 0
-        asked = self.correction is not None and not own_setting(args, "reuse_old_log_probs")
+        skips = self.step_is_ours and self.model.training and self.optimizer_step.skips
         padded = images_of(rollouts) or is_replaced(self, SCORES)
         self.log_prob_passes.add(
             rollouts,
             self._metrics[mode_of(self.model)],
-            old=own_setting(args, "kl_in_reward") or (ours and (not aligned or asked)),
+            old=reads_old(self) or selects(self),
             reference=self._adapted.needed_reference() if self.beta != 0.0 else None,
-            skips=ours and self.optimizer_step.skips,
+            skips=skips and not selects(self),
             score=self._score_as_trl if padded else None,
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from peft import LoraConfig, PeftConfig
 
+from perl.algorithms.registry import LOSSES
 from perl.errors import ModelError
 from perl.methods.settings import adaptation
 from perl.packing.memory import CPU_TOKENS
@@ -190,5 +191,5 @@ def _execution(plan: Plan, budget: int, device: Hardware, *, recompute: bool) ->
         recompute=recompute,
         fused_head=device.on_cpu or bool(arguments.fused_head),
         reference=arguments.beta > 0,
-        old=old or not arguments.reuse_old_log_probs,
+        old=old or not arguments.reuse_old_log_probs or LOSSES[arguments.loss_type].selection is not None,
     )

@@ -1,0 +1,52 @@
+"""What is wrong with the settings of losses that select tokens by their covariance.
+
+arguments -> mistakes under the names of the arguments
+"""
+
+import math
+from typing import Any
+
+from perl.algorithms.registry import LOSSES, Loss
+from perl.errors import Mistake
+
+SETTINGS: dict[str, float] = {"cov_fraction": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "cov_kl_weight": 1.0}
+"""What only such losses read -> its default."""
+
+
+def selection_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports what imports this)
+    """Settings that the loss does not read, that are out of bounds, or that leave no single tokens to select.
+
+    Args:
+        args: Before TRL has looked at them.
+    """
+    row = LOSSES.get(args.loss_type)
+    if row is None:  # said elsewhere
+        return []
+    found = []
+    for name, usual in SETTINGS.items():
+        if name not in _read(row) and getattr(args, name) != usual:
+            readers = " or ".join(other.name for other in LOSSES.values() if name in _read(other))
+            what = f"belongs to {readers}, and loss_type {row.name} does not read it"
+            found.append(Mistake(what, name, f"algorithm: {readers}"))
+    if row.selection is None:
+        return found
+    bounds = {
+        "cov_fraction": ("above 0 and at most 1", 0 < args.cov_fraction <= 1),
+        "cov_low": (f"a number below cov_high {args.cov_high:g}", args.cov_low < args.cov_high),
+        "cov_kl_weight": ("a finite number above 0", 0 < args.cov_kl_weight < math.inf),
+    }
+    found += [
+        Mistake(f"must be {what}, not {getattr(args, name):g}", name)
+        for name, (what, holds) in bounds.items()
+        if name in _read(row) and not holds
+    ]
+    if args.importance_sampling_level != "token":
+        what = (
+            f"{args.importance_sampling_level} gives a completion one ratio, and {row.name} treats single tokens apart"
+        )
+        found.append(Mistake(what, "importance_sampling_level", "token"))
+    return found
+
+
+def _read(row: Loss) -> tuple[str, ...]:
+    return row.settings + (row.selection.settings if row.selection is not None else ())

@@ -1,0 +1,258 @@
+"""Clip-Cov and KL-Cov in a training: a plain trainer's update, one choice however rows are divided, what is refused."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import RecipeError
+from perl.recipe.train_fields import train_fields
+from perl.trainer.selection_checks import SETTINGS
+from perl.training.run_shape import execution_of
+from perl.training.stages import prepare, read_recipe
+from tests import warm
+from tests.oracles.covariance import CLIP, KL, PlainSelection, places, recording
+from tests.oracles.rollouts import MIXED
+from tests.oracles.two_trainers import norm, relative_difference, train
+from tests.trainer.distributed_checkpoints import Job, trainer_of
+
+RELATIVE = 1e-5
+ON_POLICY = {"gradient_accumulation_steps": 2}
+OFF_POLICY = {"gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 4}
+MINIBATCHES = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": 4}
+MANY_PASSES = {"train_tokens_per_microbatch": 100}
+LOGGED = ("cov/mean", "cov/selected_fraction")
+
+
+def cut(options: dict) -> dict:
+    """Rows for a data loader that gives out two optimizer steps at a time."""
+    return {"per_device_train_batch_size": 6} if "steps_per_generation" in options else {}
+
+
+@pytest.mark.parametrize("policy", [ON_POLICY, OFF_POLICY, MINIBATCHES], ids=["on", "off", "minibatches"])
+@pytest.mark.parametrize("settings", [CLIP, KL], ids=["clip", "kl"])
+def test_a_plain_trainers_update(settings, policy):
+    options = {"tools": True, "learning_rate": 1.0, **policy, **cut(policy)}
+    kind = recording()
+    found = train(kind, **options, **settings, **MANY_PASSES)
+    plain = type("Plain", (PlainSelection,), {"plain": settings, "shares": []})
+    expected = train(plain, **options)
+    assert relative_difference(found.pages[0], expected.pages[0]) == 0
+    assert norm(expected.update()) > 0.01 * norm(expected.pages[0])
+    assert relative_difference(found.update(), expected.update()) <= RELATIVE
+    shares = [entry["cov/selected_fraction"] for entry in found.history if "cov/selected_fraction" in entry]
+    assert shares[: len(plain.shares)] == pytest.approx(plain.shares)
+    assert min(plain.shares) > 0.01
+    fraction = settings["cov_fraction"]
+    assert all(0 < share <= fraction for share in shares)
+    unlike = {"cov_fraction": 1e-9} if settings is CLIP else {"cov_kl_weight": 1e-9}
+    without = train(PeftGRPOTrainer, **options, **{**settings, **unlike})
+    acts = settings is CLIP or policy is not ON_POLICY
+    assert (relative_difference(found.update(), without.update()) > 1e-3) == acts
+
+
+def test_kl_cov_with_one_update_is_its_surrogate_alone_and_a_line_says_so(caplog):
+    options = {**ON_POLICY, "tools": True}
+    found = train(PeftGRPOTrainer, **options, **KL)
+    assert sum("with one update of a batch nothing has" in line for line in caplog.text.splitlines()) == 1
+    caplog.clear()
+    plain = train(PeftGRPOTrainer, **options, loss_type="dapo")
+    assert norm(plain.update()) > 0
+    assert relative_difference(found.update(), plain.update()) <= 1e-6
+    train(PeftGRPOTrainer, **OFF_POLICY, **KL)
+    train(PeftGRPOTrainer, **ON_POLICY, **CLIP)
+    assert "with one update" not in caplog.text
+
+
+@pytest.mark.parametrize("settings", [CLIP, KL], ids=["clip", "kl"])
+def test_neither_passes_nor_micro_batches_change_the_choice_or_the_update(settings):
+    trained = []
+    for division in ({"gradient_accumulation_steps": 1}, {"gradient_accumulation_steps": 4}, MANY_PASSES):
+        kind = recording()
+        options = {"gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 4, **division}
+        trained.append((train(kind, **options, **settings), [places(seen) for seen in kind.seen]))
+    (first, chosen), *others = trained
+    assert [bool(tokens) for tokens in chosen] == [True, True]
+    for other, tokens in others:
+        assert tokens == chosen
+        assert relative_difference(other.update(), first.update()) <= RELATIVE
+
+
+def test_rounding_between_two_passes_holds_no_token_back_in_the_first_update():
+    """As of another kernel or type: |log r| has a gradient of full size wherever it is not exactly 0."""
+
+    class Rounded(PeftGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            shape = output["old_per_token_logps"].shape
+            output["old_per_token_logps"] += 1e-6 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
+            return output
+
+    options = {**OFF_POLICY, **KL, "cov_fraction": 1.0}
+    exact, rounded = (train(kind, **options) for kind in (PeftGRPOTrainer, Rounded))
+    for first in (0, 2):
+        assert norm(exact.update(first, first + 1)) > 0
+        steps = [found.update(first, first + 1) for found in (rounded, exact)]
+        assert relative_difference(*steps) <= (RELATIVE if first == 0 else 1e-3)
+
+
+def test_two_processes_choose_what_one_chooses(tmp_path):
+    for processes in (1, 2):
+        done = warm.run_distributed(["-m", "tests.oracles.covariance", str(tmp_path)], tmp_path, processes)
+        assert done.returncode == 0, done.stderr
+    for name in ("clip_cov", "kl_cov"):
+        alone, first, second = (torch.load(tmp_path / f"{name}-{of}.pt") for of in ("1-0", "2-0", "2-1"))
+        assert len(alone[1]) == len(first[1]) == 2
+        for whole, *parts in zip(alone[1], first[1], second[1], strict=True):
+            rows = len(parts[0][0])
+            assert places(whole) == [*places(parts[0]), *places(parts[1], rows)]
+        updates = [{key: pages[-1][key] - pages[0][key] for key in pages[0]} for pages in (alone[0], first[0])]
+        assert norm(updates[0]) > 0.001
+        assert relative_difference(updates[1], updates[0]) <= RELATIVE
+        assert relative_difference(second[0][-1], first[0][-1]) == 0
+        for metric in LOGGED:
+            found = [[entry[metric] for entry in of[2] if metric in entry] for of in (alone, first)]
+            assert found[0]
+            assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_a_name_trains_and_logs_the_share_that_it_selects(name):
+    kind = recording()
+    found = train(kind, algorithm=name, **OFF_POLICY)
+    logged = [entry for entry in found.history if LOGGED[1] in entry]
+    # of some hundred tokens the fraction is less than one, and one is taken where there is one within the bounds
+    tokens = [int(mask.sum()) for _, mask in kind.seen]
+    counted = [int(selected.sum()) for selected, _ in kind.seen]
+    assert [entry[LOGGED[1]] for entry in logged[:2]] == pytest.approx(
+        [count / total for count, total in zip(counted, tokens, strict=True)]
+    )
+    assert counted == [1, 1]
+
+
+@pytest.mark.parametrize("settings", [CLIP, KL], ids=["clip", "kl"])
+def test_the_choice_is_resumed_with_the_rollouts_bit_for_bit(tmp_path, settings):
+    def run(name: str, resume: Path | None = None) -> Path:
+        options = {**settings, "num_iterations": 2, "save_steps": 1}
+        trainer_of(tmp_path, Job(name, options=options)).train(
+            resume_from_checkpoint=None if resume is None else str(resume)
+        )
+        return tmp_path / name
+
+    whole = run("whole")
+    for step in (1, 2):  # among rollouts, and between
+        again = run(f"resumed-{step}", whole / f"checkpoint-{step}")
+        one, other = (load_file(folder / "checkpoint-5" / "policy.safetensors") for folder in (whole, again))
+        assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
+    rollouts = load_file(whole / "checkpoint-1" / "rollouts-rank0.safetensors")
+    assert rollouts["0/selected_tokens"].dtype == torch.bool
+    assert ("0/selected_at_step" in rollouts) == (settings is KL)
+
+
+def test_rows_without_an_advantage_count_in_the_means_and_are_run_where_they_are_held_back():
+    found = train(PeftGRPOTrainer, **OFF_POLICY, **{**KL, "cov_fraction": 1.0})
+    fractions = [entry["rows/trained_fraction"] for entry in found.history if "rows/trained_fraction" in entry][:4]
+    assert fractions[0] < 1 == fractions[1]
+    assert fractions[2] < 1 == fractions[3]
+    clipped = train(PeftGRPOTrainer, **OFF_POLICY, **CLIP)
+    assert all(entry["rows/trained_fraction"] < 1 for entry in clipped.history if "rows/trained_fraction" in entry)
+
+
+@pytest.mark.parametrize("settings", [CLIP, KL], ids=["clip", "kl"])
+def test_it_goes_with_advantages_of_tokens_and_an_evaluation_selects_nothing(settings):
+    kinds = {"kinds": MIXED, **OFF_POLICY}
+    penalty = {"advantage_estimator": "batch", "kl_in_reward": True, "beta": 0.1}
+    found = train(PeftGRPOTrainer, **kinds, **settings, **penalty)
+    assert norm(found.update()) > 0
+    assert any(entry.get(LOGGED[1], 0) > 0 for entry in found.history)
+    kept = []
+
+    class Kept(PeftGRPOTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            kept.append(self)
+
+    train(Kept, **OFF_POLICY, **settings, per_device_eval_batch_size=6)
+    logged = kept[0].evaluate(kept[0].train_dataset)
+    assert torch.isfinite(torch.tensor(logged["eval_loss"]))
+    assert not any("cov/" in name for name in logged)
+
+
+@pytest.mark.parametrize("policy", [ON_POLICY, OFF_POLICY], ids=["on", "off"])
+def test_old_log_probs_stay_with_the_rollouts_only_where_the_loss_reads_them(policy):
+    kept = []
+
+    class Kept(PeftGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            kept.append(super()._generate_and_score_completions(inputs))
+            return kept[-1]
+
+    train(Kept, **policy, **CLIP)
+    assert {"old_per_token_logps" in rollouts for rollouts in kept} == {policy is OFF_POLICY}
+
+
+def test_the_plan_accounts_for_the_pass_that_selects():
+    memory, device = SimpleNamespace(plan=SimpleNamespace(tokens=100, recompute=False)), SimpleNamespace(on_cpu=True)
+    found = {}
+    for name in ("dapo", "clip_cov", "kl_cov"):
+        recipe = {"extends": "quickstart", "algorithm": name, "model": {"name": "sandbox:base"}}
+        found[name] = execution_of(prepare(read_recipe(recipe)), memory, device).old
+    assert found == {"dapo": False, "clip_cov": True, "kl_cov": True}
+
+
+OTHERS = {"cov_fraction": 0.01, "cov_low": 0.5, "cov_high": 9.0, "cov_kl_weight": 0.1}
+
+
+def refused(**given) -> str:
+    with pytest.raises(RecipeError) as caught:
+        PeftRLConfig("run", use_cpu=True, **given)
+    assert len(caught.value.mistakes) == 1
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_the_fields():
+    assert {name: train_fields()[name].default for name in SETTINGS} == SETTINGS
+    assert OTHERS.keys() == SETTINGS.keys()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_setting_is_refused_beside_a_loss_that_does_not_read_it(name):
+    readers = {"cov_fraction": ("clip_cov", "kl_cov"), "cov_kl_weight": ("kl_cov",)}.get(name, ("clip_cov",))
+    for algorithm in ("grpo", "clip_cov", "kl_cov"):
+        given = {"algorithm": algorithm, name: OTHERS[name]}
+        if algorithm in readers:
+            assert getattr(PeftRLConfig("run", use_cpu=True, **given), name) == OTHERS[name]
+            continue
+        line = refused(**given)
+        assert line.startswith(f"{name}: belongs to {' or '.join(readers)}")
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"cov_fraction": 0.0}, ("cov_fraction", "above 0")),
+        ({"cov_fraction": 1.5}, ("cov_fraction", "at most 1", "1.5")),
+        ({"cov_low": 5.0}, ("cov_low", "below cov_high 5")),
+        ({"algorithm": "kl_cov", "cov_kl_weight": 0.0}, ("cov_kl_weight", "above 0")),
+        ({"algorithm": "kl_cov", "cov_fraction": -1.0}, ("cov_fraction", "-1")),
+        ({"importance_sampling_level": "sequence"}, ("importance_sampling_level", "clip_cov", "token")),
+        ({"loss_type": "dapo"}, ("loss_type", "leaves nothing of clip_cov")),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_one_line_with_its_key(given, words):
+    line = refused(**{"algorithm": "clip_cov", **given})
+    assert line.startswith(f"{words[0]}: ")
+    assert all(word in line for word in words)
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("loss_type", ["clip_cov", "kl_cov"])
+@pytest.mark.parametrize("of_trl", [{"top_entropy_quantile": 0.5}, {"entropy_coef": 0.1}], ids=str)
+def test_where_a_step_is_trls_no_token_is_selected_and_it_is_refused(loss_type, of_trl):
+    with pytest.raises(RecipeError, match=rf"^loss_type: {loss_type} is not known to TRL's step[^\n]*$"):
+        train(PeftGRPOTrainer, loss_type=loss_type, **of_trl)
