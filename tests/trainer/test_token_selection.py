@@ -11,7 +11,7 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RecipeError
 from perl.recipe.train_fields import train_fields
 from perl.trainer.selection_checks import SETTINGS
-from perl.training.run_shape import execution_of
+from perl.training.run_shape import execution_of, shape_of
 from perl.training.stages import prepare, read_recipe
 from tests import warm
 from tests.oracles.covariance import CLIP, KL, PlainSelection, places, recording
@@ -199,7 +199,8 @@ def test_the_plan_accounts_for_the_pass_that_selects():
     found = {}
     for name in ("dapo", "clip_cov", "kl_cov"):
         recipe = {"extends": "quickstart", "algorithm": name, "model": {"name": "sandbox:base"}}
-        found[name] = execution_of(prepare(read_recipe(recipe)), memory, device).old
+        plan = prepare(read_recipe(recipe))
+        found[name] = execution_of(plan, shape_of(plan, on_cpu=True), memory, device).old
     assert found == {"dapo": False, "clip_cov": True, "kl_cov": True}
 
 
