@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import DataError, ModelError, RecipeError
-from perl.packing.micro_batches import TAUGHT_IDS
+from perl.packing.micro_batches import TAUGHT_IDS, MicroBatch
+from perl.packing.rows import Row
 from perl.policy.model import base_fingerprint
 from perl.policy.save_adapter import write_adapter
 from tests import warm
@@ -264,6 +265,30 @@ def test_a_subclass_with_a_loss_of_its_own_has_no_teacher():
 def test_a_hint_that_leaves_no_room_is_one_line():
     with pytest.raises(ModelError, match=r"^teacher\.hint: [^\n]*more than the model's 64[^\n]*$"):
         train(PeftGRPOTrainer, teacher_hint=" ".join(["t7"] * 60), **ALONE)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_long_completion_among_short_ones_takes_no_more_than_its_own_tokens(packed, tmp_path):
+    trainer = make(tmp_path, teacher_hint=HINT, padding_free=packed, **ALONE)
+    lengths = [40, *[2] * 12]
+    rows = [Row(torch.arange(5, 8), torch.arange(length) % 9 + 5, torch.ones(length).bool()) for length in lengths]
+    rows[0].scored[3:6] = False
+    mask_NT = torch.zeros(len(rows), max(lengths))
+    for index, row in enumerate(rows):
+        mask_NT[index, : len(row.scored)] = row.scored
+    alone = tuple((index,) for index in range(len(rows)))
+    origin = torch.zeros(len(rows), dtype=torch.long)
+    batch = MicroBatch(tuple(rows), alone, mask_NT, mask_NT, mask_NT[:, :1], {}, origin, packed=packed)
+    teaching = trainer.optimizer_step.teaching
+    states_SD, place_NT = teaching.hidden_states(batch)
+    model = teaching.teacher.model
+    assert states_SD.untyped_storage().nbytes() == int(mask_NT.sum()) * model.config.hidden_size * 4
+    for index, row in enumerate(rows):
+        ids = torch.cat([row.prompt, row.completion])[None]
+        hidden_1LD = model.model(input_ids=ids).last_hidden_state
+        columns = row.scored.nonzero().flatten()
+        expected = hidden_1LD[0, columns + len(row.prompt) - 1]
+        torch.testing.assert_close(states_SD[place_NT[index, columns]], expected, rtol=1e-4, atol=1e-5)
 
 
 SHARED = {"num_iterations": 2, "save_steps": 3}

@@ -3,7 +3,7 @@
 rollouts -> the teacher's prompts; micro-batch -> the teacher's hidden states -> divergence beside the log-probs -> loss
 
 The teacher runs without gradient just before the policy runs the same completions, so that its hidden states are there
-for one micro-batch at a time, (N, T, D) and no logits. Nothing of it is in a checkpoint but who it is.
+for one micro-batch at a time, (S, D) of its S scored tokens and no logits. A checkpoint holds nothing but who it is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -112,34 +112,40 @@ class Teaching:
         Args:
             batch: Of the policy.
         """
-        teacher_NTD, top_k = self.hidden_states(batch), self.teacher.section.top_k
+        (teacher_SD, place_NT), top_k = self.hidden_states(batch), self.teacher.section.top_k
 
         def divergence(scored: Scored, states: HeadStates) -> tuple[torch.Tensor, ...]:
-            place = scored.rows.to(teacher_NTD.device), scored.columns.to(teacher_NTD.device)
-            teacher_SD = teacher_NTD[place].to(states.hidden_SD.device)
-            return head_divergence(states, teacher_SD, top_k=top_k)
+            place_S = place_NT[scored.rows.to(place_NT.device), scored.columns.to(place_NT.device)]
+            return head_divergence(states, teacher_SD[place_S].to(states.hidden_SD.device), top_k=top_k)
 
         return divergence
 
     @torch.no_grad()
-    def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
-        """(N, T, D) the teacher's last hidden states that predict the tokens of a micro-batch."""
-        rows, columns = [self._row(row) for row in batch.rows], batch.mask_NT.size(1)
+    def hidden_states(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The teacher's last hidden states that predict the scored tokens of a micro-batch, and none besides.
+
+        Returns:
+            (S, D) states in the order in which the teacher ran them; (N, T) int64, which of them is a token's, 0 where
+            a token is not scored.
+        """
+        rows, place_NT = [self._row(row) for row in batch.rows], torch.zeros_like(batch.mask_NT, dtype=torch.long)
         with self._live.accelerator.autocast():
             packed = self._how.packs(rows)
             share, budget = packed and self._how.shared, self._passes.tokens_without_gradient
-            result_NTD = None
+            result_SD, count = None, 0
             for groups in token_batches(rows, budget=budget, packed=packed, share=share):
                 indices, own = renumbered(groups)
-                part_NTD = last_hidden_states(
-                    self.teacher.model, [rows[i] for i in indices], own, packed=packed, columns=columns
-                )
-                if result_NTD is None:
-                    result_NTD = part_NTD.new_zeros(len(rows), *part_NTD.shape[1:])
-                result_NTD[torch.tensor(indices, device=part_NTD.device)] = part_NTD
-        if result_NTD is None:
+                part_SD, scored = last_hidden_states(self.teacher.model, [rows[i] for i in indices], own, packed=packed)
+                if result_SD is None:
+                    result_SD = part_SD.new_empty(sum(int(row.scored.sum()) for row in rows), part_SD.size(1))
+                rows_S = torch.tensor(indices, device=scored.rows.device)[scored.rows]
+                here_S = torch.arange(count, count + len(part_SD), device=place_NT.device)
+                place_NT[rows_S.to(place_NT.device), scored.columns.to(place_NT.device)] = here_S
+                result_SD[count : count + len(part_SD)] = part_SD
+                count += len(part_SD)
+        if result_SD is None:
             raise ValueError("a micro-batch without rows")
-        return result_NTD
+        return result_SD, place_NT.to(result_SD.device)
 
     def term(self, made: Sequence[torch.Tensor], batch: MicroBatch) -> torch.Tensor:
         """The part of a step's loss that the teacher is, of a micro-batch; adds to what is logged.
