@@ -6,6 +6,7 @@ The teacher runs without gradient just before the policy runs the same completio
 for one micro-batch at a time, (S, D) of its S scored tokens and no logits. A checkpoint holds nothing but who it is.
 """
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +14,10 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from datasets import Dataset
+from transformers import PreTrainedConfig
 
-from perl.errors import ModelError
+from perl.errors import ModelError, RecipeError
 from perl.packing.divergence import head_divergence
 from perl.packing.forward import Passes, choose_passes, last_hidden_states
 from perl.packing.head import HeadStates, add_scored_forward, logit_settings
@@ -23,12 +26,14 @@ from perl.packing.rope import rope_width
 from perl.packing.rows import Row, Scored
 from perl.policy.model import base_of
 from perl.recipe.sections import TeacherSection
+from perl.run.joint_work import joined
 from perl.trainer.live import LiveTrainer
 from perl.trainer.log_prob_passes import LogProbPasses
-from perl.trainer.teacher_prompts import teacher_prompt
+from perl.trainer.teacher_prompts import ANSWERS, check_answers, teacher_prompt
 
 DIVERGENCE, AGREEMENT = "teacher/kl", "teacher/agreement"
 """Mean KL(policy || teacher) of a token in nats; share of the tokens that both find the likeliest."""
+_LONGEST_TEXTS = 64  # prompts whose tokens are counted to know the longest: its text is one of the longest
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class Teaching:
         teacher: TeacherModel,
         passes: LogProbPasses,
         tokenize: Callable[[list[Any]], list[list[int]]],
+        *,
+        sampled_by: str | None = None,
     ) -> None:
         """Teaches the teacher to give its hidden states.
 
@@ -67,11 +74,13 @@ class Teaching:
             teacher: Whom to run.
             passes: How rows go through the policy.
             tokenize: The tokens of prompts, as the policy's are made.
+            sampled_by: Who makes the policy's prompts in the place of ``tokenize``, if somebody does.
         """
         self._live, self.teacher, self._passes, self._tokenize = live, teacher, passes, tokenize
+        self._sampled_by = sampled_by
         base, args = base_of(teacher.model), live.args
         self._width_of = rope_width(base)
-        self._context = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+        self._context = context_of(base.config)
         logits = logit_settings(base.config, temperature=args.temperature, float32=args.cast_lm_head_to_fp32)
         add_scored_forward(base, logits)
         self.start()
@@ -90,14 +99,19 @@ class Teaching:
             output: Their rollouts; gets token ids and mask of (N, .), padded on the left.
 
         Raises:
+            DataError: A prompt cannot be made; on all processes, as the next ones.
             ModelError: Such a prompt and the longest completion are more than the model's context.
+            RecipeError: The policy was asked something else than what the data has.
         """
         if not self.teacher.section.changes_prompts:
             return
-        prompts = [teacher_prompt(row, self.teacher.section) for row in inputs]
-        rows = self._tokenize(prompts)
-        longest = max(map(len, rows))
-        check_context(longest, int(self._live.args.max_completion_length), self._context)
+        processes = joined()
+        with processes.failing_together():
+            rows = self._tokenize([teacher_prompt(row, self.teacher.section) for row in inputs])
+            longest = max(map(len, rows))
+            check_context(longest, int(self._live.args.max_completion_length), self._context)
+            self._check_asked(inputs, output)
+        processes.meet()
         device = output["prompt_ids"].device
         ids_NP = torch.zeros(len(rows), longest, dtype=torch.long)
         mask_NP = torch.zeros_like(ids_NP)
@@ -105,6 +119,16 @@ class Teaching:
             ids_NP[index, longest - len(ids) :] = torch.tensor(ids)
             mask_NP[index, longest - len(ids) :] = 1
         output |= {TAUGHT_IDS: ids_NP.to(device), TAUGHT_MASK: mask_NP.to(device)}
+
+    def _check_asked(self, inputs: Sequence[dict[str, Any]], output: dict[str, Any]) -> None:
+        """Refuses rollouts of other prompts than the data's, into which the teacher's hint is put."""
+        if self._sampled_by is None:
+            return
+        asked = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
+        for ids, (ids_P, mask_P) in zip(self._tokenize([row["prompt"] for row in inputs]), asked, strict=True):
+            if ids != ids_P[mask_P.bool()].tolist():
+                what = f"puts a hint into the data's prompts, and {self._sampled_by} has asked the policy another one"
+                raise RecipeError(what, "teacher", "teacher.adapter, or return the trainer's own prompt_ids")
 
     def beside(self, batch: MicroBatch) -> Callable[[Scored, HeadStates], tuple[torch.Tensor, ...]]:
         """Runs the teacher on a micro-batch; what then makes divergences of the policy's states of the same rows.
@@ -180,6 +204,42 @@ class Teaching:
         return replace(row, prompt=row.taught, width=self._width_of(row.taught.numel() + row.completion.numel()))
 
 
+def check_prompts(
+    data: Any,  # noqa: ANN401 (of any kind that a trainer takes)
+    section: TeacherSection,
+    tokenize: Callable[[list[Any]], list[list[int]]],
+    completion: int,
+    context: int | None,
+) -> None:
+    """Makes the prompts of a script's data set as the teacher will see them; those of a stream cannot be known.
+
+    Args:
+        data: The data set.
+        section: Of the teacher.
+        tokenize: The tokens of prompts, as the policy's are made.
+        completion: Tokens of the longest one.
+        context: Tokens that the model was made for; None: not known, and ``tokenize`` is not called.
+
+    Raises:
+        DataError: A prompt cannot be made.
+        ModelError: One leaves no room for the completion.
+    """
+    columns = getattr(data, "column_names", None) or ANSWERS
+    check_answers(columns, section)
+    if section.changes_prompts and isinstance(data, Dataset) and len(data):
+        needed = data.select_columns([name for name in ("prompt", *ANSWERS) if name in columns])
+        prompts = (teacher_prompt(row, section) for row in needed)
+        longest = heapq.nlargest(_LONGEST_TEXTS, prompts, key=lambda prompt: len(str(prompt)))
+        if context is not None:
+            check_context(max(map(len, tokenize(longest))), completion, context)
+
+
+def context_of(config: PreTrainedConfig) -> int | None:
+    """Tokens that a model was made for; None: not known."""
+    found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found
+
+
 def check_context(prompt: int, completion: int, context: int | None) -> None:
     """Refuses a teacher's prompt that leaves no room for the completion.
 
@@ -193,4 +253,5 @@ def check_context(prompt: int, completion: int, context: int | None) -> None:
     """
     if context is not None and prompt + completion > context:
         what = f"the teacher's longest prompt has {prompt} tokens, with {completion} of completion that is more than "
-        raise ModelError(f"{what}the model's {context}", "teacher.hint", f"at most {context - completion} tokens")
+        hint = f"at most {context - completion} tokens" if context > completion else "fewer tokens of completion"
+        raise ModelError(f"{what}the model's {context}", "teacher.hint", hint)

@@ -198,14 +198,16 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
     _check_template(problems, tokenizer)
     _check_rewards_fit(rewards, problems.train, "data")
-    if problems.heldout is not None and arguments.eval_strategy != "no":
-        _check_rewards_fit(rewards, problems.heldout, "held-out data")
+    evaluated = [problems.heldout] if problems.heldout is not None and arguments.eval_strategy != "no" else []
+    for heldout in evaluated:
+        _check_rewards_fit(rewards, heldout, "held-out data")
     for line in problems.renamed:
         logger.warning("%s", line)
     _check_answers(rewards, problems, recipe)
     longest, mean = _prompt_tokens(problems, tokenizer, empty.config, arguments)
     of_completion, of_template = arguments.max_completion_length, arguments.chat_template_kwargs
-    check_teacher_prompts(recipe.teacher, problems.train, tokenizer, empty.config, of_completion, of_template)
+    asked = [problems.train, *evaluated]
+    check_teacher_prompts(recipe.teacher, asked, tokenizer, empty.config, of_completion, of_template)
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
     has_critic = ADVANTAGES[arguments.advantage_estimator].critic
