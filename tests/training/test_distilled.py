@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import perl
@@ -69,6 +70,7 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
@@ -84,6 +86,9 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
         (["teacher.adapter=./absent"], "teacher.adapter: ./absent"),
         (["teacher.adapter=./other"], "teacher.adapter: ./other was made for somebody/model"),
         (["teacher.adapter=./wide"], "teacher.adapter: ./wide does not fit this base"),
+        (["teacher.adapter=./head"], "teacher.adapter: the teacher's adapter is on the head"),
+        (["teacher.hint=x", "peft.target_modules=[q_proj, lm_head]"], "peft: the adapter is on the head"),
+        (["teacher.hint=x", "peft.kwargs={modules_to_save: [lm_head]}"], "peft: the adapter is on the head"),
     ],
 )
 def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, line, monkeypatch, tmp_path):
@@ -92,6 +97,10 @@ def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, li
     config = json.loads((tmp_path / "wide" / "adapter_config.json").read_text())
     (tmp_path / "wide" / "adapter_config.json").write_text(json.dumps({**config, "r": 8}))
     (tmp_path / "q.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(8)))
+    if "teacher.adapter=./head" in overrides:
+        model = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+        on_head = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "lm_head"])
+        get_peft_model(model, on_head).save_pretrained(tmp_path / "head", save_embedding_layers=False)
     if "data.train.name=./q.jsonl" in overrides:
         overrides = [*overrides, "data.train.columns.answer=null"]
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)

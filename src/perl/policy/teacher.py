@@ -81,7 +81,7 @@ def make_teacher(policy: nn.Module, saved: SavedAdapter | None) -> nn.Module:
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
     teacher.requires_grad_(False)  # the base's are frozen as it is
-    _check_head(teacher, "the teacher's adapter", WHERE)
+    check_head(teacher, "the teacher's adapter", WHERE)
     return teacher.eval()
 
 
@@ -97,7 +97,7 @@ def check_base_is_kept(policy: nn.Module) -> None:
         raise ModelError("the adapter trains tensors of the base itself, and no teacher is left", "teacher")
     if is_sharded(policy):
         raise ModelError("a base in shards has no teacher", "teacher", "engine.strategy: ddp or zero2")
-    _check_head(policy, "the adapter", "peft")
+    check_head(policy, "the adapter", "peft")
 
 
 def teacher_log_probs(
@@ -115,7 +115,17 @@ def teacher_identity(section: TeacherSection, saved: SavedAdapter | None) -> str
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _check_head(model: nn.Module, what: str, where: str) -> None:
+def check_head(model: nn.Module, what: str, where: str) -> None:
+    """Refuses an adapter on the head.
+
+    Args:
+        model: With the adapter, and perhaps without weights.
+        what: The adapter, in words.
+        where: Which setting named it.
+
+    Raises:
+        ModelError: It is on the head.
+    """
     head = base_of(model).get_output_embeddings()
     if isinstance(head, BaseTunerLayer | AuxiliaryTrainingWrapper):
         raise ModelError(f"{what} is on the head, which policy and teacher share", where, "leave the head out of it")

@@ -30,7 +30,7 @@ from perl.policy.model import load_empty_base, load_tokenizer, total_parameters,
 from perl.policy.name import in_few_bits
 from perl.policy.quantised import has_bfloat16
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
-from perl.policy.teacher import WHERE, find_teacher
+from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import missing_packages
 from perl.recipe.recipe import is_first_process
@@ -188,7 +188,10 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
         _check_quantised(recipe, how, arguments)
     empty = load_empty_base(recipe.model)
     total = total_parameters(empty)
-    trained = count_trained(recipe.model, how, saved)
+    policy = policy_without_weights(recipe.model, how, saved)
+    trained = trainable_parameters(policy)
+    if recipe.teacher.acts:
+        check_base_is_kept(policy)
     tokenizer = load_tokenizer(recipe.model)
     if recipe.teacher.adapter is not None:
         _check_teacher_fits(recipe.model, find_teacher(recipe.teacher.adapter, recipe.model.name, tokenizer))
@@ -258,28 +261,33 @@ def count_trained(model: ModelSection, how: Adaptation, saved: SavedAdapter | No
     Raises:
         PerlError: The adapter does not fit the model.
     """
+    return trainable_parameters(policy_without_weights(model, how, saved))
+
+
+def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> torch.nn.Module:
+    """A policy that trains what a method trains, on the same layers; arguments and errors of :func:`count_trained`."""
     empty = load_empty_base(model)
     if how.config is None:
-        return trainable_parameters(empty)
+        return empty
     alike = METHODS.get(how.method.counted_as)
     if alike is not None:
         names = {ours: getattr(how.config, how.method.arguments.get(ours, ours)) for ours in how.method.settings}
         targets = names.pop("target_modules", None)
         names["target_modules"] = sorted(targets) if isinstance(targets, set) else targets
-        return trainable_parameters(attach_adapter(empty, adaptation(PeftSection(method=alike.name, **names))))
+        return attach_adapter(empty, adaptation(PeftSection(method=alike.name, **names)))
     try:
-        return trainable_parameters(continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how))
+        return continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how)
     except NotImplementedError:  # PEFT looks at the weights to set this one up: any will do to count
-        return trainable_parameters(attach_adapter(load_empty_base(model, torch.device("cpu")), how))
+        return attach_adapter(load_empty_base(model, torch.device("cpu")), how)
 
 
 def _check_teacher_fits(model: ModelSection, saved: SavedAdapter) -> None:
-    """Refuses a teacher's adapter that is not of this base's shapes, or that a base in 4 bits cannot carry."""
+    """Refuses a teacher's adapter not of this base's shapes, on its head, or that a base in 4 bits cannot carry."""
     how = Adaptation(own_method(saved), saved.config)
     try:
         if model.quantization is not None:
             check_on_quantised(how)
-        count_trained(model, how, saved)
+        check_head(policy_without_weights(model, how, saved), "the teacher's adapter", WHERE)
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
 
