@@ -173,8 +173,14 @@ def test_other_settings_train_towards_the_teacher_too(options, saved):
         assert 0 < relative_difference(ours.update(), exact.update()) < 0.1
 
 
-def test_a_teacher_leaves_what_is_trained_without_one_as_it_is(saved):
+def test_a_teacher_leaves_what_is_trained_without_one_as_it_is(saved, tmp_path):
     """Not even a random number is drawn for it."""
+    states = []
+    for adapter in (None, saved):
+        torch.manual_seed(3)
+        make(tmp_path, teacher_hint=HINT, teacher_adapter=adapter)  # the base with a hint draws nothing
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
     options = {**ALONE, "reward_weights": [1.0], "max_steps": 1}
     with_one, without = train(PeftGRPOTrainer, teacher_adapter=saved, **options), train(PeftGRPOTrainer, **options)
     assert relative_difference(with_one.pages[0], without.pages[0]) == 0
