@@ -17,6 +17,8 @@ from perl.packing.micro_batches import TAUGHT_IDS, MicroBatch
 from perl.packing.rows import Row
 from perl.policy.model import base_fingerprint
 from perl.policy.save_adapter import write_adapter
+from perl.run.files import sha256_of
+from perl.trainer.publishing import write_card
 from tests import warm
 from tests.oracles.distillation import divergences
 from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, Group, rollout_function, rollout_table
@@ -227,6 +229,17 @@ def test_an_evaluation_has_the_teachers_divergence_too(saved, tmp_path):
     (entry,) = [entry for entry in trainer.state.log_history if "eval_teacher/kl" in entry]
     assert entry["eval_teacher/kl"] > 0
     assert entry["eval_loss"] == pytest.approx(entry["eval_teacher/kl"], rel=1e-4)
+
+
+def test_the_card_of_a_script_says_who_taught(saved, tmp_path):
+    trainer = make(tmp_path / "run", teacher_adapter=saved, teacher_hint=HINT)
+    trainer.save_adapter(tmp_path / "run" / "adapter")
+    write_card(trainer, tmp_path / "run" / "adapter")
+    card = (tmp_path / "run" / "adapter" / "README.md").read_text()
+    assert "| teacher | the base with another adapter, a hint; KL over the vocabulary x 1 |" in card
+    assert "| teacher adapter | teacher |" in card
+    assert f"| teacher adapter SHA-256 | {sha256_of(Path(saved) / 'adapter_model.safetensors')} |" in card
+    assert str(tmp_path) not in card
 
 
 def make(folder, *, rows=None, held=None, **options):

@@ -13,6 +13,7 @@ from perl.errors import PerlError
 from perl.hub.card.public_recipe import public_recipe
 from perl.policy.model import base_fingerprint
 from perl.recipe import load_recipe
+from perl.run.files import sha256_of
 from perl.sandbox import BASE_FOLDER, BASE_NAME, tasks
 from perl.sandbox.pretrain import EOS, collate, example
 from perl.training.stages import prepare, read_recipe
@@ -56,11 +57,16 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (facts["status"], facts["algorithm"], facts["rewards"]) == ("done", "opd", {})
     assert facts["settings"]["teacher"] == "the base with another adapter, a hint; KL over the vocabulary x 1"
+    digest = sha256_of(tmp_path / "teacher" / "adapter_model.safetensors")
+    named = [facts["settings"][key] for key in ("teacher adapter", "teacher adapter SHA-256")]
+    assert named == ["teacher", digest]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["teacher/kl"] > 0 and row["rows/trained_fraction"] == 1 for row in rows)
     card = (tmp_path / "run" / "adapter" / "README.md").read_text()
     assert "| teacher | the base with another adapter, a hint; KL over the vocabulary x 1 |" in card
+    assert "| teacher adapter | teacher |" in card
+    assert f"| teacher adapter SHA-256 | {digest} |" in card
     assert "On-policy distillation" in card
     assert "mean reward" not in card
     saved = load_recipe(tmp_path / "run" / "recipe.yaml")

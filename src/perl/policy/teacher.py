@@ -24,7 +24,7 @@ from perl.policy.attach import continue_adapter, own_method
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_of, base_parameters, clean_base
 from perl.policy.quantised import was_quantised
-from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter
+from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter, public_adapter
 from perl.recipe.sections import TeacherSection
 from perl.run.files import sha256_of
 from perl.run.shards import is_sharded
@@ -32,6 +32,8 @@ from perl.sandbox import BASE_FOLDER, BASE_NAME
 
 WHERE = "teacher.adapter"
 """Where a recipe names the teacher's adapter."""
+ADAPTER_NAME = "teacher adapter"
+"""What the name of the teacher's adapter is called among the settings of a run."""
 # Of an adapter's config: what the base is called, who wrote the file, what it is used for.
 _DO_NOT_ACT = ("base_model_name_or_path", "revision", "peft_version", "auto_mapping", "inference_mode", "task_type")
 _VOCABULARY = "tokenizer.json"
@@ -114,6 +116,17 @@ def teacher_identity(section: TeacherSection, saved: SavedAdapter | None) -> str
     """SHA-256 of what makes a teacher another one on the same base: its adapter, its hint, its system prompt."""
     facts = ("" if saved is None else adapter_identity(saved), section.hint or "", section.system_prompt or "")
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def teacher_settings(section: TeacherSection, saved: SavedAdapter | None) -> dict[str, str]:
+    """Who teaches, as a run and its card say it: how, and of an adapter its public name and the SHA-256 of its weights.
+
+    The adapter of another run has that SHA-256 as ``fingerprint.adapter`` in its ``run.json``.
+    """
+    if saved is None:
+        return {"teacher": section.shown}
+    digest = sha256_of(saved.weights)
+    return {"teacher": section.shown, ADAPTER_NAME: public_adapter(saved.name), "teacher adapter SHA-256": digest}
 
 
 def adapter_identity(saved: SavedAdapter) -> str:

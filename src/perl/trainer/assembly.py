@@ -21,7 +21,7 @@ from perl.errors import RecipeError
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
 from perl.policy.model import base_identity, base_of
-from perl.policy.teacher import find_teacher, make_teacher, teacher_identity
+from perl.policy.teacher import find_teacher, make_teacher, teacher_identity, teacher_settings
 from perl.recipe.sections import TeacherSection
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
@@ -128,7 +128,8 @@ def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:
     policy, saved = trainer.policy, None
     if section.adapter is not None:
         saved = find_teacher(section.adapter, base_identity(policy)[0], trainer.processing_class)
-    return TeacherModel(make_teacher(policy, saved), section, teacher_identity(section, saved))
+    identity, settings = teacher_identity(section, saved), teacher_settings(section, saved)
+    return TeacherModel(make_teacher(policy, saved), section, identity, settings)
 
 
 def _check_taught(trainer: GRPOTrainer, section: TeacherSection) -> None:

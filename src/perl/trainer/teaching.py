@@ -7,7 +7,7 @@ for one micro-batch at a time, (S, D) of its S scored tokens and no logits. A ch
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -44,11 +44,13 @@ class TeacherModel:
         model: From :func:`perl.policy.teacher.make_teacher`.
         section: How it teaches.
         identity: What a resumed training compares.
+        settings: Who it is, for people.
     """
 
     model: torch.nn.Module
     section: TeacherSection
     identity: str
+    settings: Mapping[str, str]
 
 
 class Teaching:

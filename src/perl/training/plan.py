@@ -79,6 +79,7 @@ class Plan:
         served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
         memory: What it is estimated to need on GPUs of several sizes; empty if that is not known.
         critic_parameters: Trained beside the adapter; 0: there is no critic.
+        teacher: The adapter of the teacher, if it has one.
     """
 
     recipe: Recipe
@@ -98,6 +99,7 @@ class Plan:
     served_rank: int | None
     memory: list[MemoryEstimate]
     critic_parameters: int = 0
+    teacher: SavedAdapter | None = None
 
     @property
     def judging(self) -> Judging | None:
@@ -193,8 +195,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     if recipe.teacher.acts:
         check_base_is_kept(policy)
     tokenizer = load_tokenizer(recipe.model)
-    if recipe.teacher.adapter is not None:
-        _check_teacher_fits(recipe.model, find_teacher(recipe.teacher.adapter, recipe.model.name, tokenizer))
+    teacher = _teacher_that_fits(recipe, tokenizer)
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
@@ -234,6 +235,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
         served_rank=_served_rank(recipe, how),
         memory=recipe_estimates(recipe, arguments, empty.config, how.config, longest_row, critic),
         critic_parameters=critic,
+        teacher=teacher,
     )
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
@@ -281,8 +283,11 @@ def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAda
         return attach_adapter(load_empty_base(model, torch.device("cpu")), how)
 
 
-def _check_teacher_fits(model: ModelSection, saved: SavedAdapter) -> None:
-    """Refuses a teacher's adapter not of this base's shapes, on its head, or that a base in 4 bits cannot carry."""
+def _teacher_that_fits(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> SavedAdapter | None:
+    """The teacher's adapter; refuses one not of the base's shapes, on its head, or that 4 bits cannot carry."""
+    if recipe.teacher.adapter is None:
+        return None
+    model, saved = recipe.model, find_teacher(recipe.teacher.adapter, recipe.model.name, tokenizer)
     how = Adaptation(own_method(saved), saved.config)
     try:
         if model.quantization is not None:
@@ -290,6 +295,7 @@ def _check_teacher_fits(model: ModelSection, saved: SavedAdapter) -> None:
         check_head(policy_without_weights(model, how, saved), "the teacher's adapter", WHERE)
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
+    return saved
 
 
 def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:
