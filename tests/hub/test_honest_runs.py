@@ -7,9 +7,14 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from perl import __version__
+from perl.errors import PerlError
 from perl.hub.card.candidate import find_candidate
-from perl.hub.card.run_facts import RUN_FACTS
+from perl.hub.card.facts import PUBLIC_RECIPE
+from perl.hub.card.public_recipe import public_recipe
+from perl.hub.card.run_facts import RUN_FACTS, read_run_facts
 from perl.hub.push.package import Package, package_candidate, package_mistakes
+from perl.recipe import load_recipe
+from perl.recipe.plain_yaml import plain_value
 from perl.run.folder import installed_versions
 from tests.hub.card_runs import make_run
 
@@ -103,6 +108,45 @@ def test_a_run_that_goes_on_from_an_adapter_says_from_which(tmp_path):
         assert b"/srv/runs" not in b"".join(package.files.values())
     package, run = _continued(tmp_path / "other", "zoo:lora", "zoo:dora")
     assert any("settings.continues" in str(problem) for problem in package_mistakes(package, run.path))
+
+
+def _taught(folder, adapter, says):
+    """A run that a teacher with that adapter taught, as its recipe and its run.json say."""
+    run = make_run(folder / "run", teacher={"adapter": adapter})
+    how = "the base with another adapter; KL over the vocabulary x 1"
+    run.record(settings={**run.facts["settings"], "teacher": how, **says})
+    return package_candidate(find_candidate(run), "user/adapter"), run
+
+
+def test_a_run_with_a_teacher_says_whose_adapter_taught_and_its_digest(tmp_path):
+    name, digest = "teacher adapter", {"teacher adapter SHA-256": "0a" * 32}
+    local = {"runs/other": "other", "/srv/runs/other": "other", "a run/my own": "my own"}
+    taught = {"zoo:lora": "zoo:lora", "user/first@v2": "user/first@v2", **local}
+    for number, (adapter, called) in enumerate(taught.items()):
+        package, run = _taught(tmp_path / f"{number}", adapter, {name: called, **digest})
+        assert [str(problem) for problem in package_mistakes(package, run.path)] == [], adapter
+        shown = json.loads(package.files[RUN_FACTS])["settings"]
+        assert shown.get(name) == (called if " " not in called else None)
+        assert f"| teacher adapter SHA-256 | {'0a' * 32} |" in package.files["README.md"].decode()
+        assert plain_value(package.files[PUBLIC_RECIPE].decode())["teacher"]["adapter"] == called
+    package, run = _taught(tmp_path / "forged", "user/first", {name: "user/first", **digest})
+    facts = json.loads(package.files[RUN_FACTS])
+    for forged in ({name: "user/second"}, {name: None}):
+        facts["settings"] |= forged
+        facts["settings"] = {key: value for key, value in facts["settings"].items() if value is not None}
+        changed = Package({**package.files, RUN_FACTS: json.dumps(facts).encode()})
+        assert any(f"settings.{name}" in str(problem) for problem in package_mistakes(changed, run.path))
+    facts["settings"] |= {"teacher adapter SHA-256": "abc"}
+    with pytest.raises(PerlError, match="malformed"):
+        read_run_facts(json.dumps(facts).encode())
+
+
+def test_a_local_teacher_is_published_under_a_name_that_is_none_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "other").mkdir(parents=True)
+    for adapter, called in (("runs/other", "other"), ("./runs/other/", "other"), ("user/elsewhere", "user/elsewhere")):
+        published = plain_value(public_recipe(load_recipe({"teacher": {"adapter": adapter}})))
+        assert published["teacher"]["adapter"] == called
 
 
 def test_a_run_of_a_checkout_that_is_only_on_the_path_can_be_published(tmp_path, monkeypatch):

@@ -70,8 +70,11 @@ def group(kind: str, number: int) -> Group:
 
 
 def rollout_table(kinds: Kinds) -> dict[str, Group]:
-    """Groups by prompt, all different."""
-    return {f"p{i}": group(kind, i) for i, kind in enumerate(kind for step in kinds for kind in step)}
+    """Groups by prompt, all different, each in the words of its tokens."""
+    groups = [group(kind, i) for i, kind in enumerate(kind for step in kinds for kind in step)]
+    found = {" ".join(f"t{token}" for token in one.prompt_ids): one for one in groups}
+    assert len(found) == len(groups)
+    return found
 
 
 def rollout_function(table: dict[str, Group], *, log_probs: bool, tools: bool):

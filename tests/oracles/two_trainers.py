@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import AdaLoraConfig, IA3Config, LNTuningConfig, LoraConfig, PeftConfig, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import (
     PreTrainedTokenizerFast,
     PrinterCallback,
@@ -211,7 +211,8 @@ def base(dtype: torch.dtype) -> Qwen3ForCausalLM:
 def tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))  # noqa: S106
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1", padding_side="left")  # noqa: S106
+    pad, end = (AddedToken(word, single_word=True, special=True) for word in ("t0", "t1"))  # no part of t17
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token=pad, eos_token=end, padding_side="left")
 
 
 def train(

@@ -154,6 +154,28 @@ def test_a_teacher_is_another_one_by_its_numbers_its_hint_and_its_system_prompt(
     assert len({teacher_identity(*one) for one in [*others, (section, a)]}) == 6
 
 
+def test_a_setting_that_acts_makes_another_teacher_and_a_name_does_not(tmp_path):
+    save_adapter(tmp_path, seed=1)
+    file = tmp_path / "adapter_config.json"
+    written, section = json.loads(file.read_text()), TeacherSection(adapter="x")
+    before = teacher_identity(section, find_adapter(str(tmp_path)))
+
+    def with_settings(**changed):
+        file.write_text(json.dumps({**written, **changed}))
+        return teacher_identity(section, find_adapter(str(tmp_path)))
+
+    modules = list(reversed(written["target_modules"]))
+    named = {"base_model_name_or_path": "another/name", "peft_version": "9.9", "revision": "abc"}
+    assert with_settings(inference_mode=not written["inference_mode"], target_modules=modules, **named) == before
+    acting = [
+        {"lora_alpha": 99},
+        {"use_rslora": True},
+        {"rank_pattern": {"q_proj": 4}},
+        {"target_modules": modules[1:]},
+    ]
+    assert len({before, *(with_settings(**changed) for changed in acting)}) == 5
+
+
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 def test_a_base_in_four_bits_has_its_teachers_too(tmp_path, monkeypatch):
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)  # which rounds whatever it is told

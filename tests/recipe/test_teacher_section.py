@@ -58,6 +58,21 @@ def test_a_weight_without_a_teacher_and_impossible_values_are_one_line_each():
     assert "write it once, as teacher.hint" in line
 
 
+def test_a_word_in_braces_that_is_meant_for_another_is_one_line():
+    meant = {"{question}": "{prompt}", "it is {solution}": "{answer}", "{Answer}": "{answer}", "{promt}": "{prompt}"}
+    for text, name in meant.items():
+        for key in ("hint", "system_prompt"):
+            (line,) = lines_of({"teacher": {key: text}})
+            assert line.startswith(f"teacher.{key}: ")
+            assert f"did you mean {name}?" in line
+    (line,) = lines_of({"teacher": {"system_prompt": "Solve {prompt}"}})
+    assert "teacher.hint" in line
+    theirs = [r"\boxed{solution}", r"\frac{a}{question}", "x^{solution}"]
+    theirs += ["{{question}}", "{x}", '{"answer": 1}', "{}", "{step_1}"]
+    for text in [*theirs, "{answer}", "x{prompt} {other}"]:
+        assert load_recipe({"teacher": {"hint": text}}).teacher.hint == text
+
+
 def test_a_teacher_is_shown_in_one_line_without_what_the_recipe_holds():
     every = TeacherSection(adapter="secret/place", hint="a\nb", system_prompt="s", weight=0.5, top_k=20)
     assert (

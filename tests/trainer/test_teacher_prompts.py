@@ -52,6 +52,18 @@ def test_a_system_prompt_takes_the_place_of_the_policys():
         prompt_of(CHAT[:1], {"hint": "h"})
 
 
+def test_a_system_prompt_may_tell_the_answer():
+    section = {"system_prompt": r"It is {answer}, as \boxed{x}."}
+    system = {"role": "system", "content": r"It is {prompt}, as \boxed{x}."}
+    assert prompt_of(CHAT, section, solution="{prompt}") == [system, CHAT[1]]
+    both = prompt_of(CHAT, {**section, "hint": "{answer}: {prompt}"}, answer=2)
+    assert [message["content"] for message in both] == [r"It is 2, as \boxed{x}.", "2: 1+1="]
+    with pytest.raises(DataError, match=r"^teacher\.system_prompt: [^\n]*no gold answer[^\n]*$"):
+        prompt_of(CHAT, section)
+    with pytest.raises(DataError, match=r"^teacher\.system_prompt: [^\n]*only prompt, other"):
+        check_answers(["prompt", "other"], TeacherSection(**section))
+
+
 def test_without_a_hint_the_prompt_is_the_policys():
     assert prompt_of("1+1=", {"adapter": "x"}) == "1+1="
     assert prompt_of(TALK, {"adapter": "x"}) == TALK

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,15 @@ from safetensors.torch import load_file
 
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import DataError, ModelError, RecipeError
-from perl.packing.micro_batches import TAUGHT_IDS
+from perl.packing.micro_batches import TAUGHT_IDS, MicroBatch
+from perl.packing.rows import Row
 from perl.policy.model import base_fingerprint
 from perl.policy.save_adapter import write_adapter
+from perl.run.files import sha256_of
+from perl.trainer.publishing import write_card
 from tests import warm
 from tests.oracles.distillation import divergences
-from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, rollout_function, rollout_table
+from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, Group, rollout_function, rollout_table
 from tests.oracles.two_trainers import (
     ADAPTERS,
     QUIET,
@@ -171,8 +175,14 @@ def test_other_settings_train_towards_the_teacher_too(options, saved):
         assert 0 < relative_difference(ours.update(), exact.update()) < 0.1
 
 
-def test_a_teacher_leaves_what_is_trained_without_one_as_it_is(saved):
+def test_a_teacher_leaves_what_is_trained_without_one_as_it_is(saved, tmp_path):
     """Not even a random number is drawn for it."""
+    states = []
+    for adapter in (None, saved):
+        torch.manual_seed(3)
+        make(tmp_path, teacher_hint=HINT, teacher_adapter=adapter)  # the base with a hint draws nothing
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
     options = {**ALONE, "reward_weights": [1.0], "max_steps": 1}
     with_one, without = train(PeftGRPOTrainer, teacher_adapter=saved, **options), train(PeftGRPOTrainer, **options)
     assert relative_difference(with_one.pages[0], without.pages[0]) == 0
@@ -221,14 +231,28 @@ def test_an_evaluation_has_the_teachers_divergence_too(saved, tmp_path):
     assert entry["eval_loss"] == pytest.approx(entry["eval_teacher/kl"], rel=1e-4)
 
 
-def make(folder, **options):
+def test_the_card_of_a_script_says_who_taught(saved, tmp_path):
+    trainer = make(tmp_path / "run", teacher_adapter=saved, teacher_hint=HINT)
+    trainer.save_adapter(tmp_path / "run" / "adapter")
+    write_card(trainer, tmp_path / "run" / "adapter")
+    card = (tmp_path / "run" / "adapter" / "README.md").read_text()
+    assert "| teacher | the base with another adapter, a hint; KL over the vocabulary x 1 |" in card
+    assert "| teacher adapter | teacher |" in card
+    assert f"| teacher adapter SHA-256 | {sha256_of(Path(saved) / 'adapter_model.safetensors')} |" in card
+    assert str(tmp_path) not in card
+
+
+def make(folder, *, rows=None, held=None, **options):
+    rollout = options.pop("rollout_func", None)
     return PeftGRPOTrainer(
         model=options.pop("model", None) or copy.deepcopy(base(torch.float32)),
         args=PeftRLConfig(
             str(folder), **{**QUIET, "max_completion_length": LONGEST, "per_device_train_batch_size": 8, **options}
         ),
-        train_dataset=Dataset.from_dict({"prompt": ["t3 t4"] * 8, "other": ["x"] * 8}),
+        train_dataset=Dataset.from_dict(rows or {"prompt": ["t3 t4"] * 8, "other": ["x"] * 8}),
+        eval_dataset=None if held is None else Dataset.from_dict(held),
         processing_class=tokenizer(),
+        rollout_func=rollout,
     )
 
 
@@ -261,9 +285,76 @@ def test_a_subclass_with_a_loss_of_its_own_has_no_teacher():
         train(kind, teacher_hint=HINT, **ALONE)
 
 
-def test_a_hint_that_leaves_no_room_is_one_line():
-    with pytest.raises(ModelError, match=r"^teacher\.hint: [^\n]*more than the model's 64[^\n]*$"):
-        train(PeftGRPOTrainer, teacher_hint=" ".join(["t7"] * 60), **ALONE)
+NO_ROOM = r"^teacher\.hint: [^\n]*more than the model's 64[^\n]*$"
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+
+
+def test_a_hint_that_leaves_no_room_is_one_line_before_training(tmp_path):
+    with pytest.raises(ModelError, match=NO_ROOM):
+        make(tmp_path, teacher_hint=" ".join(["t7"] * 60))
+    rows = {"prompt": ["t3 t4"] * 8, "solution": ["t3"] * 7 + [" ".join(["t7"] * 60)]}
+    with pytest.raises(ModelError, match=NO_ROOM):
+        make(tmp_path, teacher_hint="{answer}", rows=rows)
+    make(tmp_path, teacher_hint="t3", rows=rows)
+
+
+def test_the_problems_of_an_evaluation_are_looked_at_before_training_too(tmp_path):
+    rows = {"prompt": ["t3 t4"] * 8, "solution": ["t3"] * 8}
+    long = {"prompt": ["t3", " ".join(["t7"] * 40)], "solution": ["t3"] * 2}
+    with pytest.raises(ModelError, match=NO_ROOM):
+        make(tmp_path, teacher_hint="{answer}", rows=rows, held=long, **EVALUATED)
+    bare = {"prompt": ["t3 t4"] * 8}
+    with pytest.raises(DataError, match=r"^teacher\.hint: [^\n]*no gold answer[^\n]*$"):
+        make(tmp_path, teacher_hint="{answer}", rows=rows, held=bare, **EVALUATED)
+    make(tmp_path, teacher_hint="{answer}", rows=rows, held=bare)  # which are not evaluated
+
+
+def test_rollouts_of_other_prompts_than_the_datas_have_no_hint(saved, tmp_path):
+    table = {"t3 t4": Group([9, 10], [[5, 6]] * GENERATIONS, [1.0] * GENERATIONS, [])}
+    trainer = hinted(tmp_path, table)
+    with pytest.raises(RecipeError, match=r"^teacher: [^\n]*rollout_func has asked[^\n]*prompt_ids[^\n]*$"):
+        trainer.train()
+    hinted(tmp_path, {"t3 t4": replace(table["t3 t4"], prompt_ids=[3, 4])}).train()
+    hinted(tmp_path, table, teacher_hint=None, teacher_adapter=saved).train()
+
+
+def hinted(folder, table, **options):
+    rollout = rollout_function(table, log_probs=False, tools=False)
+    options = {"teacher_hint": HINT, "max_steps": 1, "num_generations": GENERATIONS, **options}
+    rows = {"prompt": list(table) * 8}
+    return make(folder, rows=rows, rollout_func=rollout, per_device_train_batch_size=GENERATIONS, **options)
+
+
+def test_a_prompt_that_one_process_cannot_make_ends_all_of_them(tmp_path):
+    done = warm.run_distributed(["-m", "tests.trainer.distributed_teaching_failure", str(tmp_path)], tmp_path, 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in (0, 1))
+    assert re.match(r"teacher\.hint: [^\n]*no text of a user", second)
+    assert re.match(r"teacher\.hint: rank 1 has failed: [^\n]*no text of a user", first)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_long_completion_among_short_ones_takes_no_more_than_its_own_tokens(packed, tmp_path):
+    trainer = make(tmp_path, teacher_hint=HINT, padding_free=packed, **ALONE)
+    lengths = [40, *[2] * 12]
+    rows = [Row(torch.arange(5, 8), torch.arange(length) % 9 + 5, torch.ones(length).bool()) for length in lengths]
+    rows[0].scored[3:6] = False
+    mask_NT = torch.zeros(len(rows), max(lengths))
+    for index, row in enumerate(rows):
+        mask_NT[index, : len(row.scored)] = row.scored
+    alone = tuple((index,) for index in range(len(rows)))
+    origin = torch.zeros(len(rows), dtype=torch.long)
+    batch = MicroBatch(tuple(rows), alone, mask_NT, mask_NT, mask_NT[:, :1], {}, origin, packed=packed)
+    teaching = trainer.optimizer_step.teaching
+    states_SD, place_NT = teaching.hidden_states(batch)
+    model = teaching.teacher.model
+    assert states_SD.untyped_storage().nbytes() == int(mask_NT.sum()) * model.config.hidden_size * 4
+    for index, row in enumerate(rows):
+        ids = torch.cat([row.prompt, row.completion])[None]
+        hidden_1LD = model.model(input_ids=ids).last_hidden_state
+        columns = row.scored.nonzero().flatten()
+        expected = hidden_1LD[0, columns + len(row.prompt) - 1]
+        torch.testing.assert_close(states_SD[place_NT[index, columns]], expected, rtol=1e-4, atol=1e-5)
 
 
 SHARED = {"num_iterations": 2, "save_steps": 3}

@@ -148,7 +148,7 @@ def test_flops_of_a_teacher_are_those_that_are_counted():
     run = partial(score_beside, policy, rows, members, packed=True, columns=12, entropy="value")
     teacher_SD = torch.randn(sum(row.completion.numel() for row in rows), 32)
     with counter() as layers:
-        last_hidden_states(policy, rows, members, packed=True, columns=12)
+        last_hidden_states(policy, rows, members, packed=True)
     with counter() as alone:
         run(beside=None)[0].sum().backward()
     with counter() as both:

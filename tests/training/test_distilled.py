@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import perl
@@ -12,6 +13,7 @@ from perl.errors import PerlError
 from perl.hub.card.public_recipe import public_recipe
 from perl.policy.model import base_fingerprint
 from perl.recipe import load_recipe
+from perl.run.files import sha256_of
 from perl.sandbox import BASE_FOLDER, BASE_NAME, tasks
 from perl.sandbox.pretrain import EOS, collate, example
 from perl.training.stages import prepare, read_recipe
@@ -55,11 +57,16 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (facts["status"], facts["algorithm"], facts["rewards"]) == ("done", "opd", {})
     assert facts["settings"]["teacher"] == "the base with another adapter, a hint; KL over the vocabulary x 1"
+    digest = sha256_of(tmp_path / "teacher" / "adapter_model.safetensors")
+    named = [facts["settings"][key] for key in ("teacher adapter", "teacher adapter SHA-256")]
+    assert named == ["teacher", digest]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["teacher/kl"] > 0 and row["rows/trained_fraction"] == 1 for row in rows)
     card = (tmp_path / "run" / "adapter" / "README.md").read_text()
     assert "| teacher | the base with another adapter, a hint; KL over the vocabulary x 1 |" in card
+    assert "| teacher adapter | teacher |" in card
+    assert f"| teacher adapter SHA-256 | {digest} |" in card
     assert "On-policy distillation" in card
     assert "mean reward" not in card
     saved = load_recipe(tmp_path / "run" / "recipe.yaml")
@@ -69,6 +76,7 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
@@ -84,6 +92,9 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
         (["teacher.adapter=./absent"], "teacher.adapter: ./absent"),
         (["teacher.adapter=./other"], "teacher.adapter: ./other was made for somebody/model"),
         (["teacher.adapter=./wide"], "teacher.adapter: ./wide does not fit this base"),
+        (["teacher.adapter=./head"], "teacher.adapter: the teacher's adapter is on the head"),
+        (["teacher.hint=x", "peft.target_modules=[q_proj, lm_head]"], "peft: the adapter is on the head"),
+        (["teacher.hint=x", "peft.kwargs={modules_to_save: [lm_head]}"], "peft: the adapter is on the head"),
     ],
 )
 def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, line, monkeypatch, tmp_path):
@@ -92,6 +103,10 @@ def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, li
     config = json.loads((tmp_path / "wide" / "adapter_config.json").read_text())
     (tmp_path / "wide" / "adapter_config.json").write_text(json.dumps({**config, "r": 8}))
     (tmp_path / "q.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(8)))
+    if "teacher.adapter=./head" in overrides:
+        model = AutoModelForCausalLM.from_pretrained(BASE_FOLDER, dtype=torch.float32)
+        on_head = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "lm_head"])
+        get_peft_model(model, on_head).save_pretrained(tmp_path / "head", save_embedding_layers=False)
     if "data.train.name=./q.jsonl" in overrides:
         overrides = [*overrides, "data.train.columns.answer=null"]
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
@@ -99,6 +114,18 @@ def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, li
         prepare(read_recipe(SHORT, overrides))
     assert "\n" not in str(caught.value)
     assert line in str(caught.value)
+
+
+def test_a_held_out_problem_that_leaves_no_room_is_found_before_a_model_is_loaded(monkeypatch, tmp_path):
+    for name, longest in (("q", 1), ("held", 1100)):
+        rows = [{"prompt": f"{name} {n}+1=", "answer": "1" * (longest if n == 5 else 1)} for n in range(8)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    given = ["teacher.hint='{answer}'", "data.train.name=./q.jsonl", "data.eval.name=./held.jsonl"]
+    assert prepare(read_recipe(SHORT, given)).problems.heldout is not None
+    with pytest.raises(PerlError, match=r"^[^\n]*teacher\.hint: the teacher's longest prompt has[^\n]*$"):
+        prepare(read_recipe(SHORT, [*given, "train.eval_strategy=steps", "train.eval_steps=1"]))
 
 
 def test_accuracy_may_be_watched_without_being_rewarded(tmp_path):

@@ -146,8 +146,8 @@ def score_beside(
 
 @torch.no_grad()
 def last_hidden_states(
-    model: nn.Module, rows: Sequence[Row], groups: Sequence[Sequence[int]], *, packed: bool, columns: int
-) -> torch.Tensor:
+    model: nn.Module, rows: Sequence[Row], groups: Sequence[Sequence[int]], *, packed: bool
+) -> tuple[torch.Tensor, Scored]:
     """The last hidden states that predict the scored tokens, without gradient and without logits.
 
     Args:
@@ -155,19 +155,16 @@ def last_hidden_states(
         rows: See there.
         groups: See there.
         packed: See there.
-        columns: See there.
 
     Returns:
-        (N, T, D), zeros where a token is not scored.
+        (S, D), and which tokens they predict.
     """
     batch = pack(rows, groups) if packed else pad_right(rows)
     with of_width(model, rows[0].width):
         (hidden_SD,) = model(
             **_inputs(batch), scored=batch.scored, entropy="alone", beside=lambda states: (states.hidden_SD,)
         )
-    result_NTD = hidden_SD.new_zeros(len(rows), columns, hidden_SD.size(1))
-    place = (batch.scored.rows.to(hidden_SD.device), batch.scored.columns.to(hidden_SD.device))
-    return result_NTD.index_put_(place, hidden_SD)
+    return hidden_SD, batch.scored
 
 
 def _inputs(batch: Batch) -> dict[str, Any]:

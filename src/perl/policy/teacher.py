@@ -24,7 +24,7 @@ from perl.policy.attach import continue_adapter, own_method
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_of, base_parameters, clean_base
 from perl.policy.quantised import was_quantised
-from perl.policy.saved.adapter import SavedAdapter, find_adapter
+from perl.policy.saved.adapter import CONFIG, SavedAdapter, find_adapter, public_adapter
 from perl.recipe.sections import TeacherSection
 from perl.run.files import sha256_of
 from perl.run.shards import is_sharded
@@ -32,6 +32,10 @@ from perl.sandbox import BASE_FOLDER, BASE_NAME
 
 WHERE = "teacher.adapter"
 """Where a recipe names the teacher's adapter."""
+ADAPTER_NAME = "teacher adapter"
+"""What the name of the teacher's adapter is called among the settings of a run."""
+# Of an adapter's config: what the base is called, who wrote the file, what it is used for.
+_DO_NOT_ACT = ("base_model_name_or_path", "revision", "peft_version", "auto_mapping", "inference_mode", "task_type")
 _VOCABULARY = "tokenizer.json"
 _LARGEST_VOCABULARY = 64_000_000  # bytes; those of the largest public tokenizers have 20 to 35 million
 
@@ -81,7 +85,7 @@ def make_teacher(policy: nn.Module, saved: SavedAdapter | None) -> nn.Module:
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
     teacher.requires_grad_(False)  # the base's are frozen as it is
-    _check_head(teacher, "the teacher's adapter", WHERE)
+    check_head(teacher, "the teacher's adapter", WHERE)
     return teacher.eval()
 
 
@@ -97,7 +101,7 @@ def check_base_is_kept(policy: nn.Module) -> None:
         raise ModelError("the adapter trains tensors of the base itself, and no teacher is left", "teacher")
     if is_sharded(policy):
         raise ModelError("a base in shards has no teacher", "teacher", "engine.strategy: ddp or zero2")
-    _check_head(policy, "the adapter", "peft")
+    check_head(policy, "the adapter", "peft")
 
 
 def teacher_log_probs(
@@ -109,13 +113,48 @@ def teacher_log_probs(
 
 
 def teacher_identity(section: TeacherSection, saved: SavedAdapter | None) -> str:
-    """SHA-256 of what makes a teacher another one on the same base: its adapter's file, its hint, its system prompt."""
-    adapter = "" if saved is None else sha256_of(saved.weights)
-    facts = (adapter, section.hint or "", section.system_prompt or "")
+    """SHA-256 of what makes a teacher another one on the same base: its adapter, its hint, its system prompt."""
+    facts = ("" if saved is None else adapter_identity(saved), section.hint or "", section.system_prompt or "")
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _check_head(model: nn.Module, what: str, where: str) -> None:
+def teacher_settings(section: TeacherSection, saved: SavedAdapter | None) -> dict[str, str]:
+    """Who teaches, as a run and its card say it: how, and of an adapter its public name and the SHA-256 of its weights.
+
+    The adapter of another run has that SHA-256 as ``fingerprint.adapter`` in its ``run.json``.
+    """
+    if saved is None:
+        return {"teacher": section.shown}
+    digest = sha256_of(saved.weights)
+    return {"teacher": section.shown, ADAPTER_NAME: public_adapter(saved.name), "teacher adapter SHA-256": digest}
+
+
+def adapter_identity(saved: SavedAdapter) -> str:
+    """SHA-256 of what makes an adapter another one on the same base: its numbers and the settings that act with them.
+
+    Settings are taken as the file has them, so that a newer PEFT with more of them finds the same.
+    """
+    written = json.loads((saved.folder / CONFIG).read_text(encoding="utf-8"))
+    acting = {key: _unordered(value) for key, value in written.items() if key not in _DO_NOT_ACT}
+    return hashlib.sha256(json.dumps((sha256_of(saved.weights), acting), sort_keys=True).encode()).hexdigest()
+
+
+def _unordered(value: Any) -> Any:  # noqa: ANN401 (JSON)
+    """Names of modules, which PEFT keeps in a set, always in one order."""
+    return sorted(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else value
+
+
+def check_head(model: nn.Module, what: str, where: str) -> None:
+    """Refuses an adapter on the head.
+
+    Args:
+        model: With the adapter, and perhaps without weights.
+        what: The adapter, in words.
+        where: Which setting named it.
+
+    Raises:
+        ModelError: It is on the head.
+    """
     head = base_of(model).get_output_embeddings()
     if isinstance(head, BaseTunerLayer | AuxiliaryTrainingWrapper):
         raise ModelError(f"{what} is on the head, which policy and teacher share", where, "leave the head out of it")

@@ -5,6 +5,7 @@ YAML mapping -> Section
 ``train`` is not here: it takes any field of ``PeftRLConfig`` (see ``train_fields.py``).
 """
 
+import re
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -293,6 +294,14 @@ class EngineSection(Section):
     )
 
 
+# Not of LaTeX (\frac{a}{b}) or of a template ({{a}}).
+_ALONE_IN_BRACES = re.compile(r"(?<![\w\\{}^])\{(\w+)\}(?!\})")
+_MEANT = {
+    **dict.fromkeys(("prompt", "prompts", "question", "problem", "promt"), "prompt"),
+    **dict.fromkeys(("answer", "answers", "solution", "gold", "gold_answer", "anwser", "awnser"), "answer"),
+}
+
+
 class TeacherSection(Section):
     """Whom the policy learns from token by token, on its own completions: the same base with another adapter or prompt.
 
@@ -312,7 +321,10 @@ class TeacherSection(Section):
         "{answer} is the gold answer.",
     )
     system_prompt: str | None = Field(
-        None, min_length=1, description="System message that only the teacher sees, in the place of the policy's."
+        None,
+        min_length=1,
+        description="System message that only the teacher sees, in the place of the policy's; {answer} is the gold "
+        "answer.",
     )
     weight: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="What KL(policy || teacher) of each token is multiplied by."
@@ -343,6 +355,18 @@ class TeacherSection(Section):
         for key in ("weight", "top_k"):
             if not self.acts and getattr(self, key) != type(self).model_fields[key].default:
                 raise SettingError(key, "needs a teacher: an adapter, a hint or a system_prompt")
+        return self
+
+    @model_validator(mode="after")
+    def _check_words(self) -> "TeacherSection":
+        """Refuses a word in braces that can only be meant for one of ours; any other braces are the text's own."""
+        for key in ("hint", "system_prompt"):
+            for word in _ALONE_IN_BRACES.findall(getattr(self, key) or ""):
+                meant = _MEANT.get(word.lower())
+                if meant is not None and word != meant:
+                    raise SettingError(key, f"{{{word}}} stays as it is: did you mean {{{meant}}}?")
+        if self.system_prompt is not None and "{prompt}" in self.system_prompt:
+            raise SettingError("system_prompt", "{prompt} is not known here: the question follows; or use teacher.hint")
         return self
 
 

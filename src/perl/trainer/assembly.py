@@ -20,8 +20,9 @@ from perl.algorithms.estimators import ADVANTAGES
 from perl.errors import RecipeError
 from perl.methods.optim import lora_plus_optimizer, precondition_lora_fa
 from perl.policy.guards import check_optimizer
-from perl.policy.model import base_identity
-from perl.policy.teacher import find_teacher, make_teacher, teacher_identity
+from perl.policy.model import base_identity, base_of
+from perl.policy.teacher import find_teacher, make_teacher, teacher_identity, teacher_settings
+from perl.recipe.sections import TeacherSection
 from perl.rewards.named import JUDGES
 from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
@@ -43,8 +44,7 @@ from perl.trainer.resume_state import ResumeState
 from perl.trainer.rollout_check import RolloutCheck
 from perl.trainer.rollout_choice import choose_backend
 from perl.trainer.rollout_source import Prompts, RolloutSource
-from perl.trainer.teacher_prompts import ANSWERS, check_answers
-from perl.trainer.teaching import TeacherModel, Teaching
+from perl.trainer.teaching import TeacherModel, Teaching, check_prompts, context_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
         correction=lambda: trainer.correction,
         critic=critic,
     )
-    teaching = None if teacher is None else Teaching(trainer, teacher, passes, partial(_tokens, trainer))
+    sampled_by = "rollout_func" if trainer.rollout_func is not None else None
+    tokens = partial(_tokens, trainer)
+    teaching = None if teacher is None else Teaching(trainer, teacher, passes, tokens, sampled_by=sampled_by)
     step = OptimizerStep(trainer, passes, check, position=position, metrics=metrics, hooks=hooks, teaching=teaching)
     rewards = GroupRewards(
         trainer.reward_func_names,
@@ -122,11 +124,24 @@ def teacher_of(trainer: GRPOTrainer) -> TeacherModel | None:
     if section.changes_prompts and trainer.environment_factories is not None:
         what = "puts a hint into the data's prompts, and an environment makes its own"
         raise RecipeError(what, "teacher", "teacher.adapter, or no environment_factory")
-    check_answers(getattr(trainer.train_dataset, "column_names", None) or ANSWERS, section)
+    _check_taught(trainer, section)
     policy, saved = trainer.policy, None
     if section.adapter is not None:
         saved = find_teacher(section.adapter, base_identity(policy)[0], trainer.processing_class)
-    return TeacherModel(make_teacher(policy, saved), section, teacher_identity(section, saved))
+    identity, settings = teacher_identity(section, saved), teacher_settings(section, saved)
+    return TeacherModel(make_teacher(policy, saved), section, identity, settings)
+
+
+def _check_taught(trainer: GRPOTrainer, section: TeacherSection) -> None:
+    """Makes the teacher's prompts of all data that is there, so that training does not end at one in the middle."""
+    args, given = trainer.args, trainer.eval_dataset
+    of_evaluation = list(given.values()) if isinstance(given, dict) else [given]
+    # Images are read with their rows, and a subclass's tokens may need what it does not have yet.
+    known = not trainer._is_vlm and not is_replaced(trainer, "_tokenize_prompts")
+    context = context_of(base_of(trainer.policy).config) if known else None
+    for data in [trainer.train_dataset, *(of_evaluation if args.eval_strategy != "no" else [])]:
+        if data is not None:
+            check_prompts(data, section, partial(_tokens, trainer), int(args.max_completion_length), context)
 
 
 def add_callbacks(trainer: GRPOTrainer) -> None:

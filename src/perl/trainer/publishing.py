@@ -28,7 +28,6 @@ from perl.policy.quantised import quantisation_of
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
 from perl.trainer.callbacks.plots import draw_curves
-from perl.trainer.config import teacher_section
 from perl.trainer.group_rewards import no_reward
 from perl.trainer.overrides import is_replaced
 
@@ -93,7 +92,7 @@ def write_card(
                 "learning rate": f"{args.learning_rate:g}",
                 "KL coefficient (beta)": args.beta,
                 "completions a prompt": trainer.num_generations,
-                **({"teacher": teacher.shown} if (teacher := teacher_section(args)).acts else {}),
+                **({} if (teaching := trainer.optimizer_step.teaching) is None else teaching.teacher.settings),
             }
         ),
         "rewards": {name: weight for name, weight in weights if name != no_reward.__name__},

@@ -21,7 +21,7 @@ def teacher_prompt(row: Mapping[str, Any], section: TeacherSection) -> Any:  # n
     """The prompt of a row as the teacher sees it.
 
     Args:
-        row: With ``prompt``, text or chat messages, and where the hint names the answer, a column of ``ANSWERS``.
+        row: With ``prompt``, text or chat messages, and where the teacher is told the answer, a column of ``ANSWERS``.
         section: Of the teacher.
 
     Returns:
@@ -34,36 +34,42 @@ def teacher_prompt(row: Mapping[str, Any], section: TeacherSection) -> Any:  # n
     if isinstance(prompt, str):
         if section.system_prompt is not None:
             raise DataError("a system prompt needs chat messages", "teacher.system_prompt", "use teacher.hint")
-        return prompt if section.hint is None else _hinted(prompt, section.hint, row, "\n")
+        return prompt if section.hint is None else _hinted(prompt, section.hint, row, section, "\n")
     messages = [dict(message) for message in prompt]
     if section.system_prompt is not None:
         own = [message for message in messages if message["role"] != "system"]
-        messages = [{"role": "system", "content": section.system_prompt}, *own]
+        told = _filled(section.system_prompt, row, section)
+        messages = [{"role": "system", "content": told}, *own]
     if section.hint is not None:
         users = [message for message in messages if message["role"] == "user" and isinstance(message["content"], str)]
         if not users:
             raise DataError("a prompt has no text of a user to put a hint before", "teacher.hint", "use system_prompt")
-        users[-1]["content"] = _hinted(users[-1]["content"], section.hint, row, "\n\n")
+        users[-1]["content"] = _hinted(users[-1]["content"], section.hint, row, section, "\n\n")
     return messages
 
 
 def check_answers(columns: Iterable[str], section: TeacherSection) -> None:
-    """Refuses a hint with an answer that the data does not have.
+    """Refuses a hint or a system prompt with an answer that the data does not have.
 
     Raises:
         DataError: Names the columns.
     """
     names = list(columns)
-    if section.hint is not None and "{answer}" in section.hint and not set(ANSWERS) & set(names):
-        what = f"contains {{answer}}, and the data has no gold answer, only {', '.join(names)}"
-        raise DataError(what, "teacher.hint", "set data.train.columns.answer, or leave {answer} out")
+    for key in ("hint", "system_prompt"):
+        if "{answer}" in (getattr(section, key) or "") and not set(ANSWERS) & set(names):
+            what = f"contains {{answer}}, and the data has no gold answer, only {', '.join(names)}"
+            raise DataError(what, f"teacher.{key}", "set data.train.columns.answer, or leave {answer} out")
 
 
-def _hinted(question: str, hint: str, row: Mapping[str, Any], between: str) -> str:
+def _hinted(question: str, hint: str, row: Mapping[str, Any], section: TeacherSection, between: str) -> str:
     """The hint before the question, or in its place where it contains it."""
-    found: dict[str, str] = {"prompt": question}
-    if "{answer}" in hint:
-        check_answers(row, TeacherSection(hint=hint))
-        found["answer"] = str(next(row[name] for name in ANSWERS if name in row))
-    text = _NAMES.sub(lambda name: found[name[1]], hint)
+    text = _filled(hint, row, section, prompt=question)
     return text if "{prompt}" in hint else f"{text}{between}{question}"
+
+
+def _filled(text: str, row: Mapping[str, Any], section: TeacherSection, **found: str) -> str:
+    """A text with what its names stand for."""
+    if "{answer}" in text:
+        check_answers(row, section)
+        found["answer"] = str(next(row[name] for name in ANSWERS if name in row))
+    return _NAMES.sub(lambda name: found[name[1]], text)

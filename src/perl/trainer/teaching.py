@@ -3,18 +3,21 @@
 rollouts -> the teacher's prompts; micro-batch -> the teacher's hidden states -> divergence beside the log-probs -> loss
 
 The teacher runs without gradient just before the policy runs the same completions, so that its hidden states are there
-for one micro-batch at a time, (N, T, D) and no logits. Nothing of it is in a checkpoint but who it is.
+for one micro-batch at a time, (S, D) of its S scored tokens and no logits. A checkpoint holds nothing but who it is.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from datasets import Dataset
+from transformers import PreTrainedConfig
 
-from perl.errors import ModelError
+from perl.errors import ModelError, RecipeError
 from perl.packing.divergence import head_divergence
 from perl.packing.forward import Passes, choose_passes, last_hidden_states
 from perl.packing.head import HeadStates, add_scored_forward, logit_settings
@@ -23,12 +26,14 @@ from perl.packing.rope import rope_width
 from perl.packing.rows import Row, Scored
 from perl.policy.model import base_of
 from perl.recipe.sections import TeacherSection
+from perl.run.joint_work import joined
 from perl.trainer.live import LiveTrainer
 from perl.trainer.log_prob_passes import LogProbPasses
-from perl.trainer.teacher_prompts import teacher_prompt
+from perl.trainer.teacher_prompts import ANSWERS, check_answers, teacher_prompt
 
 DIVERGENCE, AGREEMENT = "teacher/kl", "teacher/agreement"
 """Mean KL(policy || teacher) of a token in nats; share of the tokens that both find the likeliest."""
+_LONGEST_TEXTS = 64  # prompts whose tokens are counted to know the longest: its text is one of the longest
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,13 @@ class TeacherModel:
         model: From :func:`perl.policy.teacher.make_teacher`.
         section: How it teaches.
         identity: What a resumed training compares.
+        settings: Who it is, for people.
     """
 
     model: torch.nn.Module
     section: TeacherSection
     identity: str
+    settings: Mapping[str, str]
 
 
 class Teaching:
@@ -59,6 +66,8 @@ class Teaching:
         teacher: TeacherModel,
         passes: LogProbPasses,
         tokenize: Callable[[list[Any]], list[list[int]]],
+        *,
+        sampled_by: str | None = None,
     ) -> None:
         """Teaches the teacher to give its hidden states.
 
@@ -67,11 +76,13 @@ class Teaching:
             teacher: Whom to run.
             passes: How rows go through the policy.
             tokenize: The tokens of prompts, as the policy's are made.
+            sampled_by: Who makes the policy's prompts in the place of ``tokenize``, if somebody does.
         """
         self._live, self.teacher, self._passes, self._tokenize = live, teacher, passes, tokenize
+        self._sampled_by = sampled_by
         base, args = base_of(teacher.model), live.args
         self._width_of = rope_width(base)
-        self._context = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+        self._context = context_of(base.config)
         logits = logit_settings(base.config, temperature=args.temperature, float32=args.cast_lm_head_to_fp32)
         add_scored_forward(base, logits)
         self.start()
@@ -90,14 +101,19 @@ class Teaching:
             output: Their rollouts; gets token ids and mask of (N, .), padded on the left.
 
         Raises:
+            DataError: A prompt cannot be made; on all processes, as the next ones.
             ModelError: Such a prompt and the longest completion are more than the model's context.
+            RecipeError: The policy was asked something else than what the data has.
         """
         if not self.teacher.section.changes_prompts:
             return
-        prompts = [teacher_prompt(row, self.teacher.section) for row in inputs]
-        rows = self._tokenize(prompts)
-        longest = max(map(len, rows))
-        check_context(longest, int(self._live.args.max_completion_length), self._context)
+        processes = joined()
+        with processes.failing_together():
+            rows = self._tokenize([teacher_prompt(row, self.teacher.section) for row in inputs])
+            longest = max(map(len, rows))
+            check_context(longest, int(self._live.args.max_completion_length), self._context)
+            self._check_asked(inputs, output)
+        processes.meet()
         device = output["prompt_ids"].device
         ids_NP = torch.zeros(len(rows), longest, dtype=torch.long)
         mask_NP = torch.zeros_like(ids_NP)
@@ -106,40 +122,56 @@ class Teaching:
             mask_NP[index, longest - len(ids) :] = 1
         output |= {TAUGHT_IDS: ids_NP.to(device), TAUGHT_MASK: mask_NP.to(device)}
 
+    def _check_asked(self, inputs: Sequence[dict[str, Any]], output: dict[str, Any]) -> None:
+        """Refuses rollouts of other prompts than the data's, into which the teacher's hint is put."""
+        if self._sampled_by is None:
+            return
+        asked = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
+        for ids, (ids_P, mask_P) in zip(self._tokenize([row["prompt"] for row in inputs]), asked, strict=True):
+            if ids != ids_P[mask_P.bool()].tolist():
+                what = f"puts a hint into the data's prompts, and {self._sampled_by} has asked the policy another one"
+                raise RecipeError(what, "teacher", "teacher.adapter, or return the trainer's own prompt_ids")
+
     def beside(self, batch: MicroBatch) -> Callable[[Scored, HeadStates], tuple[torch.Tensor, ...]]:
         """Runs the teacher on a micro-batch; what then makes divergences of the policy's states of the same rows.
 
         Args:
             batch: Of the policy.
         """
-        teacher_NTD, top_k = self.hidden_states(batch), self.teacher.section.top_k
+        (teacher_SD, place_NT), top_k = self.hidden_states(batch), self.teacher.section.top_k
 
         def divergence(scored: Scored, states: HeadStates) -> tuple[torch.Tensor, ...]:
-            place = scored.rows.to(teacher_NTD.device), scored.columns.to(teacher_NTD.device)
-            teacher_SD = teacher_NTD[place].to(states.hidden_SD.device)
-            return head_divergence(states, teacher_SD, top_k=top_k)
+            place_S = place_NT[scored.rows.to(place_NT.device), scored.columns.to(place_NT.device)]
+            return head_divergence(states, teacher_SD[place_S].to(states.hidden_SD.device), top_k=top_k)
 
         return divergence
 
     @torch.no_grad()
-    def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
-        """(N, T, D) the teacher's last hidden states that predict the tokens of a micro-batch."""
-        rows, columns = [self._row(row) for row in batch.rows], batch.mask_NT.size(1)
+    def hidden_states(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The teacher's last hidden states that predict the scored tokens of a micro-batch, and none besides.
+
+        Returns:
+            (S, D) states in the order in which the teacher ran them; (N, T) int64, which of them is a token's, 0 where
+            a token is not scored.
+        """
+        rows, place_NT = [self._row(row) for row in batch.rows], torch.zeros_like(batch.mask_NT, dtype=torch.long)
         with self._live.accelerator.autocast():
             packed = self._how.packs(rows)
             share, budget = packed and self._how.shared, self._passes.tokens_without_gradient
-            result_NTD = None
+            result_SD, count = None, 0
             for groups in token_batches(rows, budget=budget, packed=packed, share=share):
                 indices, own = renumbered(groups)
-                part_NTD = last_hidden_states(
-                    self.teacher.model, [rows[i] for i in indices], own, packed=packed, columns=columns
-                )
-                if result_NTD is None:
-                    result_NTD = part_NTD.new_zeros(len(rows), *part_NTD.shape[1:])
-                result_NTD[torch.tensor(indices, device=part_NTD.device)] = part_NTD
-        if result_NTD is None:
+                part_SD, scored = last_hidden_states(self.teacher.model, [rows[i] for i in indices], own, packed=packed)
+                if result_SD is None:
+                    result_SD = part_SD.new_empty(sum(int(row.scored.sum()) for row in rows), part_SD.size(1))
+                rows_S = torch.tensor(indices, device=scored.rows.device)[scored.rows]
+                here_S = torch.arange(count, count + len(part_SD), device=place_NT.device)
+                place_NT[rows_S.to(place_NT.device), scored.columns.to(place_NT.device)] = here_S
+                result_SD[count : count + len(part_SD)] = part_SD
+                count += len(part_SD)
+        if result_SD is None:
             raise ValueError("a micro-batch without rows")
-        return result_NTD
+        return result_SD, place_NT.to(result_SD.device)
 
     def term(self, made: Sequence[torch.Tensor], batch: MicroBatch) -> torch.Tensor:
         """The part of a step's loss that the teacher is, of a micro-batch; adds to what is logged.
@@ -174,6 +206,42 @@ class Teaching:
         return replace(row, prompt=row.taught, width=self._width_of(row.taught.numel() + row.completion.numel()))
 
 
+def check_prompts(
+    data: Any,  # noqa: ANN401 (of any kind that a trainer takes)
+    section: TeacherSection,
+    tokenize: Callable[[list[Any]], list[list[int]]],
+    completion: int,
+    context: int | None,
+) -> None:
+    """Makes the prompts of a script's data set as the teacher will see them; those of a stream cannot be known.
+
+    Args:
+        data: The data set.
+        section: Of the teacher.
+        tokenize: The tokens of prompts, as the policy's are made.
+        completion: Tokens of the longest one.
+        context: Tokens that the model was made for; None: not known, and ``tokenize`` is not called.
+
+    Raises:
+        DataError: A prompt cannot be made.
+        ModelError: One leaves no room for the completion.
+    """
+    columns = getattr(data, "column_names", None) or ANSWERS
+    check_answers(columns, section)
+    if section.changes_prompts and isinstance(data, Dataset) and len(data):
+        needed = data.select_columns([name for name in ("prompt", *ANSWERS) if name in columns])
+        prompts = (teacher_prompt(row, section) for row in needed)
+        longest = heapq.nlargest(_LONGEST_TEXTS, prompts, key=lambda prompt: len(str(prompt)))
+        if context is not None:
+            check_context(max(map(len, tokenize(longest))), completion, context)
+
+
+def context_of(config: PreTrainedConfig) -> int | None:
+    """Tokens that a model was made for; None: not known."""
+    found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found
+
+
 def check_context(prompt: int, completion: int, context: int | None) -> None:
     """Refuses a teacher's prompt that leaves no room for the completion.
 
@@ -187,4 +255,5 @@ def check_context(prompt: int, completion: int, context: int | None) -> None:
     """
     if context is not None and prompt + completion > context:
         what = f"the teacher's longest prompt has {prompt} tokens, with {completion} of completion that is more than "
-        raise ModelError(f"{what}the model's {context}", "teacher.hint", f"at most {context - completion} tokens")
+        hint = f"at most {context - completion} tokens" if context > completion else "fewer tokens of completion"
+        raise ModelError(f"{what}the model's {context}", "teacher.hint", hint)

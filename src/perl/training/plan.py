@@ -30,7 +30,7 @@ from perl.policy.model import load_empty_base, load_tokenizer, total_parameters,
 from perl.policy.name import in_few_bits
 from perl.policy.quantised import has_bfloat16
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
-from perl.policy.teacher import WHERE, find_teacher
+from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import missing_packages
 from perl.recipe.recipe import is_first_process
@@ -80,6 +80,7 @@ class Plan:
         served_rank: Of the LoRA that vLLM gets after each step; None: it gets the weights that the adapter changes.
         memory: What it is estimated to need on GPUs of several sizes; empty if that is not known.
         critic_parameters: Trained beside the adapter; 0: there is no critic.
+        teacher: The adapter of the teacher, if it has one.
     """
 
     recipe: Recipe
@@ -99,6 +100,7 @@ class Plan:
     served_rank: int | None
     memory: list[MemoryEstimate]
     critic_parameters: int = 0
+    teacher: SavedAdapter | None = None
 
     @property
     def judging(self) -> Judging | None:
@@ -190,24 +192,28 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
         _check_quantised(recipe, how, arguments)
     empty = load_empty_base(recipe.model)
     total = total_parameters(empty)
-    trained = count_trained(recipe.model, how, saved)
+    policy = policy_without_weights(recipe.model, how, saved)
+    trained = trainable_parameters(policy)
+    if recipe.teacher.acts:
+        check_base_is_kept(policy)
     tokenizer = load_tokenizer(recipe.model)
-    if recipe.teacher.adapter is not None:
-        _check_teacher_fits(recipe.model, find_teacher(recipe.teacher.adapter, recipe.model.name, tokenizer))
+    teacher = _teacher_that_fits(recipe, tokenizer)
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
     problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
     _check_template(problems, tokenizer)
     _check_rewards_fit(rewards, problems.train, "data")
-    if problems.heldout is not None and arguments.eval_strategy != "no":
-        _check_rewards_fit(rewards, problems.heldout, "held-out data")
+    evaluated = [problems.heldout] if problems.heldout is not None and arguments.eval_strategy != "no" else []
+    for heldout in evaluated:
+        _check_rewards_fit(rewards, heldout, "held-out data")
     for line in problems.renamed:
         logger.warning("%s", line)
     _check_answers(rewards, problems, recipe)
     longest, mean = _prompt_tokens(problems, tokenizer, empty.config, arguments)
     of_completion, of_template = arguments.max_completion_length, arguments.chat_template_kwargs
-    check_teacher_prompts(recipe.teacher, problems.train, tokenizer, empty.config, of_completion, of_template)
+    asked = [problems.train, *evaluated]
+    check_teacher_prompts(recipe.teacher, asked, tokenizer, empty.config, of_completion, of_template)
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
     has_critic = ADVANTAGES[arguments.advantage_estimator].critic
@@ -231,6 +237,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
         served_rank=_served_rank(recipe, how),
         memory=recipe_estimates(recipe, arguments, empty.config, how.config, longest_row, critic),
         critic_parameters=critic,
+        teacher=teacher,
     )
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
@@ -258,30 +265,39 @@ def count_trained(model: ModelSection, how: Adaptation, saved: SavedAdapter | No
     Raises:
         PerlError: The adapter does not fit the model.
     """
+    return trainable_parameters(policy_without_weights(model, how, saved))
+
+
+def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAdapter | None = None) -> torch.nn.Module:
+    """A policy that trains what a method trains, on the same layers; arguments and errors of :func:`count_trained`."""
     empty = load_empty_base(model)
     if how.config is None:
-        return trainable_parameters(empty)
+        return empty
     alike = METHODS.get(how.method.counted_as)
     if alike is not None:
         names = {ours: getattr(how.config, how.method.arguments.get(ours, ours)) for ours in how.method.settings}
         targets = names.pop("target_modules", None)
         names["target_modules"] = sorted(targets) if isinstance(targets, set) else targets
-        return trainable_parameters(attach_adapter(empty, adaptation(PeftSection(method=alike.name, **names))))
+        return attach_adapter(empty, adaptation(PeftSection(method=alike.name, **names)))
     try:
-        return trainable_parameters(continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how))
+        return continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how)
     except NotImplementedError:  # PEFT looks at the weights to set this one up: any will do to count
-        return trainable_parameters(attach_adapter(load_empty_base(model, torch.device("cpu")), how))
+        return attach_adapter(load_empty_base(model, torch.device("cpu")), how)
 
 
-def _check_teacher_fits(model: ModelSection, saved: SavedAdapter) -> None:
-    """Refuses a teacher's adapter that is not of this base's shapes, or that a base in 4 bits cannot carry."""
+def _teacher_that_fits(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> SavedAdapter | None:
+    """The teacher's adapter; refuses one not of the base's shapes, on its head, or that 4 bits cannot carry."""
+    if recipe.teacher.adapter is None:
+        return None
+    model, saved = recipe.model, find_teacher(recipe.teacher.adapter, recipe.model.name, tokenizer)
     how = Adaptation(own_method(saved), saved.config)
     try:
         if model.quantization is not None:
             check_on_quantised(how)
-        count_trained(model, how, saved)
+        check_head(policy_without_weights(model, how, saved), "the teacher's adapter", WHERE)
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
+    return saved
 
 
 def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from perl.policy.probe import write_probe
 from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import WEIGHTS
 from perl.policy.sharding import check_strategy
+from perl.policy.teacher import teacher_settings
 from perl.recipe import Recipe, load_recipe
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import PeftSection
@@ -257,7 +258,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
     return {
         **plan.settings,
         **({"base loaded as": quantization} if quantization is not None else {}),
-        **({"teacher": recipe.teacher.shown} if recipe.teacher.acts else {}),
+        **(teacher_settings(recipe.teacher, plan.teacher) if recipe.teacher.acts else {}),
         "optimizer": arguments.optim.value,
         "learning rate": f"{arguments.learning_rate:g}",
         "KL coefficient (beta)": arguments.beta,

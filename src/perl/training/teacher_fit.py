@@ -3,7 +3,7 @@
 TeacherSection, problems, tokenizer -> nothing, or an error
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from datasets import Dataset
@@ -12,12 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from perl.data import render_prompts
 from perl.recipe.sections import TeacherSection
 from perl.trainer.teacher_prompts import check_answers, teacher_prompt
-from perl.trainer.teaching import check_context
+from perl.trainer.teaching import check_context, context_of
 
 
 def check_teacher_prompts(
     section: TeacherSection,
-    rows: Dataset,
+    sets: Iterable[Dataset],
     tokenizer: PreTrainedTokenizerBase,
     config: PreTrainedConfig,
     longest_completion: int,
@@ -27,7 +27,7 @@ def check_teacher_prompts(
 
     Args:
         section: Of the recipe.
-        rows: The training problems.
+        sets: The problems that the policy is asked, in training or between its steps.
         tokenizer: The base's.
         config: The base's.
         longest_completion: In tokens.
@@ -39,7 +39,8 @@ def check_teacher_prompts(
     """
     if not section.changes_prompts:
         return
-    check_answers(rows.column_names, section)
-    prompts = [{"prompt": teacher_prompt(row, section)} for row in rows]
-    longest = max(len(prompt.token_ids) for prompt in render_prompts(prompts, tokenizer, template_arguments))
-    check_context(longest, longest_completion, getattr(config.get_text_config(), "max_position_embeddings", None))
+    for rows in sets:
+        check_answers(rows.column_names, section)
+        prompts = [{"prompt": teacher_prompt(row, section)} for row in rows]
+        longest = max(len(prompt.token_ids) for prompt in render_prompts(prompts, tokenizer, template_arguments))
+        check_context(longest, longest_completion, context_of(config))

@@ -22,6 +22,7 @@ from perl.hub.card.run_facts import RUN_FACTS, RunFacts
 from perl.methods.registry import METHODS
 from perl.methods.settings import resolved_settings
 from perl.policy.saved.adapter import CONFIG
+from perl.policy.teacher import ADAPTER_NAME
 from perl.recipe import Recipe
 from perl.recipe.train_fields import train_fields
 
@@ -135,6 +136,9 @@ def _of_teacher(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, st
     if "teacher" in run.settings or recipe.teacher.acts:
         taught = recipe.teacher.shown if recipe.teacher.acts else None
         yield "settings.teacher", run.settings.get("teacher"), PUBLIC_RECIPE, taught
+    if ADAPTER_NAME in run.settings or recipe.teacher.adapter is not None:
+        named = showable_settings({ADAPTER_NAME: recipe.teacher.adapter}).get(ADAPTER_NAME)
+        yield f"settings.{ADAPTER_NAME}", run.settings.get(ADAPTER_NAME), PUBLIC_RECIPE, named
 
 
 def _of_adapter(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str, object]]:

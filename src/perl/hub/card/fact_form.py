@@ -33,6 +33,8 @@ _OURS = {
         r"the base with (?:(?:another adapter|a hint|a system prompt)(?:, )?){1,3}"
         r"; KL over (?:the vocabulary|the \d+ likeliest tokens) x [\d.e+-]+"
     ),
+    "teacher adapter": re.compile(r"\w[\w.+:/@-]*"),
+    "teacher adapter SHA-256": re.compile(r"[0-9a-f]{64}"),
     "optimizer": re.compile(r"\w+"),
     "learning rate": re.compile(r"[\d.e+-]+"),
     "KL coefficient (beta)": re.compile(r"[\d.e+-]+"),

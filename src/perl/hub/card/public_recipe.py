@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from perl.policy.model import public_name
+from perl.policy.saved.adapter import public_adapter
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import dump
 
@@ -25,11 +26,15 @@ _OF_ONE_MACHINE = re.compile(r"_dir$|_path$|^hub_|^run_name$|^project$|_token$|_
 _PATH = re.compile(r"[A-Za-z]:[\\/]|\\\\|~\w*/|\.{1,2}/|/[^/\s]+/")
 
 
-def public_recipe(recipe: Recipe) -> str:
+def public_recipe(recipe: Recipe, teacher: str | None = None) -> str:
     """The recipe as YAML without anything of this machine.
 
     Of a local model, data set or adapter the last part of its path is left. The section ``hub`` is left out: who trains
     it again has a repository of their own.
+
+    Args:
+        recipe: Of the run.
+        teacher: What the run called its teacher's adapter for others; None: what it is called by what lies here now.
     """
     sections = recipe.as_dict()
     del sections["hub"]
@@ -40,6 +45,8 @@ def public_recipe(recipe: Recipe) -> str:
         sections["rollout"] = {k: v for k, v in sections["rollout"].items() if k not in ("backend", "prefetch")}
     name, revision = public_name(recipe.model.name, recipe.model.revision)
     sections["model"] |= {"name": name, "revision": revision}
+    if recipe.teacher.adapter is not None:
+        sections["teacher"]["adapter"] = teacher or public_adapter(recipe.teacher.adapter)
     return dump({key: without_paths(value) for key, value in sections.items()})
 
 

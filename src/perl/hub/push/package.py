@@ -30,6 +30,7 @@ from perl.hub.gate.leaks import this_machine
 from perl.hub.gate.snapshot import is_simple_name, names_in, take
 from perl.policy.model import public_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.policy.teacher import ADAPTER_NAME
 from perl.run.folder import Run, log_rows
 
 Row = TypeVar("Row")
@@ -106,7 +107,7 @@ def package_candidate(
     _refuse_links(run, run.path / "recipe.yaml", run.card)
     recipe = recipe_of(run)
     if recipe is not None:
-        files[PUBLIC_RECIPE] = public_recipe(recipe).encode()
+        files[PUBLIC_RECIPE] = public_recipe(recipe, (run.facts.get("settings") or {}).get(ADAPTER_NAME)).encode()
     # The curves of a checkpoint's revision end where it does; a picture would show more.
     of_a_step = isinstance(candidate.which, int)
     if run.metrics.is_file():

@@ -98,6 +98,12 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
     return SavedAdapter(name, folder, config, shapes, fingerprint, dtype, start, foreign, quantization)
 
 
+def public_adapter(name: str) -> str:
+    """An adapter's name without anything of this machine: of a folder the last part, which is no name on the Hub."""
+    path = Path(name).expanduser()
+    return path.resolve().name if path.is_dir() else name
+
+
 def _folder(name: str) -> tuple[Path, bool]:
     """Where the files are, and whether that is a folder of the user's own."""
     try:

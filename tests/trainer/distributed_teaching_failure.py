@@ -1,0 +1,37 @@
+"""Run by torchrun: the second process has a row of which no prompt of the teacher can be made; what each raises."""
+
+import copy
+import os
+import sys
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import PerlError
+from tests.oracles.two_trainers import QUIET, base, tokenizer
+
+
+def main() -> None:
+    """``distributed_teaching_failure.py FOLDER`` writes a file a process."""
+    (folder,) = sys.argv[1:]
+    torch.set_num_threads(1)
+    rank = os.environ["RANK"]
+    trainer = PeftGRPOTrainer(
+        model=copy.deepcopy(base(torch.float32)),
+        args=PeftRLConfig(
+            folder, **{**QUIET, "per_device_train_batch_size": 8, "max_completion_length": 8}, teacher_hint="t5"
+        ),
+        train_dataset=Dataset.from_dict({"prompt": ["t3 t4"] * 16}),
+        processing_class=tokenizer(),
+    )
+    row = {"prompt": "t3" if rank == "0" else []}
+    try:
+        trainer.optimizer_step.add_prompts([row], {"prompt_ids": torch.zeros(1, 1)})
+    except PerlError as error:
+        (Path(folder) / f"{rank}.txt").write_text(str(error))
+
+
+if __name__ == "__main__":
+    main()
