@@ -194,26 +194,22 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     total = total_parameters(empty)
     policy = policy_without_weights(recipe.model, how, saved)
     trained = trainable_parameters(policy)
-    if recipe.teacher.acts:
-        check_base_is_kept(policy)
     tokenizer = load_tokenizer(recipe.model)
-    teacher = _teacher_that_fits(recipe, tokenizer)
+    teacher = _teacher_that_fits(recipe, policy, tokenizer)
     for reward in rewards:
         if isinstance(reward.function, ProcessReward):
             read_process_config(reward.function.setting)
     problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
     _check_template(problems, tokenizer)
-    _check_rewards_fit(rewards, problems.train, "data")
-    evaluated = [problems.heldout] if problems.heldout is not None and arguments.eval_strategy != "no" else []
-    for heldout in evaluated:
-        _check_rewards_fit(rewards, heldout, "held-out data")
+    asked = _asked(problems, arguments)
+    for what, rows in asked.items():
+        _check_rewards_fit(rewards, rows, what)
     for line in problems.renamed:
         logger.warning("%s", line)
     _check_answers(rewards, problems, recipe)
     longest, mean = _prompt_tokens(problems, tokenizer, empty.config, arguments)
     of_completion, of_template = arguments.max_completion_length, arguments.chat_template_kwargs
-    asked = [problems.train, *evaluated]
-    check_teacher_prompts(recipe.teacher, asked, tokenizer, empty.config, of_completion, of_template)
+    check_teacher_prompts(recipe.teacher, asked.values(), tokenizer, empty.config, of_completion, of_template)
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
     has_critic = ADVANTAGES[arguments.advantage_estimator].critic
@@ -285,8 +281,15 @@ def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAda
         return attach_adapter(load_empty_base(model, torch.device("cpu")), how)
 
 
-def _teacher_that_fits(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> SavedAdapter | None:
-    """The teacher's adapter; refuses one not of the base's shapes, on its head, or that 4 bits cannot carry."""
+def _teacher_that_fits(
+    recipe: Recipe, policy: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
+) -> SavedAdapter | None:
+    """The teacher's adapter; refuses one not of the base's shapes, on its head, or that 4 bits cannot carry.
+
+    Also refuses a policy, here without weights, that leaves no base to teach.
+    """
+    if recipe.teacher.acts:
+        check_base_is_kept(policy)
     if recipe.teacher.adapter is None:
         return None
     model, saved = recipe.model, find_teacher(recipe.teacher.adapter, recipe.model.name, tokenizer)
@@ -329,6 +332,12 @@ def _check_template(problems: ProblemSet, tokenizer: PreTrainedTokenizerBase) ->
             raise DataError(
                 "prompts are chat messages, but the model has no chat template", f"data.{role}", "set data.chat: false"
             )
+
+
+def _asked(problems: ProblemSet, arguments: PeftRLConfig) -> dict[str, Dataset]:
+    """What the policy is asked and rewarded for, in training and between its steps, by what it is called."""
+    evaluated = problems.heldout if arguments.eval_strategy != "no" else None
+    return {"data": problems.train, **({} if evaluated is None else {"held-out data": evaluated})}
 
 
 def _check_rewards_fit(rewards: list[Reward], rows: Dataset, what: str) -> None:
