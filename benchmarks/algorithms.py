@@ -2,7 +2,8 @@
 
 Run as ``python benchmarks/algorithms.py``. Each recipe is trained with ``algorithm=NAME`` for each seed, and once
 without a name; nothing else changes, so a name is measured at the recipe's rate and batch, one update a batch of
-rollouts. The held-out problems are those of the recipe. Prints a table, writes ``results/algorithms.json`` and
+rollouts. A name that needs a teacher has the adapter that the recipe trains without a name, with the same seed, and no
+reward. The held-out problems are those of the recipe. Prints a table, writes ``results/algorithms.json`` and
 ``results/algorithms.png``. A run that fails is a row with its error; rows that are not run stay as they were.
 """
 
@@ -38,8 +39,11 @@ def run_once(recipe: str, name: str, seed: int, overrides: list[str]) -> dict[st
     named = [] if name == WITHOUT else [f"algorithm={name}"]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            settings = [*named, f"train.seed={seed}", "train.report_to=[]", *overrides]
-            run = perl.train(recipe, settings, Path(folder) / "run")
+            settings = [f"train.seed={seed}", "train.report_to=[]", *overrides]
+            if name != WITHOUT and ALGORITHMS[name].needs_teacher:
+                teacher = perl.train(recipe, settings, Path(folder) / "teacher")
+                named += ["rewards={accuracy: null}", f"teacher.adapter={teacher.adapter}"]
+            run = perl.train(recipe, [*named, *settings], Path(folder) / "run")
         except (PerlError, RuntimeError, ValueError) as error:
             return {**key, "error": f"{type(error).__name__}: {error}"}
         (score,) = run.facts["eval"].values()
