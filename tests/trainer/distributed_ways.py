@@ -6,11 +6,12 @@
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 from transformers.distributed import DistributedConfig
 
 from perl.errors import BrokenPromiseError, PerlError
@@ -20,6 +21,7 @@ from perl.run.shards import is_sharded
 from perl.trainer.rollout_choice import choose_backend
 from tests.trainer.strategies import found, trainer_of
 
+STRATEGIES = ("ddp", "fsdp2", *(["zero2"] if find_spec("deepspeed") else []))
 TEXT = torch.arange(2, 26).view(2, 12)
 
 
@@ -45,6 +47,24 @@ def twice(folder: Path, strategy: str) -> dict:
     asked = TEXT, torch.ones_like(TEXT)
     results = found(trainer) | {"policy": trainer.policy_log_probs(*asked).tolist()}
     return results | {"reference": trainer.reference_log_probs(*asked).tolist()}
+
+
+class Unchosen(TrainerCallback):
+    """From the third step on a layer's tensors have no gradient, as an expert's that no token chooses."""
+
+    def on_pre_optimizer_step(self, _, state, __, model=None, **___):
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and state.global_step >= 2 and ".0.self_attn.q_proj." in name:
+                parameter.grad = None
+
+
+def without_some_gradients(folder: Path, strategy: str) -> dict:
+    """Weight decay and momentum would move a tensor that has no gradient, if it were taken for one of zeros."""
+    options = {"strategy": strategy, "max_steps": 5, "weight_decay": 0.1}
+    trainer = trainer_of(str(folder / "base"), folder / f"unchosen-{strategy}", "lora", **options)
+    trainer.add_callback(Unchosen())
+    trainer.train()
+    return found(trainer)
 
 
 def with_tools(folder: Path) -> None:
@@ -88,7 +108,8 @@ def main() -> None:
         "autocast": trained(folder, str(folder / "base"), "autocast", bf16=True),
         "autocast-ddp": trained(folder, str(folder / "base"), "autocast-ddp", strategy="ddp", bf16=True),
         "recomputed": trained(folder, str(folder / "base"), "recomputed", gradient_checkpointing=True),
-        "twice": {strategy: twice(folder, strategy) for strategy in ("ddp", "fsdp2")},
+        "unchosen": {strategy: without_some_gradients(folder, strategy) for strategy in STRATEGIES},
+        "twice": {strategy: twice(folder, strategy) for strategy in STRATEGIES},
     }
     adapted = get_peft_model(loaded(folder), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
     for name, strategy in (("continued", "fsdp2"), ("continued-ddp", "ddp")):

@@ -10,7 +10,7 @@ The price: until the step each process holds the whole gradient, which is as lar
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,6 @@ from perl.trainer.exchange import Exchange, average_gradients
 
 # Of torch's optimizers those that treat every number by itself, so that a share of all numbers moves as in the whole.
 _BY_NUMBER = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop", "SGD")
-# Beside an optimizer's own state: the float32 copy of a parameter in half precision.
-_MASTER = "float32_copy"
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
@@ -42,46 +40,65 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         for hook in self._zero._grad_acc_hooks:  # they take each gradient away as it comes
             hook.remove()
         self._zero._grad_acc_hooks.clear()
+        self._parts = self._divide()
         self._shares.register_step_pre_hook(self._take_gradients)  # after a method's, which changes gradients
+
+    def _divide(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """Has the optimizer move this process's part of each parameter by itself, so that one without a gradient stays.
+
+        Returns:
+            The parts of the parameters that this process has numbers of: ranges of DeepSpeed's share.
+        """
+        parts = {}
+        flats = self._zero.single_partition_of_fp32_groups
+        for group, flat, share in zip(self.param_groups, flats, self._shares.param_groups, strict=True):
+            for parameter in group["params"]:
+                if parameter._hp_mapping is not None:  # DeepSpeed's
+                    parts[parameter] = _range(flat.detach(), parameter._hp_mapping.hp_fragment_address)
+            share["params"] = [parts[parameter] for parameter in group["params"] if parameter in parts]
+        return parts
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Moves this process's share, then exchanges what was moved; gradients stay."""
-        for group, _, share in self._groups():
+        for group, share in zip(self.param_groups, self._shares.param_groups, strict=True):
             share.update({key: value for key, value in group.items() if key != "params"})
-        for _, flat, _ in self._groups():
-            flat.grad = torch.zeros_like(flat)
         self._take_parameters()
         self._shares.step()
-        for i, (_, flat, _) in enumerate(self._groups()):
-            flat.grad = None
+        for i, _ in enumerate(self.param_groups):
             self._zero._update_model_bit16_weights(i)  # where somebody gave a parameter another tensor
+        for part in self._parts.values():
+            part.grad = None
         self._zero.update_lp_params()
 
     def state_dict(self) -> dict[str, Any]:
         """As of an ordinary optimizer; every process must ask, and the first one receives the tensors."""
-        state: dict[int, dict[str, Any]] = {}
-        groups = []
-        for group, flat, _ in self._groups():
-            kept: dict[str, Any] = dict(self._shares.state.get(flat, {}))
-            if group["params"][0].dtype != flat.dtype:
-                kept[_MASTER] = flat.detach()
-            first = len(state)
-            for parameter in group["params"]:
-                state[len(state)] = {key: self._gathered(parameter, flat, value) for key, value in kept.items()}
-            groups.append({**group, "params": list(range(first, len(state)))})
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        own = [self._shares.state.get(self._parts.get(parameter), {}) for parameter in parameters]
+        single = [{key: _single(value) for key, value in kept.items()} for kept in own]
+        each: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(each, single)
+        state = {}
+        for number, (parameter, kept) in enumerate(zip(parameters, own, strict=True)):
+            known = next((process[number] for process in each if process[number]), {})
+            state[number] = {
+                key: self._gathered(parameter, kept.get(key), told) if isinstance(told, torch.dtype) else told
+                for key, told in known.items()
+            }
+        numbers = iter(range(len(parameters)))
+        groups = [{**group, "params": [next(numbers) for _ in group["params"]]} for group in self.param_groups]
         return {"state": {number: kept for number, kept in state.items() if kept}, "param_groups": groups}
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the state of an ordinary optimizer, of which this process keeps its share."""
-        for (group, flat, _), saved in zip(self._groups(), state_dict["param_groups"], strict=True):
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
-            kept = [state_dict["state"].get(number, {}) for number in saved["params"]]
-            share = {key: self._share(group, flat, kept, key) for key in dict.fromkeys(k for own in kept for k in own)}
-            if _MASTER in share:
-                flat.copy_(share.pop(_MASTER))
-            if share:
-                self._shares.state[flat] = share
+            on_device = bool(group.get("fused") or group.get("capturable"))
+            for parameter, number in zip(group["params"], saved["params"], strict=True):
+                if parameter in self._parts and number in state_dict["state"]:
+                    kept = state_dict["state"][number].items()
+                    self._shares.state[self._parts[parameter]] = {
+                        key: _part(parameter, value, on_device=on_device) for key, value in kept
+                    }
 
     @property
     def _shares(self) -> torch.optim.Optimizer:
@@ -89,64 +106,33 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer = self._zero.optimizer
         return optimizer
 
-    def _groups(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Each group with its parameters, this process's share of their numbers, and the share's own group."""
-        return zip(
-            self.param_groups, self._zero.single_partition_of_fp32_groups, self._shares.param_groups, strict=True
-        )
-
     @torch.no_grad()
     def _take_gradients(self, *_: Any) -> None:  # noqa: ANN401 (the optimizer and its arguments)
-        for group, flat, _ in self._groups():
-            for parameter in group["params"]:
-                if parameter.grad is not None and flat.grad is not None:
-                    _copy(parameter, parameter.grad, flat.grad)
+        for parameter, part in self._parts.items():
+            part.grad = None if parameter.grad is None else _numbers(parameter, parameter.grad).clone()
 
     @torch.no_grad()
     def _take_parameters(self) -> None:
         """What was written to parameters since the last step, as a method does that masks some of their numbers."""
-        for group, flat, _ in self._groups():
-            for parameter in group["params"]:
-                if parameter.dtype == flat.dtype:
-                    _copy(parameter, parameter, flat)
+        for parameter, part in self._parts.items():
+            part.copy_(_numbers(parameter, parameter))
 
-    def _gathered(self, parameter: torch.nn.Parameter, flat: torch.Tensor, value: Any) -> Any:  # noqa: ANN401
-        """What is kept of a parameter, from the shares of all processes; numbers are of the whole share."""
-        if not isinstance(value, torch.Tensor) or value.shape != flat.shape:
-            return value.clone() if isinstance(value, torch.Tensor) else value
-        whole = torch.zeros(parameter.numel(), dtype=value.dtype, device=value.device)
-        part = parameter._hp_mapping  # type: ignore[attr-defined]  # DeepSpeed's
-        if part is not None:
-            _range(whole, part.lp_fragment_address).copy_(_range(value, part.hp_fragment_address))
-        whole = whole.to(parameter.device)
+    def _gathered(self, parameter: torch.nn.Parameter, value: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        """What is kept of each of a parameter's numbers, from the processes that have some of them."""
+        whole = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
+        if value is not None:
+            _numbers(parameter, whole).copy_(value)
         torch.distributed.all_reduce(whole)  # of zeros and one process's numbers
         if torch.distributed.get_rank() == 0:
             return whole.view(parameter.shape).cpu()
         return whole.new_empty(0, device="cpu")
-
-    def _share(self, group: dict[str, Any], flat: torch.Tensor, kept: list[dict[str, Any]], key: str) -> Any:  # noqa: ANN401
-        """This process's numbers of what is kept of a group's parameters under a key; of single numbers the largest.
-
-        A parameter of which nothing was kept had no gradient yet and counts as zero.
-        """
-        pairs = [(p, own[key]) for p, own in zip(group["params"], kept, strict=True) if key in own]
-        parameter, value = pairs[0]
-        if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.ndim:
-            share = torch.zeros_like(flat, dtype=value.dtype)
-            for parameter, value in pairs:
-                _copy(parameter, value, share)
-            return share
-        largest = max((value for _, value in pairs), key=float)
-        if not isinstance(largest, torch.Tensor):
-            return largest
-        on_device = group.get("fused") or group.get("capturable")
-        return largest.to(flat.device if on_device else "cpu", copy=True)
 
 
 class _OwnGradients:
     """In the place of accelerate's wrapper of DeepSpeed's engine: gradients and their norm as with DDP."""
 
     def __init__(self, model: torch.nn.Module, largest_norm: float) -> None:
+        self.engine = _Kept()
         self._exchange = Exchange([p for p in model.parameters() if p.requires_grad], None)
         self._largest_norm = largest_norm or float("inf")
 
@@ -159,6 +145,13 @@ class _OwnGradients:
     def get_global_grad_norm(self) -> torch.Tensor:
         """The norm of all gradients, which are no longer than asked afterwards."""
         return clip_grad_norm_(self._exchange.parameters, self._largest_norm)
+
+
+class _Kept:
+    """In the place of the engine that accelerate destroys when training begins again: its optimizer goes on."""
+
+    def destroy(self) -> None:
+        """Leaves everything as it is."""
 
 
 def partition_optimizer(trainer: Trainer) -> None:
@@ -223,12 +216,25 @@ def _prepared(trainer: Trainer, theirs: Callable[..., Any], *objects: Any) -> An
     return accelerator.prepare_model(model, device_placement=False, evaluation_mode=True), optimizer
 
 
-def _copy(parameter: torch.nn.Parameter, whole: torch.Tensor, share: torch.Tensor) -> None:
-    """Copies the part of a parameter's numbers that this process has into its share of the group's numbers."""
-    part = parameter._hp_mapping  # type: ignore[attr-defined]  # DeepSpeed's
-    if part is not None:
-        numbers = _range(whole.detach().reshape(-1), part.lp_fragment_address)
-        _range(share, part.hp_fragment_address).copy_(numbers)
+def _numbers(parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+    """Of numbers as many as a parameter's, those of this process's part of it."""
+    return _range(whole.detach().reshape(-1), parameter._hp_mapping.lp_fragment_address)  # type: ignore[attr-defined]
+
+
+def _part(parameter: torch.nn.Parameter, value: Any, *, on_device: bool) -> Any:  # noqa: ANN401 (of any optimizer)
+    """This process's part of what is kept of a parameter: of what is kept of each number, or all of it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.ndim and value.shape == parameter.shape:
+        return _numbers(parameter, value).to(parameter.device, copy=True)
+    return value.to(parameter.device if on_device else "cpu", copy=True)
+
+
+def _single(value: Any) -> Any:  # noqa: ANN401 (of any optimizer)
+    """What all processes may be told of what is kept: a single number itself, of one for each number its type."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype if value.ndim else value.detach().cpu()
+    return value
 
 
 def _range(flat: torch.Tensor, address: Any) -> torch.Tensor:  # noqa: ANN401 (DeepSpeed's)
