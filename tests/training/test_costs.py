@@ -70,10 +70,10 @@ def config_of(kind: str = "qwen2", *, tied: bool = False, layers: int = 3):
     )
 
 
-def policy_of(config):
+def policy_of(config, method: str = "lora"):
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_config(config)
-    policy = attach_adapter(base, adaptation(PeftSection(rank=RANK))).train()
+    policy = attach_adapter(base, adaptation(PeftSection(rank=RANK, method=method))).train()
     fuse_lora(policy)
     add_scored_forward(base, LogitSettings())
     assert use_packed_attention(base) is None
@@ -93,16 +93,18 @@ def rows_of(groups: list[Group]) -> tuple[list[Row], list[list[int]]]:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
-def test_flops_of_a_packed_pass_are_those_that_are_counted(kind, shared):
+@pytest.mark.parametrize(
+    ("kind", "method"), [("qwen2", "lora"), ("llama", "lora"), ("qwen3", "lora"), ("qwen2", "dora"), ("qwen3", "dora")]
+)
+def test_flops_of_a_packed_pass_are_those_that_are_counted(kind, method, shared):
     config = config_of(kind)
     groups = [Group(11, (7, 12, 5)), Group(6, (9, 9)), Group(20, (3,))]
-    policy, (rows, members) = policy_of(config), rows_of(groups)
+    policy, (rows, members) = policy_of(config, method), rows_of(groups)
     together = members if shared else [[index] for index in range(len(rows))]
     score(policy, rows, together, packed=True, columns=12)  # the first pass asks how the library sums
     with counter() as counted:
         score(policy, rows, together, packed=True, columns=12)[0].sum().backward()
-    size = size_of(decoder_of(config), RANK)
+    size = size_of(decoder_of(config), RANK, dora=method == "dora")
     how = Execution(10**6, shared=shared, masked=True, fused_head=True)
     found = executed_flops(size, groups, how)
     assert found.micro_batches == 1
@@ -165,10 +167,12 @@ def test_the_sizes_of_a_config_are_those_of_its_model():
         assert size_of(decoder_of(config), RANK) == model_size(AutoModelForCausalLM.from_config(config), RANK)
 
 
-@pytest.mark.parametrize(("rows", "prompt", "completion"), [(3, 10, 8), (1, 24, 2)])
-def test_flops_of_rollouts_are_those_that_are_counted(rows, prompt, completion):
+@pytest.mark.parametrize(
+    ("rows", "prompt", "completion", "method"), [(3, 10, 8, "lora"), (1, 24, 2, "lora"), (3, 10, 8, "dora")]
+)
+def test_flops_of_rollouts_are_those_that_are_counted(rows, prompt, completion, method):
     config = config_of()
-    policy = policy_of(config).eval()
+    policy = policy_of(config, method).eval()
     ids = torch.randint(2, 96, (rows, prompt))
     with counter() as counted, torch.no_grad():
         policy.generate(
@@ -179,7 +183,7 @@ def test_flops_of_rollouts_are_those_that_are_counted(rows, prompt, completion):
             do_sample=False,
             pad_token_id=0,
         )
-    size = size_of(decoder_of(config), RANK)
+    size = size_of(decoder_of(config), RANK, dora=method == "dora")
     # Prompts of one length are read with a causal kernel, which leaves out half of the pairs.
     assert generation_flops(size, rows, prompt, completion, padded=False) == counted.get_total_flops()
     left_out = rows * 4 * size.attention * (prompt**2 - prompt * (prompt + 1) // 2)

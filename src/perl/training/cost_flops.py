@@ -33,6 +33,7 @@ class ModelSize:
         to_embeddings: N_f and the adapter's A beside it: weights that a gradient to the embeddings would go through.
         head: V x d.
         attention: d_a x L, heads x head_dim, summed over the layers.
+        each_pass: Multiplications of every forward pass, however many tokens it has: a DoRA's product of its factors.
     """
 
     block: int
@@ -40,6 +41,12 @@ class ModelSize:
     to_embeddings: int
     head: int
     attention: int
+    each_pass: int = 0
+
+    @property
+    def reference(self) -> "ModelSize":
+        """With the adapter switched off."""
+        return replace(self, adapter=0, each_pass=0)
 
 
 @dataclass(frozen=True)
@@ -118,14 +125,15 @@ class StepFlops:
         return self.training + self.scoring + self.rollouts
 
 
-def size_of(model: Decoder, rank: int) -> ModelSize:
-    """The sizes of a model with a LoRA of this rank on all linear layers but the head."""
+def size_of(model: Decoder, rank: int, *, dora: bool = False) -> ModelSize:
+    """The sizes of a model with a LoRA, or a DoRA, of this rank on all linear layers but the head."""
     return ModelSize(
         block=model.linear_parameters,
         adapter=model.lora_parameters(rank),
         to_embeddings=model.hidden * (model.queries + 2 * model.keys) + 3 * rank * model.hidden,
         head=model.head_parameters,
         attention=model.queries * model.layers,
+        each_pass=model.factor_products(rank) if dora else 0,
     )
 
 
@@ -189,7 +197,7 @@ def executed_flops(size: ModelSize, groups: Sequence[Group], how: Execution) -> 
         training += sum(_teacher_flops(how.teacher, rows, batch, how) for batch in batches)
     all_rows = _rows_of(groups)
     found = _micro_batches(all_rows, how, FORWARD_ONLY * how.budget)
-    wanted = ((replace(size, adapter=0), how.reference), (size, how.old), (how.critic, True))
+    wanted = ((size.reference, how.reference), (size, how.old), (how.critic, True))
     scored = [sizes for sizes, runs in wanted if sizes is not None and runs]
     scoring = sum(_pass_flops(sizes, all_rows, batch, how, gradient=False) for sizes in scored for batch in found)
     tokens = sum(_tokens(rows, batch, how) for batch in batches)
@@ -221,7 +229,8 @@ def generation_flops(
     pairs = attention_pairs(prompt, prompt, causal=not padded)
     prefill = read * (linear * prompt + 2 * size.head + 4 * size.attention * pairs)
     seen = steps * prompt + steps * (steps + 1) // 2
-    return prefill + rows * (steps * (linear + 2 * size.head) + 4 * size.attention * seen)
+    written = rows * (steps * (linear + 2 * size.head) + 4 * size.attention * seen)
+    return prefill + written + 2 * size.each_pass * (1 + steps)
 
 
 def _rows_of(groups: Sequence[Group]) -> list[Row]:
@@ -252,7 +261,7 @@ def _pass_flops(
     """Of one micro-batch: forward, and with a gradient backward."""
     tokens, pairs = _tokens(rows, batch, how), _pairs(rows, batch, how)
     scored = sum(rows[index].completion.numel() for members in batch for index in members)
-    forward = 2 * (size.block + size.adapter) * tokens
+    forward = 2 * (size.block + size.adapter) * tokens + 2 * size.each_pass
     attention = 2 * size.attention * pairs  # of one product
     total = forward + FORWARD_PRODUCTS * attention + 2 * size.head * scored
     if not gradient:

@@ -66,6 +66,20 @@ class Decoder:
         """Of the output head, V x d; of the embedding too."""
         return self.vocabulary * self.hidden
 
+    @property
+    def outputs(self) -> int:
+        """Numbers that the linear layers make of a token, summed over the layers; of magnitudes that a DoRA adds."""
+        return self.layers * (self.queries + 2 * self.keys + 2 * self.hidden + 2 * self.inner)
+
+    def factor_products(self, rank: int) -> int:
+        """Multiplications of B A, as PEFT's DoRA forms it in every forward pass: of A by a unit matrix, B by that."""
+        to_inner = self.hidden * (3 * self.hidden + self.queries + 2 * self.keys + 2 * (self.hidden + self.inner))
+        return (
+            self.layers
+            * rank
+            * (to_inner + self.queries * (self.queries + self.hidden) + self.inner * (self.inner + self.hidden))
+        )
+
     def lora_parameters(self, rank: int) -> int:
         """Of a LoRA on every linear layer."""
         attention = (self.hidden + self.queries) * 2 + (self.hidden + self.keys) * 2

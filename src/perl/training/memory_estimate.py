@@ -3,8 +3,8 @@
 config, types, rank, lengths -> weights, adapter, cache of rollouts, tokens of a pass
 
 Arithmetic only: :mod:`perl.packing.memory` measures the same on the real model before the first step, and its figures
-count. Of decoders as Llama, Mistral, Qwen2 and Qwen3 have them, with a LoRA on all linear layers; others are not
-estimated. All sizes are bytes.
+count. Of decoders as Llama, Mistral, Qwen2 and Qwen3 have them, with a LoRA or a DoRA on all linear layers; others are
+not estimated. All sizes are bytes.
 """
 
 from dataclasses import dataclass, replace
@@ -60,6 +60,7 @@ class Work:
         fixed_tokens: Tokens of a micro-batch, where the recipe sets them.
         pass_tokens: Of the longest micro-batch at the lengths that are reckoned with, on a CPU, where the budget is a
             number; None: it is full.
+        dora: Whether the LoRA's weights are decomposed.
     """
 
     longest_row: int
@@ -69,6 +70,7 @@ class Work:
     fused_head: bool = False
     fixed_tokens: int | None = None
     pass_tokens: int | None = None
+    dora: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class MemoryEstimate:
         return self.of_pass(recompute=recompute) - self.head
 
 
-def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention) -> TokenBytes:
+def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention, *, dora: bool = False) -> TokenBytes:
     """What a token of a packed pass keeps until the backward pass, as :func:`perl.packing.memory.measure` counts it.
 
     Args:
@@ -144,6 +146,7 @@ def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention) -
         types: Of its numbers.
         rank: Of the LoRA, without dropout.
         attention: How packed rows are attended to. No kernel that it may reach keeps scores.
+        dora: Whether its weights are decomposed: what base and LoRA make of a token is kept for the magnitudes.
     """
     stream, compute, layers = types.weights, types.compute, model.layers
     kernel = attention.kernel
@@ -169,6 +172,9 @@ def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention) -
     # Autocast's copies of A and B, which the fused layers do without; the largest matrix as numbers, one at a time.
     fixed = float(compute * model.lora_parameters(rank)) if types.nf4 else 0.0
     unpacked = compute * model.inner * model.hidden if types.nf4 else 0
+    if dora:
+        kept += 2 * compute * model.outputs
+        unpacked += 3 * compute * model.inner * model.hidden  # of the largest matrix B A, its sum with W, its square
     pair = float(compute * layers) if by_segment else 0.0  # the mask of a completion and its prompt, as numbers
     return TokenBytes.of_layers(
         layers,
@@ -215,7 +221,7 @@ def estimate_memory(
     stored, compute = (torch.float32 if size == _FLOAT32 else torch.bfloat16 for size in (types.weights, types.compute))
     sizes = (model.vocabulary, model.hidden)
     head = float(head_bytes(sizes, stored, compute, None if on_cpu else int(room), fused=work.fused_head or on_cpu))
-    per_token = token_bytes(model, types, rank, work.attention)
+    per_token = token_bytes(model, types, rank, work.attention, dora=work.dora)
     per_token = replace(per_token, fixed=per_token.fixed + head)
     in_a_pass = max(work.fixed_tokens or 0, work.longest_row)
     free = room - context - weights - gathered - held.parameters - engine
@@ -260,7 +266,7 @@ def recipe_estimates(
 ) -> list[MemoryEstimate]:
     """What a process of the run needs on each of :data:`GPUS`.
 
-    Nothing for a run on the CPU, an unknown model, or another method than LoRA.
+    Nothing for a run on the CPU, an unknown model, or another method than LoRA and DoRA.
 
     Args:
         recipe: Of the run.
@@ -281,9 +287,11 @@ def recipe_estimates(
         attention=attention_of(arguments, fp16=bool(recipe.train.get("fp16"))),
         fused_head=bool(arguments.fused_head),
         fixed_tokens=arguments.train_tokens_per_microbatch,
+        dora=adapter.use_dora,
     )
     sharing = Sharing(recipe.engine.strategy, recipe.batch.world_size)
-    trained, types = model.lora_parameters(adapter.r) + critic_parameters, types_of(recipe, base)
+    trained = model.lora_parameters(adapter.r) + (model.outputs if adapter.use_dora else 0) + critic_parameters
+    types = types_of(recipe, base)
     return [estimate_memory(model, types, adapter.r, gpu, work, sharing, trained=trained) for gpu in GPUS]
 
 
@@ -303,10 +311,10 @@ def attention_of(arguments: PeftRLConfig, *, fp16: bool) -> Attention:
 
 
 def _is_plain(adapter: PeftConfig) -> bool:
-    """Whether an adapter is a LoRA on all linear layers and no more."""
+    """Whether an adapter is a LoRA, or a DoRA, on all linear layers and no more."""
     if type(adapter) is not LoraConfig or adapter.target_modules != "all-linear":
         return False
-    return not (adapter.use_dora or adapter.lora_dropout or adapter.modules_to_save)
+    return not (adapter.lora_dropout or adapter.modules_to_save)
 
 
 def described(estimates: list[MemoryEstimate]) -> str:

@@ -77,6 +77,7 @@ class Shape:
         rank: Of the LoRA whose activations and FLOPs are taken.
         trained: Parameters that train.
         exact: Whether the adapter is that LoRA; else a pass is estimated as if it were.
+        dora: Whether its weights are decomposed.
     """
 
     model: Decoder
@@ -84,11 +85,12 @@ class Shape:
     rank: int
     trained: int
     exact: bool
+    dora: bool = False
 
     @property
     def size(self) -> ModelSize:
         """For FLOPs."""
-        return size_of(self.model, self.rank)
+        return size_of(self.model, self.rank, dora=self.dora)
 
 
 def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
@@ -105,8 +107,10 @@ def shape_of(plan: Plan, *, on_cpu: bool) -> Shape:
     types = types_on_cpu(plan.recipe, config) if on_cpu else types_of(plan.recipe, config)
     adapter = adaptation(plan.recipe.peft).config if plan.method.config else None
     rank = _rank_of(adapter)
-    plain = type(adapter) is LoraConfig and model.lora_parameters(rank) == plan.trainable_parameters
-    return Shape(model, types, rank, plan.trainable_parameters + plan.critic_parameters, plain)
+    dora = isinstance(adapter, LoraConfig) and bool(adapter.use_dora)
+    as_known = model.lora_parameters(rank) + (model.outputs if dora else 0) == plan.trainable_parameters
+    plain = type(adapter) is LoraConfig and as_known
+    return Shape(model, types, rank, plan.trainable_parameters + plan.critic_parameters, plain, dora)
 
 
 def peak_of(plan: Plan, shape: Shape, device: Hardware) -> float:
@@ -140,6 +144,7 @@ def memory_on(
         fused_head=setup.device.on_cpu or bool(arguments.fused_head),
         fixed_tokens=arguments.train_tokens_per_microbatch,
         pass_tokens=_largest_on_cpu(plan, setup) if setup.device.on_cpu else None,
+        dora=shape.dora,
     )
     sharing = Sharing(strategy, setup.processes)
     name, size = available
