@@ -73,13 +73,13 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As of an ordinary optimizer; every process must ask, and the first one receives the tensors."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        own = [self._shares.state.get(self._parts.get(parameter), {}) for parameter in parameters]
+        own = [self._shares.state.get(self._parts[p], {}) if p in self._parts else {} for p in parameters]
         single = [{key: _single(value) for key, value in kept.items()} for kept in own]
         each: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(each, single)
         state = {}
         for number, (parameter, kept) in enumerate(zip(parameters, own, strict=True)):
-            known = next((process[number] for process in each if process[number]), {})
+            known: dict[str, Any] = next((process[number] for process in each if process[number]), {})
             state[number] = {
                 key: self._gathered(parameter, kept.get(key), told) if isinstance(told, torch.dtype) else told
                 for key, told in known.items()
