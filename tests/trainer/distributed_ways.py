@@ -18,6 +18,7 @@ from perl.errors import BrokenPromiseError, PerlError
 from perl.policy.guards import Movement
 from perl.recipe.sections import RolloutSection
 from perl.run.shards import is_sharded
+from perl.trainer import optimizer_step
 from perl.trainer.rollout_choice import choose_backend
 from tests.trainer.strategies import found, trainer_of
 
@@ -65,6 +66,30 @@ def without_some_gradients(folder: Path, strategy: str) -> dict:
     trainer.add_callback(Unchosen())
     trainer.train()
     return found(trainer)
+
+
+class OneNumberMore(TrainerCallback):
+    """In the second step one process's tensor gets another number than the others'."""
+
+    def on_optimizer_step(self, _, state, __, model=None, **___):
+        if state.global_step == 1 and os.environ["RANK"] == "1":
+            last = [p for p in model.parameters() if p.requires_grad][-1]
+            last.data.view(-1)[0] += 1e-6
+
+
+def drifting(folder: Path, strategy: str, missed: bool) -> str:
+    """What each process hears of one whose policy is not the others', for a number or since nothing was averaged."""
+    options = {"strategy": strategy, "max_steps": 3}
+    trainer = trainer_of(str(folder / "base"), folder / f"drifting-{strategy}-{missed}", "lora", **options)
+    averaged = optimizer_step.average_gradients
+    if missed:
+        optimizer_step.average_gradients = lambda _: None
+    else:
+        trainer.add_callback(OneNumberMore())
+    try:
+        return refused(trainer.train)
+    finally:
+        optimizer_step.average_gradients = averaged
 
 
 def with_tools(folder: Path) -> None:
@@ -131,6 +156,8 @@ def main() -> None:
         ),
     }
     results["refused"]["tools"] = refused(lambda: with_tools(folder))
+    results["drifting"] = {name: drifting(folder, name, missed=False) for name in STRATEGIES}
+    results["missed"] = {name: drifting(folder, name, missed=True) for name in ("ddp", "fsdp2")}
     results["broken"] = broken_on_one(folder)
     (folder / f"found-{os.environ['RANK']}.json").write_text(json.dumps(results))
 

@@ -112,6 +112,10 @@ def test_scripts_come_to_a_base_in_shards_by_a_name_a_model_or_a_divided_model_a
         assert "lm_head is a part of the base" in process["refused"]["head"]
         assert "conversations with tools" in process["refused"]["tools"]
         assert "lora_A did not move" in process["broken"]
+        assert all(
+            "after step 2 rank 1 holds another policy than rank 0: 1 of" in m for m in process["drifting"].values()
+        )
+        assert all("after step 1 rank 1 holds another policy than rank 0" in m for m in process["missed"].values())
     assert "rank 1" in found[0]["broken"]
     saved = [load_file(tmp_path / f"saved-{strategy}" / "adapter_model.safetensors") for strategy in ("ddp", "fsdp2")]
     assert difference(*saved) == 0.0

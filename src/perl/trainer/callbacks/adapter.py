@@ -16,6 +16,7 @@ from perl.methods.hooks import hooks_of
 from perl.policy.guards import Movement, check_base_unchanged, check_enough_prompts, check_start
 from perl.policy.model import base_fingerprint, source_fingerprint
 from perl.policy.quantised import was_quantised
+from perl.policy.replicas import check_replicas
 from perl.run.joint_work import Processes, joined
 from perl.trainer.live import most
 
@@ -41,6 +42,7 @@ class AdapterCallback(TrainerCallback):
         self._processes = joined()
         with self._one_verdict():
             self._begin(state)
+        self._compare("before training")
         self._started = True
 
     def _begin(self, state: TrainerState) -> None:
@@ -65,6 +67,15 @@ class AdapterCallback(TrainerCallback):
         critic = self.trainer.critic_training
         return 0 if critic is None else critic.settings.warmup_steps
 
+    def _compare(self, when: str) -> None:
+        """Sees that all processes hold the same policy, and the same critic."""
+        if self._processes.count == 1:
+            return
+        critic = self.trainer.critic_training
+        trained = {name: p for name, p in self.trainer.policy.named_parameters() if p.requires_grad}
+        beside = {} if critic is None else {f"critic.{name}": p for name, p in critic.critic.tensors.items()}
+        check_replicas({**trained, **beside}, when)
+
     @contextlib.contextmanager
     def _one_verdict(self) -> Iterator[None]:
         """What fails inside on one process fails on all."""
@@ -88,7 +99,8 @@ class AdapterCallback(TrainerCallback):
             hooks_of(self.trainer.policy).after_step(self.trainer.policy, step)
 
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
-        """Renews a rolling reference."""
+        """Compares the processes' policies; renews a rolling reference."""
+        self._compare(f"after step {state.global_step}")
         if self.trainer.reference is not None:
             self.trainer.reference.after_step(self.trainer.policy, state.global_step)
 
