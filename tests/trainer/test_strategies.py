@@ -18,7 +18,11 @@ from tests.oracles.two_trainers import norm
 
 FEW = ("lora", "pissa", "ia3")
 STRATEGIES = ("ddp", "fsdp2", *(["zero2"] if find_spec("deepspeed") else []))
-REFUSED = {"fsdp2": ("full", "ln_tuning")}
+# Methods that train tensors of the base, whose copies in half precision DeepSpeed would keep.
+OF_THE_BASE = ("full", "ln_tuning")
+REFUSED = {("fsdp2", "float32"): OF_THE_BASE, ("fsdp2", "bfloat16"): OF_THE_BASE, ("zero2", "bfloat16"): OF_THE_BASE}
+# What a KL divergence that is there at all exceeds: LoHa's grows slowest, to 9e-6 nats in these five steps.
+LEAST_KL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Found:
 
     processes: list[dict[str, dict]]
     folder: Path
+    dtype: str = "float32"
 
     def adapter(self, method: str) -> dict[str, torch.Tensor]:
         return load_file(self.folder / f"{method}.safetensors")
@@ -53,7 +58,7 @@ def trained(tmp_path_factory):
     def train(strategy: str, processes: int, reference: str, dtype: str, methods: tuple[str, ...]) -> Found:
         folder = tmp_path_factory.mktemp(f"{strategy}-{processes}")
         found = in_processes("strategies", folder, processes, strategy, dtype, reference, *methods)
-        return Found(found, folder)
+        return Found(found, folder, dtype)
 
     return train
 
@@ -68,15 +73,15 @@ def check(found: Found, alone: Found, ddp: Found, strategy: str, methods: tuple[
     """Every method ends as in one process, on all processes alike, or was refused by a line that names a way out."""
     for method in methods:
         results = [process[method] for process in found.processes]
-        if method in REFUSED.get(strategy, ()):
-            assert all("ddp or zero2" in result["refused"] for result in results)
+        if method in REFUSED.get((strategy, found.dtype), ()):
+            assert all("(ddp" in result["refused"] for result in results)
             continue
         assert len({result["digest"] for result in results}) == 1, method
         assert {result["strategy"] for result in results} == {strategy}
         assert {result["base"] for result in results} == {alone.processes[0][method]["base"]}
         assert difference(found.adapter(method), alone.adapter(method)) <= tolerance, method
         assert found.kl(method) == pytest.approx(ddp.kl(method), abs=1e-5), method
-        assert max(found.kl(method)) > 1e-5, method
+        assert max(found.kl(method)) > LEAST_KL, method
 
 
 @pytest.mark.parametrize("reference", ["initial", "rolling:2"])
@@ -112,10 +117,9 @@ def test_scripts_come_to_a_base_in_shards_by_a_name_a_model_or_a_divided_model_a
         assert "lm_head is a part of the base" in process["refused"]["head"]
         assert "conversations with tools" in process["refused"]["tools"]
         assert "lora_A did not move" in process["broken"]
-        assert all(
-            "after step 2 rank 1 holds another policy than rank 0: 1 of" in m for m in process["drifting"].values()
-        )
-        assert all("after step 1 rank 1 holds another policy than rank 0" in m for m in process["missed"].values())
+        other = "rank 1 holds another policy than rank 0"
+        assert all(f"after step 2 {other}: 1 of" in said for said in process["drifting"].values())
+        assert all(f"after step 1 {other}" in said for said in process["missed"].values())
     assert "rank 1" in found[0]["broken"]
     saved = [load_file(tmp_path / f"saved-{strategy}" / "adapter_model.safetensors") for strategy in ("ddp", "fsdp2")]
     assert difference(*saved) == 0.0
