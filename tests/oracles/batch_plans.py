@@ -15,7 +15,8 @@ def search(prompts, generations, rows, passes, world_size):
     for p in wanted:
         completions = p * generations
         largest_first = [rows] if rows else range(8 if passes is None else completions, 0, -1)
-        if rows and passes is None and completions % rows == 0:  # it fits one process: on several, or the next below
+        # Room for more than there is, or what fits one process: on several, or the next below.
+        if rows and passes is None and (completions % rows == 0 or rows * world_size > completions):
             largest_first = range(rows, 0, -1)
         for r in largest_first:
             for a in [passes] if passes else range(1, completions + 1):

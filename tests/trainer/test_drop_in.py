@@ -276,6 +276,11 @@ def test_rows_that_a_reward_leaves_out_are_counted_and_the_logged_reward_is_of_t
     (line,) = [line for line in lines(caplog) if "None" in line]
     assert "second gave None for some completions of a group" in line
     assert "1 of 8" in line
+    # Alone, the second reward scores no completion of the second group; TRL's mean would take those for zeros.
+    trainer = made(args, reward=[second])
+    trainer.train()
+    assert trainer.state.log_history[0]["rows/unscored"] == 5.0
+    assert trainer.state.log_history[0]["reward"] == pytest.approx(2.0)
     caplog.clear()
     trainer = made(arguments(tmp_path, **SHORT))  # whose reward is for all
     trainer.train()

@@ -66,8 +66,8 @@ def plan_batch(
         prompts_per_step: Different prompts in one optimizer step. None: from the two numbers below if either is
             given, else 16.
         num_generations: Completions of each prompt (G in the GRPO paper). None: 8.
-        per_device_train_batch_size: Rows in one forward pass on one process; if these fit one process and not several,
-            the largest number below that does. None: the largest that fits, at most 8.
+        per_device_train_batch_size: Rows in one forward pass on one process; if these are more than it has, or fit one
+            process and not several, the largest number below that does. None: the largest that fits, at most 8.
         gradient_accumulation_steps: Forward passes in one optimizer step. None: whatever is left.
         world_size: Number of processes.
 
@@ -92,10 +92,8 @@ def plan_batch(
         hint = f"{fitting} processes, or a multiple of {world_size // math.gcd(world_size, generations)} prompts"
         raise RecipeError(f"{shown} cannot be split over {world_size} processes", _PROMPTS, hint)
     per_process = completions // world_size
-    if (
-        rows and passes is None and completions % rows == 0 and per_process % rows
-    ):  # fits one process, as it was written
-        rows = max(d for d in _divisors(per_process) if d <= rows)
+    if rows and passes is None and per_process % rows and (rows > per_process or completions % rows == 0):
+        rows = max(d for d in _divisors(per_process) if d <= rows)  # room for more than there is, or for one process
     rows = rows or _rows_for(per_process, passes, shown)
     over = f" over {world_size} processes" if world_size > 1 else ""
     uneven = f"{shown}{over} cannot be cut into passes of {rows} rows"

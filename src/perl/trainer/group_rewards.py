@@ -128,12 +128,11 @@ class GroupRewards:
         """Logs how many rows have no reward; TRL's "reward" also sums up what is known of those."""
         rewards_PG = weighted_rewards(rewards_PGK, weights_K)
         metrics["rows/unscored"].append(float(rewards_PG.isnan().sum()))
+        if rewards_PG.isnan().any():
+            metrics["reward"][-1] = rewards_PG.nanmean().item()
+            metrics["reward_std"][-1] = nan_std(rewards_PG.view(1, -1)).item()
         partly_PGK = partly_scored(rewards_PGK)
-        if not partly_PGK.any():
-            return
-        metrics["reward"][-1] = rewards_PG.nanmean().item()
-        metrics["reward_std"][-1] = nan_std(rewards_PG.view(1, -1)).item()
-        if not self._warns:
+        if not self._warns or not partly_PGK.any():
             return
         self._warns = False
         partly_K = partly_PGK.flatten(end_dim=1).any(dim=0)
