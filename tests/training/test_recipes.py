@@ -125,6 +125,17 @@ def test_a_recipe_for_nodes_can_be_planned_fits_and_its_table_is_on_the_page(nam
     assert (recipe.engine.strategy == "fsdp2") == name.startswith("fsdp2")
 
 
+@pytest.mark.parametrize(
+    ("processes", "strategy", "said"), [(1, "ddp", ""), (1, "fsdp2", "ddp"), (8, "fsdp2", "fsdp2")]
+)
+def test_the_plan_says_what_the_processes_share(processes, strategy, said):
+    overrides = [f"engine.processes={processes}", f"engine.strategy={strategy}"]
+    lines = list(prepare(read_recipe("quickstart", overrides)).lines())
+    found = [line for line in lines if line.startswith("strategy")]
+    assert len(found) == bool(said)
+    assert not said or all(word in found[0] for word in (strategy, said))
+
+
 @pytest.mark.parametrize(("processes", "strategy"), [(1, "ddp"), (8, "ddp"), (8, "zero2"), (8, "fsdp2")])
 @pytest.mark.parametrize("further", [[], ["train.steps_per_generation=4"]], ids=["", "several steps"])
 def test_the_plan_and_a_dry_run_have_the_same_memory(processes, strategy, further):
