@@ -90,6 +90,15 @@ def earlier_rows(results: Path, measured: list[dict[str, Any]]) -> list[dict[str
     return [row for row in rows if (row["recipe"], row["algorithm"], row["seed"]) not in now]
 
 
+def write(path: Path, rows: list[dict[str, Any]], jobs: int) -> None:
+    """Writes all there is so far, so that nothing is lost if the rest is not measured."""
+    from perl.run.folder import installed_versions
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {"summary": summary(rows), "rows": rows, "jobs": jobs, "versions": installed_versions()}
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
 def draw(lines: list[dict[str, Any]], rows: list[dict[str, Any]], path: Path) -> None:
     """A panel a recipe: a dot a seed, a bar from the base to the mean with its standard error, sorted by it."""
     import matplotlib as mpl
@@ -141,6 +150,7 @@ def main() -> None:
             measured.append(row)
             found = row["error"][:90] if "error" in row else f"{row['accuracy']:.3f}"
             print(f"{count:>3}/{len(jobs)} {row['recipe']:15} {row['algorithm']:22} {row['seed']} {found}", flush=True)
+            write(kept, [*measured, *earlier_rows(kept, measured)], arguments.jobs)
     rows = [*measured, *earlier_rows(kept, measured)]
     lines = summary(rows)
     print(f"\n{'recipe':15} {'algorithm':22} {'mean':>6} {'stderr':>7} {'seeds':>5} {'failed':>6} {'seconds':>8}")
@@ -149,12 +159,6 @@ def main() -> None:
             f"{line['recipe']:15} {line['algorithm']:22} {line['mean']:>6.3f} {line['stderr'] or 0:>7.3f} "
             f"{line['seeds']:>5} {line['failed']:>6} {line['training_seconds']:>8.1f}"
         )
-    from perl.run.folder import installed_versions
-
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    result = {"summary": lines, "rows": rows, "jobs": arguments.jobs, "versions": installed_versions()}
-    if not arguments.draw:
-        kept.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     draw(lines, rows, arguments.results / "algorithms.png")
 
 
