@@ -5,14 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import perl
 from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RecipeError
 from perl.methods.registry import METHODS
+from perl.methods.settings import adaptation
+from perl.policy.attach import attach_adapter
 from perl.policy.sharding import check_on_shards, check_strategy, loaded_in_shards, shard, strategy_of
-from perl.run.shards import gathered, is_sharded, whole
+from perl.recipe.sections import PeftSection
+from perl.run.shards import gathered, is_sharded, whole, whole_state
 from tests.oracles.two_trainers import base
 
 LORA = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"])
@@ -79,3 +83,18 @@ def test_a_method_that_trains_the_base_is_refused_at_construction(tmp_path):
 def test_the_adapter_of_a_base_in_one_piece_is_whole():
     policy = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(LORA))
     assert not is_sharded(policy)
+
+
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.config])
+def test_what_is_saved_beside_shards_is_what_is_saved_of_a_whole_model(method):
+    """FSDP2's own tensors are left out by their type; here there are none, so the two must be the same."""
+    config = AutoConfig.for_model("qwen2", vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+    section = PeftSection(method=method, rank=4) if "rank" in METHODS[method].settings else PeftSection(method=method)
+    further = {"fourierft": {"n_frequency": 100}, "road": {"group_size": 8}}
+    section = section.model_copy(update={"kwargs": further.get(method, {})})
+    policy = attach_adapter(AutoModelForCausalLM.from_config(config), adaptation(section))
+    options = {"adapter_name": policy.active_adapter, "save_embedding_layers": False}
+    expected = get_peft_model_state_dict(policy, **options)
+    found = get_peft_model_state_dict(policy, whole_state(policy), **options)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())

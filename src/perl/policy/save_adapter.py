@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from perl.methods.anchor import anchored_layers
 from perl.methods.delta import LowRank, low_rank_update
 from perl.methods.hooks import hooks_of
-from perl.methods.names import is_of_the_base, name_in_base
+from perl.methods.names import name_in_base
 from perl.policy.attach import without_harmless_warnings
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_dtype, base_of, clean_base, evaluating, public_name
@@ -29,7 +29,7 @@ from perl.policy.quantised import quantisation_of
 from perl.policy.saved.adapter import BASE_DTYPE, BASE_FINGERPRINT, BASE_QUANTIZATION, CONFIG, START, WEIGHTS
 from perl.policy.sharding import whole_targets
 from perl.run.files import new_folder, write_text
-from perl.run.shards import is_sharded
+from perl.run.shards import is_sharded, whole_state
 
 
 def write_adapter(
@@ -177,10 +177,7 @@ def _from_peft(policy: PeftModel) -> dict[str, torch.Tensor]:
     Where the base is in shards they are collected here: ``state_dict`` of one process alone would put FSDP2's tensors
     away while the others still use them.
     """
-    state = None
-    if is_sharded(policy):
-        held = (*policy.named_parameters(remove_duplicate=False), *policy.named_buffers(remove_duplicate=False))
-        state = {name: tensor for name, tensor in held if not is_of_the_base(policy, name)}
+    state = whole_state(policy) if is_sharded(policy) else None
     return get_peft_model_state_dict(policy, state, adapter_name=policy.active_adapter, save_embedding_layers=False)
 
 

@@ -24,6 +24,20 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What ``state_dict`` has of a model but its shards, by the same names, with nothing gathered.
+
+    An adapter on a base in shards, and what else was not divided. Buffers that a module does not save are not in it.
+    """
+    state = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        saved = {name: b for name, b in module._buffers.items() if name not in module._non_persistent_buffers_set}
+        for name, tensor in (*module._parameters.items(), *saved.items()):
+            if tensor is not None and not isinstance(tensor, DTensor):
+                state[f"{prefix}.{name}" if prefix else name] = tensor
+    return state
+
+
 @contextlib.contextmanager
 def gathered(layer: nn.Module) -> Iterator[None]:
     """A layer with its parameters whole; afterwards it has its shards again. Nothing may be written to them."""
