@@ -62,6 +62,12 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/server_faults.py
 	$(BIN)/python benchmarks/publishing.py
 	$(BIN)/python benchmarks/leaks.py
+# Several processes, and what a plan says of them: on two cores ten minutes, ten, four hours (every method by every
+# strategy; name a few methods for less), and forty minutes.
+	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/sharded_memory.py
+	$(BIN)/python benchmarks/strategies.py
+	$(BIN)/python benchmarks/killed_ranks.py
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist .pytest_cache .mypy_cache .ruff_cache

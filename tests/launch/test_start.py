@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from perl.errors import InterruptedRunError
 from perl.launch import start as launcher
 from perl.launch.meeting import FIRST_MEETING, Meeting
 from perl.launch.start import ProcessFailedError, start
 from perl.launch.watch import END, End
+from perl.run.folder import Run
 
 DONE = End(0, "done", code=0)
 Started = list["subprocess.Popen[bytes]"]
@@ -103,9 +105,19 @@ def test_an_exit_code_of_0_is_not_taken_for_the_runs_end(simulated, end, says):
     assert found.value.exit_code == 1
 
 
-def test_one_process_that_somebody_has_ended_alone_is_a_failure(simulated):
+def test_sigterm_to_one_process_interrupts_the_run_and_names_it(simulated):
+    (folder := Path("run")).mkdir()
+    Run(folder).record(status="failed", error="LostProcessError: rank 1 was interrupted")
     lost = End(0, "lost", "rank 1 was interrupted", code=130)
     simulated(("sleep 0.5; exit 130", lost), ("exit 130", End(1, "interrupted", "interrupted", code=130)))
-    with pytest.raises(ProcessFailedError, match=r"rank 1 \(pid \d+\) was interrupted") as found:
-        start(["train"], 2, Path("run"))
-    assert found.value.exit_code == 1
+    with pytest.raises(InterruptedRunError, match=r"rank 1 \(pid \d+\) was interrupted .*the same command") as found:
+        start(["train"], 2, folder)
+    assert found.value.exit_code == 130
+    written = Run.read(folder)
+    assert (written.status, "error" in written.facts) == ("interrupted", False)
+
+
+def test_an_interruption_that_the_main_process_has_told_is_told_once(simulated):
+    main = End(0, "stopped", "rank 1 has failed: rank 1 was stopped", code=130)
+    simulated(("sleep 0.5; exit 130", main), ("exit 130", End(1, "interrupted", "interrupted", code=130)))
+    assert start(["train"], 2, Path("run")) == 130

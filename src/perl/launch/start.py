@@ -29,6 +29,7 @@ from perl.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USER_MISTAKE,
+    InterruptedRunError,
     PerlError,
 )
 from perl.launch.agreement import check_machine, check_size
@@ -122,6 +123,7 @@ def start(arguments: Sequence[str], processes: int, folder: Path, hint: Callable
         The exit code of the command: 0, 2 or 130; one that failed raises.
 
     Raises:
+        InterruptedRunError: Somebody has ended one process by SIGTERM; likewise.
         ProcessFailedError: A process has failed or was killed, or cannot be started; names it, and says how the same
             command goes on.
     """
@@ -220,7 +222,10 @@ def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
     main = signals.ranks[0]
     first = next((rank for rank in ended if rank.end is None or rank.end.kind != "lost"), main)
     end = first.end
-    if end is not None and end.kind == "stopped":
+    if end is not None and end.kind in ("stopped", "interrupted"):
+        if first is not main and not (main.end is not None and main.end.kind == "stopped"):  # which has told it
+            _record(folder, "interrupted")
+            raise InterruptedRunError(_what_became_of(first), hint=hint())
         return EXIT_INTERRUPTED
     if end is not None and end.kind == "mistake":
         if main.end is not None and main.end.tells_of(end):
@@ -228,12 +233,12 @@ def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
         error: PerlError = ProcessFailedError(str(end))
         error.exit_code = end.code
         if end.code != EXIT_USER_MISTAKE:
-            _record(folder, str(error))
+            _record(folder, "failed", str(error))
         raise error
     if end is None and first is main and first.code == EXIT_USER_MISTAKE:
         return EXIT_USER_MISTAKE  # of the command line, which it has told
     error = ProcessFailedError(_what_became_of(first), hint=hint())
-    _record(folder, str(error))
+    _record(folder, "failed", str(error))
     raise error
 
 
@@ -241,7 +246,7 @@ def _what_became_of(rank: _Rank) -> str:
     """A process's end, as its parent sees it."""
     name = who(rank.number, rank.process.pid, "")
     if rank.end is not None and rank.end.kind == "interrupted":
-        return f"{name} was interrupted, and nobody else"
+        return f"{name} was interrupted"
     if rank.end is not None and rank.end.text:
         return f"{name} failed: {rank.end.text}"
     if rank.code is not None and rank.code < 0:
@@ -256,11 +261,12 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _record(folder: Path, error: str) -> None:
-    """Writes down that a run has failed, where its own processes could not; all of them have ended."""
+def _record(folder: Path, status: str, error: str | None = None) -> None:
+    """Writes down how a run has ended, where its own processes could not; all of them have ended."""
     if not (folder / "run.json").is_file():
         return
     with contextlib.suppress(Timeout, PerlError), FileLock(folder / ".lock", timeout=0):
         run = Run.read(folder)
         if run.status in ("running", "failed"):
-            run.record(status="failed", error=error)
+            run.facts.pop("error", None)
+            run.record(status=status, **({"error": error} if error is not None else {}))
