@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
 from torch.distributed import HashStore
@@ -148,6 +149,20 @@ def test_one_that_comes_late_says_how_the_main_process_ended(monkeypatch):
     with pytest.raises(LostProcessError, match=r"rank 0 \(pid 7 on n\): data.train: no such file") as found:
         Watch(Meeting(store, 1, 2))
     assert found.value.exit_code == 2
+
+
+def test_one_whose_connection_the_main_process_took_no_more_hears_how_it_ended(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr("perl.launch.watch.GRACE_SECONDS", 60.0)
+    store, told = HashStore(), End(0, "mistake", "data.train: no such file", 2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        main = Meeting(store, 0, 2)
+        main.tell("watch", {"port": server.getsockname()[1], "token": "", "pid": 7, "host": "n"})
+        late = Watch(Meeting(store, 1, 2))
+        main.tell("left", asdict(told))
+    assert late.cause(seconds=20.0) == told
+    late._closing.set()
+    late._thread.join()
 
 
 def test_one_that_comes_after_the_main_process_was_killed_names_it(monkeypatch):

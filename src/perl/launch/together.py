@@ -260,7 +260,7 @@ def _watch(place: Meeting) -> Watch:
     except (LostProcessError, MeetingError) as error:
         if started_by_us():
             with contextlib.suppress(RuntimeError):  # the launcher is gone
-                place.tell(END, asdict(replace(_end_of(error, place.rank), kind="lost")))
+                place.tell(END, asdict(_end_of(error, place.rank)))
         error.told_elsewhere = started_by_us() or isinstance(error, LostProcessError)
         raise
 

@@ -230,9 +230,14 @@ class Watch:
 
     def _look_for_main(self) -> None:
         """Raises the error of a main process that ended before this one came, if it has told it."""
+        end = self._left()
+        if end is not None:
+            raise self.lost(end)
+
+    def _left(self) -> End | None:
         with contextlib.suppress(RuntimeError):  # whoever kept the store is gone
-            if self._meeting.has_told(_LEFT, 0):
-                raise self.lost(End(**self._meeting.told(_LEFT)))
+            return End(**self._meeting.told(_LEFT)) if self._meeting.has_told(_LEFT, 0) else None
+        return None
 
     def _take(self, connection: socket.socket, peer: "_Peer") -> None:
         _keep_alive(connection)
@@ -246,7 +251,7 @@ class Watch:
         while not self._closing.is_set():
             try:
                 self._look_once()
-            except Exception as error:
+            except Exception as error:  # whatever it is: without this thread nobody would watch
                 if str(error) != said:  # once, not twice a second
                     said = str(error)
                     logger.exception("the watch over the other processes of this run goes on after an error")
@@ -303,7 +308,16 @@ class Watch:
         if not data:
             self._drop(connection)
             if not peer.ended and peer.rank is not None:
-                self._add(End(peer.rank, "killed", pid=peer.pid, host=peer.host))
+                self._add(self._end_of(peer))
+
+    def _end_of(self, peer: "_Peer") -> End:
+        """How a process has ended that says nothing more; a main process that had left already may have told it before.
+
+        Only then the store is asked: where a machine is lost, as is known after half a minute, it would not answer.
+        """
+        late = peer.rank == 0 and time.monotonic() - peer.came < GRACE_SECONDS
+        told = self._left() if late else None
+        return told or End(peer.rank or 0, "killed", pid=peer.pid, host=peer.host)
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
@@ -342,7 +356,7 @@ class Watch:
             if started_by_us():
                 self._meeting.tell(END, asdict(End(self._meeting.rank, "lost", code=error.exit_code)))
             self.at_loss(error)
-        except Exception:
+        except Exception:  # no launcher any more, no room on the disk: the process ends all the same
             logger.exception("the end of another process of this run could not be recorded")
         finally:
             os._exit(error.exit_code)
