@@ -5,7 +5,7 @@
 # make readme       run the README's commands in the order they stand there
 # make lint         the checks without the tests
 # make vllm-env     set up .venv-vllm: vLLM for CPUs with this package beside it; tests of rollouts need it
-# make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier, rollouts, publishing (three hours)
+# make benchmark    measure start-up times, the quickstart and a training step beside TRL's, every method, the verifier, rollouts, publishing, several processes (four hours)
 # make clean        remove what these made
 
 PYTHON ?= python3
@@ -62,6 +62,15 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/server_faults.py
 	$(BIN)/python benchmarks/publishing.py
 	$(BIN)/python benchmarks/leaks.py
+# What a plan says of a step, and several processes: on two cores about ten minutes each for the first two, three for a
+# line of strategies.py (every method by every strategy), and half an hour for thirty kills.
+	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/sharded_memory.py
+	$(BIN)/python benchmarks/strategies.py
+	$(BIN)/python benchmarks/strategies.py --reference initial
+	$(BIN)/python benchmarks/strategies.py --reference rolling:2
+	$(BIN)/python benchmarks/strategies.py --dtype bfloat16
+	$(BIN)/python benchmarks/killed_ranks.py
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist .pytest_cache .mypy_cache .ruff_cache

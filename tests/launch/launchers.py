@@ -1,12 +1,19 @@
 """Runs of two processes, started in each way that is supported, and a reward that ends one of them at a given call."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
+from perl.cli import commands
+from perl.launch import start
 from tests import warm
 from tests.ports import free_port
 
@@ -73,6 +80,26 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 def run(command: list[str], folder: Path, **options: object) -> tuple[int, str]:
     return ended(started(command, folder, **options))
+
+
+def run_warm(command: list[str], folder: Path) -> tuple[int, str]:
+    """The same of ``perl ... --processes N``: the launcher is this process, its ranks are forks that import nothing."""
+    with tempfile.TemporaryFile("w+") as said:
+
+        def popen(command: list[str], **options: object) -> "subprocess.Popen[str]":
+            return warm.fork(
+                warm.OURS, command[1:], cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said, **options
+            )
+
+        warmed = SimpleNamespace(Popen=popen, TimeoutExpired=subprocess.TimeoutExpired)
+        own, here = io.StringIO(), contextlib.ExitStack()
+        with here:
+            here.enter_context(mock.patch.object(start, "subprocess", warmed))
+            for context in (contextlib.chdir(folder), contextlib.redirect_stdout(own), contextlib.redirect_stderr(own)):
+                here.enter_context(context)
+            code = commands.run([str(part) for part in command[len(OURS) :]], "perl")
+        said.seek(0)
+        return code, said.read() + own.getvalue()
 
 
 def of_srun(rank: int, port: int, size: int = 2) -> dict[str, str]:

@@ -65,6 +65,25 @@ def test_a_task_of_srun_has_the_variables_of_torch(monkeypatch):
     assert (world_size(), rank()) == (7, 6)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node07", "node07"),
+        ("node07,node09", "node07"),
+        ("node[07-09,11]", "node07"),
+        ("node[11,07-09],login", "node11"),
+        ("rack[0-3]_blade[10-41]", "rack0_blade10"),
+        ("rack[00-03,7]b[010-041,9]-ib,other[1-2]", "rack00b010-ib"),
+        ("gpu-1.cluster.org,gpu-[2-3].cluster.org", "gpu-1.cluster.org"),
+    ],
+)
+def test_the_first_node_of_a_list_is_where_tasks_meet(monkeypatch, nodes, first):
+    several = {"SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": nodes}
+    for name, value in {**of_srun(0, 1), **several}.items():
+        monkeypatch.setenv(name, value)
+    assert adopted()["MASTER_ADDR"] == first
+
+
 def test_tasks_on_one_node_meet_there_and_an_address_or_port_that_is_set_is_kept(monkeypatch):
     for name, value in of_srun(1, 29_999).items():
         monkeypatch.setenv(name, value)
@@ -143,6 +162,15 @@ def test_other_sharding_of_accelerate_is_refused_by_name(monkeypatch, given, say
         monkeypatch.setenv(name, value)
     with pytest.raises(RecipeError, match=says):
         taken_over("ddp")
+
+
+def test_fsdp2_beside_a_configuration_of_deepspeed_is_refused_in_a_line(monkeypatch):
+    for name, value in {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert taken_over("ddp") == "ddp"  # which DeepSpeed makes zero2
+    assert taken_over("zero2") == "zero2"
+    with pytest.raises(RecipeError, match="fsdp2, but accelerate's configuration asks for DeepSpeed"):
+        taken_over("fsdp2")
 
 
 def test_a_recipe_is_planned_for_the_processes_that_it_asks_for():

@@ -6,14 +6,17 @@ import shutil
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 from safetensors.torch import load_file
 
+from tests import warm
+from tests.conftest import CHECKOUT
 from tests.launch import launchers
-from tests.launch.launchers import MODULE, OURS, RUN, TORCHRUN, TRAIN, by_srun, run, write_recipe
+from tests.launch.launchers import MODULE, OURS, RUN, TORCHRUN, TRAIN, by_srun, run, run_warm, write_recipe
 from tests.oracles.two_trainers import relative_difference
 
 BY_US = [*OURS, *TRAIN, "--processes", "2"]
@@ -25,7 +28,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the same run, in one go."""
     folder = tmp_path_factory.mktemp("straight")
     write_recipe(folder)
-    code, said = run(BY_US, folder)
+    code, said = run_warm(BY_US, folder)
     assert code == 0, said
     assert launchers.facts(folder)["hardware"]["count"] == 2
     assert said.count("card  ") == 1
@@ -34,7 +37,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_goes_on(command: list[str], folder: Path, straight: Path) -> None:
+def assert_goes_on(command: list[str], folder: Path, straight: Path, run=run) -> None:
     """The same command ends the run as if nothing had happened."""
     code, said = run(command, folder)
     assert code == 0, said
@@ -54,16 +57,26 @@ def assert_failed(said: str, *words: str) -> None:
     assert "gloo" not in said
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
-def test_a_killed_rank_is_named_and_the_same_command_goes_on(tmp_path, straight, rank):
+KILLS = [("ddp", 0), ("zero2", 1), ("fsdp2", 1)]
+NIGHTLY_KILLS = [("ddp", 1), ("zero2", 0), ("fsdp2", 0)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rank"), [*KILLS, *(pytest.param(*kill, marks=pytest.mark.nightly) for kill in NIGHTLY_KILLS)]
+)
+def test_a_killed_rank_is_named_and_the_same_command_goes_on(tmp_path, straight, strategy, rank):
+    """Whatever the strategy, it ends with the adapter of the uninterrupted run of DDP: all train the same bits."""
+    if strategy == "zero2" and find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
+    command = [*BY_US, f"engine.strategy={strategy}"]
     write_recipe(tmp_path)
     (tmp_path / f"tripwire-{rank}").write_text("4 9")
-    code, said = run(BY_US, tmp_path)
+    code, said = run_warm(command, tmp_path)
     assert code == 1, said
     assert_failed(said, f"rank {rank} (pid ", "was killed by SIGKILL")
     assert launchers.facts(tmp_path)["status"] == "failed"
     assert f"rank {rank}" in launchers.facts(tmp_path)["error"]
-    assert_goes_on(BY_US, tmp_path, straight)
+    assert_goes_on(command, tmp_path, straight, run_warm)
 
 
 @pytest.mark.nightly
@@ -152,6 +165,20 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
             code, said = run(command, tmp_path)
             assert code == 0, said
         assert "resuming from step 2" in said
+
+
+def test_a_script_trains_twice_and_no_process_goes_on_before_the_main_one_is_done(tmp_path):
+    path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
+    command = ["-m", "tests.launch.trained_twice"]
+    done = warm.run_distributed(command, tmp_path, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    found = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2)]
+    for number, main, other in zip((1, 2), *found, strict=True):
+        assert main["published"]
+        assert other["published"], "it went on before the main process had published"
+        written = json.loads((tmp_path / f"run-{number}" / "run.json").read_text())
+        assert written["status"] == "done"
+        assert main["facts"] == other["facts"] == written
 
 
 def test_a_mistake_is_told_once_with_its_exit_code(tmp_path):

@@ -1,9 +1,12 @@
 """Connections between the processes of a run: an end is known to all, whatever it was, and a stranger is not heard."""
 
+import contextlib
+import errno
 import json
 import socket
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
 from torch.distributed import HashStore
@@ -49,8 +52,10 @@ def test_an_error_is_told_to_all_with_its_rank(watches):
     closing.join()
 
 
-def test_a_process_that_says_nothing_was_killed_and_one_that_lost_another_is_not_the_cause(watches):
-    watches[1].close(End(1, "lost", "a consequence"))
+def test_a_process_that_says_nothing_was_killed_and_one_that_lost_another_is_not_the_cause(watches, monkeypatch):
+    with monkeypatch.context() as soon:  # the main process will not say how it ends
+        soon.setattr("perl.launch.watch.GRACE_SECONDS", 0.0)
+        watches[1].close(End(1, "lost", "a consequence"))
     for connection in list(watches[2]._connections):
         connection.shutdown(socket.SHUT_RDWR)  # as the kernel does
     end = watches[0].cause(seconds=20.0)
@@ -61,14 +66,142 @@ def test_a_process_that_says_nothing_was_killed_and_one_that_lost_another_is_not
 
 def test_a_stranger_is_not_heard(watches):
     port = watches[0]._meeting.told("watch")["port"]
-    for said in (b"GET / HTTP/1.1\r\n\r\n", json.dumps({"rank": 1, "kind": "error", "text": "x"}).encode() + b"\n"):
-        with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(said)
-            stranger.settimeout(20.0)
-            assert stranger.recv(1) == b""
+    claims = json.dumps({"rank": 1, "kind": "error", "text": "x"}).encode() + b"\n"
+    for said in (b"GET / HTTP/1.1\r\n\r\n", claims, b'{"token": "\xc3\xa9"}\n', b"[" * 600 + b"\n", b"x" * 600):
+        assert_sent_away(port, said)
     assert watches[0].cause() is None
 
 
-def test_a_process_that_never_comes_is_named():
-    with pytest.raises(MeetingError, match="nothing from rank 0 of 2"):
-        Meeting(HashStore(), 1, 2).told("watch", seconds=0.3)
+def assert_sent_away(port: int, said: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(said)
+        stranger.settimeout(20.0)
+        with contextlib.suppress(ConnectionResetError):  # it left something unread
+            assert stranger.recv(1) == b""
+
+
+def assert_watches(watches) -> None:
+    """The main process still notices what becomes of another one."""
+    for connection in list(watches[2]._connections):
+        connection.shutdown(socket.SHUT_RDWR)
+    end = watches[0].cause(seconds=20.0)
+    assert end is not None
+    assert end.rank == 2
+
+
+def test_a_line_of_a_stranger_that_no_parser_takes_ends_nothing(watches):
+    assert_sent_away(watches[0]._meeting.told("watch")["port"], b"[" * 60_000 + b"\n")
+    assert_watches(watches)
+
+
+def test_a_stranger_that_says_nothing_has_to_leave_and_is_told_nothing(watches, monkeypatch):
+    monkeypatch.setattr("perl.launch.watch._STRANGER_SECONDS", 0.5)
+    port = watches[0]._meeting.told("watch")["port"]
+    assert_sent_away(port, b"")
+    monkeypatch.setattr("perl.launch.watch._STRANGER_SECONDS", 60.0)
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        while len(watches[0]._connections) < 3:
+            time.sleep(0.05)
+        watches[0].close(End(0, "error", "ValueError: a secret"))
+        stranger.settimeout(20.0)
+        assert stranger.recv(100) == b""
+    assert watches[1].cause(seconds=20.0) is not None
+
+
+def test_a_connection_that_cannot_be_taken_is_asked_again(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    accept, refused = socket.socket.accept, [errno.EMFILE, errno.ECONNABORTED]
+
+    def once_more(server):
+        if refused:
+            raise OSError(refused.pop(), "no")
+        return accept(server)
+
+    monkeypatch.setattr(socket.socket, "accept", once_more)
+    store = HashStore()
+    main, other = (Watch(Meeting(store, rank, 2)) for rank in range(2))
+    with main._changed:
+        assert main._changed.wait_for(lambda: main._heard_of == 1, 20.0)
+    other.close(End(1, "done", code=0))
+    main.close(End(0, "done", code=0))
+
+
+def test_what_goes_wrong_in_the_thread_is_reported_and_it_watches_on(watches, monkeypatch, caplog):
+    receive, wrong = Watch._receive, [ZeroDivisionError("of its own")]
+
+    def at_first(watch):
+        if watch is watches[0] and wrong:
+            raise wrong.pop()
+        receive(watch)
+
+    monkeypatch.setattr(Watch, "_receive", at_first)
+    while wrong:
+        time.sleep(0.05)
+    assert_watches(watches)
+    assert caplog.text.count("ZeroDivisionError: of its own") == 1
+
+
+def test_one_that_comes_late_says_how_the_main_process_ended(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr("perl.launch.watch.GRACE_SECONDS", 0.0)
+    store = HashStore()
+    Watch(Meeting(store, 0, 2)).close(End(0, "mistake", "data.train: no such file", 2, pid=7, host="n"))
+    with pytest.raises(LostProcessError, match=r"rank 0 \(pid 7 on n\): data.train: no such file") as found:
+        Watch(Meeting(store, 1, 2))
+    assert found.value.exit_code == 2
+
+
+def test_one_whose_connection_the_main_process_took_no_more_hears_how_it_ended(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr("perl.launch.watch.GRACE_SECONDS", 60.0)
+    store, told = HashStore(), End(0, "mistake", "data.train: no such file", 2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        main = Meeting(store, 0, 2)
+        main.tell("watch", {"port": server.getsockname()[1], "token": "", "pid": 7, "host": "n"})
+        late = Watch(Meeting(store, 1, 2))
+        main.tell("left", asdict(told))
+    assert late.cause(seconds=20.0) == told
+    late._closing.set()
+    late._thread.join()
+
+
+def test_one_that_comes_after_the_main_process_was_killed_names_it(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    store = HashStore()
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    Meeting(store, 0, 2).tell("watch", {"port": port, "token": "", "pid": 7, "host": "n"})
+    with pytest.raises(MeetingError, match=r"rank 0 \(pid 7 on n\).*it has ended since"):
+        Watch(Meeting(store, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("end", "then"),
+    [(End(0, "done", code=0), "goes on"), (End(0, "mistake", "cannot push", 2), "cannot push")],
+)
+def test_the_others_wait_for_the_main_process_however_long_it_takes(watches, end, then):
+    found = []
+
+    def wait() -> None:
+        try:
+            watches[1].wait_for_main()
+            found.append("goes on")
+        except LostProcessError as error:
+            found.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(1.5)
+    assert not found
+    watches[0].close(end)
+    waiting.join()
+    assert then in found[0]
+
+
+def test_processes_that_never_come_are_named_with_what_usually_keeps_them():
+    with pytest.raises(MeetingError, match=r"nothing from rank 0 of 4 .*never started"):
+        Meeting(HashStore(), 1, 4).told("watch", seconds=0.3)
+    store = HashStore()
+    Meeting(store, 2, 4).tell("statement", {})
+    with pytest.raises(MeetingError, match=r"nothing from rank 1, 3 of 4 in .*never started"):
+        Meeting(store, 0, 4).told("statement", 1, seconds=0.3)

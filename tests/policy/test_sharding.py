@@ -59,7 +59,9 @@ def test_launchers_that_shard_the_adapter_too_are_refused_before_a_model_is_load
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_only_methods_that_train_the_base_are_refused_where_it_is_in_shards(method):
+def test_only_methods_that_train_the_base_are_refused_where_it_is_in_shards(monkeypatch, method):
+    check_on_shards(METHODS[method], "fsdp2")  # in one process it is whole
+    monkeypatch.setenv("WORLD_SIZE", "2")
     check_on_shards(METHODS[method], "ddp")
     check_on_shards(METHODS[method], "zero2")
     if method in ("full", "ln_tuning"):
@@ -74,7 +76,8 @@ def test_a_script_is_told_of_a_strategy_that_there_is_not(tmp_path):
         PeftRLConfig(str(tmp_path), strategy="fsdp3", **QUIET)
 
 
-def test_a_method_that_trains_the_base_is_refused_at_construction(tmp_path):
+def test_a_method_that_trains_the_base_is_refused_at_construction(monkeypatch, tmp_path):
+    monkeypatch.setattr("perl.policy.sharding.world_size", lambda: 2)
     args = PeftRLConfig(str(tmp_path), strategy="fsdp2", peft_method="full", **QUIET)
     with pytest.raises(RecipeError, match=r"full.*fsdp2"):
         PeftGRPOTrainer(copy.deepcopy(base(torch.float32)), lambda completions, **_: [0.0] * len(completions), args)

@@ -88,7 +88,7 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
             ["teacher.hint=x", "peft.method=full", "peft.rank=null", "peft.alpha=null"],
             "teacher: the base itself is trained",
         ),
-        (["teacher.hint=x", "engine.strategy=fsdp2"], "teacher: a base in shards"),
+        (["teacher.hint=x", "engine.strategy=fsdp2", "engine.processes=2"], "teacher: a base in shards"),
         (["teacher.adapter=./absent"], "teacher.adapter: ./absent"),
         (["teacher.adapter=./other"], "teacher.adapter: ./other was made for somebody/model"),
         (["teacher.adapter=./wide"], "teacher.adapter: ./wide does not fit this base"),

@@ -97,8 +97,8 @@ def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> i
 def _leave() -> None:
     """Ends a process that has nothing left to write, without tearing down what it has loaded.
 
-    A thread of torch's process group that still runs then would abort it, and with it the main process, which writes
-    the adapter and its score while this one ends.
+    A thread of torch's process group that still runs then would abort it, after the run is done, and a launcher would
+    take that for a failure.
     """
     sys.stdout.flush()
     sys.stderr.flush()

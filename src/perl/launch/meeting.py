@@ -3,6 +3,7 @@
 RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT -> a store that all processes read and write
 """
 
+import contextlib
 import json
 import os
 import time
@@ -25,6 +26,11 @@ _LOOK_EVERY_SECONDS = 0.1
 _NAME = "perl/{attempt}/{name}/"
 FIRST_MEETING = _NAME.format(attempt=0, name=0)
 """That of a command which a launcher starts once."""
+
+_NEVER_HEARD = (
+    "it has ended before it came here, as the output of its node says, was never started, or its node cannot reach "
+    "MASTER_ADDR at MASTER_PORT"
+)
 
 
 class MeetingError(PerlError):
@@ -78,8 +84,18 @@ class Meeting:
                 look()
                 raise MeetingError(f"rank {self.rank} has lost the other processes of this run") from error
             if seconds is not None and time.monotonic() - began > seconds:
-                raise MeetingError(f"nothing from rank {rank} of {self.size} in {seconds:.0f} s")
+                raise self._never_heard(topic, rank, seconds)
             time.sleep(_LOOK_EVERY_SECONDS)
+
+    def _never_heard(self, topic: str, rank: int, seconds: float) -> MeetingError:
+        """The error of a wait for a process; the main one, which waits for all of them, names all."""
+        absent = [rank]
+        if self.rank == 0:
+            with contextlib.suppress(RuntimeError):
+                absent = [other for other in range(1, self.size) if not self.has_told(topic, other)] or absent
+        shown = ", ".join(map(str, absent[:8])) + (", ..." if absent[8:] else "")
+        what = f"nothing from rank {shown} of {self.size} in {seconds:.0f} s"
+        return MeetingError(what, "launcher", _NEVER_HEARD)
 
 
 def meeting(name: str) -> Meeting:
@@ -113,6 +129,7 @@ def _store() -> Store:
         )
     except RuntimeError as error:  # torch's DistError is one
         what = f"rank {rank()} cannot meet the others at {address}:{port}: {' '.join(str(error).split())[:200]}"
-        raise MeetingError(
-            what, "launcher", "set MASTER_ADDR and MASTER_PORT to a free port of the first node"
-        ) from None
+        hint = "set MASTER_ADDR and MASTER_PORT to a free port of the first node"
+        if rank() > 0:  # which never listens there itself
+            hint = f"rank 0 has ended, as its output says, or cannot be reached from this node; else {hint}"
+        raise MeetingError(what, "launcher", hint) from None

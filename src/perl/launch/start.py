@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -29,6 +29,7 @@ from perl.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USER_MISTAKE,
+    InterruptedRunError,
     PerlError,
 )
 from perl.launch.agreement import check_machine, check_size
@@ -39,6 +40,7 @@ from perl.recipe.recipe import launched
 from perl.recipe.sections import EngineSection
 from perl.run.folder import Run
 from perl.run.launched import STARTED_BY, who
+from perl.run.signals import handled
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_EVERY_SECONDS = 0.1
@@ -88,13 +90,22 @@ class _Signals:
     """Signals that this process has been sent: handed on to the others, whose sessions are their own."""
 
     ranks: list[_Rank] = field(default_factory=list)
-    came: bool = False
+    came: int = 0
 
     def hand_on(self, number: int, _frame: FrameType | None = None) -> None:
-        self.came = True
+        self.came = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         for rank in self.ranks:
-            if rank.process.poll() is None:
-                rank.process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+            self._send(rank)
+
+    def add(self, rank: _Rank) -> None:
+        """One more, which has the signal too that came while it was started."""
+        self.ranks.append(rank)
+        if self.came:
+            self._send(rank)
+
+    def _send(self, rank: _Rank) -> None:
+        if rank.process.poll() is None:
+            rank.process.send_signal(self.came)
 
 
 def start(arguments: Sequence[str], processes: int, folder: Path, hint: Callable[[], str] | None = None) -> int:
@@ -112,32 +123,33 @@ def start(arguments: Sequence[str], processes: int, folder: Path, hint: Callable
         The exit code of the command: 0, 2 or 130; one that failed raises.
 
     Raises:
-        ProcessFailedError: A process has failed or was killed; names it, and says how the same command goes on.
+        InterruptedRunError: Somebody has ended one process by SIGTERM; likewise.
+        ProcessFailedError: A process has failed or was killed, or cannot be started; names it, and says how the same
+            command goes on.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     meeting = Meeting(store, 0, processes, FIRST_MEETING)
-    with _signals() as signals:
-        for number in range(processes):
-            environment = {**os.environ, **_variables(number, processes, store.port)}
-            command = [sys.executable, "-m", "perl", *arguments]
-            started = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 (ourselves)
-            signals.ranks.append(_Rank(number, started))
+    signals = _Signals()
+    with handled(_SIGNALS, signals.hand_on):
         try:
+            for number in range(processes):
+                if signals.came:  # the others will not be needed
+                    break
+                signals.add(_started(number, arguments, _variables(number, processes, store.port)))
             _wait(signals.ranks, meeting)
         finally:
             _end(signals.ranks)
     return _outcome(signals, folder, hint or partial(goes_on, folder))
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    before = {number: signal.signal(number, signals.hand_on) for number in _SIGNALS}
+def _started(number: int, arguments: Sequence[str], variables: Mapping[str, str]) -> _Rank:
+    command = [sys.executable, "-m", "perl", *arguments]
     try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)  # noqa: S603 (ourselves)
+    except OSError as error:
+        hint = "limits of memory and of processes: ulimit -a"
+        raise ProcessFailedError(f"rank {number} cannot be started: {error.strerror or error}", hint=hint) from None
+    return _Rank(number, process)
 
 
 def _variables(rank: int, processes: int, port: int) -> Mapping[str, str]:
@@ -171,8 +183,11 @@ def _wait(ranks: list[_Rank], meeting: Meeting) -> None:
 
 
 def _has_failed(rank: _Rank) -> bool:
-    """Whether the others must be ended; they end by themselves after what all of them do, as an orderly stop."""
-    return bool(rank.code) and (rank.end is None or rank.end.kind not in IN_ORDER)
+    """Whether the others must be ended; they end by themselves after what all of them do, as an orderly stop.
+
+    Its exit code alone does not tell: a reward may call ``sys.exit(0)``.
+    """
+    return rank.code is not None and (rank.end is None or rank.end.kind not in IN_ORDER)
 
 
 def _said(meeting: Meeting, rank: int) -> End | None:
@@ -198,16 +213,19 @@ def _end(ranks: list[_Rank]) -> None:
 
 def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
     """The command's exit code; an error of which no process has told is raised."""
-    ended = sorted((rank for rank in signals.ranks if rank.code), key=lambda rank: rank.ended)
+    ended = sorted((rank for rank in signals.ranks if rank.code or _has_failed(rank)), key=lambda rank: rank.ended)
+    stopped = (EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+    if signals.came and all(rank.code in stopped for rank in ended) and (ended or not signals.ranks):
+        return EXIT_INTERRUPTED
     if not ended and all(rank.code == EXIT_DONE for rank in signals.ranks):
         return EXIT_DONE
-    stopped = (EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
-    if signals.came and all(rank.code in stopped for rank in ended):
-        return EXIT_INTERRUPTED
     main = signals.ranks[0]
     first = next((rank for rank in ended if rank.end is None or rank.end.kind != "lost"), main)
     end = first.end
-    if end is not None and end.kind == "stopped":
+    if end is not None and end.kind in ("stopped", "interrupted"):
+        if first is not main and not (main.end is not None and main.end.kind == "stopped"):  # which has told it
+            _record(folder, "interrupted")
+            raise InterruptedRunError(_what_became_of(first), hint=hint())
         return EXIT_INTERRUPTED
     if end is not None and end.kind == "mistake":
         if main.end is not None and main.end.tells_of(end):
@@ -215,18 +233,20 @@ def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
         error: PerlError = ProcessFailedError(str(end))
         error.exit_code = end.code
         if end.code != EXIT_USER_MISTAKE:
-            _record(folder, str(error))
+            _record(folder, "failed", str(error))
         raise error
     if end is None and first is main and first.code == EXIT_USER_MISTAKE:
         return EXIT_USER_MISTAKE  # of the command line, which it has told
     error = ProcessFailedError(_what_became_of(first), hint=hint())
-    _record(folder, str(error))
+    _record(folder, "failed", str(error))
     raise error
 
 
 def _what_became_of(rank: _Rank) -> str:
     """A process's end, as its parent sees it."""
     name = who(rank.number, rank.process.pid, "")
+    if rank.end is not None and rank.end.kind == "interrupted":
+        return f"{name} was interrupted"
     if rank.end is not None and rank.end.text:
         return f"{name} failed: {rank.end.text}"
     if rank.code is not None and rank.code < 0:
@@ -241,11 +261,12 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _record(folder: Path, error: str) -> None:
-    """Writes down that a run has failed, where its own processes could not; all of them have ended."""
+def _record(folder: Path, status: str, error: str | None = None) -> None:
+    """Writes down how a run has ended, where its own processes could not; all of them have ended."""
     if not (folder / "run.json").is_file():
         return
     with contextlib.suppress(Timeout, PerlError), FileLock(folder / ".lock", timeout=0):
         run = Run.read(folder)
         if run.status in ("running", "failed"):
-            run.record(status="failed", error=error)
+            run.facts.pop("error", None)
+            run.record(status=status, **({"error": error} if error is not None else {}))

@@ -30,7 +30,7 @@ from perl.errors import (
     first_line,
 )
 from perl.launch.agreement import check_machine, check_size, difference, processes_here, statement
-from perl.launch.meeting import PATIENCE_SECONDS, Meeting, meeting
+from perl.launch.meeting import PATIENCE_SECONDS, Meeting, MeetingError, meeting
 from perl.launch.watch import CAUSE_SECONDS, END, End, LostProcessError, Watch, says_it
 from perl.policy.checkpoint import latest_step
 from perl.recipe import Recipe
@@ -38,6 +38,7 @@ from perl.recipe.recipe import rank, world_size
 from perl.run.folder import Run
 from perl.run.joint_work import Processes
 from perl.run.launched import adopt_launcher, started_by_us, taken_over, who
+from perl.run.signals import handled
 
 logger = logging.getLogger("perl")
 
@@ -194,6 +195,15 @@ class Together:
             return self.watch.cause(CAUSE_SECONDS)
         return self.watch.cause() if isinstance(error, KeyboardInterrupt) else None
 
+    def wait_for_main(self) -> None:
+        """Waits until the main process has done its part, however long that takes.
+
+        Raises:
+            LostProcessError: It has ended before its time.
+        """
+        if self.watch is not None:
+            self.watch.wait_for_main()
+
     def leave(self, error: BaseException | None) -> None:
         """Tells the others, and the launcher, how this process ends; see :func:`together`."""
         if self.meeting is None or self.watch is None:
@@ -217,7 +227,9 @@ class Together:
 def together() -> Iterator[Together]:
     """The processes of a run, which end together: what one of them raises inside ends the others too.
 
-    Inside, SIGTERM does what Ctrl-C does: it raises KeyboardInterrupt where the program stands.
+    Inside, SIGTERM does what Ctrl-C does: it raises KeyboardInterrupt where the program stands. The main process may
+    have more to do than the others, which wait for it at the end, however long it takes: nobody leaves before the run
+    is done.
 
     Raises:
         LostProcessError: Another process has ended.
@@ -229,15 +241,28 @@ def together() -> Iterator[Together]:
             yield Together()
         return
     place = meeting(str(next(_names)))
-    company = Together(place, Watch(place))
+    company = Together(place, _watch(place))
     with _sigterm_as_interrupt(company):
         try:
             with company.named():
                 yield company
+                company.wait_for_main()
         except BaseException as error:
             company.leave(error)
             raise
         company.leave(None)
+
+
+def _watch(place: Meeting) -> Watch:
+    """The connections of this process; a run that has failed before it came is an error that another one tells."""
+    try:
+        return Watch(place)
+    except (LostProcessError, MeetingError) as error:
+        if started_by_us():
+            with contextlib.suppress(RuntimeError):  # the launcher is gone
+                place.tell(END, asdict(_end_of(error, place.rank)))
+        error.told_elsewhere = started_by_us() or isinstance(error, LostProcessError)
+        raise
 
 
 @contextlib.contextmanager
@@ -251,11 +276,8 @@ def _sigterm_as_interrupt(company: Together) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with handled([signal.SIGTERM], interrupt):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def goes_on(folder: Path) -> str:

@@ -6,7 +6,9 @@ Collectives cannot tell: the CPU's raise whatever a socket says and name nobody,
 connection needs no clock: the kernel closes it when its process is killed, and leaves it open while that only waits.
 """
 
+import contextlib
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -16,12 +18,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from perl.errors import EXIT_FAILED, PerlError
 from perl.launch.meeting import PATIENCE_SECONDS, Meeting, MeetingError
 from perl.run.launched import STARTED_BY, started_by_us, who
+
+logger = logging.getLogger("perl")
 
 # After another process has ended a process has this long to end by itself, as most do when a collective fails.
 GRACE_SECONDS = 8.0
@@ -31,9 +35,14 @@ _LOOK_EVERY_SECONDS = 0.5
 # Of a connection that nothing comes over: a node that is lost, not a process, is noticed after these.
 _IDLE_SECONDS, _PROBE_SECONDS, _PROBES = 10, 5, 3
 _LONGEST_MESSAGE = 2**16
+# Of one that has not said who it is: a token, two numbers and the name of a host, within so many seconds.
+_LONGEST_HELLO = 512
+_STRANGER_SECONDS = 10.0
 
 END = "end"
 """Topic under which the launcher of ``perl train --processes N`` finds how its processes ended."""
+_LEFT = "left"
+"""Topic under which one that comes late finds how the main process ended."""
 
 Kind = Literal["done", "stopped", "mistake", "interrupted", "error", "lost", "killed"]
 # After these the others end by themselves: all have been asked to, or nothing is left to do.
@@ -85,6 +94,7 @@ class Watch:
 
         Raises:
             MeetingError: The main process cannot be reached.
+            LostProcessError: It has failed already.
         """
         self.at_loss: Callable[[PerlError], None] = lambda _: None
         self.hint: Callable[[], str] = str
@@ -96,6 +106,8 @@ class Watch:
         self._closing = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._token = ""
+        self._parent = int(os.environ[STARTED_BY]) if started_by_us() else None
+        self._deadline = 0.0
         (self._listen if self._main else self._connect)()
         self._thread = threading.Thread(target=self._look_after, name="perl-watch", daemon=True)
         self._thread.start()
@@ -126,6 +138,22 @@ class Watch:
         error.exit_code = end.code or EXIT_FAILED
         return error
 
+    def wait_for_main(self) -> None:
+        """Waits, however long that takes, until the main process has ended, so that this one does not leave before it.
+
+        Raises:
+            LostProcessError: The main process, or another one, has ended before its time.
+        """
+        while not self._main:
+            self.look()
+            end = self._end_of_main()
+            if end is not None and end.kind in IN_ORDER:
+                return
+            if end is not None:
+                raise self.lost(end)
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._ends), _LOOK_EVERY_SECONDS)
+
     def close(self, own: End) -> End | None:
         """Says how this process ends, and listens to the others no more.
 
@@ -133,18 +161,25 @@ class Watch:
             How the main process ended, where this one has failed and the main one says so in time.
         """
         early = own.kind not in IN_ORDER
-        if self._main and early:  # one that has yet to start must find somebody who tells it
+        if self._main and early:  # one that has yet to start must find somebody who tells it, or what it told
+            with contextlib.suppress(RuntimeError):  # whoever kept the store is gone
+                self._meeting.tell(_LEFT, asdict(own))
             self._wait(lambda: self._heard_of >= self._meeting.size - 1)
         self._closing.set()
         self._thread.join()
-        for connection in list(self._connections):
-            _send(connection, asdict(own))
+        self._tell(own)
         if not self._main and early:
             end = time.monotonic() + GRACE_SECONDS
             while self._connections and self._end_of_main() is None and time.monotonic() < end:
                 self._receive()
         self._disconnect()
         return self._end_of_main()
+
+    def _tell(self, end: End) -> None:
+        """Sends it to those that have said who they are."""
+        for connection, peer in list(self._connections.items()):
+            if peer.trusted:
+                _send(connection, asdict(end))
 
     def _disconnect(self) -> None:
         for key in list((self._selector.get_map() or {}).values()):
@@ -180,15 +215,29 @@ class Watch:
     def _connect(self) -> None:
         place = self._meeting.told("watch", seconds=PATIENCE_SECONDS)
         address = os.environ["MASTER_ADDR"], int(place["port"])
+        pid, host = int(place["pid"]), str(place["host"])
         try:
             connection = socket.create_connection(address, timeout=PATIENCE_SECONDS)
         except OSError as error:
-            what = f"rank {self._meeting.rank} cannot reach rank 0 at {address[0]}:{address[1]}: {error.strerror}"
-            raise MeetingError(what, "launcher", "all nodes must be able to connect to each other") from None
-        peer = _Peer(0, int(place["pid"]), str(place["host"]), trusted=True)
-        self._take(connection, peer)
+            self._look_for_main()
+            main = who(0, pid, host)
+            what = f"rank {self._meeting.rank} cannot reach {main} at {address[0]}:{address[1]}: {error.strerror}"
+            hint = "it has ended since, as its own output says, or the nodes cannot connect to each other"
+            raise MeetingError(what, "launcher", hint) from None
+        self._take(connection, _Peer(0, pid, host, trusted=True))
         hello = {"token": place["token"], "rank": self._meeting.rank, "pid": os.getpid(), "host": socket.gethostname()}
         _send(connection, hello)
+
+    def _look_for_main(self) -> None:
+        """Raises the error of a main process that ended before this one came, if it has told it."""
+        end = self._left()
+        if end is not None:
+            raise self.lost(end)
+
+    def _left(self) -> End | None:
+        with contextlib.suppress(RuntimeError):  # whoever kept the store is gone
+            return End(**self._meeting.told(_LEFT)) if self._meeting.has_told(_LEFT, 0) else None
+        return None
 
     def _take(self, connection: socket.socket, peer: "_Peer") -> None:
         _keep_alive(connection)
@@ -198,30 +247,48 @@ class Watch:
 
     def _look_after(self) -> None:
         """The thread: takes what comes, and ends this process if another has ended and this one does not notice."""
-        parent = int(os.environ[STARTED_BY]) if started_by_us() else None
-        told, deadline = False, 0.0
+        said = ""
         while not self._closing.is_set():
-            self._receive()
-            if parent is not None and os.getppid() != parent:  # whoever started this process was killed
-                parent = None
-                os.kill(os.getpid(), signal.SIGTERM)
-            first = self.cause()
-            if first is None:
-                continue
-            if not told:
-                told, deadline = True, time.monotonic() + GRACE_SECONDS
-                for connection in list(self._connections) if self._main else ():
-                    _send(connection, asdict(first))
-            elif time.monotonic() > deadline:
-                self._end_this_process(first)
+            try:
+                self._look_once()
+            except Exception as error:  # whatever it is: without this thread nobody would watch
+                if str(error) != said:  # once, not twice a second
+                    said = str(error)
+                    logger.exception("the watch over the other processes of this run goes on after an error")
+                self._closing.wait(_LOOK_EVERY_SECONDS)
+
+    def _look_once(self) -> None:
+        self._receive()
+        if self._parent is not None and os.getppid() != self._parent:  # whoever started this process was killed
+            self._parent = None
+            os.kill(os.getpid(), signal.SIGTERM)
+        first = self.cause()
+        if first is None:
+            return
+        if not self._deadline:
+            self._deadline = time.monotonic() + GRACE_SECONDS
+            if self._main:
+                self._tell(first)
+        elif time.monotonic() > self._deadline:
+            self._end_this_process(first)
 
     def _receive(self) -> None:
-        """Takes what the others say, and others that have come."""
+        """Takes what the others say, and others that have come; strangers that say nothing have to leave."""
         for key, _ in self._selector.select(_LOOK_EVERY_SECONDS):
             if key.fileobj in self._connections:
                 self._read(key.fileobj)
             else:
-                self._take(key.fileobj.accept()[0], _Peer())  # type: ignore[union-attr]
+                self._accept(key.fileobj)  # type: ignore[arg-type]
+        late = time.monotonic() - _STRANGER_SECONDS
+        for connection, peer in list(self._connections.items()):
+            if not peer.trusted and peer.came < late:
+                self._drop(connection)
+
+    def _accept(self, server: socket.socket) -> None:
+        try:
+            self._take(server.accept()[0], _Peer())
+        except OSError:  # it has left already, or this process may open no more files; it is asked again
+            self._closing.wait(_LOOK_EVERY_SECONDS)
 
     def _read(self, connection: socket.socket) -> None:
         peer = self._connections[connection]
@@ -233,22 +300,36 @@ class Watch:
         *lines, peer.unread = peer.unread.split(b"\n")
         try:
             for line in lines:
+                peer.check(line)
                 self._hear(connection, peer, json.loads(line))
-        except (ValueError, KeyError, TypeError):  # a stranger, or a broken message
+            peer.check(peer.unread)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a stranger, or a broken message
             data = b""
-        if not data or len(peer.unread) > _LONGEST_MESSAGE:
-            self._selector.unregister(connection)
-            del self._connections[connection]
-            connection.close()
+        if not data:
+            self._drop(connection)
             if not peer.ended and peer.rank is not None:
-                self._add(End(peer.rank, "killed", pid=peer.pid, host=peer.host))
+                self._add(self._end_of(peer))
+
+    def _end_of(self, peer: "_Peer") -> End:
+        """How a process has ended that says nothing more; a main process that had left already may have told it before.
+
+        Only then the store is asked: where a machine is lost, as is known after half a minute, it would not answer.
+        """
+        late = peer.rank == 0 and time.monotonic() - peer.came < GRACE_SECONDS
+        told = self._left() if late else None
+        return told or End(peer.rank or 0, "killed", pid=peer.pid, host=peer.host)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._connections[connection]
+        connection.close()
 
     def _hear(self, connection: socket.socket, peer: "_Peer", message: Mapping[str, Any]) -> None:
         if peer.trusted:
             end = End(**message)
             peer.ended = peer.ended or end.rank == peer.rank
             self._add(end)
-        elif secrets.compare_digest(str(message["token"]), self._token):
+        elif secrets.compare_digest(str(message["token"]).encode(), self._token.encode()):
             peer.rank, peer.pid, peer.host = int(message["rank"]), int(message["pid"]), str(message["host"])
             peer.trusted = True
             with self._changed:
@@ -269,12 +350,16 @@ class Watch:
     def _end_this_process(self, first: End) -> None:
         """What is left where the main thread waits for a process that is no more, in a library that never returns."""
         error = self.lost(first)
-        self.at_loss(error)
-        if says_it(first, self._meeting.rank):
-            print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        if started_by_us():
-            self._meeting.tell(END, asdict(End(self._meeting.rank, "lost", code=error.exit_code)))
-        os._exit(error.exit_code)
+        try:
+            if says_it(first, self._meeting.rank):
+                print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            if started_by_us():
+                self._meeting.tell(END, asdict(End(self._meeting.rank, "lost", code=error.exit_code)))
+            self.at_loss(error)
+        except Exception:  # no launcher any more, no room on the disk: the process ends all the same
+            logger.exception("the end of another process of this run could not be recorded")
+        finally:
+            os._exit(error.exit_code)
 
 
 @dataclass
@@ -287,6 +372,11 @@ class _Peer:
     ended: bool = False
     trusted: bool = False
     unread: bytes = b""
+    came: float = field(default_factory=time.monotonic)
+
+    def check(self, line: bytes) -> None:
+        if len(line) > (_LONGEST_MESSAGE if self.trusted else _LONGEST_HELLO):
+            raise ValueError("longer than any message")
 
 
 class LostProcessError(PerlError):

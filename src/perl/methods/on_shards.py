@@ -10,6 +10,7 @@ from typing import Any
 
 from perl.errors import Mistake
 from perl.methods.registry import METHODS
+from perl.recipe.recipe import launched, world_size
 
 _Located = tuple[tuple[str, ...], Mistake]
 _HINT = "engine.strategy ddp or zero2"
@@ -18,7 +19,7 @@ _OTHER_WAYS = ("fsdp", "fsdp_config", "deepspeed")
 
 
 def strategy_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
-    """What a recipe asks for beside ``engine.strategy: fsdp2`` and cannot have.
+    """What a recipe for several processes asks for beside ``engine.strategy: fsdp2`` and cannot have.
 
     Args:
         sections: The recipe's valid sections by name.
@@ -28,6 +29,8 @@ def strategy_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
     """
     engine, peft, model, train = (sections.get(name) for name in ("engine", "peft", "model", "train"))
     if engine is None or engine.strategy != "fsdp2":
+        return []
+    if (world_size() if launched() else engine.processes or 1) == 1:  # which holds the whole base
         return []
     found = list(_of_adapter(peft)) if peft is not None else []
     if model is not None and model.quantization is not None:

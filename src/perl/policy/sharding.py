@@ -25,6 +25,7 @@ from transformers.distributed import DistributedConfig
 from perl.errors import ModelError, RecipeError, first_line
 from perl.methods.names import name_in_base
 from perl.methods.registry import Method
+from perl.recipe.recipe import world_size
 from perl.recipe.sections import Strategy
 from perl.run.shards import gathered, is_sharded
 
@@ -133,12 +134,12 @@ def whole_targets(model: nn.Module, config: PeftConfig) -> Iterator[None]:
 
 
 def check_on_shards(method: Method, strategy: str) -> None:
-    """Refuses a method that trains the base's own tensors where these are in shards.
+    """Refuses a method that trains the base's own tensors where these are in shards, over several processes.
 
     Raises:
         RecipeError: Names the strategies that it runs with.
     """
-    if strategy == FSDP2 and method.trains_the_bases:
+    if strategy == FSDP2 and world_size() > 1 and method.trains_the_bases:
         what = f"{method.name} trains the base's own tensors, which are in shards under fsdp2"
         raise RecipeError(what, "strategy", "ddp or zero2")
 

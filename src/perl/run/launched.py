@@ -78,6 +78,8 @@ def taken_over(strategy: str) -> Strategy:
         RecipeError: The launcher asks for what is not supported, or for another strategy than the recipe.
     """
     asked = _asked_of_accelerate()
+    if strategy == "fsdp2" and _is_on("ACCELERATE_USE_DEEPSPEED"):
+        raise RecipeError("fsdp2, but accelerate's configuration asks for DeepSpeed", "strategy", "ask once")
     if asked is None:
         return cast("Strategy", strategy)
     if strategy not in ("ddp", asked):
@@ -162,9 +164,9 @@ def _tasks_here(size: int) -> int:
 
 
 def _first_node(nodes: str) -> str:
-    """The first host of ``a[07-09,11]-ib,b``: ``a07-ib``."""
-    found = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodes)
-    return "".join(part or "" for part in found.groups()) if found else nodes
+    """The first host of ``a[07-09,11]b[1-2]-ib,c``: ``a07b1-ib``."""
+    found = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)  # up to the first comma that is in no brackets
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", found[0]) if found else nodes
 
 
 def _number(name: str, otherwise: int) -> int:

@@ -7,7 +7,9 @@ import os
 
 
 def own_share(count: int) -> int:
-    """This process's part of what its node has, so that all of its processes together take no more; at least one.
+    """This process's part of what its node has, so that all of its processes together take no more.
+
+    At least one: more processes than there are take one each, and so more than there are.
 
     Args:
         count: How many there are for the node: worker processes, CPU threads.

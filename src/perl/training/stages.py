@@ -25,7 +25,7 @@ from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
 from perl.hub.run_card import write_card
 from perl.launch.agreement import check_joined
-from perl.launch.together import Together, said_once, see_files, together
+from perl.launch.together import Together, comes_true, said_once, see_files, together
 from perl.methods.on_quantised import quantization_mistakes
 from perl.methods.on_shards import strategy_mistakes
 from perl.methods.registry import METHODS
@@ -91,7 +91,19 @@ def train(
         BrokenPromiseError: A guard failed; the adapter must not be used.
     """
     with threads_kept(), together() as processes:
-        return _train(processes.agreed(read_recipe(recipe, overrides, output_dir)), processes)
+        run = _train(processes.agreed(read_recipe(recipe, overrides, output_dir)), processes)
+    return run if is_first_process() else _as_written(run)
+
+
+def _as_written(run: Run) -> Run:
+    """The run of another process, with the facts that the main one, which is done, has written."""
+
+    def is_done() -> bool:
+        run.facts.update(Run.read(run.path).facts)
+        return run.status == "done"
+
+    comes_true(is_done)
+    return run
 
 
 def _train(recipe: Recipe, processes: Together) -> Run:
@@ -150,6 +162,7 @@ def _carry_out(plan: Plan, run: Run) -> None:
         score_run(plan, model, trainer, run)
         if plan.recipe.hub.push == "best":
             score_best(plan, trainer, run)
+    processes.meet()  # what the main process calls done is so on all of them
 
 
 def read_recipe(
@@ -186,7 +199,14 @@ def prepare(recipe: Recipe) -> Plan:
     if recipe.engine.threads is not None:
         use_threads(recipe.engine.threads)
     with _located(recipe):
-        return make_plan(recipe)
+        return make_plan(_as_shared(recipe))
+
+
+def _as_shared(recipe: Recipe) -> Recipe:
+    """The recipe as its processes share the work: one alone holds everything, whatever strategy it names."""
+    if recipe.batch.world_size > 1:
+        return recipe
+    return replace(recipe, engine=recipe.engine.model_copy(update={"strategy": "ddp"}))
 
 
 def _published(recipe: Recipe, run: Run) -> Run:

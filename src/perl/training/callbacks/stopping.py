@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl
 
 from perl.recipe.recipe import is_first_process
 from perl.rewards.custom import Failures
+from perl.run.signals import handled
 
 logger = logging.getLogger("perl")
 
@@ -45,12 +46,8 @@ class OrderlyStop(TrainerCallback):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
-        try:
+        with handled(_SIGNALS, self._on_signal):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def on_step_end(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:  # noqa: ANN401 (transformers')
         """Requests a checkpoint and the end of training, on all processes at the same step."""

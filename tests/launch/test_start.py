@@ -1,0 +1,123 @@
+"""What the launcher makes of its processes: simulated ones, whose signals, exit codes and last words are given."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+from perl.errors import InterruptedRunError
+from perl.launch import start as launcher
+from perl.launch.meeting import FIRST_MEETING, Meeting
+from perl.launch.start import ProcessFailedError, start
+from perl.launch.watch import END, End
+from perl.run.folder import Run
+
+DONE = End(0, "done", code=0)
+Started = list["subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def simulated(monkeypatch) -> Callable[..., Started]:
+    """Has each rank be a shell command that has said how it ends; the processes that were started."""
+
+    def simulate(*ranks: tuple[str | Exception | Callable[[], str], End | None]) -> Started:
+        started: Started = []
+        popen = subprocess.Popen
+
+        def instead(_, env, start_new_session):
+            rank = int(env["RANK"])
+            command, end = ranks[rank]
+            if isinstance(command, Exception):
+                raise command
+            store = TCPStore("127.0.0.1", int(env["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=60))
+            if end is not None:
+                Meeting(store, rank, len(ranks), FIRST_MEETING).tell(END, asdict(end))
+            text = command if isinstance(command, str) else command()
+            started.append(popen(["/bin/sh", "-c", text], start_new_session=start_new_session))
+            return started[-1]
+
+        monkeypatch.setattr(launcher.subprocess, "Popen", instead)
+        return started
+
+    return simulate
+
+
+@contextlib.contextmanager
+def ignored(*numbers: int):
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+        assert all(signal.getsignal(number) is signal.SIG_IGN for number in numbers)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_signals_that_were_ignored_at_the_start_stay_ignored(simulated):
+    """As ``nohup perl train R --processes 8 &`` has them when the user logs out."""
+    started = simulated(("kill -HUP $PPID; kill -INT $PPID; sleep 0.5", DONE))
+    with ignored(signal.SIGHUP, signal.SIGINT):
+        assert start(["train"], 1, Path("run")) == 0
+    assert started[0].returncode == 0
+
+
+def test_other_signals_are_handed_on(simulated):
+    simulated(("kill -TERM $PPID; sleep 60", None), ("sleep 60", None))
+    assert start(["train"], 2, Path("run")) == 130
+
+
+def test_where_a_process_cannot_be_started_the_earlier_ones_are_ended(simulated):
+    started = simulated(("sleep 60", None), (BlockingIOError(11, "Resource temporarily unavailable"), None))
+    with pytest.raises(ProcessFailedError, match="rank 1 cannot be started: Resource temporarily unavailable"):
+        start(["train"], 2, Path("run"))
+    assert started[0].returncode == -signal.SIGTERM
+
+
+def test_a_signal_while_processes_are_started_reaches_the_one_that_is_being_started(simulated):
+    def interrupted() -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "sleep 60"
+
+    started = simulated((interrupted, None), ("sleep 60", None))
+    assert start(["train"], 2, Path("run")) == 130
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (End(0, "error", "SystemExit: 0"), r"rank 0 \(pid \d+\) failed: SystemExit: 0"),
+        (None, r"rank 0 \(pid \d+\) ended with exit code 0"),
+    ],
+    ids=["sys.exit(0) in a reward", "os._exit(0) in a reward"],
+)
+def test_an_exit_code_of_0_is_not_taken_for_the_runs_end(simulated, end, says):
+    simulated(("exit 0", end), ("sleep 0.2; exit 0", end and End(1, "error", "SystemExit: 0")))
+    with pytest.raises(ProcessFailedError, match=says) as found:
+        start(["train"], 2, Path("run"))
+    assert found.value.exit_code == 1
+
+
+def test_sigterm_to_one_process_interrupts_the_run_and_names_it(simulated):
+    (folder := Path("run")).mkdir()
+    Run(folder).record(status="failed", error="LostProcessError: rank 1 was interrupted")
+    lost = End(0, "lost", "rank 1 was interrupted", code=130)
+    simulated(("sleep 0.5; exit 130", lost), ("exit 130", End(1, "interrupted", "interrupted", code=130)))
+    with pytest.raises(InterruptedRunError, match=r"rank 1 \(pid \d+\) was interrupted .*the same command") as found:
+        start(["train"], 2, folder)
+    assert found.value.exit_code == 130
+    written = Run.read(folder)
+    assert (written.status, "error" in written.facts) == ("interrupted", False)
+
+
+def test_an_interruption_that_the_main_process_has_told_is_told_once(simulated):
+    main = End(0, "stopped", "rank 1 has failed: rank 1 was stopped", code=130)
+    simulated(("sleep 0.5; exit 130", main), ("exit 130", End(1, "interrupted", "interrupted", code=130)))
+    assert start(["train"], 2, Path("run")) == 130
