@@ -73,6 +73,23 @@ def test_other_signals_are_handed_on(simulated):
     assert start(["train"], 2, Path("run")) == 130
 
 
+def test_processes_that_handle_no_signal_are_named_and_ended_by_the_second_one(simulated, monkeypatch, capfd):
+    """As one does that waits in a collective for another, whose reward hangs."""
+    for name in ("_SAY_AFTER_SECONDS", "_PATIENCE_SECONDS", "_AFTER_SIGTERM_SECONDS"):
+        monkeypatch.setattr(f"perl.launch.start.{name}", 0.2)
+    (folder := Path("run")).mkdir()
+    Run(folder).record(status="running")
+    deaf = "trap '' INT TERM; "
+    started = simulated((f"{deaf}sleep 60", None), (f"{deaf}kill -INT $PPID; sleep 1; kill -INT $PPID; sleep 60", None))
+    with pytest.raises(InterruptedRunError, match="the step in hand is lost"):
+        start(["train"], 2, folder)
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+    first, *_ = capfd.readouterr().err.splitlines()
+    assert "waiting for rank 0, 1" in first
+    assert "again: stop now" in first
+    assert Run.read(folder).status == "interrupted"
+
+
 def test_where_a_process_cannot_be_started_the_earlier_ones_are_ended(simulated):
     started = simulated(("sleep 60", None), (BlockingIOError(11, "Resource temporarily unavailable"), None))
     with pytest.raises(ProcessFailedError, match="rank 1 cannot be started: Resource temporarily unavailable"):

@@ -6,6 +6,7 @@ import gc
 import inspect
 import math
 import random
+import sys
 import warnings
 from fractions import Fraction
 
@@ -13,7 +14,7 @@ import numpy
 import pytest
 import torch
 
-from perl.errors import PerlError, RecipeError
+from perl.errors import PerlError, RecipeError, RewardError
 from perl.rewards.custom import Failures, guarded, is_async
 from tests.rewards.loggers import Log
 
@@ -215,7 +216,7 @@ def test_loggers_that_were_not_given_are_not_passed(failures):
     assert seen == {"completions": ["a"], "log_metric": None}
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), RecipeError("ours")], ids=repr)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RecipeError("ours")], ids=repr)
 def test_what_is_no_failure_of_the_function_goes_on(failures, error):
     def function(**_):
         raise error
@@ -230,6 +231,16 @@ def test_what_is_no_failure_of_the_function_goes_on(failures, error):
         with pytest.raises(RecipeError):
             asyncio.run(guarded(asynchronous, failures)(completions=["a", "b"]))
     assert failures.count == 0
+
+
+def test_a_reward_that_ends_the_process_is_named_instead(failures):
+    def function(**_):
+        sys.exit(3)
+
+    with pytest.raises(RewardError) as caught:
+        guarded(function, failures)(completions=["a", "b"])
+    assert failures.name in str(caught.value)
+    assert "sys.exit(3)" in str(caught.value)
 
 
 class Judge:

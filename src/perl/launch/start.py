@@ -44,6 +44,8 @@ from perl.run.signals import handled
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_EVERY_SECONDS = 0.1
+# After a signal: by then most have ended, or have said that they will after the step.
+_SAY_AFTER_SECONDS = 5.0
 # After the first has failed the others have so long to end by themselves, then after SIGTERM, then they are killed.
 _PATIENCE_SECONDS = GRACE_SECONDS + 4.0
 _AFTER_SIGTERM_SECONDS = 8.0
@@ -91,9 +93,22 @@ class _Signals:
 
     ranks: list[_Rank] = field(default_factory=list)
     came: int = 0
+    count: int = 0
+    at: float = 0.0
+
+    @property
+    def twice(self) -> bool:
+        """Whether the step in hand is to be given up."""
+        return self.count > 1
+
+    @property
+    def seconds(self) -> float:
+        """Since the newest one; 0 before."""
+        return time.monotonic() - self.at if self.count else 0.0
 
     def hand_on(self, number: int, _frame: FrameType | None = None) -> None:
         self.came = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        self.count, self.at = self.count + 1, time.monotonic()
         for rank in self.ranks:
             self._send(rank)
 
@@ -136,7 +151,7 @@ def start(arguments: Sequence[str], processes: int, folder: Path, hint: Callable
                 if signals.came:  # the others will not be needed
                     break
                 signals.add(_started(number, arguments, _variables(number, processes, store.port)))
-            _wait(signals.ranks, meeting)
+            _wait(signals, meeting)
         finally:
             _end(signals.ranks)
     return _outcome(signals, folder, hint or partial(goes_on, folder))
@@ -169,8 +184,9 @@ def _variables(rank: int, processes: int, port: int) -> Mapping[str, str]:
     }
 
 
-def _wait(ranks: list[_Rank], meeting: Meeting) -> None:
-    """Until all have ended, or one has failed and the others do not end by themselves."""
+def _wait(signals: _Signals, meeting: Meeting) -> None:
+    """Until all have ended, or one has failed, or the second signal came, and the others do not end by themselves."""
+    ranks, told = signals.ranks, 0
     while any(rank.code is None for rank in ranks):
         time.sleep(_LOOK_EVERY_SECONDS)
         for rank in ranks:
@@ -180,6 +196,18 @@ def _wait(ranks: list[_Rank], meeting: Meeting) -> None:
         failed = [rank.ended for rank in ranks if _has_failed(rank)]
         if failed and time.monotonic() - min(failed) > _PATIENCE_SECONDS:
             return
+        if signals.twice and signals.seconds > _PATIENCE_SECONDS:
+            return
+        if signals.seconds > _SAY_AFTER_SECONDS and told < signals.count:
+            told = signals.count
+            _say_who_runs(ranks, twice=signals.twice)
+
+
+def _say_who_runs(ranks: list[_Rank], *, twice: bool) -> None:
+    """A process that waits for another one's numbers handles no signal, and says nothing; so its parent does."""
+    running = ", ".join(str(rank.number) for rank in ranks if rank.code is None)
+    what = "they are ended" if twice else "a step may be long (again: stop now and lose it)"
+    print(f"waiting for rank {running} to end the step: {what}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _has_failed(rank: _Rank) -> bool:
@@ -215,7 +243,11 @@ def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
     """The command's exit code; an error of which no process has told is raised."""
     ended = sorted((rank for rank in signals.ranks if rank.code or _has_failed(rank)), key=lambda rank: rank.ended)
     stopped = (EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
-    if signals.came and all(rank.code in stopped for rank in ended) and (ended or not signals.ranks):
+    if signals.twice or (signals.came and all(rank.code in stopped for rank in ended) and (ended or not signals.ranks)):
+        said = signals.ranks and signals.ranks[0].end
+        if signals.twice and not (said and said.kind in ("stopped", "interrupted")):
+            _record(folder, "interrupted")
+            raise InterruptedRunError("interrupted, the step in hand is lost", hint=hint())
         return EXIT_INTERRUPTED
     if not ended and all(rank.code == EXIT_DONE for rank in signals.ranks):
         return EXIT_DONE

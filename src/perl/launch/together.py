@@ -75,7 +75,8 @@ class Together:
             RecipeError: There are other than the recipe asks for, or a process differs; the line names it.
             MissingExtraError: The strategy is not installed.
         """
-        strategy = taken_over(recipe.engine.strategy)
+        written = ("engine", "strategy") in recipe.written_at.origins
+        strategy = taken_over(recipe.engine.strategy, written=written)
         if strategy != recipe.engine.strategy:
             recipe = replace(recipe, engine=recipe.engine.model_copy(update={"strategy": strategy}))
         try:

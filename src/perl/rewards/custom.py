@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from perl.errors import DataError, PerlError
+from perl.errors import DataError, PerlError, RewardError
 from perl.rewards.workers.pool import WorkerPool, as_json
 from perl.rewards.workers.worker import imported, one_line
 from perl.run.node import own_share
@@ -85,7 +85,8 @@ def guarded(
         bind: TRL's arguments -> those that the function is called with.
 
     Returns:
-        A function of keyword arguments. It raises PerlError and what is not an Exception (Ctrl-C), nothing else.
+        A function of keyword arguments. It raises PerlError and what is not an Exception (Ctrl-C), nothing else; for
+        ``sys.exit`` a RewardError.
     """
     waits = is_async(function)
 
@@ -96,6 +97,9 @@ def guarded(
             made.values = _numbers(await answer if waits else answer, rows)
         except PerlError:
             raise
+        except SystemExit as error:  # it would end this process of a run as if the run had wanted it
+            what, hint = f"calls sys.exit({error.code!r}), which would end the run", "None for what it cannot score"
+            raise RewardError(what, f"reward {failures.name}", hint) from error
         except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
             return _Call(fault=one_line(error))
         return made

@@ -66,25 +66,32 @@ def who(rank: int, pid: int, host: str) -> str:
     return f"rank {rank} (pid {pid} on {host})" if host else f"rank {rank} (pid {pid})"
 
 
-def taken_over(strategy: str) -> Strategy:
+def taken_over(strategy: str, *, written: bool = False) -> Strategy:
     """The strategy, where accelerate's launcher asks for one that is ours: that one.
 
     accelerate's own sharding is then switched off, before accelerate or transformers read that it was asked for.
 
     Args:
         strategy: As the recipe or the arguments have it.
+        written: Whether somebody wrote it; ``ddp`` is also what is meant where nobody did.
 
     Raises:
         RecipeError: The launcher asks for what is not supported, or for another strategy than the recipe.
     """
     asked = _asked_of_accelerate()
-    if strategy == "fsdp2" and _is_on("ACCELERATE_USE_DEEPSPEED"):
-        raise RecipeError("fsdp2, but accelerate's configuration asks for DeepSpeed", "strategy", "ask once")
     if asked is None:
         return cast("Strategy", strategy)
-    if strategy not in ("ddp", asked):
+    if strategy != asked and (written or strategy != "ddp"):
         raise RecipeError(f"{strategy}, but accelerate's configuration asks for {asked}", "strategy", "ask once")
+    _say_taken_over(asked)
     return asked
+
+
+@cache
+def _say_taken_over(strategy: Strategy) -> None:
+    if is_first_process():
+        what = "accelerate's configuration asks for %s: strategy %s, its other settings of sharding are not used"
+        logger.info(what, "FSDP2" if strategy == "fsdp2" else "DeepSpeed", strategy)
 
 
 @cache
@@ -95,14 +102,15 @@ def _asked_of_accelerate() -> Strategy | None:
             raise RecipeError(f"accelerate's configuration asks for {what}", "strategy", "ddp, zero2 or fsdp2")
     if _is_on("ACCELERATE_USE_DEEPSPEED") and os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         raise RecipeError("accelerate's configuration asks for DeepSpeed ZeRO-3", "strategy", "use fsdp2")
+    if _is_on("ACCELERATE_USE_DEEPSPEED"):
+        del os.environ["ACCELERATE_USE_DEEPSPEED"]
+        return "zero2"
     if not _is_on("ACCELERATE_USE_FSDP"):
         return None
     if os.environ.get("FSDP_VERSION", "1") != "2":
         what = "accelerate's configuration asks for FSDP1"
         raise RecipeError(what, "strategy", "use fsdp2: fsdp_version: 2 in accelerate's configuration")
     del os.environ["ACCELERATE_USE_FSDP"]
-    if is_first_process():
-        logger.info("accelerate's configuration asks for FSDP2: strategy fsdp2, its other FSDP settings are not used")
     return "fsdp2"
 
 
