@@ -1,14 +1,20 @@
 """A recipe that says ``algorithm: ppo``: its plan, its run folder, and one completion of each prompt."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import perl
+from perl.errors import PerlError
+from perl.hub.card.public_recipe import public_recipe
 from perl.policy.critic import Critic
+from perl.recipe import load_recipe
+from perl.sandbox import BASE_FOLDER
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.stages import prepare, read_recipe
 
@@ -61,6 +67,32 @@ def test_a_run_exports_its_critic_beside_the_adapter_and_never_in_it(tmp_path, t
     assert f" {sum(t.numel() for t in trained.values()):,} parameters (rank 4, and a value head)" in line
     assert line.endswith(f", learning rate {trainer.critic_training.settings.learning_rate:g}")
     assert any(line.startswith("algorithm ppo: ") and "gae_lambda 0.95" in line for line in lines)
+
+
+def test_a_run_starts_from_another_runs_critic_or_says_before_a_model_is_loaded_why_not(tmp_path, monkeypatch):
+    first = perl.train(SHORT, ["algorithm=ppo", "train.critic_rank=4", "train.max_steps=1"], tmp_path / "first")
+    given = ["algorithm=ppo", "train.critic_rank=4", "train.max_steps=1", f"train.critic_adapter={first.path}"]
+    second = perl.train(SHORT, given, tmp_path / "second")
+    values = [json.loads(run.metrics.read_text().splitlines()[0])["critic/value_mean"] for run in (first, second)]
+    assert values[0] == 0
+    assert values[1] != 0
+    recipe = public_recipe(load_recipe(second.path / "recipe.yaml"))
+    assert "critic_adapter: first" in recipe
+    assert str(tmp_path) not in recipe
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    config = AutoConfig.from_pretrained(BASE_FOLDER)
+    config.intermediate_size += 8
+    narrow = tmp_path / "narrow"
+    shutil.copytree(BASE_FOLDER, narrow)
+    config.save_pretrained(narrow)
+    for changes, words in {
+        "train.critic_rank=8": r"train.critic_rank: [^\n]*rank 4[^\n]*rank 8",
+        f"train.critic_adapter={tmp_path}/absent": r"train.critic_adapter: [^\n]*no such folder",
+        f"model.name={narrow}": r"model.name: [^\n]*critic of another base: [^\n]*mlp",
+    }.items():
+        with pytest.raises(PerlError, match=words) as caught:
+            prepare(read_recipe(SHORT, [*given, changes]))
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp", "remax"])

@@ -48,8 +48,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """Moves this process's share, then exchanges what was moved; gradients stay."""
         for group, _, share in self._groups():
             share.update({key: value for key, value in group.items() if key != "params"})
-        for _, flat, _ in self._groups():
-            flat.grad = torch.zeros_like(flat)
+        for group, flat, _ in self._groups():
+            # Without a gradient a step must not count, as while a critic warms up: Adam corrects by their number.
+            moves = any(parameter.grad is not None for parameter in group["params"])
+            flat.grad = torch.zeros_like(flat) if moves else None
         self._take_parameters()
         self._shares.step()
         for i, (_, flat, _) in enumerate(self._groups()):

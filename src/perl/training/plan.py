@@ -25,7 +25,8 @@ from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
 from perl.policy.attach import attach_adapter, continue_adapter, own_method
-from perl.policy.critic import critic_parameters
+from perl.policy.critic import critic_parameters, critic_shapes
+from perl.policy.critic_file import find_critic
 from perl.policy.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
 from perl.policy.name import in_few_bits
 from perl.policy.quantised import has_bfloat16
@@ -214,6 +215,9 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     solution = (_judging(rewards) or Judging()).solution
     has_critic = ADVANTAGES[arguments.advantage_estimator].critic
     critic = critic_parameters(empty, arguments.critic_rank) if has_critic else 0
+    if arguments.critic_adapter is not None:
+        shapes = critic_shapes(empty, arguments.critic_rank)
+        find_critic(arguments.critic_adapter, recipe.model.name).check_shapes(arguments.critic_rank, shapes)
     longest_row = longest + arguments.max_completion_length
     plan = Plan(
         recipe=recipe,
