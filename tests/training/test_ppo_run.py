@@ -13,6 +13,7 @@ import perl
 from perl.errors import PerlError
 from perl.hub.card.public_recipe import public_recipe
 from perl.policy.critic import Critic
+from perl.policy.model import source_fingerprint
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
 from perl.trainer.trainer import PeftGRPOTrainer
@@ -122,3 +123,28 @@ def test_the_critic_learns_at_one_rate_beside_every_method():
 
     assert {rate(method) for method in ("lora", "ia3", "vera", "lora_plus")} == {"0.0001"}
     assert rate("ia3", "train.critic_learning_rate=0.003") == "0.003"
+
+
+@pytest.mark.parametrize("of_base", ["bfloat16", "nf4"])
+def test_a_critic_trains_in_float32_on_weights_of_fewer_bits(of_base, tmp_path, trainers, monkeypatch):
+    model = {"dtype": of_base}
+    if of_base == "nf4":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
+        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)  # it would compute in bfloat16
+        model = {"quantization": of_base}
+    recipe = {**SHORT, "model": {"name": "sandbox:base", **model}, "algorithm": "ppo"}
+    run = perl.train(recipe, ["train.critic_rank=4"], tmp_path / "run")
+    (trainer,) = trainers
+    critic, fresh = trainer.critic_training.critic, Critic(trainer.policy, rank=4, seed=trainer.args.seed)
+    assert {tensor.dtype for tensor in critic.tensors.values()} == {torch.float32}
+    moved = [not torch.equal(tensor, fresh.state()[name]) for name, tensor in critic.state().items()]
+    assert all(moved)
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert rows[0]["critic/value_mean"] == 0
+    assert rows[-1]["critic/value_mean"] != 0
+    assert rows[-1]["critic/loss"] < rows[0]["critic/loss"]
+    about = json.loads((run.critic / "critic.json").read_text())
+    assert about.get("base_quantization") == model.get("quantization")
+    assert about["base_fingerprint"] == source_fingerprint(trainer.policy)
+    fresh.load(run.critic / "critic.safetensors")
+    assert all(torch.equal(tensor, critic.state()[name]) for name, tensor in fresh.state().items())
