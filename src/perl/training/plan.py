@@ -6,6 +6,7 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -102,6 +103,11 @@ class Plan:
     memory: list[MemoryEstimate]
     critic_parameters: int = 0
     teacher: SavedAdapter | None = None
+
+    @property
+    def teacher_parameters(self) -> int | None:
+        """Of the teacher's adapter; 0: the teacher is the base; None: nobody teaches."""
+        return _teacher_parameters(self.recipe, self.teacher)
 
     @property
     def judging(self) -> Judging | None:
@@ -235,7 +241,9 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
         trainable_parameters=trained,
         total_parameters=total + trained if how.config else total,
         served_rank=_served_rank(recipe, how),
-        memory=recipe_estimates(recipe, arguments, empty.config, how.config, longest_row, critic),
+        memory=recipe_estimates(
+            recipe, arguments, empty.config, how.config, longest_row, critic, _teacher_parameters(recipe, teacher)
+        ),
         critic_parameters=critic,
         teacher=teacher,
     )
@@ -305,6 +313,12 @@ def _teacher_that_fits(
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
     return saved
+
+
+def _teacher_parameters(recipe: Recipe, teacher: SavedAdapter | None) -> int | None:
+    if not recipe.teacher.acts:
+        return None
+    return 0 if teacher is None else sum(math.prod(shape) for shape in teacher.shapes.values())
 
 
 def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:

@@ -140,6 +140,7 @@ def memory_on(
         fused_head=setup.device.on_cpu or bool(arguments.fused_head),
         fixed_tokens=arguments.train_tokens_per_microbatch,
         pass_tokens=_largest_on_cpu(plan, setup) if setup.device.on_cpu else None,
+        teacher=plan.teacher_parameters,
     )
     sharing = Sharing(strategy, setup.processes)
     name, size = available
