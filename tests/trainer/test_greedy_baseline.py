@@ -8,6 +8,7 @@ import torch
 from perl import PeftGRPOTrainer
 from perl.errors import RecipeError
 from perl.rewards.custom import Failures, guarded
+from perl.rollouts.engine import EngineSampling
 from perl.trainer import group_rewards
 from perl.trainer.greedy_baseline import _groups, check_greedy, greedy_rewards
 from tests.trainer.test_trainer import arguments, problems
@@ -99,6 +100,31 @@ def test_a_reward_scores_each_greedy_completion_once_and_one_that_fails_counts_o
     assert len(rollouts) > len(prompts)
     assert [str(prompt) for prompt, _ in greedy] == prompts
     assert failures.count == 1
+
+
+def test_a_process_with_fewer_prompts_than_another_scores_as_many_rows_and_finds_its_own():
+    """The second of two processes: the first one has two prompts, this one has a single one."""
+    asked = []
+
+    def gather(tensor):
+        return torch.cat([torch.tensor([2]) if tensor.numel() == 1 else torch.tensor([0, 1, 1]), tensor])
+
+    def rewards(inputs, prompts, completions, completion_ids):
+        asked.append((inputs, prompts, completions, completion_ids))
+        return torch.tensor([[10.0], [20.0], [3.0], [3.0]])
+
+    answers = SimpleNamespace(result=lambda: [[SimpleNamespace(token_ids=(7, 8))]])
+    engine = SimpleNamespace(start=lambda *_: answers, sleep=lambda: None)
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(num_processes=2, process_index=1, device=torch.device("cpu"), gather=gather),
+        _tokenize_prompts=lambda prompts: ([[5]] * len(prompts),),
+        _calculate_rewards=rewards,
+        processing_class=SimpleNamespace(batch_decode=lambda ids, **_: ["text"] * len(ids)),
+    )
+    source = SimpleNamespace(policy_engine=lambda *_: engine, sampling=EngineSampling(1.0, 8, (0,)))
+    found = greedy_rewards(trainer, source, [{"prompt": "c"}] * 3)
+    assert found.tolist() == [[10.0], [20.0], [20.0], [3.0], [3.0], [3.0]]
+    assert asked == [([{"prompt": "c"}] * 2, ["c"] * 2, ["text"] * 2, [[7, 8]] * 2)]
 
 
 def test_examples_of_one_prompt_with_two_gold_answers_are_two():
