@@ -219,11 +219,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     check_teacher_prompts(recipe.teacher, asked.values(), tokenizer, empty.config, of_completion, of_template)
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
-    has_critic = ADVANTAGES[arguments.advantage_estimator].critic
-    critic = critic_parameters(empty, arguments.critic_rank) if has_critic else 0
-    if arguments.critic_adapter is not None:
-        shapes = critic_shapes(empty, arguments.critic_rank)
-        find_critic(arguments.critic_adapter, recipe.model.name).check_shapes(arguments.critic_rank, shapes)
+    critic = _critic_that_fits(recipe, arguments, empty)
     longest_row = longest + arguments.max_completion_length
     plan = Plan(
         recipe=recipe,
@@ -291,6 +287,19 @@ def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAda
         return continue_adapter(empty, saved, how) if saved else attach_adapter(empty, how)
     except NotImplementedError:  # PEFT looks at the weights to set this one up: any will do to count
         return attach_adapter(load_empty_base(model, torch.device("cpu")), how)
+
+
+def _critic_that_fits(recipe: Recipe, arguments: PeftRLConfig, base: torch.nn.Module) -> int:
+    """Number of parameters of the critic, 0 without one; refuses to start from one of another shape or base.
+
+    The base is without weights.
+    """
+    if not ADVANTAGES[arguments.advantage_estimator].critic:
+        return 0
+    if arguments.critic_adapter is not None:
+        shapes = critic_shapes(base, arguments.critic_rank)
+        find_critic(arguments.critic_adapter, recipe.model.name).check_shapes(arguments.critic_rank, shapes)
+    return critic_parameters(base, arguments.critic_rank)
 
 
 def _teacher_that_fits(
