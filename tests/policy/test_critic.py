@@ -224,7 +224,7 @@ def test_one_that_was_trained_on_other_weights_of_its_base_is_refused_in_whateve
     assert all(torch.equal(tensor, before[name]) for name, tensor in changed.state().items())
     halved = policy_of(dtype=torch.bfloat16)
     critic_of(halved).export(tmp_path / "half", facts_of_base(halved, None), {})
-    widened = get_peft_model(base(torch.bfloat16).float(), copy.deepcopy(ADAPTERS["lora"]))
+    widened = get_peft_model(copy.deepcopy(base(torch.bfloat16)).float(), copy.deepcopy(ADAPTERS["lora"]))
     Critic(widened, rank=3, seed=0).load(tmp_path / "half" / "critic.safetensors")
 
 
