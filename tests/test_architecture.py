@@ -201,6 +201,7 @@ def test_the_fields_that_our_config_adds_to_trls():
         "critic_learning_rate": None,
         "critic_rank": 16,
         "critic_warmup_steps": 0,
+        "critic_adapter": None,
         "kl_estimator": "k3",
         "kl_in_reward": False,
         "entropy_weight": 0.0,

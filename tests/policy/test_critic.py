@@ -1,6 +1,8 @@
 """A critic on the policy's base against a model of its own with merged weights; what is frozen stays frozen."""
 
 import copy
+import json
+import math
 
 import pytest
 import torch
@@ -17,7 +19,8 @@ from perl.packing.head import add_scored_forward, logit_settings
 from perl.packing.memory import measure
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter, without_harmless_warnings
-from perl.policy.critic import Critic, critic_parameters, linear_layers
+from perl.policy.critic import Critic, critic_parameters, critic_shapes, linear_layers
+from perl.policy.critic_file import facts_of_base, find_critic
 from perl.policy.model import base_fingerprint, base_of
 from perl.recipe.sections import PeftSection
 from tests.oracles.ppo import MergedCritic
@@ -191,7 +194,10 @@ def test_under_autocast_values_are_near_those_of_float32_and_of_its_type():
 def test_it_comes_back_from_a_file_and_one_of_another_shape_is_refused(tmp_path):
     policy = policy_of()
     critic, other = critic_of(policy), Critic(policy, rank=3, seed=9)
-    critic.export(tmp_path / "critic", {"base": "tiny"})
+    critic.export(tmp_path / "critic", facts_of_base(policy, None), {"gamma": 1.0})
+    about = json.loads((tmp_path / "critic" / "critic.json").read_text())
+    assert (about["rank"], about["gamma"], about["base_dtype"]) == (3, 1.0, "float32")
+    assert about["base_fingerprint"] == base_fingerprint(base(torch.float32))
     assert sorted(path.name for path in (tmp_path / "critic").iterdir()) == ["critic.json", "critic.safetensors"]
     other.load(tmp_path / "critic" / "critic.safetensors")
     assert all(torch.equal(other.state()[name], tensor) for name, tensor in critic.state().items())
@@ -201,6 +207,58 @@ def test_it_comes_back_from_a_file_and_one_of_another_shape_is_refused(tmp_path)
     critic.save(tmp_path / "narrow.safetensors")
     with pytest.raises(ModelError, match=r"^model.name: [^\n]*value_head.weight is 1 x 7 there, 1 x 32 here[^\n]*$"):
         other.load(tmp_path / "narrow.safetensors")
+
+
+def test_one_that_was_trained_on_other_weights_of_its_base_is_refused_in_whatever_type_they_are_loaded(tmp_path):
+    policy = policy_of()
+    critic_of(policy).export(tmp_path / "critic", facts_of_base(policy, None), {})
+    file = tmp_path / "critic" / "critic.safetensors"
+    Critic(policy_of(dtype=torch.float64), rank=3, seed=0).check(file)  # of the same shape
+    other = copy.deepcopy(base(torch.float32))
+    with torch.no_grad():
+        other.get_input_embeddings().weight[0, 0] += 1e-3
+    changed = Critic(get_peft_model(other, copy.deepcopy(ADAPTERS["lora"])), rank=3, seed=0)
+    before = changed.state()
+    with pytest.raises(ModelError, match=r"^train.critic_adapter: [^\n]*other weights[^\n]*float32 then[^\n]*$"):
+        changed.load(file)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in changed.state().items())
+    halved = policy_of(dtype=torch.bfloat16)
+    critic_of(halved).export(tmp_path / "half", facts_of_base(halved, None), {})
+    widened = get_peft_model(copy.deepcopy(base(torch.bfloat16)).float(), copy.deepcopy(ADAPTERS["lora"]))
+    Critic(widened, rank=3, seed=0).load(tmp_path / "half" / "critic.safetensors")
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path):
+    policy = policy_of()
+    critic = critic_of(policy)
+    with torch.no_grad():
+        critic.tensors["value_head.bias"][0] = math.nan
+    critic.save(tmp_path / "critic.safetensors")
+    with pytest.raises(ModelError, match=r"^train.critic_adapter: [^\n]*not finite, in value_head.bias[^\n]*$"):
+        Critic(policy, rank=3, seed=0).load(tmp_path / "critic.safetensors")
+
+
+def test_an_exported_critic_is_looked_at_by_its_header_alone(tmp_path):
+    policy = policy_of()
+    shapes = critic_shapes(base(torch.float32), 3)
+    assert shapes == {name: tuple(tensor.shape) for name, tensor in critic_of(policy).tensors.items()}
+    facts = {"base": "somebody/model", "base_fingerprint": "0" * 64}
+    critic_of(policy).export(tmp_path / "run" / "critic", facts, {})
+    for name in (tmp_path / "run", tmp_path / "run" / "critic"):  # a run is named where its critic is meant
+        saved = find_critic(str(name), "somebody/model")
+        saved.check_shapes(3, shapes)
+    with pytest.raises(ModelError, match=r"^train.critic_rank: [^\n]* rank 3[^\n]* rank 8[^\n]*$"):
+        saved.check_shapes(8, critic_shapes(base(torch.float32), 8))
+    with pytest.raises(ModelError, match=r"^model.name: [^\n]*another base[^\n]*$"):
+        saved.check_shapes(3, {**shapes, "value_head.weight": (1, 7)})
+    with pytest.raises(ModelError, match=r"^train.critic_adapter: [^\n]*made for somebody/model, not for other/model"):
+        find_critic(str(tmp_path / "run"), "other/model")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "critic.safetensors").write_bytes(b"x" * 100)
+    for name, words in {"absent": "no such folder", "empty": "is absent", "broken": "cannot be read"}.items():
+        with pytest.raises(ModelError, match=rf"^train.critic_adapter: [^\n]*{name}[^\n]*{words}[^\n]*$"):
+            find_critic(str(tmp_path / name))
 
 
 def test_its_parameters_are_counted_without_making_them():

@@ -2,7 +2,7 @@
 
 ``python -m tests.trainer.strategies FOLDER STRATEGY DTYPE REFERENCE METHOD...`` trains the base in ``FOLDER/base``. It
 writes for each method the adapter that it ends with, and a JSON file a process: what was logged, the adapter's digest,
-or why the method was refused.
+or why the method was refused. ``METHOD:ppo`` trains a critic beside it.
 """
 
 import hashlib
@@ -26,6 +26,15 @@ from tests.oracles.rollouts import GENERATIONS, LONGEST, preset_reward, rollout_
 from tests.oracles.two_trainers import QUIET, SHARDED, tokenizer
 
 STEPS = 5
+PPO = {
+    "advantage_estimator": "gae",
+    "loss_type": "dapo",
+    "critic_rank": 4,
+    "critic_learning_rate": 0.02,
+    "critic_warmup_steps": 1,
+    "num_iterations": 2,
+    "adam_epsilon": 1e-3,  # or rounding alone moves numbers whose gradient is 0
+}
 PROMPTS = 4
 KINDS = (*SHARDED, *SHARDED[:2])
 
@@ -68,15 +77,19 @@ def trained_tensors(trainer: PeftGRPOTrainer) -> dict[str, torch.Tensor]:
     return adapter_tensors(policy) if isinstance(policy, PeftModel) else dict(policy.named_parameters())
 
 
-def found(trainer: PeftGRPOTrainer) -> dict[str, Any]:
-    """What a process ends with, after training."""
-    tensors = trained_tensors(trainer)
+def digest_of(tensors: dict[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(tensors[name].detach().float().contiguous().numpy().tobytes())
-    names = ("loss", "kl", "grad_norm")
+    return digest.hexdigest()
+
+
+def found(trainer: PeftGRPOTrainer) -> dict[str, Any]:
+    """What a process ends with, after training."""
+    names, critic = ("loss", "kl", "grad_norm"), trainer.critic_training
     log = [{name: entry.get(name) for name in names} for entry in trainer.state.log_history if "loss" in entry]
-    return {"digest": digest.hexdigest(), "log": log, "strategy": trainer.strategy, "base": trainer.base_fingerprint}
+    ends = {"digest": digest_of(trained_tensors(trainer)), "critic": critic and digest_of(critic.critic.state())}
+    return {**ends, "log": log, "strategy": trainer.strategy, "base": trainer.base_fingerprint}
 
 
 def main() -> None:
@@ -84,9 +97,17 @@ def main() -> None:
     torch.set_num_threads(1)
     rank, results = os.environ.get("RANK", "0"), {}
     for method in methods:
+        name, _, with_critic = method.partition(":")
+        further = PPO if with_critic else {}
         try:
             trainer = trainer_of(
-                str(folder / "base"), folder / method, method, dtype=dtype, strategy=strategy, reference=reference
+                str(folder / "base"),
+                folder / method,
+                name,
+                dtype=dtype,
+                strategy=strategy,
+                reference=reference,
+                **further,
             )
         except PerlError as error:
             results[method] = {"refused": str(error)}
@@ -96,6 +117,8 @@ def main() -> None:
         if rank == "0":
             tensors = {name: t.detach().clone().contiguous() for name, t in trained_tensors(trainer).items()}
             save_file(tensors, folder / f"{method}.safetensors")
+            if trainer.critic_training is not None:
+                save_file(trainer.critic_training.critic.state(), folder / f"{method}.critic.safetensors")
     (folder / f"found-{rank}.json").write_text(json.dumps(results))
 
 

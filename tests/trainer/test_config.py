@@ -429,6 +429,8 @@ UNCORRECTED = {"vllm_importance_sampling_correction": False}
         ({"top_k": 20}, UNCORRECTED, r"rollout\.top_k: .* cuts off"),
         ({"min_p": 0.1}, UNCORRECTED, r"rollout\.min_p: .* cuts off"),
         ({"repetition_penalty": 1.1}, UNCORRECTED, r"rollout\.repetition_penalty: .* cuts off"),
+        ({"rollout_prefetch": 1, "advantage_estimator": "remax"}, {"advantage_estimator": "rloo"},
+         r"rollout\.prefetch: .*greedy"),
         ({"rollout_prefetch": 1, **UNCORRECTED}, {"vllm_importance_sampling_correction": True},
          r"rollout\.prefetch: .*older policy"),
     ],

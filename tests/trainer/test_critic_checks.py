@@ -17,6 +17,7 @@ OTHERS = {
     "critic_learning_rate": 1e-3,
     "critic_rank": 8,
     "critic_warmup_steps": 3,
+    "critic_adapter": "runs/other/critic",
 }
 
 
@@ -52,7 +53,7 @@ def test_a_setting_of_a_critic_without_one_is_refused_and_with_one_taken(name):
         ({"critic_warmup_steps": -1}, ("critic_warmup_steps", "0 or more")),
         ({"critic_warmup_steps": 5, "max_steps": 5}, ("critic_warmup_steps", "fewer than 5")),
         ({"peft_method": "full"}, ("peft_method", "frozen base")),
-        ({"strategy": "fsdp2"}, ("strategy", "ddp")),
+        ({"fp16": True}, ("fp16", "bf16")),
         ({"compile_layers": True}, ("compile_layers", "hooks")),
         ({"entropy_coef": 0.1}, ("advantage_estimator", "entropy_coef")),
         ({"advantage_estimator": "group"}, ("advantage_estimator", "leaves nothing of ppo")),
@@ -72,6 +73,11 @@ def test_what_cannot_be_is_one_line_with_its_key(given, words):
     assert line.startswith(f"{words[0]}: ")
     assert all(word in line for word in words)
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp2"])
+def test_a_critic_goes_with_every_strategy(strategy):
+    assert PeftRLConfig("run", use_cpu=True, algorithm="ppo", strategy=strategy).strategy == strategy
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)

@@ -7,8 +7,10 @@ import torch
 
 from perl import PeftGRPOTrainer
 from perl.errors import RecipeError
+from perl.rewards.custom import Failures, guarded
+from perl.rollouts.engine import EngineSampling
 from perl.trainer import group_rewards
-from perl.trainer.greedy_baseline import check_greedy, greedy_rewards
+from perl.trainer.greedy_baseline import _groups, check_greedy, greedy_rewards
 from tests.trainer.test_trainer import arguments, problems
 
 SHORT = {"max_completion_length": 6, "learning_rate": 1e-2, "optim": "sgd", "advantage_estimator": "remax"}
@@ -77,6 +79,60 @@ def test_advantages_are_rewards_less_that_of_the_likeliest_completion(tmp_path, 
     rows = len(seen[0][1])
     assert entry["called_with"] == rows
     assert len(trainer._logs["extra"]["number"]) == len(trainer._logs["prompt"])
+
+
+def test_a_reward_scores_each_greedy_completion_once_and_one_that_fails_counts_once(tmp_path):
+    calls, failures = [], Failures("picky", most=100)
+
+    def picky(completion_ids, prompts, **_):
+        calls.append(list(zip(prompts, map(tuple, completion_ids), strict=True)))
+        if len(calls) % 2 == 0 and len(completion_ids) > 1:
+            raise ValueError("not of several")
+        if len(completion_ids) == 1 and prompts[0] == calls[1][0][0]:
+            raise ValueError("not of this prompt")
+        return [float(len(ids)) for ids in completion_ids]
+
+    config, data = arguments(tmp_path, max_steps=1, **SHORT), problems(8)
+    reward = guarded(picky, failures)
+    PeftGRPOTrainer(model="sandbox:base", reward_funcs=reward, args=config, train_dataset=data).train()
+    rollouts, greedy = calls[:2]
+    prompts = list(dict.fromkeys(str(prompt) for prompt, _ in rollouts))
+    assert len(rollouts) > len(prompts)
+    assert [str(prompt) for prompt, _ in greedy] == prompts
+    assert failures.count == 1
+
+
+def test_a_process_with_fewer_prompts_than_another_scores_as_many_rows_and_finds_its_own():
+    """The second of two processes: the first one has two prompts, this one has a single one."""
+    asked = []
+
+    def gather(tensor):
+        return torch.cat([torch.tensor([2]) if tensor.numel() == 1 else torch.tensor([0, 1, 1]), tensor])
+
+    def rewards(inputs, prompts, completions, completion_ids):
+        asked.append((inputs, prompts, completions, completion_ids))
+        return torch.tensor([[10.0], [20.0], [3.0], [3.0]])
+
+    answers = SimpleNamespace(result=lambda: [[SimpleNamespace(token_ids=(7, 8))]])
+    engine = SimpleNamespace(start=lambda *_: answers, sleep=lambda: None)
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(num_processes=2, process_index=1, device=torch.device("cpu"), gather=gather),
+        _tokenize_prompts=lambda prompts: ([[5]] * len(prompts),),
+        _calculate_rewards=rewards,
+        processing_class=SimpleNamespace(batch_decode=lambda ids, **_: ["text"] * len(ids)),
+    )
+    source = SimpleNamespace(policy_engine=lambda *_: engine, sampling=EngineSampling(1.0, 8, (0,)))
+    found = greedy_rewards(trainer, source, [{"prompt": "c"}] * 3)
+    assert found.tolist() == [[10.0], [20.0], [20.0], [3.0], [3.0], [3.0]]
+    assert asked == [([{"prompt": "c"}] * 2, ["c"] * 2, ["text"] * 2, [[7, 8]] * 2)]
+
+
+def test_examples_of_one_prompt_with_two_gold_answers_are_two():
+    one, other = {"prompt": "a", "solution": "1"}, {"prompt": "a", "solution": "2"}
+    assert _groups([one, one, other, other], [(1,)] * 4) == [0, 0, 1, 1]
+    assert _groups([one, dict(one), one], [(1,), (1,), (2,)]) == [0, 0, 1]
+    arrays = [{"prompt": "a", "columns": torch.arange(2)} for _ in range(2)]
+    assert _groups(arrays, [(1,), (1,)]) == [0, 1]  # who knows
 
 
 def test_rollouts_without_a_likeliest_completion_are_refused(tmp_path):

@@ -256,6 +256,51 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one_bit_for_bit(tmp_path):
     assert all(torch.equal(tensor, whole[name]) for name, tensor in finished.items())
 
 
+def test_a_resumed_script_trains_its_critic_at_the_rate_that_it_asks_for(tmp_path):
+    run(tmp_path, "whole", max_steps=2)
+    checkpoint = tmp_path / "whole" / "checkpoint-1"
+    before = load_file(checkpoint / "critic.safetensors")
+    still = run(tmp_path, "still", checkpoint, critic_learning_rate=0.0, max_steps=3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in still.items())
+    slow, fast = (
+        run(tmp_path, f"at-{rate}", checkpoint, critic_learning_rate=rate, max_steps=2) for rate in (1e-4, 1e-2)
+    )
+    assert norm(moved(before, slow)) < 0.05 * norm(moved(before, fast))
+
+
+def test_a_checkpoint_with_a_critic_of_another_rank_is_refused_before_anything_is_read(tmp_path):
+    run(tmp_path, "whole", max_steps=1)
+    trainer = trainer_of(tmp_path, Job("other", options={**RESUMED, "critic_rank": 2}))
+    policy = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    with pytest.raises(ModelError, match=r"^train.critic_rank: [^\n]*rank 4[^\n]*rank 2[^\n]*$"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
+    assert all(torch.equal(tensor, policy[name]) for name, tensor in trainer.policy.state_dict().items())
+
+
+def test_a_script_saves_its_critic_and_another_one_starts_from_it(tmp_path):
+    trainer = trainer_of(tmp_path, Job("first", options={**RESUMED, "max_steps": 1}))
+    trainer.train()
+    trainer.save_critic(tmp_path / "critic")
+    trained = trainer.critic_training.critic.state()
+    about = json.loads((tmp_path / "critic" / "critic.json").read_text())
+    assert about["base_fingerprint"] == base_fingerprint(trainer.policy)
+    given = {**RESUMED, "critic_adapter": str(tmp_path / "critic")}
+    second = trainer_of(tmp_path, Job("second", options={**given, "max_steps": 1}))
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in second.critic_training.critic.state().items())
+    second.train()
+    logged = [entry for entry in second.state.log_history if "critic/value_mean" in entry]
+    assert logged[0]["critic/value_mean"] != 0
+    for changes, words in (
+        ({"critic_rank": 2}, r"train.critic_rank: [^\n]*rank 4[^\n]*rank 2"),
+        ({"critic_adapter": str(tmp_path / "absent")}, r"train.critic_adapter: [^\n]*no such folder"),
+    ):
+        with pytest.raises(ModelError, match=rf"^{words}[^\n]*$"):
+            trainer_of(tmp_path, Job("third", options={**given, **changes}))
+    without = trainer_of(tmp_path, Job("without", options={"max_steps": 1}))
+    with pytest.raises(ModelError, match=r"^advantage_estimator: no critic is trained[^\n]*$"):
+        without.save_critic(tmp_path / "none")
+
+
 def test_two_processes_go_on_where_one_has_stopped(tmp_path):
     job = {"name": "whole", "options": RESUMED}
     command = ["-m", "tests.trainer.distributed_checkpoints", str(tmp_path)]

@@ -1,5 +1,6 @@
 """The same adapter, the same KL divergence and the same base from every strategy: one process, DDP, ZeRO-2, FSDP2."""
 
+import itertools
 import json
 import os
 from dataclasses import dataclass
@@ -92,6 +93,20 @@ def test_each_strategy_trains_the_adapter_that_one_process_trains(trained, refer
         check(found, alone, ddp, strategy, FEW, 1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_strategy_trains_the_same_bits_of_a_critic(trained, dtype):
+    method = "lora:ppo"
+    alone, ddp = (trained("ddp", processes, "base", dtype, (method,)) for processes in (1, 2))
+    for strategy in STRATEGIES:
+        found = trained(strategy, 2, "base", dtype, (method,))
+        check(found, alone if dtype == "float32" else ddp, ddp, strategy, (method,), 1e-5)
+        assert {process[method]["critic"] for process in found.processes} == {ddp.processes[0][method]["critic"]}
+        assert found.processes[0][method]["digest"] == ddp.processes[0][method]["digest"]
+    one, two = (load_file(found.folder / f"{method}.critic.safetensors") for found in (alone, ddp))
+    assert difference(two, one) <= (1e-5 if dtype == "float32" else 2e-2)
+    assert two["value_head.bias"] != 0
+
+
 def test_in_bfloat16_a_base_in_shards_trains_the_same_bits(trained):
     ddp, shards = (trained(strategy, 2, "initial", "bfloat16", ("lora", "dora")) for strategy in ("ddp", "fsdp2"))
     for method in ("lora", "dora"):
@@ -127,12 +142,14 @@ def test_scripts_come_to_a_base_in_shards_by_a_name_a_model_or_a_divided_model_a
 
 def test_where_one_process_of_a_base_in_shards_runs_out_of_memory_all_of_them_run_the_step_again(tmp_path):
     first, second = in_processes("distributed_memory", tmp_path, 2)
-    for where in ("forward", "backward", "scoring"):
-        assert (first[where]["failures"], second[where]["failures"]) == (0, 1)
-        assert first[where]["digest"] == second[where]["digest"]
-        assert first[where]["tokens"] == second[where]["tokens"] != first["none"]["tokens"]
-        assert first[where]["sum"] == pytest.approx(first["none"]["sum"], rel=1e-6)
-        for ours, whole in zip(first[where]["log"], first["none"]["log"], strict=True):
+    for who, where in itertools.product(("", "critic "), ("forward", "backward", "scoring")):
+        undisturbed, one, other = first[f"{who}none"], first[who + where], second[who + where]
+        assert (one["failures"], other["failures"]) == (0, 1), who + where
+        assert (one["digest"], one["critic"]) == (other["digest"], other["critic"])
+        assert one["tokens"] == other["tokens"] != undisturbed["tokens"]
+        assert one["sum"] == pytest.approx(undisturbed["sum"], rel=1e-6)
+        assert one["critic/loss"] == pytest.approx(undisturbed["critic/loss"], rel=1e-5)
+        for ours, whole in zip(one["log"], undisturbed["log"], strict=True):
             assert ours == pytest.approx(whole, rel=1e-5, abs=1e-7)
 
 

@@ -10,9 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from perl.methods.settings import adaptation
 from perl.packing.attention import use_packed_attention
+from perl.packing.divergence import divergence_bytes, head_divergence
 from perl.packing.forward import score
 from perl.packing.fused_lora import fuse_lora
-from perl.packing.head import LogitSettings, add_scored_forward
+from perl.packing.head import HeadStates, LogitSettings, add_scored_forward
 from perl.packing.memory import measure, plan_memory
 from perl.packing.rows import Row
 from perl.policy.attach import attach_adapter
@@ -187,6 +188,35 @@ def test_a_cache_or_an_engine_beside_the_trainer_takes_its_share_of_a_gpu():
     assert beside.engine == 0.4 * GPUS["24 GB"]
     assert beside.plan.tokens < alone.plan.tokens
     assert alone.cache == beside.cache == 0
+
+
+def test_a_teacher_takes_its_adapter_two_states_and_a_slope_of_each_token_and_more_logits():
+    alone, base, other = (
+        estimate_memory(QWEN2_1B5, Types(), 16, "80 GB", Work(4096, teacher=count)) for count in (None, 0, 18_464_768)
+    )
+    assert (alone.teacher, base.teacher, other.teacher) == (0, 0, 4 * 18_464_768)
+    assert base.per_token.kept - alone.per_token.kept == 1536 * (2 + 2 + 4)
+    assert base.per_token.recomputed - alone.per_token.recomputed == 1536 * (2 + 2 + 4)
+    assert base.head > alone.head
+    assert base.per_token.fixed - alone.per_token.fixed == base.head - alone.head
+    more = base.of_pass(recompute=False) - alone.of_pass(recompute=False)
+    assert more == pytest.approx(4096 * 1536 * 8 + base.head - alone.head)
+    assert other.always - base.always == 4 * 18_464_768
+    assert other.plan.tokens < base.plan.tokens < alone.plan.tokens
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=str)
+def test_what_a_divergence_holds_besides_its_vectors_is_what_is_measured(compute):
+    torch.manual_seed(0)
+    tokens, width, vocabulary = 128, 16, 65_536  # four tiles
+    head = torch.randn(vocabulary, width, dtype=compute)
+    states = [torch.randn(tokens, width, dtype=compute) for _ in range(2)]
+    student = HeadStates(states[0].requires_grad_(True), head, None, LogitSettings())
+    with LiveBytes() as live:
+        head_divergence(student, states[1])
+    of_tokens = tokens * (2 * 4 + 4 * width)
+    held = divergence_bytes((vocabulary, width), compute, compute, None)
+    assert live.peak - of_tokens == pytest.approx(held, rel=0.1)
 
 
 every_way = pytest.mark.parametrize("attention", EVERY_WAY, ids=str)

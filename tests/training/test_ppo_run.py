@@ -1,14 +1,21 @@
 """A recipe that says ``algorithm: ppo``: its plan, its run folder, and one completion of each prompt."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import perl
+from perl.errors import PerlError
+from perl.hub.card.public_recipe import public_recipe
 from perl.policy.critic import Critic
+from perl.policy.model import source_fingerprint
+from perl.recipe import load_recipe
+from perl.sandbox import BASE_FOLDER
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.stages import prepare, read_recipe
 
@@ -63,6 +70,32 @@ def test_a_run_exports_its_critic_beside_the_adapter_and_never_in_it(tmp_path, t
     assert any(line.startswith("algorithm ppo: ") and "gae_lambda 0.95" in line for line in lines)
 
 
+def test_a_run_starts_from_another_runs_critic_or_says_before_a_model_is_loaded_why_not(tmp_path, monkeypatch):
+    first = perl.train(SHORT, ["algorithm=ppo", "train.critic_rank=4", "train.max_steps=1"], tmp_path / "first")
+    given = ["algorithm=ppo", "train.critic_rank=4", "train.max_steps=1", f"train.critic_adapter={first.path}"]
+    second = perl.train(SHORT, given, tmp_path / "second")
+    values = [json.loads(run.metrics.read_text().splitlines()[0])["critic/value_mean"] for run in (first, second)]
+    assert values[0] == 0
+    assert values[1] != 0
+    recipe = public_recipe(load_recipe(second.path / "recipe.yaml"))
+    assert "critic_adapter: first" in recipe
+    assert str(tmp_path) not in recipe
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    config = AutoConfig.from_pretrained(BASE_FOLDER)
+    config.intermediate_size += 8
+    narrow = tmp_path / "narrow"
+    shutil.copytree(BASE_FOLDER, narrow)
+    config.save_pretrained(narrow)
+    for changes, words in {
+        "train.critic_rank=8": r"train.critic_rank: [^\n]*rank 4[^\n]*rank 8",
+        f"train.critic_adapter={tmp_path}/absent": r"train.critic_adapter: [^\n]*no such folder",
+        f"model.name={narrow}": r"model.name: [^\n]*critic of another base: [^\n]*mlp",
+    }.items():
+        with pytest.raises(PerlError, match=words) as caught:
+            prepare(read_recipe(SHORT, [*given, changes]))
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp", "remax"])
 def test_one_completion_of_each_prompt_trains(tmp_path, algorithm):
     overrides = [f"algorithm={algorithm}", "train.num_generations=1", "train.prompts_per_step=6"]
@@ -90,3 +123,28 @@ def test_the_critic_learns_at_one_rate_beside_every_method():
 
     assert {rate(method) for method in ("lora", "ia3", "vera", "lora_plus")} == {"0.0001"}
     assert rate("ia3", "train.critic_learning_rate=0.003") == "0.003"
+
+
+@pytest.mark.parametrize("of_base", ["bfloat16", "nf4"])
+def test_a_critic_trains_in_float32_on_weights_of_fewer_bits(of_base, tmp_path, trainers, monkeypatch):
+    model = {"dtype": of_base}
+    if of_base == "nf4":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed, there is no quantised base")
+        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)  # it would compute in bfloat16
+        model = {"quantization": of_base}
+    recipe = {**SHORT, "model": {"name": "sandbox:base", **model}, "algorithm": "ppo"}
+    run = perl.train(recipe, ["train.critic_rank=4"], tmp_path / "run")
+    (trainer,) = trainers
+    critic, fresh = trainer.critic_training.critic, Critic(trainer.policy, rank=4, seed=trainer.args.seed)
+    assert {tensor.dtype for tensor in critic.tensors.values()} == {torch.float32}
+    moved = [not torch.equal(tensor, fresh.state()[name]) for name, tensor in critic.state().items()]
+    assert all(moved)
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert rows[0]["critic/value_mean"] == 0
+    assert rows[-1]["critic/value_mean"] != 0
+    assert rows[-1]["critic/loss"] < rows[0]["critic/loss"]
+    about = json.loads((run.critic / "critic.json").read_text())
+    assert about.get("base_quantization") == model.get("quantization")
+    assert about["base_fingerprint"] == source_fingerprint(trainer.policy)
+    fresh.load(run.critic / "critic.safetensors")
+    assert all(torch.equal(tensor, critic.state()[name]) for name, tensor in fresh.state().items())

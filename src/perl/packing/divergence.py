@@ -42,6 +42,27 @@ def head_divergence(
     return found
 
 
+def divergence_bytes(sizes: tuple[int, int], stored: torch.dtype, compute: torch.dtype, memory: int | None) -> int:
+    """Bytes that a divergence holds while it is computed, besides the vector of each token; see ``head_bytes``.
+
+    Args:
+        sizes: V and D.
+        stored: Type of the head's weights.
+        compute: In which it multiplies.
+        memory: Of the accelerator, all bytes; None: on a CPU.
+    """
+    vocabulary, width = sizes
+    exact = torch.promote_types(compute, torch.float32)
+    converted = 0 if stored == compute else vocabulary * width * compute.itemsize
+    # The logits of both or what becomes of them, and one more.
+    return _rows(vocabulary, memory) * vocabulary * 3 * exact.itemsize + converted
+
+
+def _rows(vocabulary: int, memory: int | None) -> int:
+    """Of a tile: twice as many logits as of a log-probability, so half as many rows of them."""
+    return max(tile_rows(vocabulary, memory) // 2, 1)
+
+
 class _Divergence(torch.autograd.Function):
     """The divergence and, if needed, its derivative by the student's hidden states; tile by tile."""
 
@@ -60,8 +81,7 @@ class _Divergence(torch.autograd.Function):
         if settings.float32 and compute != torch.float64:
             compute = torch.float32
         exact = torch.promote_types(compute, torch.float32)
-        # Twice as many logits as of a log-probability, so half as many rows of them.
-        rows = max(tile_rows(weight_VD.size(0), memory_of(hidden_SD.device)) // 2, 1)
+        rows = _rows(weight_VD.size(0), memory_of(hidden_SD.device))
         weight_VD = weight_VD.to(compute)
         bias_V = None if bias_V is None else bias_V.to(compute)
         slopes_SD = torch.empty_like(hidden_SD, dtype=exact) if ctx.needs_input_grad[0] else None

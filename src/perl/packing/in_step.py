@@ -14,7 +14,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 _T = TypeVar("_T")
-Kind = Literal["training", "scoring"]
+Kind = Literal["training", "waiting", "scoring", "critic", "values"]
+"""The policy's passes with gradient; those without one while a critic warms up; without gradient; a critic's two."""
 _Order = tuple[FSDPModule, ...]
 
 

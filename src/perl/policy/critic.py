@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
@@ -25,15 +24,14 @@ from perl.errors import ModelError
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.policy.attach import base_only
 from perl.policy.checkpoint import readable
+from perl.policy.critic_file import ABOUT, RANK, WEIGHTS, WHERE, SavedCritic, read_critic
 from perl.policy.model import base_of
-from perl.run.folder import write_text
+from perl.run.files import new_folder, write_text
 
 SCALE = 2.0
 """s of s B A: LoRA's alpha over its rank, as this package's LoRA has it."""
-WEIGHTS, ABOUT = "critic.safetensors", "critic.json"
 _HEAD, _BIAS = "value_head.weight", "value_head.bias"
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
-_RANK = "rank"
 
 
 class Critic:
@@ -106,53 +104,67 @@ class Critic:
         """Copies of the tensors."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self.tensors.items()}
 
-    def save(self, file: Path) -> None:
-        """Writes the tensors as they are."""
+    def save(self, file: Path, facts: Mapping[str, str] | None = None) -> None:
+        """Writes the tensors as they are.
+
+        Args:
+            file: Its folder is made if it is not there.
+            facts: What the file's header says of the base.
+        """
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(self.state(), file, {_RANK: str(self.rank)})
+        save_file(self.state(), file, {**(facts or {}), RANK: str(self.rank)})
 
     @torch.no_grad()
     def load(self, file: Path) -> None:
-        """Puts back what :meth:`save` wrote.
+        """Puts back what :meth:`save` or :meth:`export` wrote; all processes must ask at once.
 
         Raises:
-            ModelError: It is of a critic of another shape.
+            ModelError: It is of a critic of another shape, was trained on other weights of the base, or is not finite.
         """
-        with readable(file), safe_open(file, framework="pt") as opened:
-            rank = int((opened.metadata() or {}).get(_RANK, self.rank))
-            shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-            self._check(file, rank, shapes)
-            for name, tensor in self.tensors.items():
-                tensor.copy_(opened.get_tensor(name))
+        self.check(file).check_base(self._policy)
+        tensors = load_file(file)
+        unusable = next((name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()), None)
+        if unusable is not None:
+            raise ModelError(f"{file} holds numbers that are not finite, in {unusable}", WHERE)
+        for name, tensor in tensors.items():
+            self.tensors[name].copy_(tensor)
 
-    def export(self, folder: Path, about: Mapping[str, Any]) -> None:
+    def check(self, file: Path) -> SavedCritic:
+        """Refuses a file whose header is of a critic of another shape, and reads no more of it.
+
+        Raises:
+            ModelError: Says how it differs, or that it cannot be read.
+        """
+        with readable(file):
+            saved = read_critic(file)
+        saved.check_shapes(self.rank, {name: tuple(tensor.shape) for name, tensor in self.tensors.items()})
+        return saved
+
+    def export(self, folder: Path, facts: Mapping[str, str], how: Mapping[str, Any]) -> None:
         """Writes ``critic.safetensors`` and ``critic.json`` into a folder.
 
         Args:
-            folder: Made if it is not there.
-            about: What the description says besides the shape: of which base, trained how.
+            folder: Replaced if it is there.
+            facts: Of the base, from :func:`perl.policy.critic_file.facts_of_base`.
+            how: It was trained, for the description.
         """
-        self.save(folder / WEIGHTS)
-        shape = {"rank": self.rank, "scale": SCALE, "layers": len(self._layers), "form": "value of the state before"}
-        write_text(folder / ABOUT, json.dumps({**about, **shape}, indent=1) + "\n")
+        shape = {RANK: self.rank, "scale": SCALE, "layers": len(self._layers), "form": "value of the state before"}
+        with new_folder(folder) as staged:
+            self.save(staged / WEIGHTS, facts)
+            write_text(staged / ABOUT, json.dumps({**facts, **how, **shape}, indent=1) + "\n")
 
-    def _check(self, file: Path, rank: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        if rank != self.rank:
-            what = f"holds a critic of rank {rank}, and this one has rank {self.rank}"
-            raise ModelError(f"{file} {what}", "train.critic_rank", f"{rank}, or start anew")
-        own = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
-        if shapes == own:
-            return
-        name = min(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
-        there, here = (_shape(known.get(name)) for known in (shapes, own))
-        what = f"{file} holds a critic of another base: {name} is {there} there, {here} here"
-        raise ModelError(what, "model.name", "the base that it was trained on")
+
+def critic_shapes(base: nn.Module, rank: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of a critic's parameters by name, for a base that may be without weights."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, layer in linear_layers(base).items():
+        shapes[name + _DOWN], shapes[name + _UP] = (rank, layer.in_features), (layer.out_features, rank)
+    return {**shapes, _HEAD: (1, int(base_of(base).config.get_text_config().hidden_size)), _BIAS: (1,)}
 
 
 def critic_parameters(base: nn.Module, rank: int) -> int:
     """Number of parameters of a critic for a base, which may be without weights."""
-    of_layers = sum(rank * (layer.in_features + layer.out_features) for layer in linear_layers(base).values())
-    return of_layers + int(base_of(base).config.get_text_config().hidden_size) + 1
+    return sum(math.prod(shape) for shape in critic_shapes(base, rank).values())
 
 
 def linear_layers(policy: nn.Module) -> dict[str, nn.Linear]:
@@ -189,7 +201,3 @@ def _added(down_RI: nn.Parameter, up_OR: nn.Parameter) -> Callable[..., torch.Te
 def _float_like(weight: torch.Tensor) -> torch.Tensor:
     """An empty tensor on the weight's device, in float32 or, like a weight in that, float64."""
     return torch.empty(0, dtype=torch.float64 if weight.dtype == torch.float64 else torch.float32, device=weight.device)
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "not" if shape is None else " x ".join(str(size) for size in shape)

@@ -245,6 +245,10 @@ def check_sampling(args: GRPOConfig, how: RolloutSection) -> None:
     if args.loss_type == "vespo" and args.vllm_importance_sampling_correction and sequences:
         what = "vespo corrects each token by itself"
         found.append(Mistake(what, "train.vllm_importance_sampling_mode", "token_truncate or token_mask"))
+    estimator = ADVANTAGES.get(getattr(args, "advantage_estimator", "group"))
+    if how.prefetch and estimator is not None and estimator.writes_greedy:
+        what = "rollouts sampled ahead gain nothing where each step waits for greedy completions of the policy as it is"
+        found.append(Mistake(what, "rollout.prefetch", "0, or another advantage_estimator than remax"))
     if how.prefetch and not args.vllm_importance_sampling_correction:
         what = "rollouts that are sampled ahead are from an older policy and need the importance correction"
         found.append(Mistake(what, "rollout.prefetch", "0, or train.vllm_importance_sampling_correction: true"))

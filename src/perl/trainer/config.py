@@ -167,6 +167,10 @@ class PeftRLConfig(GRPOConfig):
     critic_warmup_steps: int = field(
         default=0, metadata={"help": "Steps at the begin in which only the critic moves, and the policy waits."}
     )
+    critic_adapter: str | None = field(
+        default=None,
+        metadata={"help": "An exported critic to start from, the folder critic/ of a run. None: from the value 0."},
+    )
     kl_estimator: str = field(
         default="k3", metadata={"help": "Schulman's estimator of the KL divergence that beta weighs: k1, k2 or k3."}
     )

@@ -17,6 +17,7 @@ SETTINGS: dict[str, Any] = {
     "critic_learning_rate": None,
     "critic_rank": 16,
     "critic_warmup_steps": 0,
+    "critic_adapter": None,
 }
 """What only a critic reads -> its default."""
 FASTER = 10.0
@@ -78,14 +79,12 @@ def _impossible(args: Any) -> list[Mistake]:  # noqa: ANN401
 
 
 def _cannot_be_trained(args: Any) -> list[Mistake]:  # noqa: ANN401
-    """What a critic does not go with: it needs a frozen base that is whole, run layer by layer as it stands."""
+    """What a critic does not go with: it needs a frozen base, run layer by layer as it stands."""
     needed = f"advantage_estimator {args.advantage_estimator} trains a critic"
     found = []
     if args.peft_method == "full" and args.peft_type is None:
         what = f"{needed} on the frozen base, and full trains the base itself"
         found.append(Mistake(what, "peft_method", "any other method, or an algorithm without a critic"))
-    if args.strategy != "ddp" or args.deepspeed:
-        found.append(Mistake(f"{needed}, which {args.strategy} does not share out", "strategy", "ddp"))
     if args.fp16:
         found.append(Mistake(f"{needed}, whose loss is not scaled", "fp16", "bf16: true"))
     for name in ("compile_layers", "torch_compile"):

@@ -7,8 +7,9 @@ epoch and minibatch trains on the advantages and returns of the rollouts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from perl.methods.registry import Method
 from perl.packing.forward import score
 from perl.packing.micro_batches import MicroBatch, Window
 from perl.policy.critic import Critic
+from perl.policy.critic_file import WEIGHTS, facts_of_base, find_critic
 from perl.run.threads import threads_for
 from perl.trainer.config import own_setting
 from perl.trainer.critic_checks import critic_rate
@@ -29,7 +31,7 @@ from perl.trainer.live import LiveTrainer, Metrics, mode_of
 from perl.trainer.log_prob_passes import LogProbPasses
 from perl.trainer.plain_state import read_state, write_state
 
-_TENSORS, _OPTIMIZER = "critic.safetensors", "critic-optimizer.safetensors"
+_TENSORS, _OPTIMIZER = WEIGHTS, "critic-optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class CriticSettings:
         learning_rate: Of AdamW, constant.
         rank: Of the critic's adapter.
         warmup_steps: Optimizer steps at the begin in which only the critic moves.
+        adapter: Folder of the exported critic that it starts from; None: from the value 0.
     """
 
     gamma: float
@@ -51,6 +54,7 @@ class CriticSettings:
     learning_rate: float
     rank: int
     warmup_steps: int
+    adapter: str | None = None
 
     @classmethod
     def of(cls, args: Any, method: Method) -> "CriticSettings":  # noqa: ANN401 (TRL's arguments or ours)
@@ -62,6 +66,7 @@ class CriticSettings:
             learning_rate=critic_rate(args, method),
             rank=own_setting(args, "critic_rank"),
             warmup_steps=own_setting(args, "critic_warmup_steps"),
+            adapter=own_setting(args, "critic_adapter"),
         )
 
 
@@ -83,12 +88,14 @@ class CriticTraining:
             metrics: Where metrics go.
 
         Raises:
-            ModelError: The policy has no adapter.
+            ModelError: The policy has no adapter, or the critic to start from does not fit its base.
         """
         self._live, self._passes, self._metrics = live, passes, metrics
         args = live.args
         self.settings = CriticSettings.of(args, method)
         self.critic = Critic(live.policy, rank=self.settings.rank, seed=args.seed)
+        if self.settings.adapter is not None:
+            self.critic.load(find_critic(self.settings.adapter).file)
         self._optimizer = torch.optim.AdamW(
             self.critic.parameters,
             lr=self.settings.learning_rate,
@@ -139,15 +146,28 @@ class CriticTraining:
         """
         self._sums = torch.zeros(3, dtype=torch.float64)
         self.drop_gradients()  # of a step that an exception ended
-        policy = self._live.policy
-        try:
-            with threads_for(policy), self.critic.in_place_of(policy):
+        policy, in_step = self._live.policy, self._passes.in_step
+        with threads_for(policy), self.critic.in_place_of(policy):
+            if in_step is not None:
+                return in_step.run("critic", [partial(self._pass, policy, batch) for batch in plan]) is not None
+            try:
                 for batch in plan:
                     if batch.counts:
                         self._pass(policy, batch)
-        except torch.OutOfMemoryError:
-            return False
+            except torch.OutOfMemoryError:
+                return False
         return True
+
+    def rehearse(self, window: Window) -> None:
+        """Where the base is in shards: learns in what order a pass of the critic gathers them, which adds no gradient.
+
+        Args:
+            window: Of whose rows one is run.
+        """
+        if self._passes.in_step is not None:
+            policy, idle = self._live.policy, self._passes.idle(window)
+            with self.critic.in_place_of(policy):
+                self._passes.in_step.rehearse("critic", lambda: self._pass(policy, idle))
 
     def drop_gradients(self) -> None:
         """Forgets what was accumulated."""
@@ -178,18 +198,38 @@ class CriticTraining:
     def load(self, checkpoint: Path) -> None:
         """Puts back what :meth:`save` wrote.
 
+        The rate is that of the arguments now, as it is constant.
+
+        Raises:
+            ModelError: It is of a critic of another shape, or there is none.
+        """
+        self.check(checkpoint)
+        self.critic.load(checkpoint / _TENSORS)
+        self._optimizer.load_state_dict(read_state(checkpoint / _OPTIMIZER))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate
+
+    def check(self, checkpoint: Path) -> None:
+        """Refuses a checkpoint whose critic this one cannot go on from, by the header of its file.
+
         Raises:
             ModelError: It is of a critic of another shape, or there is none.
         """
         if not (checkpoint / _TENSORS).is_file():
             what, hint = f"{checkpoint} was written without a critic", "start anew, or continue its adapter"
             raise ModelError(what, "resume_from_checkpoint", hint)
-        self.critic.load(checkpoint / _TENSORS)
-        self._optimizer.load_state_dict(read_state(checkpoint / _OPTIMIZER))
+        self.critic.check(checkpoint / _TENSORS)
 
-    def export(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Writes the critic into a folder of its own, never into the adapter's."""
-        self.critic.export(folder, {**about, "gamma": self.settings.gamma, "lambda": self.settings.lambda_})
+    def export(self, folder: Path, fingerprint: str | None = None) -> None:
+        """Writes the critic into a folder of its own, never into the adapter's; every process must ask.
+
+        Args:
+            folder: Replaced if it is there.
+            fingerprint: Of the base's weights; None: it is taken now.
+        """
+        facts = facts_of_base(self._live.policy, fingerprint)
+        if self._live.accelerator.is_main_process:
+            self.critic.export(folder, facts, {"gamma": self.settings.gamma, "lambda": self.settings.lambda_})
 
     def _pass(self, policy: torch.nn.Module, batch: MicroBatch) -> None:
         """One micro-batch, forward and backward."""
@@ -204,6 +244,9 @@ class CriticTraining:
                 entropy="none",
                 read=self.critic.values,
             )
+        if not batch.counts:  # the other processes' shards need this one
+            (found_NT * 0.0).sum().backward()
+            return
         loss = value_loss(found_NT, values["old_values"], values["returns"], clip=self.settings.clip)
         counts_NT = mask_NT & ~values["returns"].isnan()
         total = loss.per_token.masked_fill(~counts_NT, 0.0).sum()
@@ -215,3 +258,15 @@ class CriticTraining:
         """Sums over all processes."""
         added: torch.Tensor = self._live.accelerator.reduce(sums, reduction="sum")
         return added
+
+
+def trained_critic(training: CriticTraining | None) -> CriticTraining:
+    """The training of a critic that there must be.
+
+    Raises:
+        ModelError: There is none.
+    """
+    if training is None:
+        hint = "algorithm: ppo, or an advantage_estimator that trains one"
+        raise ModelError("no critic is trained, so there is none to save", "advantage_estimator", hint)
+    return training

@@ -17,7 +17,7 @@ from perl.packing.compiled import check_compiler, compile_layers
 from perl.packing.forward import Passes, Read, choose_passes, score, score_all, whole_passes
 from perl.packing.fused_lora import fuse_lora
 from perl.packing.head import EntropyKind, add_scored_forward, logit_settings
-from perl.packing.in_step import InStep
+from perl.packing.in_step import InStep, Kind
 from perl.packing.memory import CPU_TOKENS, TokenBytes, free_bytes, measure, plan_memory
 from perl.packing.micro_batches import (
     MicroBatch,
@@ -310,9 +310,10 @@ class LogProbPasses:
         with torch.no_grad(), checkpointing, live.accelerator.autocast(), threads_for(model):
             if self.in_step is not None:
                 one = min(rows, key=lambda row: row.tokens)
-                packed = self.passes.packs(rows)
-                self.in_step.rehearse("scoring", partial(score, model, [one], [[0]], packed=packed, columns=columns))
-                run = partial(self._run_in_step, self.in_step)
+                kind: Kind = "scoring" if read is None else "values"  # which take no head
+                how: dict[str, Any] = {"packed": self.passes.packs(rows), "columns": columns, "read": read}
+                self.in_step.rehearse(kind, partial(score, model, [one], [[0]], **how))
+                run = partial(self._run_in_step, self.in_step, kind)
             return score_all(
                 model,
                 rows,
@@ -323,7 +324,9 @@ class LogProbPasses:
                 **self._grouping(rows),
             )
 
-    def _run_in_step(self, together: InStep, passes: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor] | None:
+    def _run_in_step(
+        self, together: InStep, kind: Kind, passes: Sequence[Callable[[], torch.Tensor]]
+    ) -> list[torch.Tensor] | None:
         """The results of passes, and on each process as many as the one with most has."""
         idle = self._agreed(len(passes)) - len(passes)
 
@@ -331,7 +334,7 @@ class LogProbPasses:
             with torch.random.fork_rng():  # a pass may draw, and this one would not be there with whole tensors
                 return passes[0]()
 
-        results = together.run("scoring", [*passes, *[again] * idle])
+        results = together.run(kind, [*passes, *[again] * idle])
         return None if results is None else results[: len(passes)]
 
     def _grouping(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -379,6 +382,15 @@ class LogProbPasses:
 def images_of(rollouts: dict[str, Any]) -> dict[str, Any]:
     """The inputs of a multimodal model that rollouts have beside their tokens."""
     return {name: rollouts[name] for name in _IMAGES if rollouts.get(name) is not None}
+
+
+def scored_as_trl(trainer: Any, rollouts: dict[str, Any]) -> torch.Tensor:  # noqa: ANN401 (ours)
+    """(N, T) log-probabilities without gradient, padded as TRL has them: of images, or by a subclass's method."""
+    args, hook, model = trainer.args, trainer._get_per_token_logps_and_entropies, trainer.model
+    rows = args.per_device_train_batch_size if model.training else args.per_device_eval_batch_size
+    with torch.no_grad(), disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs):
+        found: torch.Tensor = hook(model, *padded_rows(rollouts), rows, **images_of(rollouts))[0]
+    return found
 
 
 def padded_rows(rollouts: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, int]:

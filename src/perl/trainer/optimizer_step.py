@@ -22,6 +22,7 @@ from perl.algorithms.metrics import CORRECTED, MUCH_CORRECTED, LossMetrics, Samp
 from perl.methods.hooks import hooks_of
 from perl.packing.forward import score_beside
 from perl.packing.head import EntropyKind
+from perl.packing.in_step import Kind
 from perl.packing.micro_batches import SELECTED, MicroBatch, Window, rows_with_gradient
 from perl.run.threads import fitting_threads, threads_for
 from perl.trainer.config import own_setting
@@ -182,6 +183,7 @@ class OptimizerStep:
         if critic is None:
             return
         while True:
+            critic.rehearse(window)
             plan = self._passes.plan(window, critic.rows_with_value(window), self._passes.tokens)
             if not self._any(not critic.accumulate(plan)):
                 critic.step()
@@ -196,7 +198,17 @@ class OptimizerStep:
             return
         self._regulariser_due = False
         idle = self._passes.idle(window)
-        self._passes.in_step.rehearse("training", lambda: self._unexchanged(model, idle))
+        self._passes.in_step.rehearse(self._kind, lambda: self._unexchanged(model, idle))
+
+    @property
+    def _kind(self) -> Kind:
+        """Of the policy's passes in the current step."""
+        return "waiting" if self._policy_waits else "training"
+
+    @property
+    def _policy_waits(self) -> bool:
+        """Whether only a critic moves in the current step."""
+        return self._hooks.critic is not None and self._hooks.critic.policy_waits
 
     def loss_of(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         """The part of a step's loss that a micro-batch computes."""
@@ -303,7 +315,7 @@ class OptimizerStep:
         self._regulariser_due = True
         exchange = self._hooks.exchange(model)
         if self._passes.in_step is not None:
-            losses = self._passes.in_step.run("training", [partial(self._unexchanged, model, batch) for batch in plan])
+            losses = self._passes.in_step.run(self._kind, [partial(self._unexchanged, model, batch) for batch in plan])
         else:
             losses = self._whole(model, plan)
         if self._any(losses is None):
@@ -322,7 +334,7 @@ class OptimizerStep:
     def _unexchanged(self, model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
         """A forward and backward pass after which processes do not exchange gradients."""
         with self._hooks.unexchanged(model):
-            if self._hooks.critic is not None and self._hooks.critic.policy_waits:
+            if self._policy_waits:
                 with torch.no_grad():  # for its metrics
                     return self.loss_of(model, batch)
             return self._hooks.backward(model, batch)

@@ -23,6 +23,7 @@ from perl.methods.on_quantised import IN_PROCESS, check_on_quantised
 from perl.methods.registry import METHODS
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, dropout_of, method_of, rate_warning
 from perl.policy.attach import attach_adapter, check_trainable, check_untouched_base, continue_adapter, own_method
+from perl.policy.critic_file import find_critic
 from perl.policy.model import base_identity, check_quantisation, quantising, resolve_model, trainable_parameters
 from perl.policy.quantised import keep_packing, was_quantised
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
@@ -82,7 +83,7 @@ def given_policy(
         model = resolve_model(model)
         if processing_class is None:
             processing_class = load_processor(model, args)
-    _look_at_teacher(args, model, processing_class)
+    _look_at_roles(args, model, processing_class)
     by_name, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
     model, how, continued = adapted_policy(model, args, peft_config, quantization_config)
     for note in script_notes(model, args, how, named=named):
@@ -92,12 +93,14 @@ def given_policy(
     return GivenPolicy(model, processing_class, how, continued, loaded, trained)
 
 
-def _look_at_teacher(args: GRPOConfig, model: Any, processing_class: Any) -> None:  # noqa: ANN401
-    """What is wrong with a teacher's adapter, before weights are loaded."""
-    section = teacher_section(args)
+def _look_at_roles(args: GRPOConfig, model: Any, processing_class: Any) -> None:  # noqa: ANN401
+    """What is wrong with a teacher's adapter and with the critic to start from, before weights are loaded."""
+    section, critic = teacher_section(args), own_setting(args, "critic_adapter")
+    base = model if isinstance(model, str) else base_identity(model)[0]
     if section.adapter is not None:
-        base = model if isinstance(model, str) else base_identity(model)[0]
         find_teacher(section.adapter, base, processing_class)
+    if critic is not None:
+        find_critic(critic, base).check_rank(own_setting(args, "critic_rank"))
 
 
 def default_arguments(model: Any) -> PeftRLConfig:  # noqa: ANN401 (TRL's signature)

@@ -115,10 +115,12 @@ class ResumeState:
         have; where that cannot be done exactly, they are made anew from the prompts that they were of.
 
         Raises:
-            ModelError: The checkpoint is of a training by another teacher.
+            ModelError: The checkpoint is of a training by another teacher, or with another critic or none.
         """
         if isinstance(checkpoint, str):
             folder, args = Path(checkpoint), self._live.args
+            if self._critic is not None:
+                self._critic.check(folder)
             counters, rollouts = load_trainer_state(folder, args.process_index, args.device)
             self._check_teacher(folder, counters.get(_TEACHER))
             written = counters.get(_PROCESSES, args.world_size), counters.get(_ACCUMULATION, self._accumulation)

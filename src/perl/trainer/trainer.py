@@ -15,7 +15,6 @@ from peft import PeftModel
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy, TrainOutput
 from trl import GRPOConfig, GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import RepeatSampler
 
 from perl.algorithms.importance import SamplingCorrection
@@ -35,9 +34,10 @@ from perl.trainer.adapted_policy import AdaptedPolicy
 from perl.trainer.argument_checks import check_arguments, check_step
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.config import own_setting
+from perl.trainer.critic_training import trained_critic
 from perl.trainer.group_rewards import complete, latest_group, prepared_rewards
 from perl.trainer.live import mode_of
-from perl.trainer.log_prob_passes import images_of, padded_rows
+from perl.trainer.log_prob_passes import images_of, scored_as_trl
 from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, received
 from perl.trainer.policy_setup import default_arguments, given_policy
 from perl.trainer.prompt_order import ResumableRepeatSampler
@@ -204,6 +204,17 @@ class PeftGRPOTrainer(GRPOTrainer):
         """
         self._adapted.save(Path(path), self.processing_class, self.base_fingerprint)
 
+    def save_critic(self, path: str | Path) -> None:
+        """Saves PPO's critic alone, for ``critic_adapter`` to start from; every process must ask.
+
+        Args:
+            path: Folder to write, replaced if it exists.
+
+        Raises:
+            ModelError: No critic is trained.
+        """
+        trained_critic(self.critic_training).export(Path(path), self.base_fingerprint)
+
     def write_card(
         self, folder: Path, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
     ) -> None:
@@ -280,16 +291,8 @@ class PeftGRPOTrainer(GRPOTrainer):
             old=reads_old(self) or selects(self),
             reference=self._adapted.needed_reference() if self.beta != 0.0 else None,
             skips=skips and not selects(self),
-            score=self._score_as_trl if padded else None,
+            score=partial(scored_as_trl, self) if padded else None,
         )
-
-    def _score_as_trl(self, rollouts: dict[str, Any]) -> torch.Tensor:
-        """(N, T) log-probabilities without gradient, padded as TRL has them: of images, or by a subclass's method."""
-        args, hook = self.args, self._get_per_token_logps_and_entropies
-        checkpointing = disable_gradient_checkpointing(self.model, args.gradient_checkpointing_kwargs)
-        rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
-        with torch.no_grad(), checkpointing:
-            return hook(self.model, *padded_rows(rollouts), rows, **images_of(rollouts))[0]  # type: ignore[return-value]
 
     def _get_per_token_logps_and_entropies(
         self,

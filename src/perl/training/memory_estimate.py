@@ -14,6 +14,7 @@ import torch
 from peft import LoraConfig, PeftConfig
 
 from perl.packing.attention import KERNEL_CALL, Machine, needs_every_head
+from perl.packing.divergence import divergence_bytes
 from perl.packing.head import head_bytes
 from perl.packing.memory import BYTES_PER_TRAINED, CPU_TOKENS, MemoryPlan, TokenBytes, plan_memory
 from perl.recipe import Recipe
@@ -58,6 +59,7 @@ class Work:
         attention: How.
         fused_head: Whether the head's derivative is taken in its forward pass.
         fixed_tokens: Tokens of a micro-batch, where the recipe sets them.
+        teacher: Numbers of the teacher's adapter, 0 where the teacher is the base; None: nobody teaches.
         pass_tokens: Of the longest micro-batch at the lengths that are reckoned with, on a CPU, where the budget is a
             number; None: it is full.
         dora: Whether the LoRA's weights are decomposed.
@@ -71,6 +73,7 @@ class Work:
     fixed_tokens: int | None = None
     pass_tokens: int | None = None
     dora: bool = False
+    teacher: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class MemoryEstimate:
         gpu: As it is sold, a name in :data:`GPUS` or another.
         available: Bytes that there are.
         context: Bytes of the driver's context and the libraries.
+        teacher: Of the teacher's adapter, in float32; its states are in ``per_token``, its logits in ``head``.
     """
 
     weights: float
@@ -108,6 +112,7 @@ class MemoryEstimate:
     gpu: str
     available: float
     context: float
+    teacher: float = 0.0
 
     @property
     def adapter(self) -> float:
@@ -117,7 +122,7 @@ class MemoryEstimate:
     @property
     def always(self) -> float:
         """Held at any time."""
-        return self.context + self.weights + self.adapter + self.engine
+        return self.context + self.weights + self.adapter + self.teacher + self.engine
 
     @property
     def least(self) -> float:
@@ -221,10 +226,13 @@ def estimate_memory(
     stored, compute = (torch.float32 if size == _FLOAT32 else torch.bfloat16 for size in (types.weights, types.compute))
     sizes = (model.vocabulary, model.hidden)
     head = float(head_bytes(sizes, stored, compute, None if on_cpu else int(room), fused=work.fused_head or on_cpu))
-    per_token = token_bytes(model, types, rank, work.attention, dora=work.dora)
+    per_token, teacher = token_bytes(model, types, rank, work.attention, dora=work.dora), 0.0
+    if work.teacher is not None:
+        per_token, teacher = _taught(per_token, model, types), float(_FLOAT32 * work.teacher)
+        head = max(head, float(divergence_bytes(sizes, stored, compute, None if on_cpu else int(room))))
     per_token = replace(per_token, fixed=per_token.fixed + head)
     in_a_pass = max(work.fixed_tokens or 0, work.longest_row)
-    free = room - context - weights - gathered - held.parameters - engine
+    free = room - context - weights - gathered - held.parameters - teacher - engine
     if on_cpu:  # activations are kept, whatever memory there is
         in_a_pass = _tokens_on_cpu(work)
         plan = MemoryPlan(max(work.fixed_tokens or CPU_TOKENS, work.longest_row), recompute=False)
@@ -248,7 +256,17 @@ def estimate_memory(
         gpu=gpu,
         available=room,
         context=context,
+        teacher=teacher,
     )
+
+
+def _taught(per_token: TokenBytes, model: Decoder, types: Types) -> TokenBytes:
+    """With a teacher's last hidden state of each token, once more in the student's order, and the slope in float32.
+
+    Only completion tokens have them; all tokens of a pass are counted.
+    """
+    states = model.hidden * (2 * types.weights + _FLOAT32)
+    return replace(per_token, kept=per_token.kept + states, recomputed=per_token.recomputed + states)
 
 
 def _tokens_on_cpu(work: Work) -> int:
@@ -263,6 +281,7 @@ def recipe_estimates(
     adapter: PeftConfig | None,
     longest_row: int,
     critic_parameters: int = 0,
+    teacher_parameters: int | None = None,
 ) -> list[MemoryEstimate]:
     """What a process of the run needs on each of :data:`GPUS`.
 
@@ -275,6 +294,7 @@ def recipe_estimates(
         adapter: The adapter's.
         longest_row: Tokens of the longest prompt with its completion.
         critic_parameters: That are trained beside the adapter.
+        teacher_parameters: As :attr:`Work.teacher`.
     """
     model = decoder_of(base)
     if recipe.engine.device == "cpu" or model is None or adapter is None or not _is_plain(adapter):
@@ -288,6 +308,7 @@ def recipe_estimates(
         fused_head=bool(arguments.fused_head),
         fixed_tokens=arguments.train_tokens_per_microbatch,
         dora=adapter.use_dora,
+        teacher=teacher_parameters,
     )
     sharing = Sharing(recipe.engine.strategy, recipe.batch.world_size)
     trained = model.lora_parameters(adapter.r) + (model.outputs if adapter.use_dora else 0) + critic_parameters
@@ -323,7 +344,8 @@ def described(estimates: list[MemoryEstimate]) -> str:
     if not fitting:
         return f"more than {estimates[-1].gpu} (estimated)"
     first = fitting[0]
-    parts = {"weights": first.weights, "adapter": first.adapter, "vLLM": first.engine, "rollouts": first.cache}
+    parts = {"weights": first.weights, "adapter": first.adapter, "teacher": first.teacher}
+    parts |= {"vLLM": first.engine, "rollouts": first.cache}
     shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in parts.items() if value)
     passes = (f"{e.plan.tokens:,}{' recomputed' if e.plan.recompute else ''} on {e.gpu}" for e in fitting)
     return f"{first.least / GIB:.1f} GiB at least (estimated: {shown}); tokens in a pass: {', '.join(passes)}"

@@ -6,6 +6,7 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -25,7 +26,8 @@ from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
 from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
 from perl.policy.attach import attach_adapter, continue_adapter, own_method
-from perl.policy.critic import critic_parameters
+from perl.policy.critic import critic_parameters, critic_shapes
+from perl.policy.critic_file import find_critic
 from perl.policy.model import load_empty_base, load_tokenizer, total_parameters, trainable_parameters
 from perl.policy.name import in_few_bits
 from perl.policy.quantised import has_bfloat16
@@ -101,6 +103,11 @@ class Plan:
     memory: list[MemoryEstimate]
     critic_parameters: int = 0
     teacher: SavedAdapter | None = None
+
+    @property
+    def teacher_parameters(self) -> int | None:
+        """Of the teacher's adapter; 0: the teacher is the base; None: nobody teaches."""
+        return _teacher_parameters(self.recipe, self.teacher)
 
     @property
     def judging(self) -> Judging | None:
@@ -222,8 +229,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     check_teacher_prompts(recipe.teacher, asked.values(), tokenizer, empty.config, of_completion, of_template)
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
-    has_critic = ADVANTAGES[arguments.advantage_estimator].critic
-    critic = critic_parameters(empty, arguments.critic_rank) if has_critic else 0
+    critic = _critic_that_fits(recipe, arguments, empty)
     longest_row = longest + arguments.max_completion_length
     plan = Plan(
         recipe=recipe,
@@ -241,7 +247,9 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
         trainable_parameters=trained,
         total_parameters=total + trained if how.config else total,
         served_rank=_served_rank(recipe, how),
-        memory=recipe_estimates(recipe, arguments, empty.config, how.config, longest_row, critic),
+        memory=recipe_estimates(
+            recipe, arguments, empty.config, how.config, longest_row, critic, _teacher_parameters(recipe, teacher)
+        ),
         critic_parameters=critic,
         teacher=teacher,
     )
@@ -291,6 +299,19 @@ def policy_without_weights(model: ModelSection, how: Adaptation, saved: SavedAda
         return attach_adapter(load_empty_base(model, torch.device("cpu")), how)
 
 
+def _critic_that_fits(recipe: Recipe, arguments: PeftRLConfig, base: torch.nn.Module) -> int:
+    """Number of parameters of the critic, 0 without one; refuses to start from one of another shape or base.
+
+    The base is without weights.
+    """
+    if not ADVANTAGES[arguments.advantage_estimator].critic:
+        return 0
+    if arguments.critic_adapter is not None:
+        shapes = critic_shapes(base, arguments.critic_rank)
+        find_critic(arguments.critic_adapter, recipe.model.name).check_shapes(arguments.critic_rank, shapes)
+    return critic_parameters(base, arguments.critic_rank)
+
+
 def _teacher_that_fits(
     recipe: Recipe, policy: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> SavedAdapter | None:
@@ -311,6 +332,12 @@ def _teacher_that_fits(
     except PerlError as error:
         raise error.moved(lambda where: WHERE if where.startswith("peft.") else where) from error
     return saved
+
+
+def _teacher_parameters(recipe: Recipe, teacher: SavedAdapter | None) -> int | None:
+    if not recipe.teacher.acts:
+        return None
+    return 0 if teacher is None else sum(math.prod(shape) for shape in teacher.shapes.values())
 
 
 def _settings(recipe: Recipe, saved: SavedAdapter | None) -> dict[str, Any]:

@@ -145,6 +145,7 @@ def memory_on(
         fixed_tokens=arguments.train_tokens_per_microbatch,
         pass_tokens=_largest_on_cpu(plan, setup) if setup.device.on_cpu else None,
         dora=shape.dora,
+        teacher=plan.teacher_parameters,
     )
     sharing = Sharing(strategy, setup.processes)
     name, size = available

@@ -348,9 +348,8 @@ def _save_adapter(trainer: PeftGRPOTrainer, plan: Plan, run: Run, processes: Pro
     fingerprint = run.facts["fingerprint"]
     trainer.save_adapter(run.adapter)
     see_files(run.adapter, processes)
-    if trainer.critic_training is not None and processes.main:
-        facts = {name: run.facts.get(name) for name in ("base", "revision", "base_dtype")}
-        trainer.critic_training.export(run.critic, {**facts, "base_fingerprint": fingerprint["base"]})
+    if trainer.critic_training is not None:
+        trainer.save_critic(run.critic)
     difference = 0.0
     if isinstance(trainer.policy, PeftModel):
         probe = _probe(plan, trainer.args.device)

@@ -47,6 +47,8 @@ def public_recipe(recipe: Recipe, teacher: str | None = None) -> str:
     sections["model"] |= {"name": name, "revision": revision}
     if recipe.teacher.adapter is not None:
         sections["teacher"]["adapter"] = teacher or public_adapter(recipe.teacher.adapter)
+    if sections["train"].get("critic_adapter") is not None:
+        sections["train"]["critic_adapter"] = public_adapter(sections["train"]["critic_adapter"])
     return dump({key: without_paths(value) for key, value in sections.items()})
 
 

@@ -91,7 +91,7 @@ def find_adapter(name: str, base: str | None = None) -> SavedAdapter:
     if not is_ours and config.base_model_name_or_path and not is_name_of_a_base(config.base_model_name_or_path):
         foreign, config.base_model_name_or_path, config.revision = config.base_model_name_or_path, None, None
     made_for = config.base_model_name_or_path
-    if base and made_for and made_for != base and _is_public(made_for) and _is_public(base):
+    if base and made_for and made_for != base and is_public(made_for) and is_public(base):
         raise ModelError(f"{name} was made for {made_for}, not for {base}", "peft.adapter", f"model.name: {made_for}")
     fingerprint, dtype, start = (metadata.get(key) for key in (BASE_FINGERPRINT, BASE_DTYPE, START))
     quantization = _plain_word(metadata.get(BASE_QUANTIZATION))
@@ -153,7 +153,7 @@ def _one_line(error: Exception) -> str:
     return "".join(c if c.isprintable() else "?" for c in first_line(error))[:_LONGEST_LINE]
 
 
-def _is_public(name: str) -> bool:
+def is_public(name: str) -> bool:
     """Whether a base's name says which model it is: the sandbox's or a Hub id, not a path."""
     a_path = name.startswith((".", "/", "~")) or Path(name).expanduser().exists()
     return name.startswith("sandbox:") or (name.count("/") == 1 and not a_path)
