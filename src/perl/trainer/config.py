@@ -146,7 +146,7 @@ class PeftRLConfig(GRPOConfig):
         metadata={
             "help": "What rewards are compared with: group (GRPO; scale_rewards says what divides), rloo, batch "
             "(REINFORCE++), group_then_batch (REINFORCE++-baseline), maxrl, opo, gpg, remax (of one greedy completion "
-            "more), pass_at_k, or gae (PPO), which trains a critic. batch, remax and gae take one completion a prompt too."
+            "more), pass_at_k, or gae (PPO), which trains a critic. batch, remax and gae take one completion too."
         },
     )
     gae_gamma: float = field(
