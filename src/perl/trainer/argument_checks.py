@@ -98,7 +98,8 @@ def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfi
             what = f"has no meaning with advantage_estimator {args.advantage_estimator}"
             found.append(Mistake(what, "kl_in_reward", f"advantage_estimator: {' or '.join(with_penalty)}"))
         if args.beta == 0.0:
-            found.append(Mistake("takes off the divergence times beta, which is 0", "kl_in_reward", "a beta above 0"))
+            hint = "false, which no KL penalty needs, or a beta above 0"
+            found.append(Mistake("takes off the divergence times beta, which is 0", "kl_in_reward", hint))
         if args.kl_estimator != "k1":
             what = f"the penalty of a reward is k1, and {args.kl_estimator} is a term of the loss"
             if args.kl_estimator != "k3":  # the default says nothing
