@@ -137,6 +137,22 @@ def assert_like_the_oracle(inputs: LossInputs, settings: LossSettings, off_polic
     assert gradient[inputs.mask == 1].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("loss_type", [name for name, row in LOSSES.items() if "delta" in row.settings])
+def test_delta_is_the_bound_of_dual_clip(loss_type):
+    """Ye et al. 2020, arXiv:1912.09729, equation 5, with its own case for A < 0."""
+    inputs, c, low, high = dataclasses.replace(some_inputs(), selected=None), 1.5, 0.8, 1.2
+    found = objective(inputs, settings_of(loss_type, delta=c)).per_token
+    reached = 0
+    for n, advantage in enumerate(ADVANTAGES):
+        for t, gap in enumerate(LOG_RATIOS[n]):
+            ratio = math.exp(gap)
+            plain = min(ratio * advantage, min(max(ratio, low), high) * advantage)
+            dual = max(plain, c * advantage) if advantage < 0 else plain
+            assert found[n, t].item() == pytest.approx(-dual, rel=1e-12)
+            reached += dual != plain
+    assert reached >= 3
+
+
 def test_the_examples_reach_every_bound_with_either_sign_of_the_advantage():
     inputs = some_inputs()
     gaps = (inputs.policy_log_probs - inputs.old_log_probs).detach()

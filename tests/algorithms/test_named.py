@@ -12,21 +12,22 @@ from trl import GRPOConfig
 
 from perl.algorithms.algorithm import NEUTRAL, Algorithm
 from perl.algorithms.coinciding import same_on_policy
+from perl.algorithms.estimators import ADVANTAGES as ESTIMATORS
 from perl.algorithms.importance import SamplingCorrection, sampling_ratio
 from perl.algorithms.losses import LossInputs, LossSettings, objective, token_weights
 from perl.algorithms.named import (
     ALGORITHMS,
     algorithms_table,
-    contradictions,
     find_algorithm,
     named_facts,
     shown_settings,
 )
+from perl.algorithms.overrides import contradictions
 from perl.algorithms.registry import LOSSES, Paper
 from perl.errors import RecipeError
 from perl.hub.card.citations import loss_name, references
 from perl.recipe import load_recipe
-from perl.recipe.train_fields import REFUSED, train_fields, train_model
+from perl.recipe.train_fields import CHOICES, REFUSED, train_fields, train_model
 from tests.conftest import CHECKOUT
 
 ROWS = list(ALGORITHMS.values())
@@ -34,35 +35,67 @@ DEFAULTS = {name: field.default for name, field in train_fields().items()}
 # What belongs to the data and the machine, not to an algorithm.
 NEVER_SET = {"learning_rate", "num_generations", "prompts_per_step", "per_device_train_batch_size", "max_steps"}
 NEVER_SET |= {"gradient_accumulation_steps", "steps_per_generation", "num_iterations", "max_completion_length"}
-# Published with each paper, by name -> the constants that its row must have.
+REINFORCE = {"loss_type": "reinforce"}
+# What each name sets, all of it, as its sources have it: a constant that changes must be changed here too.
 PUBLISHED = {
-    "grpo": {"loss_type": "grpo", "beta": 0.04, "scale_rewards": "group", "importance_sampling_level": "token"},
-    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
-    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.0},
-    "gspo": {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4, "beta": 0.0},
-    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0, "beta": 0.0},
+    "grpo": {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
     "sapo": {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
+    "rloo": {**REINFORCE, "advantage_estimator": "rloo", "beta": 0.03, "kl_in_reward": True, "kl_estimator": "k1"},
+    "reinforce_pp": {
+        **{"loss_type": "dapo", "advantage_estimator": "batch"},
+        **{"beta": 0.01, "kl_in_reward": True, "kl_estimator": "k1"},
+    },
+    "reinforce_pp_baseline": {
+        **{"loss_type": "dapo", "advantage_estimator": "group_then_batch"},
+        **{"beta": 1e-5, "kl_estimator": "k2", "use_bias_correction_kl": False},
+    },
+    "maxrl": {**REINFORCE, "advantage_estimator": "maxrl"},
+    "dppo": {"loss_type": "dppo", "dppo_divergence": "tv", "dppo_threshold": 0.15, "scale_rewards": "none"},
+    "opd": {"loss_type": "dapo"},
+    "ppo": {"loss_type": "dapo", "advantage_estimator": "gae", "gae_gamma": 1.0, "gae_lambda": 0.95, "value_clip": 0.2},
     "bnpo": {"loss_type": "bnpo"},
     "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3},
-    "vespo": {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0},
+    "vespo": {
+        **{"loss_type": "vespo", "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0},
+        **{"vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0},
+    },
     "lite_ppo": {"loss_type": "dapo", "scale_rewards": "batch"},
-    "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
-    "rloo": {"loss_type": "reinforce", "advantage_estimator": "rloo", "beta": 0.03, "kl_estimator": "k2"},
-    "reinforce_pp": {"advantage_estimator": "batch", "epsilon": 0.2, "beta": 0.01, "kl_in_reward": True},
-    "reinforce_pp_baseline": {"advantage_estimator": "group_then_batch", "beta": 1e-5, "kl_estimator": "k2"},
-    "maxrl": {"loss_type": "reinforce", "advantage_estimator": "maxrl", "beta": 0.0},
-    "ppo": {"advantage_estimator": "gae", "epsilon": 0.2, "gae_lambda": 0.95, "gae_gamma": 1.0, "value_clip": 0.2},
-    "dppo": {"loss_type": "dppo", "dppo_divergence": "tv", "dppo_threshold": 0.15, "scale_rewards": "none"},
-    "gmpo": {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.4, "beta": 0.0},
-    "opo": {"loss_type": "reinforce", "advantage_estimator": "opo", "beta": 0.0},
-    "gpg": {"loss_type": "reinforce", "advantage_estimator": "gpg", "beta": 0.0},
-    "remax": {"loss_type": "reinforce", "advantage_estimator": "remax", "beta": 0.0},
-    "pass_at_k": {"loss_type": "reinforce", "advantage_estimator": "pass_at_k", "beta": 0.0},
-    "clip_cov": {"cov_fraction": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "epsilon": 1.0, "epsilon_high": 1.0},
-    "kl_cov": {"cov_fraction": 2e-3, "cov_kl_weight": 1.0, "beta": 0.0},
-    "opd": {"loss_type": "dapo", "epsilon": 0.2, "scale_rewards": "group", "beta": 0.0},
-    "icepop": {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5},
+    "gdpo": {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"},
+    "icepop": {
+        **{"loss_type": "grpo", "vllm_importance_sampling_correction": True},
+        **{"vllm_importance_sampling_mode": "token_mask"},
+        **{"vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_clip_max": 5.0},
+    },
+    "gmpo": {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.4},
+    "clip_cov": {
+        **{"loss_type": "clip_cov", "epsilon": 1.0, "epsilon_high": 1.0},
+        **{"cov_fraction": 2e-4, "cov_low": 1.0, "cov_high": 5.0},
+    },
+    "kl_cov": {"loss_type": "kl_cov", "cov_fraction": 2e-3, "cov_kl_weight": 1.0},
+    "opo": {**REINFORCE, "advantage_estimator": "opo"},
+    "gpg": {**REINFORCE, "advantage_estimator": "gpg"},
+    "remax": {**REINFORCE, "advantage_estimator": "remax"},
+    "pass_at_k": {**REINFORCE, "advantage_estimator": "pass_at_k"},
 }
+# And what every one of them sets besides.
+PLAIN = {
+    **{"importance_sampling_level": "token", "scale_rewards": "group"},
+    **{"multi_objective_aggregation": "sum_then_normalize", "epsilon": 0.2, "epsilon_high": None, "delta": None},
+    **{"beta": 0.0, "mask_truncated_completions": False, "top_entropy_quantile": 1.0},
+    **{"off_policy_mask_threshold": None, "entropy_coef": 0.0, "use_adaptive_entropy": False},
+    **{"advantage_estimator": "group", "kl_estimator": "k3", "kl_in_reward": False, "entropy_weight": 0.0},
+}
+
+
+def unpublished(row: Algorithm) -> dict[str, object]:
+    """What a row sets otherwise than its sources: also a value of another type, and a field that is missing."""
+    published = PUBLISHED[row.name]
+    wrong = {name: value for name, value in row.settings.items() if repr(value) != repr(published.get(name, ...))}
+    return wrong | {name: ... for name in published.keys() - row.settings.keys()}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -79,8 +112,31 @@ def test_a_row_sets_fields_that_exist_to_values_that_a_recipe_takes(row):
     assert row.equation
     assert row.advantage
     assert row.paper is not None or row.differs
-    found = {name: row.sets[name] for name in PUBLISHED[row.name]}
-    assert found == PUBLISHED[row.name]
+    assert unpublished(row) == {}
+    assert row.sets == {**PLAIN, **PUBLISHED[row.name]}
+
+
+def another(value):
+    """A value that a field may be changed to by a slip, the smaller the better."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, float):
+        return value * (1 + 1e-6)
+    words = [*LOSSES, *ESTIMATORS, *itertools.chain(*CHOICES.values())]
+    return next(word for word in words if word != value)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_any_setting_of_a_row_that_is_changed_left_out_or_added_is_found(row):
+    for name, value in row.settings.items():
+        changed = dataclasses.replace(row, settings={**row.settings, name: another(value)})
+        assert unpublished(changed) == {name: another(value)}
+        left = {key: other for key, other in row.settings.items() if key != name}
+        assert unpublished(dataclasses.replace(row, settings=left)) == {name: ...}
+    for name, value in NEUTRAL.items():
+        if name not in row.settings:
+            added = dataclasses.replace(row, settings={**row.settings, name: value})
+            assert list(unpublished(added)) == [name]
 
 
 def test_rows_are_told_apart_and_neutral_is_what_the_trainer_does_by_default():
@@ -93,7 +149,7 @@ def test_rows_are_told_apart_and_neutral_is_what_the_trainer_does_by_default():
     assert len(papers) == len(ROWS) - 3  # one of TRL's, and twice two of one paper
     for column in ("key", "arxiv", "title"):
         assert len({getattr(paper, column) for paper in papers}) == len(papers)
-    assert {name: DEFAULTS[name] for name in NEUTRAL} == NEUTRAL
+    assert {name: DEFAULTS[name] for name in NEUTRAL} == NEUTRAL == PLAIN
 
 
 def test_a_name_is_looked_up_without_importing_torch():
@@ -143,14 +199,17 @@ def test_only_what_differs_is_overridden_and_trls_two_ways_to_say_the_same_are_t
         ("icepop", {"vllm_importance_sampling_correction": False}, "True"),
         ("grpo", {"delta": float("inf")}, "finite"),
         ("rloo", {"advantage_estimator": "group"}, "'rloo'"),
+        ("gspo", {"loss_type": "reinforce"}, "importance_sampling_level sequence"),
+        ("luspo", {"loss_type": "gmpo"}, "'luspo'"),
+        ("lite_ppo", {"advantage_estimator": "rloo"}, "scale_rewards batch"),
     ],
 )
 def test_an_override_that_leaves_nothing_of_the_algorithm_is_refused(name, given, word):
-    (mistake,) = contradictions(ALGORITHMS[name], given)
+    (mistake,) = contradictions(ALGORITHMS[name], given, DEFAULTS)
     assert [mistake.where] == list(given)
     assert word in str(mistake)
-    assert contradictions(ALGORITHMS[name], {"beta": 0.5, "epsilon": 0.1, **ALGORITHMS[name].settings}) == []
-    assert contradictions(ALGORITHMS["grpo"], {"loss_type": "dapo", "scale_rewards": "none"}) == []
+    assert contradictions(ALGORITHMS[name], {**ALGORITHMS[name].sets, "beta": 0.5}, DEFAULTS) == []
+    assert contradictions(ALGORITHMS["grpo"], {"loss_type": "dapo", "scale_rewards": "none"}, DEFAULTS) == []
 
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
@@ -222,6 +281,11 @@ def test_an_override_or_another_engine_parts_names_that_coincide():
     assert "icepop" not in same({}, corrected=True)  # which alone masks the engine's tokens
     assert same({}, corrected=True) == []  # one ratio for all tokens of a completion, which have weights of their own
     assert "grpo" not in same({})  # which has a KL term
+    plain = {**ALGORITHMS["sapo"].sets, "loss_type": "grpo"}
+    assert same_on_policy(ALGORITHMS["grpo"], {**DEFAULTS, **plain}, corrected=True) == ["sapo"]
+    masked = {**DEFAULTS, **plain, "off_policy_mask_threshold": 0.1}  # which no name sets
+    assert same_on_policy(ALGORITHMS["grpo"], masked, corrected=True) == []
+    assert same({"off_policy_mask_threshold": 0.1}) == same({})  # where the engine's tokens are the policy's own
     assert same({"beta": 0.1}) == []
     assert same({"scale_rewards": "none"}) == []
     assert "sapo" in same({"scale_rewards": True, "epsilon": 0.5})

@@ -74,7 +74,13 @@ def penalised(
     beta: float,
     epsilon: float,
 ) -> list[list[float]]:
-    """Token by token, a row for each completion of all groups in order: REINFORCE++, and with its baseline."""
+    """Token by token, a row for each completion of all groups in order: REINFORCE++, with its baseline, and RLOO."""
+    if name == "rloo":  # all of a completion's divergence at once, before rewards are compared
+        pairs = zip(divergences, masks, strict=True)
+        sums = iter([sum(k * m for k, m in zip(row, mask, strict=True)) for row, mask in pairs])
+        less = [[r - beta * next(sums) for r in group] for group in groups]
+        found = [a for group in estimated(name, less, [[1] * len(group) for group in less], epsilon) for a in group]
+        return [[a * m for m in mask] for a, mask in zip(found, masks, strict=True)]
     rewards = [r - (_mean(_scored(group)) if name == "group_then_batch" else 0.0) for group in groups for r in group]
     returns = []
     for reward, row, mask in zip(rewards, divergences, masks, strict=True):

@@ -84,6 +84,13 @@ def test_the_overlong_punishment_is_dapos_at_every_length(longest, cache):
     assert rewards == get_soft_overlong_punishment(longest, cache)(tokens(*lengths))
 
 
+@pytest.mark.parametrize(("longest", "cache"), [(20480, 4096), (64, 12), (4, 0), (1, 0)])
+def test_the_punishment_grows_over_a_fifth_of_the_longest_completion_unless_told_otherwise(longest, cache):
+    lengths = range(0, longest + 3, max(1, longest // 500))
+    rewards = soft_overlong_reward(tokens(*lengths), max_completion_len=longest)
+    assert rewards == [float(dapo_overlong(length, longest, cache)) for length in lengths]
+
+
 COUNT = "must be a whole number of at least"
 ORDER = "must be a number of at most"
 MEANINGLESS = [
@@ -109,7 +116,7 @@ MEANINGLESS = [
             (1e3, 10, f"max_completion_len {COUNT} 1"),
             (100, -1, f"soft_punish_cache {COUNT} 0"),
             (100, 0.5, f"soft_punish_cache {COUNT} 0"),
-            (100, None, f"soft_punish_cache {COUNT} 0"),
+            (100, "20", f"soft_punish_cache {COUNT} 0"),
             (100, 101, f"soft_punish_cache {ORDER} max_completion_len, not 101 beside 100"),
         )
     ],

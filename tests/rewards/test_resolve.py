@@ -295,7 +295,7 @@ def test_a_name_that_is_not_found_is_one_mistake(name, words):
 
 
 WRONG_SETTINGS = [  # name, setting, key below the name -> what is said about it
-    ("soft_overlong", 1, {"": ["needs the argument soft_punish_cache"]}),
+    ("soft_overlong", 1, {}),
     ("soft_overlong", {"args": {"soft_punish_cache": 600}}, {".args": ["soft_overlong: "]}),
     ("cosine_length", {"args": {"max_len": 0}}, {".args": ["max_len"]}),
     ("cosine_length", {"args": {"workers": 1.5}}, {".args": ["workers must be a whole number"]}),
@@ -331,6 +331,15 @@ WRONG_SETTINGS = [  # name, setting, key below the name -> what is said about it
     ("own_rewards:slow", 0, {}),
     ("accuracy", 1, {}),
 ]
+
+
+def test_an_argument_without_a_default_is_asked_for(monkeypatch):
+    def needy(completions, *, bound, **_):
+        return [float(len(text) < bound) for text in completions]
+
+    monkeypatch.setattr("perl.rewards.resolve.NAMED_REWARDS", {**NAMED_REWARDS, "needy": needy})
+    assert mistakes({"needy": 1}) == [("rewards.needy", "needy needs the argument bound (args: {bound: ...})")]
+    assert mistakes({"needy": {"args": {"bound": 3}}}) == []
 
 
 @pytest.mark.parametrize(("name", "setting", "expected"), WRONG_SETTINGS)

@@ -21,6 +21,7 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import PerlError
 from perl.methods.registry import METHODS
 from perl.policy.attach import adapter_tensors
+from perl.trainer import assembly
 from tests.oracles.rollouts import GENERATIONS, LONGEST, ROWS, Kinds, preset_reward, rollout_function, rollout_table
 from tests.oracles.two_trainers import QUIET, base, tokenizer
 
@@ -46,6 +47,7 @@ class Job:
         resume: Checkpoint to go on from.
         options: Further arguments.
         dtype: In which the base is loaded.
+        greedy: Whether the policy writes greedy completions beside the fixed ones, and rewards are of the tokens.
     """
 
     name: str
@@ -54,9 +56,17 @@ class Job:
     resume: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
+    greedy: bool = False
+
+
+def token_reward(completion_ids, **_):
+    """Eighths of the first token alone: the likeliest first token is the same under autocast, later ones are not."""
+    return [ids[0] % 8 / 8 for ids in completion_ids]
 
 
 def trainer_of(folder: Path, job: Job) -> PeftGRPOTrainer:
+    if job.greedy:  # fixed rollouts are refused, since as a rule nobody knows their likeliest completions
+        assembly.check_greedy = lambda _: None
     table = rollout_table(KINDS)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     dealt: list[list[str]] = []
@@ -93,7 +103,7 @@ def trainer_of(folder: Path, job: Job) -> PeftGRPOTrainer:
     }
     trainer = PeftGRPOTrainer(
         model=copy.deepcopy(base(getattr(torch, job.dtype))),
-        reward_funcs=preset_reward,
+        reward_funcs=token_reward if job.greedy else preset_reward,
         args=PeftRLConfig(str(folder / job.name), **args),
         train_dataset=Dataset.from_dict({"prompt": list(table)}),
         processing_class=tokenizer(),

@@ -173,11 +173,26 @@ CONTRADICTIONS = (
     ({"train_tokens_per_microbatch": -5}, r"train_tokens_per_microbatch: a pass of -5 tokens"),
     ({"flat_reward_steps": -1}, "flat_reward_steps"),
     ({"dppo_threshold": -0.1}, "^dppo_threshold: a divergence of -0.1"),
-    ({"kl_in_reward": True, "beta": 0.1}, r"^kl_in_reward: [^\n]* group \(advantage_estimator: batch or group_then"),
+    (
+        {"kl_in_reward": True, "beta": 0.1},
+        r"^kl_in_reward: [^\n]* group \(advantage_estimator: rloo or batch or group_then",
+    ),
     ({"kl_in_reward": True, "advantage_estimator": "batch"}, "^kl_in_reward: [^\n]*beta[^\n]*$"),
     (
         {"kl_in_reward": True, "advantage_estimator": "batch", "beta": 0.1, "kl_estimator": "k2"},
         "^kl_estimator: [^\n]*k2[^\n]*$",
+    ),
+    (
+        {"algorithm": "dapo", "delta": 1.27},
+        r"^delta: 1.27 is below 1 \+ epsilon_high, 1.28: [^\n]*arXiv:1912.09729[^\n]*$",
+    ),
+    (
+        {"advantage_estimator": "rloo", "num_generations_eval": 1, "eval_strategy": "steps", "eval_steps": 2},
+        r"^num_generations_eval: must be 2 or more[^\n]*rloo[^\n]*eval_strategy: no[^\n]*$",
+    ),
+    (
+        {"algorithm": "pass_at_k", "num_generations_eval": 1, "eval_strategy": "epoch"},
+        r"^num_generations_eval: [^\n]*pass_at_k[^\n]*$",
     ),
     ({"entropy_weight": float("inf")}, "^entropy_weight: must be a finite number"),
     (
@@ -194,6 +209,18 @@ def test_numbers_that_are_impossible_or_contradict_each_other_are_refused_by_nam
     numbers = {"prompts_per_step": 2, "num_generations": 8, **changes}
     with pytest.raises(RecipeError, match=problem):
         PeftRLConfig("out", use_cpu=True, **numbers)
+
+
+def test_what_one_evaluated_completion_and_a_bound_of_trls_may_be():
+    """As in TRL, where nothing is evaluated, where one completion is enough, and where no algorithm has a name."""
+    for options in (
+        {"advantage_estimator": "rloo"},
+        {"advantage_estimator": "maxrl", "eval_strategy": "steps"},
+        {"algorithm": "grpo", "eval_strategy": "steps"},
+    ):
+        assert PeftRLConfig("out", use_cpu=True, num_generations_eval=1, **options).num_generations_eval == 1
+    assert PeftRLConfig("out", use_cpu=True, delta=1.1).delta == 1.1
+    assert PeftRLConfig("out", use_cpu=True, algorithm="dapo", delta=1.28).delta == 1.28
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from perl.algorithms.named import ALGORITHMS
 from tests import warm
 from tests.oracles.two_trainers import norm, relative_difference
 
-# ReMax writes completions of its own, which preset rollouts cannot.
-NAMES = [name for name in ALGORITHMS if name != "remax"]
+NAMES = list(ALGORITHMS)
 ON_EACH_CHANGE = {"reinforce_pp", "ppo", "opd"}
 CLOSE = 1e-5
 
@@ -32,7 +31,7 @@ def job(folder: Path, name: str, kind: str, resume: str | None = None, **options
     if ALGORITHMS[name].sets["advantage_estimator"] == "gae":
         sets["critic_learning_rate"] = 0.02  # ten times the policy's rate here would enlarge roundings a hundredfold
     checkpoint = None if resume is None else str(folder / f"{name}-{resume}" / "checkpoint-2")
-    return {"name": f"{name}-{kind}", "resume": checkpoint, "options": {**sets, **options}}
+    return {"name": f"{name}-{kind}", "resume": checkpoint, "options": {**sets, **options}, "greedy": name == "remax"}
 
 
 @pytest.mark.parametrize(

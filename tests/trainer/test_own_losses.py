@@ -105,7 +105,7 @@ def test_an_estimator_reaches_log_and_update(estimator):
     assert_plain_update(found, expected)
 
 
-@pytest.mark.parametrize("estimator", ["batch", "group_then_batch"])
+@pytest.mark.parametrize("estimator", ["batch", "group_then_batch", "rloo"])
 def test_a_kl_penalty_in_the_rewards_gives_a_plain_trainers_update(estimator):
     options = {"beta": 0.5, "tools": True, "max_steps": 2, **OFF_POLICY, "epsilon": 50.0}
     plain = train(type("Plain", (PlainPenalty,), {"estimator": estimator}), **options)

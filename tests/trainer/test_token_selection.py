@@ -227,9 +227,11 @@ def test_a_setting_is_refused_beside_a_loss_that_does_not_read_it(name):
         if algorithm in readers:
             assert getattr(PeftRLConfig("run", use_cpu=True, **given), name) == OTHERS[name]
             continue
-        line = refused(**given)
-        assert line.startswith(f"{name}: belongs to {' or '.join(readers)}")
-        assert "\n" not in line
+        named, unnamed = refused(**given), refused(**{name: OTHERS[name], "loss_type": algorithm})
+        assert named.startswith(f"{name}: {OTHERS[name]:g} changes nothing: loss_type {algorithm} does not read it ")
+        assert f"({', '.join(readers)} would)" in named
+        assert unnamed.startswith(f"{name}: belongs to {' or '.join(readers)}")
+        assert "\n" not in named + unnamed
 
 
 @pytest.mark.parametrize(

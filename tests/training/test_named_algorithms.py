@@ -3,12 +3,14 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
 import perl
 from perl.algorithms.algorithm import Algorithm
 from perl.algorithms.named import ALGORITHMS
-from perl.algorithms.registry import Paper
-from perl.errors import RunFolderError
+from perl.algorithms.registry import LOSSES, Paper
+from perl.cli import algorithms
+from perl.errors import RecipeError, RunFolderError
 from perl.recipe import load_recipe
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.stages import prepare, read_recipe
@@ -73,10 +75,44 @@ def test_without_a_name_a_run_says_nothing_of_one(tmp_path):
     assert "| algorithm |" not in run.card.read_text()
 
 
-def test_a_row_added_at_run_time_is_in_the_plan(monkeypatch):
+@pytest.fixture
+def toy(monkeypatch):
     paper = Paper("nobody2031toy", "Nobody et al.", 2031, "A Toy", "3101.00001")
-    row = Algorithm("toy", "TOY", paper, {"loss_type": "bnpo", "epsilon": 0.07}, "x", "y")
+    row = Algorithm("toy", "TOY", paper, {"loss_type": "bnpo", "epsilon": 0.07}, "min(x, y)", "R - z", "all: section 9")
     monkeypatch.setitem(ALGORITHMS, "toy", row)
+    return row
+
+
+def test_a_row_added_at_run_time_is_in_the_plan(toy):
     lines = list(prepare(read_recipe("quickstart", ["algorithm=toy", "train.delta=3.0"])).lines())
     assert "algorithm toy: loss_type bnpo, epsilon 0.07; overridden: delta 3" in lines
     assert any(line.startswith("on-policy ") and line.endswith("the same update as bnpo") for line in lines)
+    with pytest.raises(RecipeError, match=r"train\.cov_fraction: 0.1 changes nothing: loss_type bnpo"):
+        read_recipe("quickstart", ["algorithm=toy", "train.cov_fraction=0.1"])
+    assert toy.name in ALGORITHMS
+
+
+def test_a_row_added_at_run_time_is_printed_by_its_command(toy):
+    runner = CliRunner()
+    page = runner.invoke(algorithms.command, ["toy"])
+    assert page.exit_code == 0
+    for part in ("toy: TOY", toy.equation, toy.advantage, toy.constants, toy.source, "A Toy", "epsilon 0.07"):
+        assert part in page.output
+    table = runner.invoke(algorithms.command, [])
+    assert [line.split()[:2] for line in table.output.splitlines() if line.startswith("toy")] == [["toy", "TOY"]]
+    (row,) = json.loads(runner.invoke(algorithms.command, ["toy", "--json"]).output)
+    assert row["settings"] == toy.settings
+
+
+def test_a_training_by_a_row_added_at_run_time_has_its_facts_metrics_and_card(toy, tmp_path, trainers):
+    run = perl.train(SHORT, ["algorithm=toy", "train.beta=0.02"], tmp_path / "run")
+    (trainer,) = trainers
+    assert (trainer.loss_type, trainer.epsilon_low, trainer.epsilon_high) == ("bnpo", 0.07, 0.07)
+    facts = json.loads((run.path / "run.json").read_text())
+    assert (facts["algorithm"], facts["overridden"], facts["loss"]) == ("toy", {"beta": 0.02}, "bnpo")
+    logged = {name for line in (run.path / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
+    assert set(LOSSES[toy.settings["loss_type"]].metrics) | {"kl"} <= logged
+    card = run.card.read_text()
+    assert "| algorithm | toy; overridden: beta 0.02 |" in card
+    assert "- algorithm TOY: Nobody et al. 2031, [arXiv:3101.00001]" in card
+    assert load_recipe(run.path / "recipe.yaml").train["epsilon"] == 0.07

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perl.algorithms.reading import unread
 from perl.algorithms.registry import Paper
 
 NEUTRAL: Mapping[str, Any] = {
@@ -72,7 +73,7 @@ class Algorithm:
         """Its paper in one line."""
         return self.paper.reference if self.paper else "TRL"
 
-    def overridden(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def changed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that are not what the name sets.
 
         Args:
@@ -81,7 +82,23 @@ class Algorithm:
         sets = self.sets.items()
         return {name: given[name] for name, value in sets if name in given and in_words(name, given[name]) != value}
 
+    def overridden(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of :meth:`changed` that an update reads.
+
+        Args:
+            given: Likewise.
+        """
+        idle = unread({**self.sets, **given})
+        return {name: value for name, value in self.changed(given).items() if name not in idle}
+
 
 def in_words(name: str, value: Any) -> Any:  # noqa: ANN401 (of any field)
     """The value, as a word where TRL also takes true and false: of ``scale_rewards``."""
     return {True: "group", False: "none"}[value] if name == "scale_rewards" and isinstance(value, bool) else value
+
+
+def shown_value(value: object) -> str:
+    """A setting's value as a recipe writes it: ``0.0003``, ``null``, ``true``."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -27,7 +27,8 @@ def leave_one_out_advantages(rewards_PG: torch.Tensor) -> torch.Tensor:
         ValueError: There are no other completions.
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740, the RLOO estimator:
-        r_i - 1 / (k - 1) sum_{j != i} r_j. Where a reward is missing, k counts those there are.
+        r_i - 1 / (k - 1) sum_{j != i} r_j. Where a reward is missing, k counts those there are. In the paper, and with
+        ``train.kl_in_reward``, r is less beta log (p / p_ref) of the completion (its equation 3).
     """
     if rewards_PG.size(1) < 2:
         raise ValueError("rloo compares a completion with the others of its group, which has only this one")
@@ -135,6 +136,11 @@ def whitened(
     centred_NT = (known_NT - added / count.clamp(min=1)).masked_fill(~counts_NT, 0.0)
     squares, _ = total(torch.stack([centred_NT.pow(2).sum(), count]))
     return centred_NT / ((squares / (count - 1).clamp(min=1)).sqrt() + epsilon)
+
+
+def left_out(values_NT: torch.Tensor, mask_NT: torch.Tensor) -> torch.Tensor:
+    """(N, T) float32: the values, 0 where the mask is and in rows of NaN."""
+    return (values_NT.float() * mask_NT).nan_to_num(nan=0.0)
 
 
 def maximum_likelihood_advantages(rewards_PG: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,8 @@ a name, the run's settings -> the other names
 
 There the ratio is 1, and every objective has the gradient A d log p, whatever bounds the ratio, and where one ratio is
 that of a whole completion too. What is left is how tokens are averaged, the advantage, and what is masked out. Where an
-objective is corrected for another engine, tokens have weights of their own, and the level of the ratio counts again.
+objective is corrected for another engine, tokens have weights of their own, and the level of the ratio counts again;
+so does a mask of rows that are far from what the engine has sampled.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 from perl.algorithms.algorithm import Algorithm, in_words
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS
-from perl.algorithms.registry import LOSSES
+from perl.algorithms.registry import AS_SET, LEVEL, LOSSES
 
 _ALWAYS = (
     *("advantage_estimator", "entropy_weight", "kl_in_reward"),
@@ -27,6 +28,8 @@ _WITH_CORRECTION = (
     "vllm_importance_sampling_clip_min",
     "vllm_importance_sampling_clip_max",
 )
+
+_LEVELS = {"none": "token"}  # a loss without a ratio has the gradient of a ratio of tokens
 
 
 def same_on_policy(row: Algorithm, settings: Mapping[str, Any], *, corrected: bool) -> list[str]:
@@ -58,6 +61,7 @@ def _what_counts(settings: Mapping[str, Any], *, corrected: bool) -> dict[str, A
         found |= {"selection": loss.selection.ranks, **{name: settings.get(name) for name in loss.selection.settings}}
     found |= {"scale": in_words("scale_rewards", settings.get("scale_rewards")) if scaled else None}
     if corrected:
-        level = settings.get("importance_sampling_level") if loss.level == "as set" else loss.level
+        found |= {"off-policy rows": settings.get("off_policy_mask_threshold")}
+        level = settings.get(LEVEL) if loss.level == AS_SET else _LEVELS.get(loss.level, loss.level)
         found |= {"level": level, "own correction": loss.corrects_sampling, "own bounds": loss.bounds_sampling}
     return found

@@ -6,10 +6,19 @@ A new estimator is a row here and its function in ``baselines.py``. Recipes, the
 ``docs/training-step.md`` and the tests over all estimators read this table. It imports no torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from perl.algorithms.registry import GRPO, RLOO, Paper
 from perl.errors import Mistake
+
+Penalty = Literal["", "completion", "tokens", "whitened"]
+"""What ``train.kl_in_reward`` takes beta times the KL divergence off. Empty: nothing, there is no such penalty;
+``completion``: a completion's reward, all of it; ``tokens``: a token's advantage, that of it and of those after it;
+``whitened``: likewise, and the differences are whitened over the tokens of the batch."""
+FIELDS: Mapping[str, str] = {"scale": "scale_rewards"}
+"""What an estimator reads -> field of ``train``, where it is one."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +34,12 @@ class Estimator:
         flat: The advantage where all rewards of a group agree.
         reads: Keywords of the function beside the rewards: ``scale`` (``train.scale_rewards``) and ``lengths_PG``
             (tokens of each completion that are in the loss).
-        before_kl: ``module:function`` of (P, G) rewards, what the KL penalty of ``train.kl_in_reward`` is taken off
-            before returns are whitened over the tokens of the batch; empty: there is no such penalty.
+        penalty: How ``train.kl_in_reward`` acts.
+        before_kl: ``module:function`` of (P, G) rewards, what the KL penalty of tokens is taken off where it is not
+            the advantage.
         not_negative: Whether rewards must not be negative.
         alone: Whether the only completion of a prompt has an advantage.
+        compares: Whether a completion has no advantage, not even 0, without another one beside it.
         critic: Whether a critic is trained, whose values advantages are made of, token by token (``gae.py``);
             ``function`` then is what the table of completions shows.
         differs: Where it is not the paper's.
@@ -41,11 +52,18 @@ class Estimator:
     equation: str
     flat: str = "0"
     reads: tuple[str, ...] = ()
+    penalty: Penalty = ""
     before_kl: str = ""
     not_negative: bool = False
     alone: bool = False
+    compares: bool = False
     critic: bool = False
     differs: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of ``train`` that only some estimators read, those that this one does."""
+        return tuple(FIELDS[name] for name in self.reads if name in FIELDS)
 
     @property
     def writes_greedy(self) -> bool:
@@ -84,6 +102,8 @@ _ROWS = (
         RLOO,
         "perl.algorithms.baselines:leave_one_out_advantages",
         "r - mean of the group's other completions",
+        penalty="completion",
+        compares=True,
     ),
     Estimator(
         "batch",
@@ -92,6 +112,7 @@ _ROWS = (
         "perl.algorithms.baselines:batch_advantages",
         "(r - mean_batch) / std_batch",
         flat="as any; 0 if the whole batch agrees",
+        penalty="whitened",
         before_kl="perl.algorithms.baselines:rewards_alone",
         alone=True,
         differs=_BY_TOKENS,
@@ -102,6 +123,7 @@ _ROWS = (
         REINFORCE_PLUS_PLUS,
         "perl.algorithms.baselines:group_then_batch_advantages",
         "d / std_batch(d), d = r - mean_group",
+        penalty="whitened",
         before_kl="perl.algorithms.baselines:group_differences",
         differs=_BY_TOKENS,
     ),
@@ -149,6 +171,7 @@ _ROWS = (
         "perl.algorithms.baselines:greedy_baseline_advantages",
         "r - r_greedy, of the completion that takes the likeliest token each time",
         flat="r - r_greedy",
+        penalty="tokens",
         alone=True,
         reads=("greedy_PG",),
     ),
@@ -164,6 +187,7 @@ _ROWS = (
         ),
         "perl.algorithms.baselines:best_of_group_advantages",
         "r_max - r_second for the best of a group, else 0",
+        compares=True,
         differs="as in verl, but not divided by the group's deviation",
     ),
     Estimator(
@@ -173,6 +197,7 @@ _ROWS = (
         "perl.algorithms.baselines:batch_advantages",
         "sum_l (gamma lambda)^l (r_(t+l) + gamma V_(t+l+1) - V_(t+l)) of token t, whitened over the batch's tokens",
         flat="as any",
+        penalty="whitened",
         before_kl="perl.algorithms.baselines:rewards_alone",
         alone=True,
         critic=True,
@@ -195,6 +220,24 @@ def generations_mistake(estimator: str, generations: int | None) -> Mistake | No
     alone = " or ".join(name for name, row in ADVANTAGES.items() if row.alone)
     what = f"must be greater than or equal to 2, not 1: advantage_estimator {estimator} compares a prompt's completions"
     return Mistake(what, "num_generations", f"advantage_estimator: {alone} takes one")
+
+
+def evaluation_mistake(estimator: str, generations: int | None, when: str) -> Mistake | None:
+    """What is wrong with a single completion of each prompt in evaluations, under the name of the setting.
+
+    Args:
+        estimator: Name of a row; another name is somebody else's mistake.
+        generations: Completions of a prompt in evaluations; None: as many as in training.
+        when: ``eval_strategy``.
+
+    Returns:
+        None where nothing is wrong, and where nothing is evaluated.
+    """
+    row = ADVANTAGES.get(estimator)
+    if generations != 1 or when == "no" or row is None or not row.compares:
+        return None
+    what = f"must be 2 or more, not 1: advantage_estimator {estimator} compares completions in evaluations too"
+    return Mistake(what, "num_generations_eval", "leave it out, which is as in training, or eval_strategy: no")
 
 
 def advantages_table() -> str:

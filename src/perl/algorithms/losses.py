@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from perl.algorithms.registry import LOSSES, function_at
+from perl.algorithms.registry import ARGUMENTS, LOSSES, function_at
 
 RatioLevel = Literal["token", "sequence"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -31,12 +31,6 @@ DPPO_THRESHOLDS: Mapping[Divergence, float] = {"tv": 0.15, "kl": 0.05}
 _LEAST_REST = 1e-8
 # Settings that TRL's arguments do not have.
 _OWN_SETTINGS = ("kl_estimator", "entropy_weight", "dppo_divergence", "dppo_threshold", "cov_kl_weight")
-# Settings whose trainer argument has another name.
-_ARGUMENTS = {
-    "ratio_level": "importance_sampling_level",
-    "epsilon_low": "epsilon",
-    "correct_kl": "use_bias_correction_kl",
-}
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,8 @@ class LossSettings:
     Attributes:
         loss_type: A name of :data:`perl.algorithms.registry.LOSSES`.
         ratio_level: TRL's ``importance_sampling_level``: one ratio a token, or its geometric mean over the row (GSPO).
-        delta: Upper bound of the unclipped ratio where the advantage is negative; None: none.
+        delta: Dual clip: upper bound of the ratio where the advantage is negative, which the clip leaves open there;
+            None: none.
         beta: Weight of the KL divergence to the reference policy.
         correct_kl: Multiply the KL estimate by the ratio, so that it is unbiased off policy.
         max_completion_length: The constant that Dr. GRPO divides by, in tokens.
@@ -88,7 +83,7 @@ class LossSettings:
         values: dict[str, Any] = {
             f.name: getattr(args, f.name, f.default)
             if f.name in _OWN_SETTINGS
-            else getattr(args, _ARGUMENTS.get(f.name, f.name))
+            else getattr(args, ARGUMENTS.get(f.name, f.name))
             for f in dataclasses.fields(cls)
         }
         if values["epsilon_high"] is None:
@@ -229,7 +224,8 @@ def clipped_surrogate(ratio: torch.Tensor, inputs: LossInputs, settings: LossSet
     Logs where the clip takes the gradient away: below the lower bound with A < 0, above the upper one with A > 0.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 7; two epsilons: Yu et al. 2025 (DAPO),
-        arXiv:2503.14476, equation 10; delta: INTELLECT-2, arXiv:2505.07291, section 3.4.
+        arXiv:2503.14476, equation 10; delta: dual clip, Ye et al. 2020, arXiv:1912.09729, equation 5, whose c it is (3
+        there), max(min(r A, clip(r) A), c A) for A < 0; in TRL after INTELLECT-2, arXiv:2505.07291, section 3.4.
     """
     low, high, advantages = 1 - settings.epsilon_low, 1 + settings.epsilon_high, inputs.advantages
     is_low = ((ratio < low) & (advantages < 0)).float()

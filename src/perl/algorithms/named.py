@@ -6,14 +6,13 @@ A name sets fields and nothing else. Recipes, scripts, the plan, cards, ``perl a
 ``docs/algorithms.md`` read this table; a new algorithm is a row here. It imports no torch.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from perl.algorithms.algorithm import Algorithm
+from perl.algorithms.algorithm import Algorithm, shown_value
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.registry import ENTROPY_MECHANISM, GRPO, GSPO, LOSSES, RLOO, Paper
-from perl.errors import Mistake, RecipeError, did_you_mean
+from perl.errors import RecipeError, did_you_mean
 
 KEY = "algorithm"
 """Where a name stands: at the top of a recipe, as a field of ``PeftRLConfig``."""
@@ -22,6 +21,10 @@ _MEAN_OF_GROUP = "(R - mean of the group) / std of the group"
 _CLIPPED = "min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)"
 _PER_COMPLETION = "mean over the tokens of a completion, then over completions"
 _PER_BATCH = "mean over all tokens of the batch"
+_BY_MEAN_LENGTH = (
+    "the mean over the tokens of the batch is the paper's sum over the tokens of each completion, divided by the "
+    "batch's mean length: a factor of a batch, not of a completion"
+)
 _ONE_UPDATE = "with more than one update a batch nothing corrects for the old policy"
 _SELECTED = (
     "tokens are selected once, over the generation batch of all processes and by the old policy's p; verl selects anew "
@@ -57,8 +60,11 @@ _ROWS = (
         {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True},
         f"{_CLIPPED}, {_PER_BATCH}",
         _MEAN_OF_GROUP,
-        "epsilon 0.2 and 0.28: section 4.1; no KL term: section 2.3; truncated completions masked out: table 1",
-        "no group is sampled again (dynamic sampling); soft overlong punishment is a reward: {soft_overlong: 1.0}",
+        "epsilon 0.2 and 0.28: section 4.1; no KL term: section 2.3; truncated completions masked out: overlong "
+        "filtering, table 1",
+        "no group is sampled again (dynamic sampling); the paper filters truncated completions first, as the name "
+        "does, and then has soft overlong punishment, a reward, for its last results (table 1, section 4.1): "
+        "rewards.soft_overlong=1.0 train.mask_truncated_completions=false, since what is masked out is not punished",
     ),
     Algorithm(
         "gspo",
@@ -101,13 +107,13 @@ _ROWS = (
             "loss_type": "reinforce",
             "advantage_estimator": "rloo",
             "beta": 0.03,
-            "kl_estimator": "k2",
-            "use_bias_correction_kl": False,
+            "kl_in_reward": True,
+            "kl_estimator": "k1",
         },
-        f"A log p - beta KL, {_PER_BATCH}",
-        "R - mean of the group's other completions",
-        "beta 0.03: appendix C",
-        f"the KL penalty is in the loss (k2), not in the reward; tokens are averaged, not added up; {_ONE_UPDATE}",
+        f"A log p, {_PER_BATCH}",
+        "R' - mean of R' of the group's other completions, R' = R - beta log (p / reference) of the completion",
+        "beta 0.03: appendix C; the KL penalty is in the reward of the completion: equation 3",
+        f"{_BY_MEAN_LENGTH}; {_ONE_UPDATE}",
         essential=("advantage_estimator",),
     ),
     Algorithm(
@@ -151,7 +157,7 @@ _ROWS = (
         f"A log p, {_PER_BATCH}",
         "(R - mean of the group) / mean of the group",
         "none but the advantage",
-        f"for rewards that are not negative; tokens are averaged, not added up; {_ONE_UPDATE}",
+        f"for rewards that are not negative; {_BY_MEAN_LENGTH}; {_ONE_UPDATE}",
         essential=("advantage_estimator",),
     ),
     Algorithm(
@@ -370,7 +376,8 @@ _ROWS = (
         f"A log p, {_PER_BATCH}",
         "R - R of the prompt's greedy completion, one more rollout a prompt",
         "none but the baseline; beta 0 is not from the paper",
-        f"no KL penalty in the reward, which the paper's RLHF has; tokens are averaged, not added up; {_ONE_UPDATE}",
+        "the paper's RLHF has a KL penalty in the reward: beta and kl_in_reward, which the name does not set; "
+        f"{_BY_MEAN_LENGTH}; {_ONE_UPDATE}",
         essential=("advantage_estimator",),
     ),
     Algorithm(
@@ -401,26 +408,6 @@ def find_algorithm(name: object) -> Algorithm:
     raise RecipeError(f"no algorithm {name!r}", KEY, did_you_mean(name, ALGORITHMS))
 
 
-def contradictions(row: Algorithm, given: Mapping[str, Any]) -> list[Mistake]:
-    """Overrides that leave nothing of an algorithm; their places are the fields' names.
-
-    Args:
-        row: The algorithm.
-        given: Fields of ``train``.
-    """
-    found = []
-    for name, value in row.overridden(given).items():
-        if name in row.essential:
-            what = f"{value!r} leaves nothing of {row.name}, which is {row.settings[name]!r} there"
-            found.append(Mistake(what, name, f"leave {name} or the algorithm out"))
-        elif isinstance(value, float) and not math.isfinite(value):
-            found.append(Mistake(f"must be a finite number beside an algorithm's name, not {value:g}", name))
-        elif isinstance(value, int | float) and value < row.least.get(name, value):
-            what = f"{value!r} is below {row.least[name]:g}: in {row.name} it bounds the ratio itself"
-            found.append(Mistake(what, name, f"{row.settings[name]:g} is usual"))
-    return found
-
-
 def named_facts(args: object) -> dict[str, Any]:
     """What a run and its card say of the name that its arguments have; nothing if they have none.
 
@@ -435,13 +422,7 @@ def named_facts(args: object) -> dict[str, Any]:
 
 def shown_settings(settings: Mapping[str, Any]) -> str:
     """Settings in one line: ``loss_type grpo, epsilon 0.0003``."""
-    return ", ".join(f"{name} {_shown(value)}" for name, value in settings.items())
-
-
-def _shown(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(f"{name} {shown_value(value)}" for name, value in settings.items())
 
 
 def algorithms_table() -> str:
@@ -452,7 +433,7 @@ def algorithms_table() -> str:
         title = f"{row.paper.title} ({row.paper.reference})" if row.paper else "TRL"
         cells = (
             f"`{row.name}`",
-            ", ".join(f"`{name}: {_shown(value)}`" for name, value in row.settings.items()),
+            ", ".join(f"`{name}: {shown_value(value)}`" for name, value in row.settings.items()),
             row.advantage,
             f"{title}; {row.constants}" if row.constants else title,
             row.differs or "-",

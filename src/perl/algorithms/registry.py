@@ -17,6 +17,16 @@ from perl.errors import Mistake, did_you_mean
 
 Reduction = Literal["mean", "min", "max"]
 
+ARGUMENTS: Mapping[str, str] = {
+    "ratio_level": "importance_sampling_level",
+    "epsilon_low": "epsilon",
+    "correct_kl": "use_bias_correction_kl",
+}
+"""Field of ``LossSettings`` -> field of ``train``, where that has another name."""
+LEVEL = ARGUMENTS["ratio_level"]
+AS_SET = "as set"
+"""The level of a loss whose ratio is as :data:`LEVEL` says."""
+
 
 @dataclass(frozen=True)
 class Paper:
@@ -90,7 +100,7 @@ class Loss:
     equation: str
     weighting: str
     clip: str
-    level: str = "as set"
+    level: str = AS_SET
     settings: tuple[str, ...] = ()
     logs: Mapping[str, tuple[Reduction, ...]] = field(default_factory=dict)
     differs: str = ""
@@ -98,6 +108,13 @@ class Loss:
     bounds_sampling: bool = False
     in_trl: bool = True
     selection: Selection | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of ``train`` that only some losses read, those that this one does."""
+        of_selection = self.selection.settings if self.selection is not None else ()
+        of_ratio = (LEVEL,) if self.level == AS_SET else ()
+        return (*(ARGUMENTS.get(name, name) for name in self.settings), *of_selection, *of_ratio)
 
     @property
     def metrics(self) -> dict[str, tuple[str, Reduction]]:
@@ -134,6 +151,9 @@ ENTROPY_MECHANISM = Paper(
 GSPO = Paper("zheng2025gspo", "Zheng et al.", 2025, "Group Sequence Policy Optimization", "2507.18071")
 
 
+_DUAL_CLIP = "1 - epsilon to 1 + epsilon_high; with A < 0 at most delta (dual clip, arXiv:1912.09729)"
+
+
 def _clipped(name: str, title: str, paper: Paper | None, aggregation: str, weighting: str, differs: str = "") -> Loss:
     """A row of PPO's clipped surrogate, which differs from the others in how tokens are weighted."""
     return Loss(
@@ -144,7 +164,7 @@ def _clipped(name: str, title: str, paper: Paper | None, aggregation: str, weigh
         f"perl.algorithms.losses:{aggregation}",
         equation="-min(r A, clip(r) A)",
         weighting=weighting,
-        clip="1 - epsilon to 1 + epsilon_high; unclipped r at most delta",
+        clip=_DUAL_CLIP,
         settings=("epsilon_low", "epsilon_high", "delta"),
         logs={"clip_ratio/low": ("mean", "min"), "clip_ratio/high": ("mean", "max"), "clip_ratio/region": ("mean",)},
         differs=differs,
@@ -262,7 +282,8 @@ _ROWS = (
         "perl.algorithms.losses:step_mean",
         equation="-A log p",
         weighting="tokens of the generation batch",
-        clip="none: no ratio",
+        clip="none",
+        level="none",
         differs="the paper adds up a completion's tokens; off policy nothing corrects for the old policy",
         in_trl=False,
     ),
@@ -310,7 +331,7 @@ _ROWS = (
         "perl.algorithms.losses:step_mean",
         equation="-min(r A, clip(r) A), 0 for selected tokens",
         weighting="tokens of the generation batch",
-        clip="1 - epsilon to 1 + epsilon_high; unclipped r at most delta",
+        clip=_DUAL_CLIP,
         level="of each token",
         settings=("epsilon_low", "epsilon_high", "delta"),
         logs={"clip_ratio/low": ("mean", "min"), "clip_ratio/high": ("mean", "max"), "clip_ratio/region": ("mean",)},
@@ -338,19 +359,37 @@ LOSSES: dict[str, Loss] = {row.name: row for row in _ROWS}
 
 
 def loss_mistakes(sections: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mistake]]:
-    """What is wrong with ``train.loss_type``.
+    """What is wrong with ``train.loss_type`` and the bounds of its ratio.
 
     Args:
         sections: The recipe's valid sections by name.
 
     Returns:
-        Key path and mistake, if there is no such loss.
+        Key path and mistake, if there is no such loss, or a bound is below another.
     """
-    name = sections.get("train", {}).get("loss_type", "dapo")
+    train = sections.get("train", {})
+    name = train.get("loss_type", "dapo")
     if name in LOSSES:
-        return []
+        return [
+            (("train", mistake.where), Mistake(mistake.message, hint=mistake.hint)) for mistake in delta_mistakes(train)
+        ]
     message = f"must be one of {', '.join(LOSSES)}, not {name!r}"
     return [(("train", "loss_type"), Mistake(message, hint=did_you_mean(name, LOSSES)))]
+
+
+def delta_mistakes(train: Mapping[str, Any]) -> list[Mistake]:
+    """Dual clip's bound below that of the clip, which is then no bound where the clip leaves the ratio open.
+
+    Args:
+        train: Fields of ``train``; those that are absent are as by default.
+    """
+    loss, delta = LOSSES.get(train.get("loss_type", "dapo")), train.get("delta")
+    low, high = train.get("epsilon", 0.2), train.get("epsilon_high")
+    upper = 1 + (low if high is None else high)
+    if loss is None or "delta" not in loss.fields or delta is None or delta >= upper:
+        return []
+    what = f"{delta:g} is below 1 + epsilon_high, {upper:g}: dual clip bounds the ratio above the clip, where A < 0"
+    return [Mistake(what, "delta", f"{upper:g} or more, 3 in arXiv:1912.09729; null: no bound")]
 
 
 @functools.cache

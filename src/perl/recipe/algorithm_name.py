@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from perl.algorithms.algorithm import Algorithm
-from perl.algorithms.named import ALGORITHMS, KEY, contradictions, find_algorithm
+from perl.algorithms.named import ALGORITHMS, KEY, find_algorithm
+from perl.algorithms.overrides import contradictions
+from perl.algorithms.reading import unread
 from perl.errors import Mistake, RecipeError
+from perl.recipe.train_fields import train_fields
 
 _TRAIN = "train"
 
@@ -49,7 +52,8 @@ def without_replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
     row, train = _row(after.get(KEY)), before.get(_TRAIN)
     if row is None or not isinstance(train, Mapping):
         return dict(before)
-    gone = set(row.sets)
+    later = after.get(_TRAIN)
+    gone = {*row.sets, *unread({**row.sets, **(later if isinstance(later, Mapping) else {})})}
     earlier = _row(before.get(KEY))
     if earlier is not None:  # a saved recipe has what its name set written out
         gone |= {key for key, value in earlier.sets.items() if train.get(key) == value}
@@ -80,7 +84,7 @@ def resolve(values: dict[str, Any], origins: dict[tuple[str, ...], str]) -> tupl
     values[_TRAIN] = {**row.sets, **train}
     for key in row.sets.keys() - train.keys():
         origins[_TRAIN, key] = origins.get((KEY,), "recipe")
-    found = contradictions(row, train)
+    found = contradictions(row, train, {key: field.default for key, field in train_fields().items()})
     return name, [Mistake(mistake.message, f"{_TRAIN}.{mistake.where}", mistake.hint) for mistake in found]
 
 

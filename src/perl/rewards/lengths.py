@@ -16,6 +16,9 @@ from perl.rewards.accuracy import LogExtra, LogMetric, judged
 from perl.rewards.answers import Completions
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS
 
+_CACHE_SHARE = 5
+"""DAPO's longest completion, 20480, over its soft punish cache, 4096."""
+
 
 def length_penalty_reward(
     completions: Completions,
@@ -129,7 +132,7 @@ def soft_overlong_reward(
     completion_ids: Sequence[Sequence[int]],
     *,
     max_completion_len: int,
-    soft_punish_cache: int,
+    soft_punish_cache: int | None = None,
     **_: Any,  # noqa: ANN401
 ) -> list[float]:
     """0 up to ``max_completion_len - soft_punish_cache`` tokens, then down in a line to -1 at ``max_completion_len``.
@@ -139,7 +142,7 @@ def soft_overlong_reward(
         max_completion_len: Tokens from which on the punishment is -1. Where generation ends there, this is what a
             truncated completion gets.
         soft_punish_cache: Tokens before it over which the punishment grows; with 0 only what is longer than
-            ``max_completion_len`` is punished.
+            ``max_completion_len`` is punished. None: a fifth of that, the paper's share.
 
     Raises:
         ValueError: They are no whole numbers from 1 and 0 on, or the second is larger than the first.
@@ -148,6 +151,8 @@ def soft_overlong_reward(
         DAPO, arXiv:2503.14476, equation 13, as in TRL. The paper's numbers are 20480 and 4096.
     """
     _check_count("max_completion_len", max_completion_len, 1)
+    if soft_punish_cache is None:
+        soft_punish_cache = max_completion_len // _CACHE_SHARE
     _check_count("soft_punish_cache", soft_punish_cache, 0)
     # TRL would then punish a completion of no tokens.
     _check_order("soft_punish_cache", soft_punish_cache, "max_completion_len", max_completion_len)

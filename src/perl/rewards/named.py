@@ -28,6 +28,21 @@ NAMED_REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     }
 )
 
+# Lowest and highest score of each; a word is the argument that says it.
+SCORES: Mapping[str, tuple[float | str, float | str]] = MappingProxyType(
+    {
+        "accuracy": (0.0, 1.0),
+        "reasoning_accuracy": (0.0, 1.0),
+        "format": (0.0, 1.0),
+        "tag_count": (0.0, 1.0),
+        "length_penalty": (-0.5, 0.5),
+        "cosine_length": ("min_value_wrong", "max_value_correct"),
+        "soft_overlong": (-1.0, 0.0),
+        "repetition_penalty": ("max_penalty", 0.0),
+        "countdown": (0.0, 1.0),
+    }
+)
+
 # Made from a recipe's arguments, since they hold a model.
 MADE_REWARDS: Mapping[str, Callable[..., Callable[..., Any]]] = MappingProxyType({"process_reward": process_reward})
 

@@ -20,6 +20,7 @@ from perl.recipe.sections import RewardSetting, RolloutSection
 from perl.rewards.custom import NOT_FOR_WORKERS, Failures, guarded, in_workers
 from perl.rewards.named import JUDGES, LENGTH_ARGUMENTS, MADE_REWARDS, NAMED_REWARDS, REFUSED_REWARDS
 from perl.rewards.process.reward import check_process_reward
+from perl.rewards.signs import sign_mistakes
 from perl.rewards.verifier import Judging
 
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
@@ -88,7 +89,7 @@ def reward_mistakes(sections: Mapping[str, Any]) -> list[_Located]:
             mistakes += _mistakes_of_process_reward(name, setting)
         else:
             mistakes += _mistakes_of(name, found, setting, sections.get("rollout", RolloutSection()))
-    return mistakes
+    return mistakes + sign_mistakes(sections)
 
 
 def _mistakes_of(

@@ -9,7 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from perl.algorithms.named import ALGORITHMS, KEY, contradictions, find_algorithm
+from perl.algorithms.named import ALGORITHMS, KEY, find_algorithm
+from perl.algorithms.overrides import contradictions
+from perl.algorithms.reading import sometimes_read
 from perl.errors import RecipeError, raise_all
 
 APPLIED = "_algorithm_applied"
@@ -42,7 +44,7 @@ def apply_algorithm(args: Any, given: frozenset[str]) -> None:  # noqa: ANN401 (
         given: See :func:`given_fields`.
 
     Raises:
-        RecipeError: There is no such algorithm, or an argument leaves nothing of it.
+        RecipeError: There is no such algorithm, or an argument leaves nothing of it, or nothing reads an argument.
     """
     applied, name = getattr(args, APPLIED), getattr(args, KEY)
     row = find_algorithm(name) if name is not None else None
@@ -53,7 +55,8 @@ def apply_algorithm(args: Any, given: frozenset[str]) -> None:  # noqa: ANN401 (
         for key in [key for key, value in usual.items() if key not in given and getattr(args, key) == value]:
             setattr(args, key, {**_defaults(args, [key]), **row.sets}[key])
     if row is not None:
-        raise_all(RecipeError, contradictions(row, {key: getattr(args, key) for key in row.sets}))
+        keys = row.sets.keys() | sometimes_read()
+        raise_all(RecipeError, contradictions(row, {key: getattr(args, key) for key in keys}, _defaults(args, keys)))
     setattr(args, APPLIED, name)
 
 

@@ -14,9 +14,9 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrate
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig
 
-from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.estimators import ADVANTAGES, evaluation_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
-from perl.algorithms.registry import LOSSES
+from perl.algorithms.registry import LOSSES, delta_mistakes
 from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import FSDP2, check_push, check_strategy
 from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
@@ -93,12 +93,13 @@ def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfi
     if not math.isfinite(args.entropy_weight):
         found.append(Mistake(f"must be a finite number, not {args.entropy_weight:g}", "entropy_weight"))
     if args.kl_in_reward:
-        with_penalty = [name for name, row in ADVANTAGES.items() if row.before_kl]
+        with_penalty = [name for name, row in ADVANTAGES.items() if row.penalty]
         if args.advantage_estimator not in with_penalty:
             what = f"has no meaning with advantage_estimator {args.advantage_estimator}"
             found.append(Mistake(what, "kl_in_reward", f"advantage_estimator: {' or '.join(with_penalty)}"))
         if args.beta == 0.0:
-            found.append(Mistake("takes off the divergence times beta, which is 0", "kl_in_reward", "a beta above 0"))
+            hint = "false, which no KL penalty needs, or a beta above 0"
+            found.append(Mistake("takes off the divergence times beta, which is 0", "kl_in_reward", hint))
         if args.kl_estimator != "k1":
             what = f"the penalty of a reward is k1, and {args.kl_estimator} is a term of the loss"
             if args.kl_estimator != "k3":  # the default says nothing
@@ -108,6 +109,11 @@ def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfi
             f"normalize_then_sum has advantages of its own, not those of advantage_estimator {args.advantage_estimator}"
         )
         found.append(Mistake(what, "multi_objective_aggregation", "advantage_estimator: group, or sum_then_normalize"))
+    when = str(getattr(args.eval_strategy, "value", args.eval_strategy))
+    in_evaluations = evaluation_mistake(args.advantage_estimator, args.num_generations_eval, when)
+    found += [in_evaluations] if in_evaluations is not None else []
+    if getattr(args, KEY) is not None:  # without a name all is as in TRL
+        found += delta_mistakes(vars(args))
     return found + critic_mistakes(args) + selection_mistakes(args)
 
 

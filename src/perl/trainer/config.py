@@ -145,8 +145,8 @@ class PeftRLConfig(GRPOConfig):
         default="group",
         metadata={
             "help": "What rewards are compared with: group (GRPO; scale_rewards says what divides), rloo, batch "
-            "(REINFORCE++), group_then_batch (REINFORCE++-baseline), maxrl, opo, gpg, pass_at_k, or gae (PPO), which "
-            "trains a critic. batch and gae also take a single completion of each prompt."
+            "(REINFORCE++), group_then_batch (REINFORCE++-baseline), maxrl, opo, gpg, remax (of one greedy completion "
+            "more), pass_at_k, or gae (PPO), which trains a critic. batch, remax and gae take one completion too."
         },
     )
     gae_gamma: float = field(
@@ -177,8 +177,8 @@ class PeftRLConfig(GRPOConfig):
     kl_in_reward: bool = field(
         default=False,
         metadata={
-            "help": "Take beta times the KL divergence off the reward, token by token, instead of adding it to the "
-            "loss; with advantage_estimator batch, group_then_batch or gae."
+            "help": "Take beta times the KL divergence off the reward instead of adding it to the loss: a completion's "
+            "(advantage_estimator rloo), or token by token (batch, group_then_batch, remax, gae)."
         },
     )
     entropy_weight: float = field(

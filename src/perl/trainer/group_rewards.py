@@ -17,8 +17,8 @@ from perl.algorithms.advantages import (
     partly_scored,
     weighted_rewards,
 )
-from perl.algorithms.baselines import penalised_returns, whitened
-from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.baselines import left_out, penalised_returns, whitened
+from perl.algorithms.estimators import ADVANTAGES, Penalty
 from perl.algorithms.registry import function_at
 from perl.errors import RewardError
 from perl.rewards.named import JUDGES
@@ -49,11 +49,28 @@ class GroupRewards:
         self._names, self._scale, self._aggregation = names, scale, aggregation
         self._estimator, self._warns = ADVANTAGES[estimator], warns
 
-    def before_kl(self, rewards_PGK: torch.Tensor, weights_K: torch.Tensor) -> torch.Tensor:
-        """(N,) what a KL penalty is taken off, of all processes; NaN without a reward."""
-        rewards_PG = weighted_rewards(rewards_PGK, weights_K.to(rewards_PGK.device))
-        differences_PG: torch.Tensor = function_at(self._estimator.before_kl)(rewards_PG)
-        return differences_PG.flatten()
+    def before_kl(
+        self,
+        rewards_PGK: torch.Tensor,
+        weights_K: torch.Tensor,
+        advantages_N: torch.Tensor,
+        greedy_PGK: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(N,) what a KL penalty of tokens is taken off, of all processes; NaN without a reward, or a baseline's."""
+        weights_K = weights_K.to(rewards_PGK.device)
+        rewards_PG = weighted_rewards(rewards_PGK, weights_K)
+        if self._estimator.before_kl:
+            differences_PG: torch.Tensor = function_at(self._estimator.before_kl)(rewards_PG)
+            return differences_PG.flatten()
+        missing_PG = rewards_PG.isnan()
+        if greedy_PGK is not None:
+            missing_PG = missing_PG | weighted_rewards(greedy_PGK, weights_K).isnan()
+        return advantages_N.masked_fill(missing_PG.flatten(), torch.nan)
+
+    @property
+    def penalty(self) -> Penalty:
+        """How a KL penalty in the rewards acts."""
+        return self._estimator.penalty
 
     @property
     def has_critic(self) -> bool:
@@ -78,6 +95,7 @@ class GroupRewards:
         logged: deque[float],
         lengths_PG: torch.Tensor | None = None,
         greedy_PGK: torch.Tensor | None = None,
+        penalties_PG: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(N,) advantages over all processes, from rewards of P prompts, G completions each, by K functions.
 
@@ -88,23 +106,26 @@ class GroupRewards:
             logged: TRL's table of advantages, whose latest are replaced.
             lengths_PG: Tokens of each completion that are in the loss, where the estimator reads them.
             greedy_PGK: Rewards of the greedy completion of each completion's prompt, where it reads them.
+            penalties_PG: What is taken off the reward of each completion before rewards are compared; not logged.
 
         Raises:
             RewardError: A reward is negative, and the estimator has no meaning for that.
         """
         weights_K = weights_K.to(rewards_PGK.device)
         if self._aggregation == "normalize_then_sum":
-            advantages_N = normalized_sum_advantages(rewards_PGK, weights_K).flatten()
+            of_rewards_N = advantages_N = normalized_sum_advantages(rewards_PGK, weights_K).flatten()
         else:
             rewards_PG = weighted_rewards(rewards_PGK, weights_K)
             self._check_signs(rewards_PG, rewards_PGK * weights_K)
             greedy_PG = None if greedy_PGK is None else weighted_rewards(greedy_PGK, weights_K)
             facts = {"scale": self._scale, "lengths_PG": lengths_PG, "greedy_PG": greedy_PG}
             read = {name: facts[name] for name in self._estimator.reads}
-            advantages_N = function_at(self._estimator.function)(rewards_PG, **read).flatten()
+            of_rewards_N = advantages_N = function_at(self._estimator.function)(rewards_PG, **read).flatten()
+            if penalties_PG is not None:
+                advantages_N = function_at(self._estimator.function)(rewards_PG - penalties_PG, **read).flatten()
         self._log_unscored(rewards_PGK, weights_K, metrics)
         # TRL's takes equal rewards that are not dyadic, and groups without a reward, for different ones.
-        flat_P = (advantages_N.view(rewards_PGK.shape[:2]) == 0).all(dim=1)
+        flat_P = (of_rewards_N.view(rewards_PGK.shape[:2]) == 0).all(dim=1)
         metrics["frac_reward_zero_std"][-1] = flat_P.float().mean().item()
         for _ in range(min(len(advantages_N), len(logged))):
             logged.pop()
@@ -180,7 +201,7 @@ def put_advantages(
     )
     lengths_PG = None
     if group_rewards.reads_lengths:  # of all processes, as the rewards are
-        lengths_n = (output["completion_mask"] * output.get("tool_mask", 1)).sum(dim=1)
+        lengths_n = _mask(output).sum(dim=1)
         lengths_PG = trainer.accelerator.gather(lengths_n).view(-1, generations)
     greedy_PGK = None
     if group_rewards.reads_greedy:
@@ -189,26 +210,32 @@ def put_advantages(
         greedy_PG = weighted_rewards(greedy_PGK, trainer.reward_weights)
         metrics["reward/greedy"].append(greedy_PG.nanmean().item())
         metrics["rows/without_baseline"].append(greedy_PG.isnan().float().mean().item())
+    penalised, critic = own_setting(trainer.args, "kl_in_reward"), group_rewards.has_critic
+    divergences_NT, penalties_PG = torch.zeros(()), None
+    if penalised:
+        divergences_NT = _divergences(trainer, output, metrics)
+        if group_rewards.penalty == "completion":
+            sums_n = trainer.beta * (divergences_NT * _mask(output)).sum(dim=1)
+            penalties_PG = trainer.accelerator.gather(sums_n).view(-1, generations)
     advantages_N = group_rewards.advantages(
-        rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"], lengths_PG, greedy_PGK
+        rewards_PGK, trainer.reward_weights, metrics, trainer._logs["advantages"], lengths_PG, greedy_PGK, penalties_PG
     )
     first = trainer.accelerator.process_index * rows
     output["advantages"] = advantages_N[first : first + rows]
-    penalised = own_setting(trainer.args, "kl_in_reward")
-    if penalised or group_rewards.has_critic:
-        rewards_N = group_rewards.before_kl(rewards_PGK, trainer.reward_weights)[first : first + rows]
-        divergences_NT = _divergences(trainer, output, metrics) if penalised else torch.zeros(())
-        if group_rewards.has_critic:
+    if critic or (penalised and penalties_PG is None):
+        rewards_N = group_rewards.before_kl(rewards_PGK, trainer.reward_weights, advantages_N, greedy_PGK)
+        rewards_N = rewards_N[first : first + rows]
+        if critic:
             trainer.critic_training.complete(output, rewards_N, trainer.beta * divergences_NT)
         else:
-            output["advantages"] = _less_divergence(trainer, output, rewards_N, divergences_NT)
+            output["advantages"] = _less_divergence(trainer, group_rewards, output, rewards_N, divergences_NT)
     elif not is_replaced(trainer, "_generate_and_score_completions"):  # a subclass may change advantages yet
         output["largest_advantage"] = advantages_N.abs().max()
 
 
 def _divergences(trainer: GRPOTrainer, output: Mapping[str, Any], metrics: dict[str, list[float]]) -> torch.Tensor:
     """(N, T) log p_old - log p_ref of this process's tokens; logs their mean as ``kl``."""
-    mask_NT = output["completion_mask"] * output.get("tool_mask", 1)
+    mask_NT = _mask(output)
     divergences_NT: torch.Tensor = output["old_per_token_logps"] - output["ref_per_token_logps"]
     sums = torch.stack([(divergences_NT * mask_NT).sum(), mask_NT.sum().float()])
     added, count = trainer.accelerator.reduce(sums, reduction="sum").tolist()
@@ -217,16 +244,29 @@ def _divergences(trainer: GRPOTrainer, output: Mapping[str, Any], metrics: dict[
 
 
 def _less_divergence(
-    trainer: GRPOTrainer, output: Mapping[str, Any], rewards_N: torch.Tensor, divergences_NT: torch.Tensor
+    trainer: GRPOTrainer,
+    group_rewards: GroupRewards,
+    output: Mapping[str, Any],
+    rewards_N: torch.Tensor,
+    divergences_NT: torch.Tensor,
 ) -> torch.Tensor:
-    """(N, T) advantages of this process's tokens, with the KL divergence taken off the rewards."""
+    """(N, T) advantages of this process's tokens, with the KL divergence taken off token by token."""
 
     def total(sums: torch.Tensor) -> torch.Tensor:
         added: torch.Tensor = trainer.accelerator.reduce(sums, reduction="sum")
         return added
 
-    mask_NT = output["completion_mask"] * output.get("tool_mask", 1)
-    return whitened(penalised_returns(rewards_N, divergences_NT, mask_NT, trainer.beta), mask_NT, total)
+    mask_NT = _mask(output)
+    returns_NT = penalised_returns(rewards_N, divergences_NT, mask_NT, trainer.beta)
+    return (
+        whitened(returns_NT, mask_NT, total) if group_rewards.penalty == "whitened" else left_out(returns_NT, mask_NT)
+    )
+
+
+def _mask(output: Mapping[str, Any]) -> torch.Tensor:
+    """(N, T) 1 for the tokens that count."""
+    mask_NT: torch.Tensor = output["completion_mask"] * output.get("tool_mask", 1)
+    return mask_NT
 
 
 def latest_group(logs: Mapping[str, Any], generations: int) -> list[dict[str, Any]]:

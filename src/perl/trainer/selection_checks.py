@@ -6,7 +6,7 @@ arguments -> mistakes under the names of the arguments
 import math
 from typing import Any
 
-from perl.algorithms.registry import LOSSES, Loss
+from perl.algorithms.registry import LOSSES
 from perl.errors import Mistake
 
 SETTINGS: dict[str, float] = {"cov_fraction": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "cov_kl_weight": 1.0}
@@ -24,8 +24,8 @@ def selection_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLCon
         return []
     found = []
     for name, usual in SETTINGS.items():
-        if name not in _read(row) and getattr(args, name) != usual:
-            readers = " or ".join(other.name for other in LOSSES.values() if name in _read(other))
+        if name not in row.fields and getattr(args, name) != usual:
+            readers = " or ".join(other.name for other in LOSSES.values() if name in other.fields)
             what = f"belongs to {readers}, and loss_type {row.name} does not read it"
             found.append(Mistake(what, name, f"algorithm: {readers}"))
     if row.selection is None:
@@ -38,7 +38,7 @@ def selection_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLCon
     found += [
         Mistake(f"must be {what}, not {getattr(args, name):g}", name)
         for name, (what, holds) in bounds.items()
-        if name in _read(row) and not holds
+        if name in row.fields and not holds
     ]
     if args.importance_sampling_level != "token":
         what = (
@@ -46,7 +46,3 @@ def selection_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLCon
         )
         found.append(Mistake(what, "importance_sampling_level", "token"))
     return found
-
-
-def _read(row: Loss) -> tuple[str, ...]:
-    return row.settings + (row.selection.settings if row.selection is not None else ())

@@ -1,0 +1,135 @@
+"""Names of what TRL has too: the update of TRL's trainer whose arguments say the same, word by word."""
+
+import copy
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import RLOOConfig, RLOOTrainer
+
+from perl import PeftGRPOTrainer
+from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.named import ALGORITHMS
+from perl.algorithms.registry import LOSSES
+from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, rollout_table
+from tests.oracles.two_trainers import (
+    ADAPTERS,
+    OFFSET,
+    QUIET,
+    RATES,
+    SHARE_OF_RATE,
+    Diary,
+    OracleTrainer,
+    base,
+    norm,
+    relative_difference,
+    tokenizer,
+    train,
+)
+
+RELATIVE = 1e-5
+# What a name means, in TRL's own words; its defaults are named too, so that none of them counts.
+PLAIN = {"epsilon": 0.2, "epsilon_high": None, "beta": 0.0, "importance_sampling_level": "token"}
+PLAIN |= {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
+AS_TRL = {
+    "grpo": {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28, "mask_truncated_completions": True},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "sapo": {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
+    "bnpo": {"loss_type": "bnpo"},
+    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3},
+    "vespo": {
+        **{"loss_type": "vespo", "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0},
+        **{"vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0},
+    },
+    "lite_ppo": {"loss_type": "dapo", "scale_rewards": "batch"},
+    "gdpo": {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"},
+    "icepop": {
+        **{"loss_type": "grpo", "vllm_importance_sampling_correction": True},
+        **{"vllm_importance_sampling_mode": "token_mask"},
+        **{"vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_clip_max": 5.0},
+    },
+}
+# Without rewards of 0.9, of which rounding makes TRL deviations that count in GDPO's second one.
+EXACT = tuple(tuple("half" if kind == "tenths" else kind for kind in step) for step in MIXED)
+# Whose losses or advantages TRL's GRPOTrainer lacks; opd is DAPO's loss with a teacher, which TRL's lacks.
+LACKS = {"opd"} | {
+    name
+    for name, row in ALGORITHMS.items()
+    if not LOSSES[row.sets["loss_type"]].in_trl or row.sets["advantage_estimator"] != "group"
+}
+
+
+def test_every_name_that_trl_can_say_is_compared():
+    assert set(AS_TRL) == ALGORITHMS.keys() - LACKS
+    assert "group" in ADVANTAGES
+
+
+@pytest.mark.parametrize("off_policy", [False, True], ids=["on", "off"])
+@pytest.mark.parametrize("name", AS_TRL)
+def test_a_name_gives_trls_update(name, off_policy):
+    options = {"gradient_accumulation_steps": 2, "num_iterations": 2 if off_policy else 1}
+    options["learning_rate"] = RATES["lora"] * SHARE_OF_RATE.get(AS_TRL[name]["loss_type"], 1.0)
+    options |= {"engine": True} if name == "icepop" else {}
+    options |= {"kinds": EXACT} if name == "gdpo" else {}
+    theirs = train(OracleTrainer, **options, **{**PLAIN, **AS_TRL[name]})
+    ours = train(PeftGRPOTrainer, **options, algorithm=name, train_tokens_per_microbatch=100)
+    assert relative_difference(ours.pages[0], theirs.pages[0]) == 0
+    assert norm(theirs.update()) > 0.01 * norm(theirs.pages[0])
+    assert relative_difference(ours.update(), theirs.update()) <= RELATIVE
+
+
+class PresetRLOO(RLOOTrainer):
+    """TRL's RLOO on given rollouts, which it has no argument for."""
+
+    def __init__(self, *args, table, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.groups, self.tokens = {tuple(group.prompt_ids): group for group in table.values()}, 0
+
+    def _dealt(self, prompt_ids):
+        places = [sum(earlier == ids for earlier in prompt_ids[:i]) for i, ids in enumerate(prompt_ids)]
+        return [(self.groups[tuple(ids)], place) for ids, place in zip(prompt_ids, places, strict=True)]
+
+    def _generate_single_turn(self, prompt_ids, *_):
+        self.dealt = self._dealt(prompt_ids)
+        completions = [group.completion_ids[place] for group, place in self.dealt]
+        self.tokens += sum(map(len, completions))
+        return completions
+
+    def _calculate_rewards(self, *_):
+        return torch.tensor([[group.rewards[place]] for group, place in self.dealt])
+
+
+def test_rloo_gives_the_update_of_trls_own_trainer_but_for_the_mean_length_of_the_batch():
+    """Of one step; TRL's loss adds up the tokens of a completion, ours is divided by all tokens of the batch."""
+    table = rollout_table(MIXED[:1])
+    model = copy.deepcopy(base(torch.float32))
+    arguments = {
+        **QUIET,
+        **{"optim": "sgd", "learning_rate": 0.05, "lr_scheduler_type": "constant", "max_grad_norm": 0.0},
+        **{"num_generations": GENERATIONS, "per_device_train_batch_size": ROWS, "max_completion_length": LONGEST},
+        **{"max_steps": 1, "shuffle_dataset": False, "seed": 11, "beta": 0.03},
+    }
+    trainer = PresetRLOO(
+        table=table,
+        model=model,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=RLOOConfig("run", **arguments),
+        train_dataset=Dataset.from_dict({"prompt": list(table)}),
+        processing_class=tokenizer(),
+        peft_config=copy.deepcopy(ADAPTERS["lora"]),
+    )
+    diary = Diary(trainer.accelerator.unwrap_model(trainer.model), OFFSET)
+    trainer.add_callback(diary)
+    trainer.train()
+    mean_length = trainer.tokens / ROWS
+    rate = arguments["learning_rate"] * mean_length
+    for beta in ({}, {"beta": 0.0, "kl_in_reward": False}):
+        options = {"kinds": MIXED[:1], "max_steps": 1, "learning_rate": rate, **beta}
+        ours = train(PeftGRPOTrainer, **options, algorithm="rloo")
+        theirs = {name: diary.pages[-1][name] - start for name, start in diary.pages[0].items()}
+        assert relative_difference(ours.pages[0], diary.pages[0]) == 0
+        assert norm(theirs) > 0.01 * norm(diary.pages[0])
+        assert (relative_difference(ours.update(), theirs) <= RELATIVE) == (not beta)  # the penalty counts
