@@ -168,7 +168,7 @@ def test_fsdp2_beside_a_configuration_of_deepspeed_is_refused_in_a_line(monkeypa
     for name, value in {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert taken_over("ddp") == taken_over("zero2", written=True) == "zero2"
-    assert "ACCELERATE_USE_DEEPSPEED" not in os.environ
+    assert not [name for name in os.environ if name.startswith("ACCELERATE_") and "DEEPSPEED" in name]
     with pytest.raises(RecipeError, match="ddp, but accelerate's configuration asks for zero2"):
         taken_over("ddp", written=True)
     assert taken_over("zero2") == "zero2"

@@ -26,6 +26,8 @@ _TYPE_THIS = f"perl train RECIPE --processes N, or {_TORCHRUN}"
 # What only a process that srun started has; the script of a batch job has all the other variables too.
 _OF_A_STEP = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_SRUN_COMM_PORT")
 _OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+# What accelerate's launcher says of DeepSpeed.
+_OF_DEEPSPEED = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DEEPSPEED_", "ACCELERATE_CONFIG_DS_FIELDS")
 
 
 def adopt_launcher() -> None:
@@ -103,7 +105,8 @@ def _asked_of_accelerate() -> Strategy | None:
     if _is_on("ACCELERATE_USE_DEEPSPEED") and os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         raise RecipeError("accelerate's configuration asks for DeepSpeed ZeRO-3", "strategy", "use fsdp2")
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
-        del os.environ["ACCELERATE_USE_DEEPSPEED"]
+        for name in [name for name in os.environ if name.startswith(_OF_DEEPSPEED)]:
+            del os.environ[name]  # accelerate would compare them with the configuration that is used
         return "zero2"
     if not _is_on("ACCELERATE_USE_FSDP"):
         return None
