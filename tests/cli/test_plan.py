@@ -1,6 +1,8 @@
 """``perl plan`` prints what a run costs, loads no weights, and refuses what cannot run in a line."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -161,3 +163,20 @@ def test_what_runs_beside_the_policy_is_counted(perl):
     taught = flops_of(perl("quickstart", "algorithm=opd", "teacher.hint=It is {answer}.", "--json"))
     assert 1.2 * plain["training"] < taught["training"] < 2 * plain["training"]
     assert taught["rollouts"] == plain["rollouts"]
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_the_options_for_processes_are_checked_as_a_recipes_keys_before_torch_is_imported(command):
+    mistakes = {
+        ("--processes", "two"): ("engine.processes", "whole number", "'two'"),
+        ("--processes", "0"): ("engine.processes", "1", "not 0"),
+        ("--strategy", "fdsp2"): ("engine.strategy", "did you mean fsdp2?"),
+    }
+    code = "import sys; from perl.cli.commands import run; "
+    code += f"codes = [run(['{command}', 'quickstart', *given], 'perl') for given in {list(mistakes)}]; "
+    code += "assert codes == [2, 2, 2]; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    for line, parts in zip(lines, mistakes.values(), strict=True):
+        assert all(part in line for part in parts), line

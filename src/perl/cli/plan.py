@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from perl.cli.checked import checked_recipe, with_options
 from perl.cli.output import say, set_up_output
 from perl.recipe.sections import STRATEGIES
 
@@ -12,13 +13,13 @@ from perl.recipe.sections import STRATEGIES
 @click.command("plan", short_help="Print what a run needs and takes: memory, FLOPs, bytes, seconds.")
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option("--processes", type=click.IntRange(1, 65536), help="That train, one a GPU (engine.processes).")
+@click.option("--processes", metavar="N", help="That train, one a GPU (engine.processes).")
 @click.option("--nodes", type=click.IntRange(1, 65536), default=1, show_default=True, help="Machines they are on.")
 @click.option("--gpu", help="What each process has: T4, L4, A10, RTX 4090, A100, H100, H200 or CPU.")
 @click.option("--memory", type=click.FloatRange(0, min_open=True), help="Its gigabytes, as it is sold.")
 @click.option(
     "--strategy",
-    type=click.Choice(STRATEGIES),
+    metavar="|".join(STRATEGIES),
     help="engine.strategy [default: all three are compared, unless it is set].",
 )
 @click.option(
@@ -34,7 +35,7 @@ def command(
     recipe: str,
     overrides: tuple[str, ...],
     *,
-    processes: int | None,
+    processes: str | None,
     strategy: str | None,
     as_json: bool,
     **asked: Any,  # noqa: ANN401 (the fields of a Question)
@@ -45,12 +46,16 @@ def command(
     of the hardware at hand take the place of data sheets.
     """
     set_up_output(quiet=True)
+    overrides = with_options(overrides, processes, strategy)
+    checked_recipe(recipe, overrides)
+    from perl.training.hardware import hardware_named
+
+    if asked["gpu"] is not None:
+        hardware_named(asked["gpu"], asked["memory"])
     from perl.training.forecast_text import forecast_lines, forecast_values
     from perl.training.question import Question, answer
     from perl.training.stages import read_recipe
 
-    given = {"engine.processes": processes, "engine.strategy": strategy}
-    overrides = (*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None))
     forecast = answer(read_recipe(recipe, overrides), Question(**asked))
     if as_json:
         say(json.dumps(forecast_values(forecast), indent=2))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from perl.cli.checked import checked_recipe, with_options
 from perl.cli.output import ARGUMENTS, say, set_up_output
 from perl.errors import EXIT_DONE, PerlError, raise_all
 from perl.recipe.recipe import is_first_process, launched, world_size
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("-o", "--output", type=click.Path(), help="Run folder [default: runs/NAME].")
-@click.option("--processes", type=click.IntRange(min=1), help="Start so many processes, one a GPU (engine.processes).")
-@click.option("--strategy", type=click.Choice(STRATEGIES), help="What each holds of the base (engine.strategy).")
+@click.option("--processes", metavar="N", help="Start so many processes, one a GPU (engine.processes).")
+@click.option("--strategy", metavar="|".join(STRATEGIES), help="What each holds of the base (engine.strategy).")
 @click.option("--dry-run", is_flag=True, help="Print the resolved recipe and the plan; load no weights.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.pass_context
@@ -35,7 +36,7 @@ def command(
     recipe: str,
     overrides: tuple[str, ...],
     output: str | None,
-    processes: int | None,
+    processes: str | None,
     strategy: str | None,
     *,
     dry_run: bool,
@@ -47,10 +48,9 @@ def command(
     """
     adopt_launcher()
     set_up_output(quiet=quiet)
-    asked = {"engine.processes": processes, "engine.strategy": strategy}
-    overrides = (*overrides, *(f"{key}={value}" for key, value in asked.items() if value is not None))
+    overrides = with_options(overrides, processes, strategy)
     if world_size() == 1:  # of several processes each would say the same
-        checked = _checked(recipe, overrides)
+        checked = checked_recipe(recipe, overrides)
         if not launched() and (checked.engine.processes or 1) > 1 and not dry_run:
             return _start(checked, context.meta[ARGUMENTS], output)
     from perl.training.stages import prepare, read_recipe, train
@@ -68,19 +68,6 @@ def command(
     if not quiet:
         say("\n".join(_summary(run)))
     return EXIT_DONE
-
-
-def _checked(recipe: str, overrides: Sequence[str]) -> "Recipe":
-    """The recipe; says what is wrong before anything slow is imported."""
-    from perl.algorithms.registry import loss_mistakes
-    from perl.methods.on_quantised import quantization_mistakes
-    from perl.methods.on_shards import strategy_mistakes
-    from perl.methods.settings import method_mistakes
-    from perl.recipe import load_recipe
-    from perl.rewards import reward_mistakes
-
-    checks = (loss_mistakes, method_mistakes, quantization_mistakes, strategy_mistakes, reward_mistakes)
-    return load_recipe(recipe, overrides, checks)
 
 
 def _start(checked: "Recipe", arguments: Sequence[str], output: str | None) -> int:
