@@ -125,15 +125,11 @@ def test_a_recipe_for_nodes_can_be_planned_fits_and_its_table_is_on_the_page(nam
     assert (recipe.engine.strategy == "fsdp2") == name.startswith("fsdp2")
 
 
-@pytest.mark.parametrize(
-    ("processes", "strategy", "said"), [(1, "ddp", ""), (1, "fsdp2", "ddp"), (8, "fsdp2", "fsdp2")]
-)
-def test_the_plan_says_what_the_processes_share(processes, strategy, said):
-    overrides = [f"engine.processes={processes}", f"engine.strategy={strategy}"]
+@pytest.mark.parametrize(("processes", "said"), [(1, []), (8, ["strategy fsdp2"])])
+def test_the_plan_says_what_several_processes_share(processes, said):
+    overrides = [f"engine.processes={processes}", "engine.strategy=fsdp2"]
     lines = list(prepare(read_recipe("quickstart", overrides)).lines())
-    found = [line for line in lines if line.startswith("strategy")]
-    assert len(found) == bool(said)
-    assert not said or all(word in found[0] for word in (strategy, said))
+    assert [line for line in lines if line.startswith("strategy")] == said
 
 
 @pytest.mark.parametrize(("processes", "strategy"), [(1, "ddp"), (8, "ddp"), (8, "zero2"), (8, "fsdp2")])

@@ -22,7 +22,7 @@ def test_a_strategy_takes_nothing_from_one_process(asked, strategy):
     assert list(plan.lines()) == list(prepare(read_recipe("quickstart", BEYOND[asked])).lines())
 
 
-@pytest.mark.parametrize("asked", ["a critic", "a teacher", "the base itself", "4 bits"])
+@pytest.mark.parametrize("asked", ["a teacher", "the base itself", "4 bits"])
 def test_of_several_processes_a_plan_is_refused_as_the_processes_would_be(asked):
     with pytest.raises(PerlError, match="fsdp2"):
         prepare(read_recipe("quickstart", [*BEYOND[asked], "engine.strategy=fsdp2", "engine.processes=2"]))

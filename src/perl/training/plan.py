@@ -152,20 +152,12 @@ class Plan:
             yield f"teacher  {self.recipe.teacher.shown}{named}"
         yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards) or 'none: the teacher alone'}"
         yield f"batch    {self.recipe.batch}"
-        yield from _strategy_lines(self.recipe)
+        if self.recipe.batch.world_size > 1:
+            yield f"strategy {self.recipe.engine.strategy}"
         yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"
         if self.memory:
             yield f"memory   {described(self.memory)}"
         yield f"output   {self.recipe.output_dir}"
-
-
-def _strategy_lines(recipe: Recipe) -> Iterator[str]:
-    """What the processes share, or that there is nothing to share."""
-    processes, strategy = recipe.batch.world_size, recipe.engine.strategy
-    if processes > 1:
-        yield f"strategy {strategy}"
-    elif strategy != "ddp":
-        yield f"strategy {strategy}, which is ddp in a single process"
 
 
 def _algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
