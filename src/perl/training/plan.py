@@ -8,16 +8,14 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from perl.algorithms.coinciding import same_on_policy
 from perl.algorithms.estimators import ADVANTAGES
-from perl.algorithms.named import ALGORITHMS, shown_settings
 from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
 from perl.errors import DataError, MissingExtraError, Mistake, ModelError, PerlError, raise_all
 from perl.evaluation.protocol import Protocol
@@ -47,8 +45,8 @@ from perl.rollouts.vllm.version import missing_vllm
 from perl.run.progress import live_line
 from perl.trainer.argument_checks import check_teacher
 from perl.trainer.config import PeftRLConfig, training_arguments
-from perl.trainer.critic_checks import critic_rate
 from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
+from perl.training.plan_text import algorithm_lines, critic_lines, rollout_lines
 from perl.training.tasks import run_protocol, run_tasks
 from perl.training.teacher_fit import check_teacher_prompts
 
@@ -135,21 +133,12 @@ class Plan:
         in_bits = f", base{in_few_bits(quantization)}" if quantization else ""
         yield f"model    {self.recipe.model.name}, {base:,} parameters{in_bits}"
         yield f"adapter  {self.method.name} ({settings})" if self.method.config else "adapter  none: the model itself"
-        yield from _algorithm_lines(self.recipe, self.arguments)
+        yield from algorithm_lines(self.recipe, self.arguments)
         yield f"trained  {self.trainable_parameters:,} parameters ({share:.2f} % of all)"
-        if self.critic_parameters:
-            rate = critic_rate(self.arguments, self.method)
-            shape = f"rank {self.arguments.critic_rank}, and a value head"
-            yield f"critic   {self.critic_parameters:,} parameters ({shape}), learning rate {rate:g}"
+        yield from critic_lines(self.arguments, self.method, self.critic_parameters)
         yield f"data     {self.recipe.data.train.name}: {len(self.problems.train):,} problems, {heldout:,} held out"
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
-        if self.recipe.rollout.capabilities.takes_updates:
-            what = "the changed weights" if self.served_rank is None else f"a LoRA of rank {self.served_rank}"
-            of_nf4 = "; its base must be quantised too, as `perl rollout command` starts it" if quantization else ""
-            yield f"rollouts {self.recipe.rollout.backend}, which gets {what} after each step{of_nf4}"
-        if self.recipe.teacher.acts:
-            named = f" ({self.recipe.teacher.adapter})" if self.recipe.teacher.adapter else ""
-            yield f"teacher  {self.recipe.teacher.shown}{named}"
+        yield from rollout_lines(self.recipe, self.served_rank)
         yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards) or 'none: the teacher alone'}"
         yield f"batch    {self.recipe.batch}"
         if self.recipe.batch.world_size > 1:
@@ -158,24 +147,6 @@ class Plan:
         if self.memory:
             yield f"memory   {described(self.memory)}"
         yield f"output   {self.recipe.output_dir}"
-
-
-def _algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
-    """What the algorithm's name sets and what overrides it, and which names mean the same update in this setting."""
-    row = ALGORITHMS.get(recipe.algorithm or "")
-    if row is None:
-        return
-    given = {field.name: getattr(arguments, field.name) for field in fields(arguments)}
-    own = row.overridden(given)
-    overridden = f"; overridden: {shown_settings(own)}" if own else ""
-    yield f"algorithm {row.name}: {shown_settings(row.settings)}{overridden}"
-    window = arguments.steps_per_generation * arguments.num_iterations
-    if arguments.gradient_accumulation_steps % window == 0 and recipe.rollout.prefetch == 0:
-        engine = recipe.rollout.capabilities.log_probs
-        may_be_vllm = not recipe.rollout.decided and arguments.device.type != "cpu"
-        same = same_on_policy(row, given, corrected=engine or may_be_vllm)
-        what = f"the same update as {', '.join(same)}" if same else "no other name is known for this update"
-        yield f"on-policy one update a batch, so the ratio is 1 and its bounds change nothing: {what}"
 
 
 def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:

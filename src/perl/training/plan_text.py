@@ -1,0 +1,57 @@
+"""What a plan says of its algorithm, its critic and its rollouts, for a person to read.
+
+Recipe, arguments -> lines
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from perl.algorithms.coinciding import same_on_policy
+from perl.algorithms.named import ALGORITHMS, shown_settings
+from perl.methods.registry import Method
+from perl.recipe import Recipe
+from perl.trainer.config import PeftRLConfig
+from perl.trainer.critic_checks import critic_rate
+
+
+def algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
+    """What the algorithm's name sets and what overrides it, and which names mean the same update in this setting."""
+    row = ALGORITHMS.get(recipe.algorithm or "")
+    if row is None:
+        return
+    given = {field.name: getattr(arguments, field.name) for field in fields(arguments)}
+    own = row.overridden(given)
+    overridden = f"; overridden: {shown_settings(own)}" if own else ""
+    yield f"algorithm {row.name}: {shown_settings(row.settings)}{overridden}"
+    window = arguments.steps_per_generation * arguments.num_iterations
+    if arguments.gradient_accumulation_steps % window == 0 and recipe.rollout.prefetch == 0:
+        engine = recipe.rollout.capabilities.log_probs
+        may_be_vllm = not recipe.rollout.decided and arguments.device.type != "cpu"
+        same = same_on_policy(row, given, corrected=engine or may_be_vllm)
+        what = f"the same update as {', '.join(same)}" if same else "no other name is known for this update"
+        yield f"on-policy one update a batch, so the ratio is 1 and its bounds change nothing: {what}"
+
+
+def critic_lines(arguments: PeftRLConfig, method: Method, parameters: int) -> Iterator[str]:
+    """What a critic trains, and how fast; nothing where there is none."""
+    if parameters:
+        shape = f"rank {arguments.critic_rank}, and a value head"
+        rate = critic_rate(arguments, method)
+        yield f"critic   {parameters:,} parameters ({shape}), learning rate {rate:g}"
+
+
+def rollout_lines(recipe: Recipe, served_rank: int | None) -> Iterator[str]:
+    """What the engine is given after each step, and who teaches beside it.
+
+    Args:
+        recipe: Of the run.
+        served_rank: Of the LoRA that is served; None: the changed weights are.
+    """
+    if recipe.rollout.capabilities.takes_updates:
+        what = "the changed weights" if served_rank is None else f"a LoRA of rank {served_rank}"
+        quantised = recipe.model.quantization is not None
+        of_nf4 = "; its base must be quantised too, as `perl rollout command` starts it" if quantised else ""
+        yield f"rollouts {recipe.rollout.backend}, which gets {what} after each step{of_nf4}"
+    if recipe.teacher.acts:
+        named = f" ({recipe.teacher.adapter})" if recipe.teacher.adapter else ""
+        yield f"teacher  {recipe.teacher.shown}{named}"
