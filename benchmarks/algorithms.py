@@ -22,7 +22,9 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", OMP_NUM_TH
 
 from perl.algorithms.named import ALGORITHMS
 
-RECIPES = ("quickstart", "multiplication")
+# Each with its settings: the second is measured halfway through its 80 steps, where accuracies still differ, on 200 of
+# its 500 held-out problems.
+RECIPES = {"quickstart": [], "multiplication": ["train.max_steps=40", "eval.limit=200"]}
 WITHOUT = "without a name"
 RESULTS = Path(__file__).parent / "results"
 
@@ -39,10 +41,10 @@ def run_once(recipe: str, name: str, seed: int, overrides: list[str]) -> dict[st
     named = [] if name == WITHOUT else [f"algorithm={name}"]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            settings = [f"train.seed={seed}", "train.report_to=[]", *overrides]
+            settings = [f"train.seed={seed}", "train.report_to=[]", *RECIPES[recipe], *overrides]
             if name != WITHOUT and ALGORITHMS[name].needs_teacher:
                 teacher = perl.train(recipe, settings, Path(folder) / "teacher")
-                named += ["rewards={accuracy: null}", f"teacher.adapter={teacher.adapter}"]
+                named += ["rewards.accuracy=null", f"teacher.adapter={teacher.adapter}"]
             run = perl.train(recipe, [*named, *settings], Path(folder) / "run")
         except (PerlError, RuntimeError, ValueError) as error:
             return {**key, "error": f"{type(error).__name__}: {error}"}
