@@ -164,6 +164,13 @@ def test_other_sharding_of_accelerate_is_refused_by_name(monkeypatch, given, say
         taken_over("ddp")
 
 
+def test_a_deepspeed_file_whose_stage_is_not_known_here_is_left_to_the_arguments(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "zero3.json")
+    assert taken_over("ddp") == "ddp"
+    assert os.environ["ACCELERATE_USE_DEEPSPEED"] == "true"
+
+
 def test_fsdp2_beside_a_configuration_of_deepspeed_is_refused_in_a_line(monkeypatch):
     for name, value in {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}.items():
         monkeypatch.setenv(name, value)

@@ -90,6 +90,14 @@ def test_processes_that_handle_no_signal_are_named_and_ended_by_the_second_one(s
     assert Run.read(folder).status == "interrupted"
 
 
+def test_two_signals_do_not_hide_an_error_of_before(simulated, monkeypatch):
+    monkeypatch.setattr("perl.launch.start._PATIENCE_SECONDS", 1.0)
+    twice = "trap '' TERM; kill -TERM $PPID; sleep 0.3; kill -TERM $PPID; exit 1"
+    simulated((twice, End(0, "error", "OutOfMemoryError: none left")), ("sleep 60", None))
+    with pytest.raises(ProcessFailedError, match="OutOfMemoryError"):
+        start(["train"], 2, Path("run"))
+
+
 def test_where_a_process_cannot_be_started_the_earlier_ones_are_ended(simulated):
     started = simulated(("sleep 60", None), (BlockingIOError(11, "Resource temporarily unavailable"), None))
     with pytest.raises(ProcessFailedError, match="rank 1 cannot be started: Resource temporarily unavailable"):

@@ -243,9 +243,12 @@ def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
     """The command's exit code; an error of which no process has told is raised."""
     ended = sorted((rank for rank in signals.ranks if rank.code or _has_failed(rank)), key=lambda rank: rank.ended)
     stopped = (EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
-    if signals.twice or (signals.came and all(rank.code in stopped for rank in ended) and (ended or not signals.ranks)):
+    done = bool(signals.ranks) and not ended and all(rank.code == EXIT_DONE for rank in signals.ranks)
+    own = any(rank.end is not None and rank.end.kind in ("error", "mistake") for rank in ended)
+    given_up = signals.twice and not done and not own
+    if given_up or (signals.came and all(rank.code in stopped for rank in ended) and (ended or not signals.ranks)):
         said = signals.ranks and signals.ranks[0].end
-        if signals.twice and not (said and said.kind in ("stopped", "interrupted")):
+        if given_up and not (said and said.kind in ("stopped", "interrupted")):
             _record(folder, "interrupted")
             raise InterruptedRunError("interrupted, the step in hand is lost", hint=hint())
         return EXIT_INTERRUPTED

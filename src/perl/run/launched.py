@@ -104,6 +104,8 @@ def _asked_of_accelerate() -> Strategy | None:
             raise RecipeError(f"accelerate's configuration asks for {what}", "strategy", "ddp, zero2 or fsdp2")
     if _is_on("ACCELERATE_USE_DEEPSPEED") and os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         raise RecipeError("accelerate's configuration asks for DeepSpeed ZeRO-3", "strategy", "use fsdp2")
+    if _is_on("ACCELERATE_USE_DEEPSPEED") and os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        return None  # its stage is in the file, which the arguments check
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
         for name in [name for name in os.environ if name.startswith(_OF_DEEPSPEED)]:
             del os.environ[name]  # accelerate would compare them with the configuration that is used
