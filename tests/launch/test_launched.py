@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
+from perl import PeftRLConfig
 from perl.errors import MissingExtraError, PerlError, RecipeError
 from perl.launch import agreement
 from perl.recipe import optional_packages
@@ -164,11 +165,28 @@ def test_other_sharding_of_accelerate_is_refused_by_name(monkeypatch, given, say
         taken_over("ddp")
 
 
-def test_a_deepspeed_file_whose_stage_is_not_known_here_is_left_to_the_arguments(monkeypatch):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"zero_optimization": {"stage": 2}}', None),
+        ('{"zero_optimization": {"stage": 3}}', "ZeRO-3 .use fsdp2"),
+        ('{"zero_optimization": {"stage": 0}}', "ZeRO-0"),
+        ("{}", "zero_optimization.stage"),
+        ("{", "zero_optimization.stage"),
+        (None, "zero_optimization.stage"),
+    ],
+)
+def test_the_stage_is_that_of_the_file_which_accelerates_configuration_names(monkeypatch, tmp_path, text, says):
+    file = tmp_path / "deepspeed.json"
+    if text is not None:
+        file.write_text(text)
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "zero3.json")
-    assert taken_over("ddp") == "ddp"
-    assert os.environ["ACCELERATE_USE_DEEPSPEED"] == "true"
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
+    if says is None:
+        assert taken_over("ddp") == "zero2"
+        return
+    with pytest.raises(RecipeError, match=says):
+        taken_over("ddp")
 
 
 def test_fsdp2_beside_a_configuration_of_deepspeed_is_refused_in_a_line(monkeypatch):
@@ -253,3 +271,10 @@ def test_zero2_without_its_package_names_the_extra_that_brings_it(monkeypatch):
     monkeypatch.setattr(optional_packages, "_found", lambda _: False)
     with pytest.raises(MissingExtraError, match=r"engine.strategy: needs .* \(pip install 'perl-rl\[deepspeed\]"):
         agreement.check_machine(EngineSection(strategy="zero2"), 1)
+
+
+def test_arguments_that_write_ddp_are_not_overruled_by_accelerates_configuration(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    with pytest.raises(RecipeError, match="ddp, but accelerate's configuration asks for zero2"):
+        PeftRLConfig(str(tmp_path), strategy="ddp")

@@ -85,16 +85,41 @@ def test_processes_that_handle_no_signal_are_named_and_ended_by_the_second_one(s
         start(["train"], 2, folder)
     assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
     first, *_ = capfd.readouterr().err.splitlines()
-    assert "waiting for rank 0, 1" in first
+    assert "waiting for ranks 0, 1" in first
     assert "again: stop now" in first
     assert Run.read(folder).status == "interrupted"
 
 
+def test_a_terminal_that_closes_after_ctrl_c_asks_for_no_more(simulated):
+    """SIGTERM once to each process, which then ends its step."""
+    once = "n=0; trap 'n=$((n+1))' TERM; kill -TERM $PPID; sleep 0.3; kill -HUP $PPID; sleep 0.3; exit $((129+n))"
+    started = simulated((once, End(0, "stopped", code=130)))
+    assert start(["train"], 1, Path("run")) == 130
+    assert started[0].returncode == 130
+
+
+def test_further_signals_do_not_put_the_end_off(simulated, monkeypatch):
+    for name in ("_SAY_AFTER_SECONDS", "_PATIENCE_SECONDS", "_AFTER_SIGTERM_SECONDS"):
+        monkeypatch.setattr(f"perl.launch.start.{name}", 1.0)
+    impatient = "trap '' INT TERM; while kill -INT $PPID; do sleep 0.1; done"
+    started = simulated((impatient, None))
+    with pytest.raises(InterruptedRunError, match="the step in hand is lost"):
+        start(["train"], 1, Path("run"))
+    assert started[0].returncode == -signal.SIGKILL
+
+
 def test_two_signals_do_not_hide_an_error_of_before(simulated, monkeypatch):
     monkeypatch.setattr("perl.launch.start._PATIENCE_SECONDS", 1.0)
-    twice = "trap '' TERM; kill -TERM $PPID; sleep 0.3; kill -TERM $PPID; exit 1"
+    twice = "trap '' TERM; sleep 0.5; kill -TERM $PPID; sleep 0.3; kill -TERM $PPID; exit 1"
     simulated((twice, End(0, "error", "OutOfMemoryError: none left")), ("sleep 60", None))
     with pytest.raises(ProcessFailedError, match="OutOfMemoryError"):
+        start(["train"], 2, Path("run"))
+
+
+def test_a_process_that_the_handed_on_signal_ended_is_not_blamed_for_another_ones_death(simulated):
+    """Rank 1 ends at once, by the signal; rank 0 is killed afterwards, as by the kernel for its memory."""
+    simulated(("trap '' TERM; sleep 0.5; kill -TERM $PPID; sleep 0.5; kill -KILL $$", None), ("sleep 60", None))
+    with pytest.raises(ProcessFailedError, match=r"rank 0 .* was killed by SIGKILL"):
         start(["train"], 2, Path("run"))
 
 

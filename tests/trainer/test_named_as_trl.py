@@ -11,6 +11,7 @@ from perl import PeftGRPOTrainer
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import LOSSES
+from tests.algorithms.test_named import PUBLISHED
 from tests.oracles.rollouts import GENERATIONS, LONGEST, MIXED, ROWS, rollout_table
 from tests.oracles.two_trainers import (
     ADAPTERS,
@@ -31,27 +32,8 @@ RELATIVE = 1e-5
 # What a name means, in TRL's own words; its defaults are named too, so that none of them counts.
 PLAIN = {"epsilon": 0.2, "epsilon_high": None, "beta": 0.0, "importance_sampling_level": "token"}
 PLAIN |= {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"}
-AS_TRL = {
-    "grpo": {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
-    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
-    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28, "mask_truncated_completions": True},
-    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
-    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
-    "sapo": {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
-    "bnpo": {"loss_type": "bnpo"},
-    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3},
-    "vespo": {
-        **{"loss_type": "vespo", "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0},
-        **{"vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0},
-    },
-    "lite_ppo": {"loss_type": "dapo", "scale_rewards": "batch"},
-    "gdpo": {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"},
-    "icepop": {
-        **{"loss_type": "grpo", "vllm_importance_sampling_correction": True},
-        **{"vllm_importance_sampling_mode": "token_mask"},
-        **{"vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_clip_max": 5.0},
-    },
-}
+NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "bnpo", "luspo", "vespo", "lite_ppo", "gdpo", "icepop")
+AS_TRL = {name: PUBLISHED[name] for name in NAMES}
 # Without rewards of 0.9, of which rounding makes TRL deviations that count in GDPO's second one.
 EXACT = tuple(tuple("half" if kind == "tenths" else kind for kind in step) for step in MIXED)
 # Whose losses or advantages TRL's GRPOTrainer lacks; opd is DAPO's loss with a teacher, which TRL's lacks.

@@ -149,6 +149,7 @@ def test_flops_of_a_teacher_are_those_that_are_counted():
 
     run = partial(score_beside, policy, rows, members, packed=True, columns=12, entropy="value")
     teacher_SD = torch.randn(sum(row.completion.numel() for row in rows), 32)
+    run(beside=None)  # the first pass asks how the library sums
     with counter() as layers:
         last_hidden_states(policy, rows, members, packed=True)
     with counter() as alone:
@@ -435,3 +436,12 @@ def test_an_engine_in_the_process_must_have_room_for_its_copy_of_the_base():
         found = estimate_memory(model, types, RANK, "80 GB", work)
         assert found.least < found.available
         assert found.fits == fits
+
+
+@pytest.mark.parametrize(("few", "more", "token"), [(2.0, 10.0, 1.0), (6.0, 5.0, 0.5)])
+def test_a_token_has_a_measured_time_even_if_more_tokens_were_written_faster_than_few(monkeypatch, few, more, token):
+    """As happens beside other work."""
+    taken = iter((few, more))
+    monkeypatch.setattr(measured_rates, "_seconds", lambda *_: next(taken))
+    policy = SimpleNamespace(config=SimpleNamespace(vocab_size=8), eval=lambda: None)
+    assert measured_rates._writing_seconds(policy, 1, 1, torch.device("cpu")) == token

@@ -117,6 +117,36 @@ def test_bytes_of_a_token_with_a_dora_are_those_that_are_held_between_the_passes
     assert estimated.kept == pytest.approx(measured, rel=WITHIN)
 
 
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["float32", "under autocast"])
+def test_what_a_dora_holds_for_a_moment_is_what_a_short_pass_holds_at_most(autocast):
+    """Of a base whose inner size is far above its hidden one, as of large models that of the unit matrix counts."""
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=1024,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    base = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    policy = attach_adapter(base, adaptation(PeftSection(rank=4, method="dora"))).train()
+    add_scored_forward(base, LogitSettings())
+    assert use_packed_attention(base) is None
+    row = Row(torch.zeros(1, dtype=torch.long), torch.zeros(3, dtype=torch.long), torch.ones(3))
+
+    def run():
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            return score(policy, [row], [[0]], packed=True, columns=3)
+
+    run()  # makes tables
+    with LiveBytes() as live:
+        run()
+    types = Types(weights=4, compute=(autocast or torch.float32).itemsize)
+    estimated = token_bytes(decoder_of(config), types, 4, BY_SEGMENT, dora=True)
+    assert estimated.fixed == pytest.approx(live.peak, rel=0.05)
+
+
 def test_bytes_of_a_token_on_a_base_in_nf4_and_of_its_weights_are_those_that_are_measured(tmp_path):
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)

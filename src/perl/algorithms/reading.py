@@ -11,7 +11,8 @@ from typing import Any
 from perl.algorithms.estimators import ADVANTAGES, Estimator
 from perl.algorithms.registry import LEVEL, LOSSES, Loss
 
-_OF_KL = ("kl_estimator", "use_bias_correction_kl")
+_ESTIMATOR, _CORRECTED = "kl_estimator", "use_bias_correction_kl"
+_OF_KL = (_ESTIMATOR, _CORRECTED)
 
 
 def sometimes_read() -> frozenset[str]:
@@ -57,7 +58,7 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
     if not settings.get("beta"):
         found |= {name: "there is no KL term to read it: beta is 0" for name in _OF_KL}
     elif not in_loss:
-        found[_OF_KL[1]] = "kl_in_reward takes the divergence off the reward, and no KL term reads it"
+        found[_CORRECTED] = "kl_in_reward takes the divergence off the reward, and no KL term reads it"
     return found
 
 

@@ -43,6 +43,7 @@ from perl.run.launched import STARTED_BY, who
 from perl.run.signals import handled
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BY_SIGNAL = (EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
 _LOOK_EVERY_SECONDS = 0.1
 # After a signal: by then most have ended, or have said that they will after the step.
 _SAY_AFTER_SECONDS = 5.0
@@ -93,22 +94,23 @@ class _Signals:
 
     ranks: list[_Rank] = field(default_factory=list)
     came: int = 0
-    count: int = 0
-    at: float = 0.0
+    times: list[float] = field(default_factory=list)  # of the first one and the second
 
     @property
     def twice(self) -> bool:
         """Whether the step in hand is to be given up."""
-        return self.count > 1
+        return len(self.times) > 1
 
     @property
     def seconds(self) -> float:
-        """Since the newest one; 0 before."""
-        return time.monotonic() - self.at if self.count else 0.0
+        """Since the one that counts; 0 before."""
+        return time.monotonic() - self.times[-1] if self.times else 0.0
 
     def hand_on(self, number: int, _frame: FrameType | None = None) -> None:
+        if self.twice or (self.came and number == signal.SIGHUP):
+            return  # all has been asked for; a terminal that closes after Ctrl-C asks for no more
         self.came = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        self.count, self.at = self.count + 1, time.monotonic()
+        self.times.append(time.monotonic())
         for rank in self.ranks:
             self._send(rank)
 
@@ -198,16 +200,17 @@ def _wait(signals: _Signals, meeting: Meeting) -> None:
             return
         if signals.twice and signals.seconds > _PATIENCE_SECONDS:
             return
-        if signals.seconds > _SAY_AFTER_SECONDS and told < signals.count:
-            told = signals.count
-            _say_who_runs(ranks, twice=signals.twice)
+        running = [str(rank.number) for rank in ranks if rank.code is None]
+        if running and signals.seconds > _SAY_AFTER_SECONDS and told < len(signals.times):
+            told = len(signals.times)
+            _say_who_runs(running, twice=signals.twice)
 
 
-def _say_who_runs(ranks: list[_Rank], *, twice: bool) -> None:
+def _say_who_runs(running: list[str], *, twice: bool) -> None:
     """A process that waits for another one's numbers handles no signal, and says nothing; so its parent does."""
-    running = ", ".join(str(rank.number) for rank in ranks if rank.code is None)
+    who_runs = f"rank{'s' if len(running) > 1 else ''} {', '.join(running)}"
     what = "they are ended" if twice else "a step may be long (again: stop now and lose it)"
-    print(f"waiting for rank {running} to end the step: {what}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"waiting for {who_runs} to end the step: {what}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _has_failed(rank: _Rank) -> bool:
@@ -242,20 +245,16 @@ def _end(ranks: list[_Rank]) -> None:
 def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
     """The command's exit code; an error of which no process has told is raised."""
     ended = sorted((rank for rank in signals.ranks if rank.code or _has_failed(rank)), key=lambda rank: rank.ended)
-    stopped = (EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
-    done = bool(signals.ranks) and not ended and all(rank.code == EXIT_DONE for rank in signals.ranks)
-    own = any(rank.end is not None and rank.end.kind in ("error", "mistake") for rank in ended)
-    given_up = signals.twice and not done and not own
-    if given_up or (signals.came and all(rank.code in stopped for rank in ended) and (ended or not signals.ranks)):
-        said = signals.ranks and signals.ranks[0].end
-        if given_up and not (said and said.kind in ("stopped", "interrupted")):
+    if signals.ranks and not ended and all(rank.code == EXIT_DONE for rank in signals.ranks):
+        return EXIT_DONE
+    if signals.came and _asked_to_end(signals, ended):
+        said = signals.ranks[0].end if signals.ranks else None
+        if signals.twice and not (said and said.kind in ("stopped", "interrupted")):
             _record(folder, "interrupted")
             raise InterruptedRunError("interrupted, the step in hand is lost", hint=hint())
         return EXIT_INTERRUPTED
-    if not ended and all(rank.code == EXIT_DONE for rank in signals.ranks):
-        return EXIT_DONE
     main = signals.ranks[0]
-    first = next((rank for rank in ended if rank.end is None or rank.end.kind != "lost"), main)
+    first = next((rank for rank in ended if _is_a_cause(rank, signals)), main)
     end = first.end
     if end is not None and end.kind in ("stopped", "interrupted"):
         if first is not main and not (main.end is not None and main.end.kind == "stopped"):  # which has told it
@@ -275,6 +274,20 @@ def _outcome(signals: _Signals, folder: Path, hint: Callable[[], str]) -> int:
     error = ProcessFailedError(_what_became_of(first), hint=hint())
     _record(folder, "failed", str(error))
     raise error
+
+
+def _asked_to_end(signals: _Signals, ended: Sequence[_Rank]) -> bool:
+    """Whether the signals alone have ended the processes, not an error of one of them."""
+    if signals.twice:
+        return not any(rank.end is not None and rank.end.kind in ("error", "mistake") for rank in ended)
+    return all(rank.code in _BY_SIGNAL for rank in ended) and (bool(ended) or not signals.ranks)
+
+
+def _is_a_cause(rank: _Rank, signals: _Signals) -> bool:
+    """Whether its end was not another one's, nor the signal's that was handed on to it."""
+    if rank.end is None:
+        return not (signals.came and rank.code in _BY_SIGNAL)
+    return rank.end.kind != "lost"
 
 
 def _what_became_of(rank: _Rank) -> str:

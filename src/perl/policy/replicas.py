@@ -14,6 +14,8 @@ import torch
 from perl.errors import BrokenPromiseError
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# A sum in int64 is taken of a copy: of so many numbers at a time, 32 MB, whatever the tensor's size.
+_AT_ONCE = 2**22
 
 
 def check_replicas(tensors: Mapping[str, torch.Tensor], when: str) -> None:
@@ -38,10 +40,12 @@ def check_replicas(tensors: Mapping[str, torch.Tensor], when: str) -> None:
     rank, tensor = (int(place) for place in differs_RK.nonzero()[0])
     count, names = int(differs_RK[rank].sum()), list(tensors)
     what = f"{when} rank {rank} holds another policy than rank 0: {count} of {len(names)} trained tensors differ, as"
-    raise BrokenPromiseError(f"{what} {names[tensor]} (their gradients or steps are not those of one run)")
+    hint = "each process needs the mean of all gradients, and GPUs and libraries of one kind to round it alike"
+    raise BrokenPromiseError(f"{what} {names[tensor]}", hint=hint)
 
 
 @torch.no_grad()
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """() int64, the sum of a tensor's numbers read as integers, modulo 2^64; another where one number is another."""
-    return tensor.contiguous().view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
+    numbers = tensor.contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
+    return torch.stack([part.sum(dtype=torch.int64) for part in numbers.split(_AT_ONCE)]).sum()

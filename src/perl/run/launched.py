@@ -5,13 +5,15 @@ environment of srun or accelerate -> torch's variables (RANK, WORLD_SIZE, ...), 
 torchrun and accelerate set torch's variables themselves; a process that has them is told nothing else here.
 """
 
+import json
 import logging
 import os
 import re
 from functools import cache
+from pathlib import Path
 from typing import cast
 
-from perl.errors import RecipeError
+from perl.errors import RecipeError, first_line
 from perl.recipe.recipe import is_first_process, launched, world_size
 from perl.recipe.sections import Strategy
 
@@ -102,11 +104,11 @@ def _asked_of_accelerate() -> Strategy | None:
     for name, what in (("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "a parallelism_config")):
         if _is_on(f"ACCELERATE_USE_{name}"):
             raise RecipeError(f"accelerate's configuration asks for {what}", "strategy", "ddp, zero2 or fsdp2")
-    if _is_on("ACCELERATE_USE_DEEPSPEED") and os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
-        raise RecipeError("accelerate's configuration asks for DeepSpeed ZeRO-3", "strategy", "use fsdp2")
-    if _is_on("ACCELERATE_USE_DEEPSPEED") and os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        return None  # its stage is in the file, which the arguments check
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
+        stage = _stage_of_deepspeed()
+        if stage not in ("1", "2"):
+            hint = "use fsdp2" if stage == "3" else "stage 2"
+            raise RecipeError(f"accelerate's configuration asks for DeepSpeed ZeRO-{stage}", "strategy", hint)
         for name in [name for name in os.environ if name.startswith(_OF_DEEPSPEED)]:
             del os.environ[name]  # accelerate would compare them with the configuration that is used
         return "zero2"
@@ -117,6 +119,18 @@ def _asked_of_accelerate() -> Strategy | None:
         raise RecipeError(what, "strategy", "use fsdp2: fsdp_version: 2 in accelerate's configuration")
     del os.environ["ACCELERATE_USE_FSDP"]
     return "fsdp2"
+
+
+def _stage_of_deepspeed() -> str:
+    """In accelerate's variable, or in the file that its configuration names; 2, accelerate's own, without either."""
+    file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    if file is None:
+        return os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    try:
+        return str(json.loads(Path(file).read_text(encoding="utf-8"))["zero_optimization"]["stage"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        what = f"the DeepSpeed file of accelerate's configuration says no zero_optimization.stage: {first_line(error)}"
+        raise RecipeError(what, file, "one that accelerate reads, or engine.strategy: zero2") from error
 
 
 def _is_on(name: str) -> bool:

@@ -352,7 +352,7 @@ class PeftRLConfig(GRPOConfig):
         if self.strategy not in STRATEGIES:
             raise RecipeError(f"no strategy {self.strategy!r}", "strategy", did_you_mean(self.strategy, STRATEGIES))
         adopt_launcher()
-        self.strategy = taken_over(self.strategy)
+        self.strategy = taken_over(self.strategy, written="strategy" in self._given)
         asked = self.quantization
         if asked is not None and asked not in QUANTIZATIONS:
             raise RecipeError(f"no quantization {asked!r}", "quantization", did_you_mean(asked, QUANTIZATIONS))

@@ -89,7 +89,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return {"state": {number: kept for number, kept in state.items() if kept}, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the state of an ordinary optimizer, of which this process keeps its share."""
+        """Takes the state of an ordinary optimizer, of which this process keeps its share, and nothing of its own."""
+        self._shares.state.clear()
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
             on_device = bool(group.get("fused") or group.get("capturable"))
@@ -168,8 +169,9 @@ def partition_optimizer(trainer: Trainer) -> None:
     if args.fp16:
         raise RecipeError("losses are not scaled under zero2", "fp16", "bf16, or strategy: ddp")
     types = {str(p.dtype).removeprefix("torch.") for p in trainer.model.parameters() if p.requires_grad}
-    if types & {"bfloat16", "float16"}:
-        what = f"zero2 would keep copies of what is trained in {types.pop()}, which no other strategy goes on with"
+    rounded = sorted(types & {"bfloat16", "float16"})
+    if rounded:
+        what = f"zero2 would keep copies of what is trained in {rounded[0]}, which no other strategy goes on with"
         raise ModelError(what, "strategy", "ddp, or the model in float32 with bf16: true")
     if len(types) > 1:
         what = f"zero2 shares numbers of one type, and what is trained is {' and '.join(sorted(types))}"

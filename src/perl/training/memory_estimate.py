@@ -179,7 +179,9 @@ def token_bytes(model: Decoder, types: Types, rank: int, attention: Attention, *
     unpacked = compute * model.inner * model.hidden if types.nf4 else 0
     if dora:
         kept += 2 * compute * model.outputs
-        unpacked += 3 * compute * model.inner * model.hidden  # of the largest matrix B A, its sum with W, its square
+        # Of the largest matrix B A, its sum with W, its square; the unit matrix that A is taken of, autocast's copy.
+        unpacked += 3 * compute * model.inner * model.hidden
+        unpacked += (_FLOAT32 + (compute if compute < _FLOAT32 else 0)) * model.inner**2
     pair = float(compute * layers) if by_segment else 0.0  # the mask of a completion and its prompt, as numbers
     return TokenBytes.of_layers(
         layers,
