@@ -273,6 +273,14 @@ def test_zero2_without_its_package_names_the_extra_that_brings_it(monkeypatch):
         agreement.check_machine(EngineSection(strategy="zero2"), 1)
 
 
+def test_accelerates_word_for_no_file_is_none(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    with pytest.raises(RecipeError, match="ZeRO-3"):
+        taken_over("ddp")
+
+
 def test_arguments_that_write_ddp_are_not_overruled_by_accelerates_configuration(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")

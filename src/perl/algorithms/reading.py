@@ -11,8 +11,8 @@ from typing import Any
 from perl.algorithms.estimators import ADVANTAGES, Estimator
 from perl.algorithms.registry import LEVEL, LOSSES, Loss
 
-_ESTIMATOR, _CORRECTED = "kl_estimator", "use_bias_correction_kl"
-_OF_KL = (_ESTIMATOR, _CORRECTED)
+_CORRECTED = "use_bias_correction_kl"
+_OF_KL = ("kl_estimator", _CORRECTED)
 
 
 def sometimes_read() -> frozenset[str]:

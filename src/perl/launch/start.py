@@ -43,6 +43,7 @@ from perl.run.launched import STARTED_BY, who
 from perl.run.signals import handled
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Exit codes of a process that a signal has ended, with a checkpoint or without.
 _BY_SIGNAL = (EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
 _LOOK_EVERY_SECONDS = 0.1
 # After a signal: by then most have ended, or have said that they will after the step.

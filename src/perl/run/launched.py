@@ -123,8 +123,8 @@ def _asked_of_accelerate() -> Strategy | None:
 
 def _stage_of_deepspeed() -> str:
     """In accelerate's variable, or in the file that its configuration names; 2, accelerate's own, without either."""
-    file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-    if file is None:
+    file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if file == "none":  # accelerate's word
         return os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
     try:
         return str(json.loads(Path(file).read_text(encoding="utf-8"))["zero_optimization"]["stage"])
