@@ -88,6 +88,7 @@ class StepReport:
         entropy: Mean entropy of the policy's next-token distribution, in nats.
         kl: Mean estimate of KL(policy || reference) per token, in nats; None where beta is 0.
         tokens: Prompt and completion tokens of the whole run so far.
+        teacher_kl: Mean KL(policy || teacher) per token, in nats; None without a teacher.
     """
 
     step: int
@@ -96,3 +97,4 @@ class StepReport:
     entropy: float | None
     kl: float | None
     tokens: float
+    teacher_kl: float | None = None

@@ -41,6 +41,8 @@ FULL = CardFacts(
     rewards={"accuracy": 1.0, "format": 0.2},
     reward_first=0.125,
     reward_last=0.875,
+    teacher_kl=(0.5, 0.125),
+    teacher_sees={"hint": "It is {answer}.", "system_prompt": "Think < twice."},
     seconds=3661.4,
     tokens=123_456_789,
     hardware="8 x NVIDIA H100",
@@ -70,14 +72,16 @@ SHOWN = {
     "total_parameters": ["(7.78 % of all)"],
     "steps": ["| optimizer steps | 123 |"],
     "seed": ["| seed | 4711 |"],
-    "algorithm": ["| loss | cispo |", "- cispo\n", "arXiv:2506.13585"],
-    "named": ["(SAPO)", "| algorithm | sapo", "- algorithm SAPO: ", "arXiv:2511.20347"],
+    "algorithm": ["| loss | cispo |", "arXiv:2506.13585"],
+    "named": ["(SAPO)", "- sapo\n", "| algorithm | sapo", "- algorithm SAPO: ", "arXiv:2511.20347"],
     "overridden": ["| algorithm | sapo; overridden: beta 0.25 |"],
     "ratio_level": ["| importance ratio of each | sequence |", "arXiv:2507.18071"],
     "settings": ["| rank | 16 |", "| learning rate | 1e-05 |"],
     "rewards": ["| rewards (weight) | accuracy (1.0), format (0.2) |", "the sum of these rewards and nothing else"],
     "reward_first": ["| mean reward, first and last step | 0.125, 0.875 |"],
     "reward_last": ["| mean reward, first and last step | 0.125, 0.875 |"],
+    "teacher_kl": ["| KL to the teacher, first and last step | 0.500, 0.125 nats a token |"],
+    "teacher_sees": ['{"hint": "It is {answer}.", "system_prompt": "Think < twice."}'],
     "seconds": ["| wall time, evaluation included | 3,661 s |"],
     "tokens": ["| tokens, prompts included | 123,456,789 |"],
     "hardware": ["| hardware | 8 x NVIDIA H100 |"],
@@ -162,7 +166,7 @@ def test_a_card_shows_every_fact_and_an_unknown_one_is_left_out_and_takes_no_oth
         others = {other for other in SHOWN if other != name} - TAKES.get(name, set())
         assert [other for other in others if not all(text in card for text in SHOWN[other])] == [], name
     pairs = list(itertools.combinations(SHOWN, 2))
-    assert len(pairs) == 496
+    assert len(pairs) == 561
     for pair in pairs:
         assert_finished(render_card(without(FULL, *pair)))
     card = render_card(CardFacts(base="owner/base-7b"))
@@ -198,7 +202,7 @@ def test_the_front_matter_says_what_it_is_and_of_what_of_an_adapter_and_of_a_who
         "tags": [
             "perl-rl",
             "reinforcement-learning",
-            "cispo",
+            "sapo",
             "dora",
             "base_model:adapter:owner/base-7b",
             "math",

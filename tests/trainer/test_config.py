@@ -170,9 +170,9 @@ CONTRADICTIONS = (
     ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, "16 completions a step"),
     ({"prompts_per_step": 0}, "prompts_per_step"),
     ({"prompts_per_step": -1}, "prompts_per_step"),
-    ({"train_tokens_per_microbatch": -5}, r"train_tokens_per_microbatch: a pass of -5 tokens"),
+    ({"train_tokens_per_microbatch": -5}, r"train_tokens_per_microbatch: must be greater than or equal to 0, not -5"),
     ({"flat_reward_steps": -1}, "flat_reward_steps"),
-    ({"dppo_threshold": -0.1}, "^dppo_threshold: a divergence of -0.1"),
+    ({"dppo_threshold": -0.1}, "^dppo_threshold: must be greater than or equal to 0, not -0.1"),
     (
         {"kl_in_reward": True, "beta": 0.1},
         r"^kl_in_reward: [^\n]* group \(advantage_estimator: rloo or batch or group_then",
@@ -284,10 +284,13 @@ def test_a_word_that_trl_looks_at_late_is_refused_before_a_model_is_loaded(tmp_p
 
 @pytest.mark.parametrize("config_class", [PeftRLConfig, GRPOConfig])
 def test_numbers_that_a_recipe_refuses_are_refused_before_a_model_is_loaded(tmp_path, config_class):
-    def refused(line, **numbers):
+    def made(**numbers):
         args = config_class(str(tmp_path), **ON_A_CPU, **numbers)
+        return PeftGRPOTrainer(model="no/such-model", reward_funcs=by_length, args=args)
+
+    def refused(line, **numbers):
         with pytest.raises((PerlError, OSError), match=line):  # OSError: there is no such model
-            PeftGRPOTrainer(model="no/such-model", reward_funcs=by_length, args=args)
+            made(**numbers)
 
     for name, bounds, wrong in (
         ("top_p", "less than or equal to 1", 2.0),
@@ -396,7 +399,7 @@ def test_only_a_reference_of_the_kl_divergence_that_exists_is_taken():
         with pytest.raises(RecipeError) as caught:
             PeftRLConfig("out", use_cpu=True, reference=unknown)
         (mistake,) = caught.value.mistakes
-        assert (mistake.where, "rolling:N" in mistake.hint) == ("reference", True), unknown
+        assert (mistake.where, "rolling:N" in mistake.message) == ("reference", True), unknown
         with pytest.raises(RecipeError, match=r"^train\.reference: must "):
             load_recipe({"train": {"reference": unknown}})
 

@@ -32,18 +32,19 @@ _WITH_CORRECTION = (
 _LEVELS = {"none": "token"}  # a loss without a ratio has the gradient of a ratio of tokens
 
 
-def same_on_policy(row: Algorithm, settings: Mapping[str, Any], *, corrected: bool) -> list[str]:
+def same_on_policy(row: Algorithm, settings: Mapping[str, Any], *, corrected: bool, one_pass: bool) -> list[str]:
     """The other names whose update is this one's where the ratio of policy to old policy is 1.
 
     Args:
         row: The algorithm of the run.
         settings: The run's fields of ``train``, all of them.
         corrected: Whether rollouts have the log-probs of another engine, for which the objective is corrected.
+        one_pass: Whether a step is one micro-batch of one process, so that a mean over one is a mean over the other.
     """
-    own = _what_counts({**row.sets, **settings}, corrected=corrected)
+    own = _what_counts({**row.sets, **settings}, corrected=corrected, one_pass=one_pass)
     found = []
     for other in ALGORITHMS.values():
-        theirs = _what_counts({**settings, **other.sets}, corrected=corrected)
+        theirs = _what_counts({**settings, **other.sets}, corrected=corrected, one_pass=one_pass)
         left = own.keys() & row.settings.keys() - other.sets.keys()  # which the other name would take back
         alike = other.needs_teacher == row.needs_teacher  # one of which asks for a teacher, which is in no setting
         if other.name != row.name and theirs == own and not left and alike:
@@ -51,12 +52,13 @@ def same_on_policy(row: Algorithm, settings: Mapping[str, Any], *, corrected: bo
     return found
 
 
-def _what_counts(settings: Mapping[str, Any], *, corrected: bool) -> dict[str, Any]:
+def _what_counts(settings: Mapping[str, Any], *, corrected: bool, one_pass: bool) -> dict[str, Any]:
     loss = LOSSES[settings["loss_type"]]
     scaled = "scale" in ADVANTAGES[settings["advantage_estimator"]].reads
     names = [*_ALWAYS, *(_WITH_KL if settings.get("beta") else ()), *(_WITH_CORRECTION if corrected else ())]
     found = {name: settings.get(name) for name in names}
-    found |= {"aggregation": loss.aggregation}
+    alike = one_pass and loss.aggregation == LOSSES["bnpo"].aggregation
+    found |= {"aggregation": LOSSES["dapo"].aggregation if alike else loss.aggregation}
     if loss.selection is not None and not loss.selection.acts:  # tokens without a gradient; what acts, acts off policy
         found |= {"selection": loss.selection.ranks, **{name: settings.get(name) for name in loss.selection.settings}}
     found |= {"scale": in_words("scale_rewards", settings.get("scale_rewards")) if scaled else None}

@@ -34,7 +34,14 @@ def contradictions(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str,
         elif isinstance(value, int | float) and value < row.least.get(name, value):
             what = f"{value!r} is below {row.least[name]:g}: in {row.name} it bounds the ratio itself"
             found.append(Mistake(what, name, f"{row.settings[name]:g} is usual"))
+        elif name == "kl_estimator" and value != "k1" and _penalised({**row.sets, **given}):
+            what = f"{value} changes nothing: the penalty of a reward is k1, and no KL term is in the loss"
+            found.append(Mistake(what, name, "leave it out, or kl_in_reward: false"))
     return found or _idle(row, given, {**usual, **row.sets})
+
+
+def _penalised(settings: Mapping[str, Any]) -> bool:
+    return bool(settings.get("kl_in_reward") and settings.get("beta"))
 
 
 def _idle(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Mistake]:

@@ -12,13 +12,14 @@ from perl.algorithms.estimators import ADVANTAGES, Estimator
 from perl.algorithms.registry import LEVEL, LOSSES, Loss
 
 _CORRECTED = "use_bias_correction_kl"
-_OF_KL = ("kl_estimator", _CORRECTED)
+OF_KL = ("kl_estimator", _CORRECTED)
+"""Fields that only a KL term reads."""
 
 
 def sometimes_read() -> frozenset[str]:
     """The fields that some settings read and others do not."""
     rows: list[Loss | Estimator] = [*LOSSES.values(), *ADVANTAGES.values()]
-    return frozenset(_OF_KL).union(*(row.fields for row in rows))
+    return frozenset(OF_KL).union(*(row.fields for row in rows))
 
 
 def unread(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -56,7 +57,7 @@ def unread(settings: Mapping[str, Any]) -> dict[str, str]:
     for name in _all_fields(ADVANTAGES).difference(of_estimator):
         found[name] = f"{who} does not read it ({_readers(ADVANTAGES, name)} would)"
     if not settings.get("beta"):
-        found |= {name: "there is no KL term to read it: beta is 0" for name in _OF_KL}
+        found |= {name: "there is no KL term to read it: beta is 0" for name in OF_KL}
     elif not in_loss:
         found[_CORRECTED] = "kl_in_reward takes the divergence off the reward, and no KL term reads it"
     return found

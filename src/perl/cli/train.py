@@ -104,7 +104,7 @@ def _summary(run: "Run") -> list[str]:
         raise_all(PerlError, counted.mistakes_at(str(run.path / "eval")))
         lines.append(plain(counted.results))
     steps, seconds = run.facts.get("steps", 0), run.facts.get("seconds", 0.0)
-    lines.append(f"{steps} steps, {seconds:.0f} s, reward {_reward(run)}")
+    lines.append(f"{steps} steps, {seconds:.0f} s, {_progress(run)}")
     lines.append(f"adapter  {run.adapter}")
     lines.append(f"card     {run.card}")
     best = run.path / "best"
@@ -128,7 +128,9 @@ def _publishing(run: "Run") -> list[str]:
     return lines
 
 
-def _reward(run: "Run") -> str:
-    reward = run.facts.get("reward", {})
-    first, last = reward.get("first"), reward.get("last")
-    return f"{first:.3f} -> {last:.3f}" if first is not None and last is not None else "not scored"
+def _progress(run: "Run") -> str:
+    """The first and the last reward; where a teacher alone teaches, how far it is from the policy."""
+    alone = "teacher_kl" in run.facts and not any(run.facts.get("rewards", {}).values())
+    name, shown = ("teacher_kl", "KL to the teacher") if alone else ("reward", "reward")
+    first, last = (run.facts.get(name, {}).get(end) for end in ("first", "last"))
+    return f"{shown} {first:.3f} -> {last:.3f}" if first is not None and last is not None else f"{shown} not scored"

@@ -194,6 +194,11 @@ def initialisation_of(config: "PeftConfig") -> Initialisation | None:
     return next((known for known in _INITIALISATIONS if asked.startswith(known.prefix)), None)
 
 
+def starts_as_base(how: Adaptation) -> bool:
+    """Whether a new adapter leaves the base as it is until it is trained, as those of the table do."""
+    return how.method.name in METHODS and not asks_for_random_start(how.config)
+
+
 def asks_for_random_start(config: "PeftConfig | None") -> bool:
     """Whether a config of the user's own switches its method's start off, so that the adapter is not 0 at first."""
     names = ("init_lora_weights", "init_weights", "init_ia3_weights")

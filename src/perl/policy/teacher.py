@@ -139,6 +139,18 @@ def adapter_identity(saved: SavedAdapter) -> str:
     return hashlib.sha256(json.dumps((sha256_of(saved.weights), acting), sort_keys=True).encode()).hexdigest()
 
 
+def is_same(policy: SavedAdapter | None, teacher: SavedAdapter | None) -> bool:
+    """Whether a policy begins as the teacher is.
+
+    Args:
+        policy: The adapter that is continued; None: a new one, which begins as the base, whatever its method.
+        teacher: The teacher's; None: the base.
+    """
+    if policy is None or teacher is None:
+        return policy is teacher
+    return adapter_identity(policy) == adapter_identity(teacher)
+
+
 def _unordered(value: Any) -> Any:  # noqa: ANN401 (JSON)
     """Names of modules, which PEFT keeps in a set, always in one order."""
     return sorted(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else value

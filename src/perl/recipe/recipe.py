@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from perl.algorithms.estimators import generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
+from perl.algorithms.unrewarded import counts, nothing_teaches, without_rewards
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
@@ -37,7 +38,7 @@ from perl.recipe.sections import (
     TeacherSection,
 )
 from perl.recipe.server_address import without_credentials
-from perl.recipe.train_fields import REFUSED, train_model
+from perl.recipe.train_fields import REFUSED, train_fields, train_model
 from perl.recipe.validation import mistakes_of
 
 DEFAULT_REWARDS: Mapping[str, RewardSetting] = MappingProxyType({"accuracy": RewardSetting()})
@@ -161,7 +162,10 @@ def load_recipe(
     named = algorithm is not None and ALGORITHMS[algorithm].needs_teacher
     taught = named or "teacher" not in sections or sections["teacher"].acts  # one with mistakes is told of already
     sections |= _validated_rewards(layer, mistakes, usual={} if named else DEFAULT_REWARDS, taught=taught)
-    sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts)
+    rewarded = "rewards" not in sections or counts(setting.weight for setting in sections["rewards"].values())
+    sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts, alone=taught and not rewarded)
+    if taught and not rewarded:
+        mistakes += _without_rewards(algorithm, sections["train"], layer)
     for check in checks:
         for path, mistake in check(sections):
             mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
@@ -276,14 +280,25 @@ def _validated_rewards(
             mistakes += mistakes_of(error, RewardSetting, value, ("rewards", name), layer)
     if not rewards and taught and all(value is None for value in values.values()):
         return {"rewards": MappingProxyType({})}
+    if rewards and not taught and len(rewards) == sum(value is not None for value in values.values()):
+        where = layer.where(("rewards", next(iter(rewards)), "weight"))
+        mistakes += nothing_teaches([setting.weight for setting in rewards.values()], where)
     if not rewards and all(value is None for value in values.values()):
         mistakes.append(Mistake("no reward is left", layer.where(("rewards",)), "rewards: {accuracy: 1.0}"))
     return {"rewards": MappingProxyType(rewards)} if rewards else {}
 
 
+def _without_rewards(algorithm: str | None, train: Mapping[str, Any], layer: Layer) -> Iterator[Mistake]:
+    """What is wrong where a teacher alone teaches."""
+    usual = {name: known.default for name, known in train_fields().items()}
+    for mistake in without_rewards(ALGORITHMS.get(algorithm or ""), train, usual):
+        yield Mistake(mistake.message, layer.where(("train", mistake.where)), mistake.hint)
+
+
 def _validated_train(
-    layer: Layer, mistakes: list[Mistake], engine: EngineSection | None, *, starts: bool = True
+    layer: Layer, mistakes: list[Mistake], engine: EngineSection | None, *, starts: bool, alone: bool
 ) -> dict[str, Any]:
+    """The fields of ``train`` and the batch; ``alone``: no reward counts, so that no completions are compared."""
     processes = world_size() if launched() or engine is None else engine.processes or 1
     values = {} if layer.values.get("train") is None else layer.values["train"]
     names = tuple(values) if isinstance(values, Mapping) else ()
@@ -301,9 +316,9 @@ def _validated_train(
         right = {name: value for name, value in values.items() if name not in wrong} if names else {}
         return {"train": MappingProxyType(right)}
     train = validated.model_dump(exclude_unset=True)
-    alone = generations_mistake(train.get("advantage_estimator", "group"), train.get("num_generations"))
-    if alone is not None:
-        mistakes.append(Mistake(alone.message, layer.where(("train", alone.where)), alone.hint))
+    lonely = generations_mistake(train.get("advantage_estimator", "group"), train.get("num_generations"))
+    if lonely is not None and not alone:
+        mistakes.append(Mistake(lonely.message, layer.where(("train", lonely.where)), lonely.hint))
     try:
         batch = plan_batch(**{name: train.get(name) for name in NUMBERS}, world_size=processes)
     except PerlError as error:

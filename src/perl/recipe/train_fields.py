@@ -48,11 +48,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Arguments that are one of these words, which the sources state in their text only."""
 
 # Bounds that the sources state in words only. Whatever else is impossible, PeftRLConfig refuses before a model loads.
-_POSITIVE = Field(gt=0)
+_POSITIVE = Field(gt=0, allow_inf_nan=False)
 _NOT_NEGATIVE = Field(ge=0)
 _AT_LEAST_ONE = Field(ge=1)
-_SHARE = Field(ge=0, le=1)
-_NARROWED: dict[str, Any] = {
+_SHARE = Field(ge=0, le=1, allow_inf_nan=False)
+NARROWED: dict[str, Any] = {
     "prompts_per_step": Annotated[int, _AT_LEAST_ONE] | None,
     "num_generations": Annotated[int, _AT_LEAST_ONE],  # of most estimators two
     "per_device_train_batch_size": Annotated[int, _AT_LEAST_ONE] | None,
@@ -71,7 +71,7 @@ _NARROWED: dict[str, Any] = {
     "gae_gamma": Annotated[float, _SHARE],
     "gae_lambda": Annotated[float, _SHARE],
     "value_clip": Annotated[float, _POSITIVE] | None,
-    "critic_learning_rate": Annotated[float, _NOT_NEGATIVE] | None,
+    "critic_learning_rate": Annotated[float, Field(ge=0, allow_inf_nan=False)] | None,
     "critic_rank": Annotated[int, _AT_LEAST_ONE],
     "critic_warmup_steps": Annotated[int, _NOT_NEGATIVE],
     "dppo_threshold": Annotated[float, _NOT_NEGATIVE] | None,
@@ -88,6 +88,7 @@ _NARROWED: dict[str, Any] = {
     **{name: Literal[words] for name, words in CHOICES.items()},
     "scale_rewards": Literal[CHOICES["scale_rewards"]] | bool,
 }
+"""Fields with bounds of ours -> their types."""
 # Fields that a recipe must not set: what they would do to a run, and where to say it instead.
 REFUSED: dict[str, str] = {
     "auto_find_batch_size": "a smaller batch would break the prompt groups; set train.per_device_train_batch_size",
@@ -146,7 +147,7 @@ def train_fields() -> dict[str, TrainField]:
 def train_model(names: tuple[str, ...]) -> type[BaseModel]:
     """A pydantic model of all training arguments that checks those given and refuses any other name."""
     definitions: dict[str, Any] = {
-        name: (_NARROWED.get(name, known.annotation) if name in names else Any, None)
+        name: (NARROWED.get(name, known.annotation) if name in names else Any, None)
         for name, known in train_fields().items()
     }
     return create_model("TrainSection", __config__=ConfigDict(extra="forbid", strict=True), **definitions)

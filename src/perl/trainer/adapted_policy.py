@@ -11,8 +11,7 @@ from peft import PeftModel
 from trl import GRPOConfig
 
 from perl.errors import ModelError
-from perl.methods.registry import METHODS
-from perl.methods.settings import Adaptation, asks_for_random_start
+from perl.methods.settings import Adaptation, starts_as_base
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_identity, evaluating
 from perl.policy.precision import in_float32
@@ -50,9 +49,12 @@ class AdaptedPolicy:
         """Whether the policy must equal its reference before the first step."""
         if self.reference is not None and not self.reference.is_the_base:
             return True
-        if self._continued or asks_for_random_start(self._how.config):
-            return False
-        return self._how.method.name in METHODS
+        return self.starts_as_base
+
+    @property
+    def starts_as_base(self) -> bool:
+        """Whether the policy equals its base before the first step."""
+        return not self._continued and starts_as_base(self._how)
 
     def needed_reference(self) -> Reference:
         """The reference.

@@ -5,28 +5,33 @@ arguments -> errors that name the argument, or the recipe's key where the mistak
 A recipe is held to the same by its sections; a script by the constructors of its arguments and of its trainer.
 """
 
-import math
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+import numpy as np
+from pydantic import ValidationError
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig
 
 from perl.algorithms.estimators import ADVANTAGES, evaluation_mistake
-from perl.algorithms.named import ALGORITHMS, KEY
+from perl.algorithms.named import KEY
 from perl.algorithms.registry import LOSSES, delta_mistakes
 from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
-from perl.policy.sharding import FSDP2, check_push, check_strategy
+from perl.policy.sharding import check_push, check_strategy
+from perl.recipe.layers import Layer
 from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
-from perl.recipe.train_fields import CHOICES
-from perl.recipe.validation import SectionKind, checked
+from perl.recipe.train_fields import CHOICES, NARROWED, train_fields, train_model
+from perl.recipe.validation import SectionKind, checked, mistakes_of
 from perl.run.devices import check_device
 from perl.trainer.algorithm_fields import check_applied
 from perl.trainer.critic_checks import critic_mistakes
 from perl.trainer.selection_checks import selection_mistakes
+from perl.trainer.signal_checks import check_teacher, has_teacher
 
+# Of a script these may be what a recipe refuses: a rate of 0, and -1 steps, which is none.
+_FREER = ("learning_rate", "max_steps")
 # Transformers takes these as text or as a member of the enumeration.
 _ENUMERATIONS = {
     "optim": OptimizerNames,
@@ -36,6 +41,29 @@ _ENUMERATIONS = {
     "logging_strategy": IntervalStrategy,
     "hub_strategy": HubStrategy,
 }
+
+
+def check_types(args: Any) -> None:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
+    """Refuses values of another type, and numbers that cannot be, as a recipe does.
+
+    Looks at our own fields and at those of TRL's with bounds of ours, where they are not as usual.
+
+    Raises:
+        RecipeError: Names each argument.
+    """
+    own = {*type(args).__annotations__, *NARROWED}.difference(FIELD_OF_SETTING.values(), CHOICES, [KEY])  # words: below
+    own -= {name for name in _FREER if isinstance(getattr(args, name), Real)}
+    given = {name: _plain(getattr(args, name)) for name, known in train_fields().items() if name in own}
+    given = {name: value for name, value in given.items() if value != train_fields()[name].default}
+    try:
+        train_model(tuple(given)).model_validate(given)
+    except ValidationError as error:
+        raise_all(RecipeError, list(mistakes_of(error, train_model(tuple(given)), given, (), Layer())))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 (of any field)
+    """A number of NumPy or torch as one of Python."""
+    return value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and value.ndim == 0) else value
 
 
 def check_enumerations(args: GRPOConfig) -> None:
@@ -88,10 +116,6 @@ def _impossible_numbers(args: GRPOConfig) -> list[Mistake]:
 def of_the_algorithm(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
     """Impossible numbers of our own fields, and advantages that two fields ask for in two ways."""
     found = []
-    if args.dppo_threshold is not None and not args.dppo_threshold >= 0:
-        found.append(Mistake(f"a divergence of {args.dppo_threshold:g}", "dppo_threshold", "0 or more, or None"))
-    if not math.isfinite(args.entropy_weight):
-        found.append(Mistake(f"must be a finite number, not {args.entropy_weight:g}", "entropy_weight"))
     if args.kl_in_reward:
         with_penalty = [name for name, row in ADVANTAGES.items() if row.penalty]
         if args.advantage_estimator not in with_penalty:
@@ -159,36 +183,12 @@ def _unknown_to_trl(args: GRPOConfig, what: str) -> list[Mistake]:
     for name, usual in {"kl_estimator": "k3", "kl_in_reward": False, "entropy_weight": 0.0}.items():
         if getattr(args, name, usual) != usual:
             found.append(Mistake(f"{getattr(args, name)} {what}", name, f"{usual}"))
-    if _acts(args):
+    if has_teacher(args):
         found.append(Mistake(f"a teacher {what}", "teacher", "leave one of the two out"))
     estimator = getattr(args, "advantage_estimator", "group")
     if ADVANTAGES[estimator].critic:
         found.append(Mistake(f"the critic of {estimator} {what}", "advantage_estimator", "an estimator without one"))
     return found
-
-
-def _acts(args: Any) -> bool:  # noqa: ANN401 (TRL's arguments or ours)
-    """Whether there is a teacher."""
-    return any(getattr(args, f"teacher_{key}", None) is not None for key in ("adapter", "hint", "system_prompt"))
-
-
-def check_teacher(args: Any) -> None:  # noqa: ANN401 (TRL's arguments or ours)
-    """Refuses an algorithm without the teacher that it needs, and a teacher where none can be.
-
-    Raises:
-        RecipeError: Says what to set.
-    """
-    row = ALGORITHMS.get(getattr(args, KEY, None) or "")
-    found = []
-    if row is not None and row.needs_teacher and not _acts(args):
-        what = f"{row.name} has nobody to learn from"
-        found.append(Mistake(what, "teacher", "teacher: {adapter: RUN}, or {hint: TEXT} or {system_prompt: TEXT}"))
-    if _acts(args) and getattr(args, "strategy", "") == FSDP2:
-        found.append(Mistake("a base in shards (fsdp2) has no teacher", "teacher", "engine.strategy: ddp or zero2"))
-    if _acts(args) and getattr(args, "peft_method", "") == "full":
-        what = "the base itself is trained by peft.method full, and no teacher is left"
-        found.append(Mistake(what, "teacher", "a method with an adapter, as lora"))
-    raise_all(RecipeError, found)
 
 
 def _unknown_words(args: GRPOConfig, known: Mapping[str, tuple[str, ...]]) -> list[Mistake]:

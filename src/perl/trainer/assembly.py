@@ -33,8 +33,9 @@ from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teac
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.deepspeed_config import check_stage
 from perl.trainer.exchange import Exchange, exchange_of
+from perl.trainer.given_rewards import is_rewarded
 from perl.trainer.greedy_baseline import check_greedy
-from perl.trainer.group_rewards import GroupRewards, no_reward
+from perl.trainer.group_rewards import GroupRewards
 from perl.trainer.live import Metrics, Position
 from perl.trainer.log_prob_passes import LogProbPasses, longest_prompt
 from perl.trainer.optimizer_step import OptimizerStep, StepHooks
@@ -91,7 +92,10 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     )
     sampled_by = "rollout_func" if trainer.rollout_func is not None else None
     tokens = partial(_tokens, trainer)
-    teaching = None if teacher is None else Teaching(trainer, teacher, passes, tokens, sampled_by=sampled_by)
+    alone = not is_rewarded(trainer) and not trainer.args.beta and not own_setting(trainer.args, "entropy_weight")
+    teaching = (
+        None if teacher is None else Teaching(trainer, teacher, passes, tokens, sampled_by=sampled_by, alone=alone)
+    )
     step = OptimizerStep(trainer, passes, check, position=position, metrics=metrics, hooks=hooks, teaching=teaching)
     rewards = GroupRewards(
         trainer.reward_func_names,
@@ -141,7 +145,12 @@ def _check_taught(trainer: GRPOTrainer, section: TeacherSection) -> None:
     context = context_of(base_of(trainer.policy).config) if known else None
     for data in [trainer.train_dataset, *(of_evaluation if args.eval_strategy != "no" else [])]:
         if data is not None:
-            check_prompts(data, section, partial(_tokens, trainer), int(args.max_completion_length), context)
+            same = section.adapter is None and trainer._adapted.starts_as_base and data is trainer.train_dataset
+            check_prompts(
+                *(data, section, partial(_tokens, trainer), int(args.max_completion_length), context),
+                same_policy=same,
+                alone=not is_rewarded(trainer),
+            )
 
 
 def add_callbacks(trainer: GRPOTrainer) -> None:
@@ -149,8 +158,7 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
     trainer.add_callback(AdapterCallback(trainer))
     trainer.add_callback(MaskedRows())
     # Rewards that do not differ teach nothing, but a teacher does.
-    rewarded = bool(trainer.reward_weights.any()) and no_reward not in trainer.reward_funcs
-    rewarded |= not teacher_section(trainer.args).acts
+    rewarded = is_rewarded(trainer) or not teacher_section(trainer.args).acts
     if isinstance(trainer.args, PeftRLConfig) and trainer.args.flat_reward_steps and rewarded:
         trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions))
 

@@ -15,7 +15,6 @@ from perl.algorithms.named import KEY
 from perl.errors import PerlError, RecipeError, did_you_mean, raise_all
 from perl.methods.registry import METHODS
 from perl.recipe import Recipe
-from perl.recipe.batch_plan import plan_batch
 from perl.recipe.engines import ENGINES, OF_TRL, capabilities
 from perl.recipe.recipe import world_size
 from perl.recipe.sections import (
@@ -29,11 +28,17 @@ from perl.recipe.sections import (
     Section,
     TeacherSection,
 )
-from perl.recipe.train_fields import REFERENCE_PATTERN
 from perl.run.devices import accelerator
 from perl.run.launched import adopt_launcher, taken_over
 from perl.trainer.algorithm_fields import APPLIED, apply_algorithm, given_fields
-from perl.trainer.argument_checks import check_enumerations, check_sampling, of_the_algorithm, section_of_arguments
+from perl.trainer.argument_checks import (
+    check_enumerations,
+    check_sampling,
+    check_types,
+    of_the_algorithm,
+    section_of_arguments,
+)
+from perl.trainer.batch_arguments import completions_at_once, derive_batch
 from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
 from perl.trainer.shown_to_trl import for_arguments
 
@@ -284,17 +289,9 @@ class PeftRLConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         """Derives what was left open, then lets TRL derive and check the rest."""
+        check_types(self)
         apply_algorithm(self, self._given)
-        self._derive_batch()
-        if self.reference is not None and re.fullmatch(REFERENCE_PATTERN, self.reference) is None:
-            raise RecipeError(
-                f"no reference {self.reference!r}", "reference", "base, initial, or rolling:N with N >= 1"
-            )
-        if self.train_tokens_per_microbatch is not None and self.train_tokens_per_microbatch < 0:
-            tokens = self.train_tokens_per_microbatch
-            raise RecipeError(
-                f"a pass of {tokens} tokens", "train_tokens_per_microbatch", "a number of tokens, 0 or None"
-            )
+        derive_batch(self, every_field_given=not self._given)
         self._check_own_fields()
         check_enumerations(self)
         check_sampling(self, self.rollout)
@@ -320,7 +317,7 @@ class PeftRLConfig(GRPOConfig):
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing
         self._choose_strategy(on_cpu=on_cpu)
-        with for_arguments(self, self._generation_rows()):
+        with for_arguments(self, completions_at_once(self)):
             super().__post_init__()
         self._check_deepspeed()
         self.peft, self.teacher  # noqa: B018 (refuse impossible values now, not when the model is loaded)
@@ -363,8 +360,6 @@ class PeftRLConfig(GRPOConfig):
             )
 
         raise_all(RecipeError, of_the_algorithm(self))
-        if self.flat_reward_steps < 0:
-            raise RecipeError(f"{self.flat_reward_steps} steps", "flat_reward_steps", "a number of steps, or 0")
         if self.process_reward_weight and not self.process_reward_kwargs:
             raise RecipeError("has no model", "process_reward_weight", 'process_reward_kwargs={"model": ...}')
         if self.process_reward_kwargs and not self.process_reward_weight:
@@ -385,29 +380,6 @@ class PeftRLConfig(GRPOConfig):
     def rollout(self) -> RolloutSection:
         """The ``rollout_*`` fields as the recipe's section; see :func:`rollout_section`."""
         return rollout_section(self)
-
-    def _derive_batch(self) -> None:
-        if self.prompts_per_step is not None:
-            batch = plan_batch(
-                prompts_per_step=self.prompts_per_step,
-                num_generations=self.num_generations,
-                per_device_train_batch_size=self.per_device_train_batch_size,
-                gradient_accumulation_steps=self.gradient_accumulation_steps,
-                world_size=world_size(),
-            )
-            self.per_device_train_batch_size = batch.per_device_train_batch_size
-            self.gradient_accumulation_steps = batch.gradient_accumulation_steps
-        if self.per_device_train_batch_size is None:
-            self.per_device_train_batch_size = GRPOConfig.per_device_train_batch_size
-        if self.gradient_accumulation_steps is None:
-            self.gradient_accumulation_steps = GRPOConfig.gradient_accumulation_steps
-
-    def _generation_rows(self) -> int:
-        """Completions of a generation batch, as TRL will count them."""
-        if self.generation_batch_size is not None:
-            return self.generation_batch_size
-        steps = self.steps_per_generation or self.gradient_accumulation_steps or 1
-        return (self.per_device_train_batch_size or 1) * steps * world_size()
 
 
 def own_setting(args: GRPOConfig, name: str) -> Any:  # noqa: ANN401 (of any field)

@@ -3,36 +3,12 @@
 arguments -> mistakes under the names of the arguments
 """
 
-import math
 from typing import Any
 
-from perl.algorithms.estimators import ADVANTAGES, generations_mistake
+from perl.algorithms.critic_settings import SETTINGS
+from perl.algorithms.estimators import ADVANTAGES
 from perl.errors import Mistake
-from perl.methods.registry import Method
-
-SETTINGS: dict[str, Any] = {
-    "gae_gamma": 1.0,
-    "gae_lambda": 0.95,
-    "value_clip": 0.2,
-    "critic_learning_rate": None,
-    "critic_rank": 16,
-    "critic_warmup_steps": 0,
-    "critic_adapter": None,
-}
-"""What only a critic reads -> its default."""
-FASTER = 10.0
-"""The critic's learning rate over that of a LoRA as policy, where none is set."""
-
-
-def critic_rate(args: Any, method: Method) -> float:  # noqa: ANN401 (TRL's arguments or ours)
-    """The learning rate of a critic.
-
-    Args:
-        args: Of the trainer.
-        method: Of the policy. What its adapter wants more or less than a LoRA does is not the critic's, which is one.
-    """
-    asked = getattr(args, "critic_learning_rate", None)
-    return float(FASTER * args.learning_rate / method.rate if asked is None else asked)
+from perl.trainer.signal_checks import has_teacher, lonely
 
 
 def critic_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
@@ -44,10 +20,9 @@ def critic_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig
     row = ADVANTAGES.get(args.advantage_estimator)
     if row is None:  # said elsewhere
         return []
-    alone = generations_mistake(row.name, args.num_generations)
-    found = [] if alone is None else [alone]
+    found = [] if has_teacher(args) else lonely(args)  # whether a reward counts beside a teacher is known later
     if row.critic:
-        return found + _impossible(args) + _cannot_be_trained(args)
+        return found + _cannot_be_trained(args)
     with_critic = " or ".join(name for name, row in ADVANTAGES.items() if row.critic)
     for name, usual in SETTINGS.items():
         if getattr(args, name) != usual:
@@ -56,32 +31,13 @@ def critic_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig
     return found
 
 
-def _impossible(args: Any) -> list[Mistake]:  # noqa: ANN401
-    """Numbers out of bounds."""
-    bounds = {
-        "gae_gamma": ("from 0 to 1", 0 <= args.gae_gamma <= 1),
-        "gae_lambda": ("from 0 to 1", 0 <= args.gae_lambda <= 1),
-        "value_clip": ("greater than 0, or null for no bound", args.value_clip is None or args.value_clip > 0),
-        "critic_learning_rate": (
-            "a finite number of 0 or more",
-            args.critic_learning_rate is None or 0 <= args.critic_learning_rate < math.inf,
-        ),
-        "critic_rank": ("1 or more", args.critic_rank >= 1),
-        "critic_warmup_steps": ("0 or more", args.critic_warmup_steps >= 0),
-    }
-    found = [
-        Mistake(f"must be {what}, not {getattr(args, name)}", name) for name, (what, ok) in bounds.items() if not ok
-    ]
-    if 0 < args.max_steps <= args.critic_warmup_steps:
-        what = f"the policy waits for {args.critic_warmup_steps} steps, and there are only {args.max_steps}"
-        found.append(Mistake(what, "critic_warmup_steps", f"fewer than {args.max_steps}"))
-    return found
-
-
 def _cannot_be_trained(args: Any) -> list[Mistake]:  # noqa: ANN401
     """What a critic does not go with: it needs a frozen base, run layer by layer as it stands."""
     needed = f"advantage_estimator {args.advantage_estimator} trains a critic"
     found = []
+    if 0 < args.max_steps <= args.critic_warmup_steps:
+        what = f"the policy waits for {args.critic_warmup_steps} steps, and there are only {args.max_steps}"
+        found.append(Mistake(what, "critic_warmup_steps", f"fewer than {args.max_steps}"))
     if args.peft_method == "full" and args.peft_type is None:
         what = f"{needed} on the frozen base, and full trains the base itself"
         found.append(Mistake(what, "peft_method", "any other method, or an algorithm without a critic"))

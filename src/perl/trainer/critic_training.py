@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from perl.algorithms.baselines import whitened
+from perl.algorithms.critic_settings import critic_rate
 from perl.algorithms.gae import explained_variance, generalised_advantages, moments, token_rewards, value_loss
 from perl.errors import ModelError
 from perl.methods.registry import Method
@@ -25,7 +26,6 @@ from perl.policy.critic import Critic
 from perl.policy.critic_file import WEIGHTS, facts_of_base, find_critic
 from perl.run.threads import threads_for
 from perl.trainer.config import own_setting
-from perl.trainer.critic_checks import critic_rate
 from perl.trainer.exchange import Exchange, average_gradients
 from perl.trainer.live import LiveTrainer, Metrics, mode_of
 from perl.trainer.log_prob_passes import LogProbPasses
@@ -63,7 +63,7 @@ class CriticSettings:
             gamma=own_setting(args, "gae_gamma"),
             lambda_=own_setting(args, "gae_lambda"),
             clip=own_setting(args, "value_clip"),
-            learning_rate=critic_rate(args, method),
+            learning_rate=critic_rate(own_setting(args, "critic_learning_rate"), args.learning_rate, method.rate),
             rank=own_setting(args, "critic_rank"),
             warmup_steps=own_setting(args, "critic_warmup_steps"),
             adapter=own_setting(args, "critic_adapter"),

@@ -1,6 +1,6 @@
-"""The reward functions of a trainer, the advantages of a generation batch, and what is logged of its rewards.
+"""The advantages of a generation batch, and what is logged of its rewards.
 
-reward functions, arguments -> those and their weights; rewards of groups -> advantages, metrics
+rewards of groups -> advantages, metrics
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from perl.algorithms.advantages import (
     nan_std,
@@ -21,10 +21,7 @@ from perl.algorithms.baselines import left_out, penalised_returns, whitened
 from perl.algorithms.estimators import ADVANTAGES, Penalty
 from perl.algorithms.registry import function_at
 from perl.errors import RewardError
-from perl.rewards.named import JUDGES
-from perl.rewards.process.reward import with_process_reward
-from perl.rewards.verifier import start_workers
-from perl.trainer.config import PeftRLConfig, own_setting
+from perl.trainer.config import own_setting
 from perl.trainer.greedy_baseline import greedy_rewards
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import is_replaced
@@ -281,27 +278,3 @@ def latest_group(logs: Mapping[str, Any], generations: int) -> list[dict[str, An
         }
         for i in range(min(generations, len(logs["prompt"])))
     ]
-
-
-def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:  # noqa: ANN401 (TRL's signature)
-    """0 for every completion: stands for rewards where a teacher alone teaches."""
-    return [0.0] * len(completions)
-
-
-def prepared_rewards(
-    reward_funcs: Any,  # noqa: ANN401 (TRL's signature)
-    processing_classes: Any,  # noqa: ANN401
-    args: GRPOConfig,
-) -> tuple[Any, Any, list[float] | None]:
-    """The reward functions, their processing classes and weights, with the process reward of the arguments."""
-    if any(judge in (reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]) for judge in JUDGES):
-        start_workers()  # they import while the weights are read
-    if not isinstance(args, PeftRLConfig):
-        return reward_funcs, processing_classes, args.reward_weights
-    if not reward_funcs and args.teacher.acts and not args.process_reward_weight:  # of TRL's arguments one is needed
-        return [no_reward], None, args.reward_weights or None
-    made: Any = args.process_reward_kwargs  # text only until transformers has parsed it
-    funcs, weights = with_process_reward(reward_funcs, args.reward_weights, args.process_reward_weight, made)
-    if isinstance(processing_classes, list) and funcs is not reward_funcs:
-        processing_classes = [*processing_classes, None]
-    return funcs, processing_classes, weights

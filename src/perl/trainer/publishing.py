@@ -28,8 +28,9 @@ from perl.policy.quantised import quantisation_of
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
 from perl.trainer.callbacks.plots import draw_curves
-from perl.trainer.group_rewards import no_reward
+from perl.trainer.given_rewards import no_reward
 from perl.trainer.overrides import is_replaced
+from perl.trainer.shown_settings import shown_algorithm
 
 _PROBE_TOKENS = 64  # on which a saved adapter is compared with the one in memory before it is pushed
 _SHOWN_SETTINGS = ("r", "lora_alpha", "target_modules")  # of an adapter's config
@@ -91,6 +92,7 @@ def write_card(
                 **{key: _readable(value) for key, value in shown.items() if value is not None},
                 "learning rate": f"{args.learning_rate:g}",
                 "KL coefficient (beta)": args.beta,
+                **shown_algorithm(args, trainer.adaptation.method),
                 "completions a prompt": trainer.num_generations,
                 **({} if (teaching := trainer.optimizer_step.teaching) is None else teaching.teacher.settings),
             }

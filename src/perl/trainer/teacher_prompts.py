@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perl.errors import DataError
+from perl.errors import DataError, RecipeError
 from perl.recipe.sections import TeacherSection
 
 ANSWERS = ("solution", "answer")
 """Columns that hold the gold answer: a recipe's, and what scripts usually call it."""
+SAME = "is the policy itself, asked what the policy is asked: there is nothing to learn from it"
+HINT = "another adapter, a hint, or a system prompt of its own"
 _NAMES = re.compile(r"\{(prompt|answer)\}")
 
 
@@ -46,6 +48,24 @@ def teacher_prompt(row: Mapping[str, Any], section: TeacherSection) -> Any:  # n
             raise DataError("a prompt has no text of a user to put a hint before", "teacher.hint", "use system_prompt")
         users[-1]["content"] = _hinted(users[-1]["content"], section.hint, row, section, "\n\n")
     return messages
+
+
+def check_differs(
+    rows: Iterable[Mapping[str, Any]], section: TeacherSection, *, same_policy: bool, alone: bool
+) -> None:
+    """Refuses a teacher that is the policy, asked what the policy is asked, where nothing else teaches.
+
+    Args:
+        rows: With prompts, as :func:`teacher_prompt` takes them.
+        section: Of the teacher.
+        same_policy: Whether the policy begins as what the teacher is: a new adapter beside the base, or the same one.
+        alone: Whether no reward counts.
+
+    Raises:
+        RecipeError: It is.
+    """
+    if same_policy and alone and all(teacher_prompt(row, section) == row["prompt"] for row in rows):
+        raise RecipeError(SAME, "teacher", HINT)
 
 
 def check_answers(columns: Iterable[str], section: TeacherSection) -> None:

@@ -29,10 +29,11 @@ from perl.recipe.sections import TeacherSection
 from perl.run.joint_work import joined
 from perl.trainer.live import LiveTrainer
 from perl.trainer.log_prob_passes import LogProbPasses
-from perl.trainer.teacher_prompts import ANSWERS, check_answers, teacher_prompt
+from perl.trainer.teacher_prompts import ANSWERS, HINT, SAME, check_answers, check_differs, teacher_prompt
 
 DIVERGENCE, AGREEMENT = "teacher/kl", "teacher/agreement"
 """Mean KL(policy || teacher) of a token in nats; share of the tokens that both find the likeliest."""
+_NOTHING = 1e-6  # nats a token: float32 adds up to 1e-7 where two forward passes of one policy are compared
 _LONGEST_TEXTS = 64  # prompts whose tokens are counted to know the longest: its text is one of the longest
 
 
@@ -68,6 +69,7 @@ class Teaching:
         tokenize: Callable[[list[Any]], list[list[int]]],
         *,
         sampled_by: str | None = None,
+        alone: bool = False,
     ) -> None:
         """Teaches the teacher to give its hidden states.
 
@@ -77,9 +79,10 @@ class Teaching:
             passes: How rows go through the policy.
             tokenize: The tokens of prompts, as the policy's are made.
             sampled_by: Who makes the policy's prompts in the place of ``tokenize``, if somebody does.
+            alone: Whether nothing else teaches: no reward counts, and the loss has no other term.
         """
         self._live, self.teacher, self._passes, self._tokenize = live, teacher, passes, tokenize
-        self._sampled_by = sampled_by
+        self._sampled_by, self._alone = sampled_by, alone
         base, args = base_of(teacher.model), live.args
         self._width_of = rope_width(base)
         self._context = context_of(base.config)
@@ -192,8 +195,14 @@ class Teaching:
         self._sums = torch.zeros(3, device=self._live.accelerator.device)  # of divergences, agreements, tokens
 
     def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
-        """What is logged of a window, over the tokens of all processes; every process must ask."""
+        """What is logged of a window, over the tokens of all processes; every process must ask.
+
+        Raises:
+            RecipeError: In the first step of a training that it alone teaches, it agrees with the policy in all.
+        """
         divergences, agreements, tokens = accelerator.reduce(self._sums, reduction="sum").tolist()
+        if tokens and self._alone and self._live.state.global_step == 0 and divergences / tokens < _NOTHING:
+            raise RecipeError(f"{SAME} (KL {divergences / tokens:.1g} nats a token)", "teacher", HINT)
         if tokens:
             yield DIVERGENCE, divergences / tokens
             yield AGREEMENT, agreements / tokens
@@ -212,6 +221,9 @@ def check_prompts(
     tokenize: Callable[[list[Any]], list[list[int]]],
     completion: int,
     context: int | None,
+    *,
+    same_policy: bool,
+    alone: bool,
 ) -> None:
     """Makes the prompts of a script's data set as the teacher will see them; those of a stream cannot be known.
 
@@ -221,15 +233,21 @@ def check_prompts(
         tokenize: The tokens of prompts, as the policy's are made.
         completion: Tokens of the longest one.
         context: Tokens that the model was made for; None: not known, and ``tokenize`` is not called.
+        same_policy: As of :func:`perl.trainer.teacher_prompts.check_differs`.
+        alone: Likewise.
 
     Raises:
         DataError: A prompt cannot be made.
         ModelError: One leaves no room for the completion.
+        RecipeError: There is nothing to learn from it.
     """
     columns = getattr(data, "column_names", None) or ANSWERS
     check_answers(columns, section)
-    if section.changes_prompts and isinstance(data, Dataset) and len(data):
-        needed = data.select_columns([name for name in ("prompt", *ANSWERS) if name in columns])
+    if not isinstance(data, Dataset) or not len(data):
+        return
+    needed = data.select_columns([name for name in ("prompt", *ANSWERS) if name in columns])
+    check_differs(needed, section, same_policy=same_policy, alone=alone)
+    if section.changes_prompts:
         prompts = (teacher_prompt(row, section) for row in needed)
         longest = heapq.nlargest(_LONGEST_TEXTS, prompts, key=lambda prompt: len(str(prompt)))
         if context is not None:

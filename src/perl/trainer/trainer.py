@@ -35,7 +35,8 @@ from perl.trainer.argument_checks import check_arguments, check_step
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import trained_critic
-from perl.trainer.group_rewards import complete, latest_group, prepared_rewards
+from perl.trainer.given_rewards import given_rewards
+from perl.trainer.group_rewards import complete, latest_group
 from perl.trainer.live import mode_of
 from perl.trainer.log_prob_passes import images_of, scored_as_trl
 from perl.trainer.overrides import LOSS, OF_A_LOSS, SCORES, check_overrides, is_replaced, received
@@ -104,18 +105,18 @@ class PeftGRPOTrainer(GRPOTrainer):
         args = default_arguments(model) if args is None else args
         check_overrides(self)
         check_arguments(args, own_loss=is_replaced(self, *LOSS))
-        reward_funcs, reward_classes, weights = prepared_rewards(reward_funcs, reward_processing_classes, args)
+        rewards = given_rewards(self, reward_funcs, reward_processing_classes, args)
         given = given_policy(model, args, processing_class, peft_config, quantization_config)
         self.adaptation, self._last_logged = given.adaptation, dict[str, Any]()
-        with shown_to_trl.for_construction(args, weights, given.model, loaded=given.loaded):
+        with shown_to_trl.for_construction(args, rewards.weights, given.model, loaded=given.loaded):
             super().__init__(
                 model=given.model,
-                reward_funcs=reward_funcs,
+                reward_funcs=rewards.functions,
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=given.processing_class,
-                reward_processing_classes=reward_classes,
+                reward_processing_classes=rewards.processing_classes,
                 callbacks=callbacks,
                 optimizers=optimizers,
                 quantization_config=quantization_config if isinstance(given.model, str) else None,

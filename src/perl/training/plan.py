@@ -16,13 +16,14 @@ from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.unrewarded import counts
 from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
 from perl.errors import DataError, MissingExtraError, Mistake, ModelError, PerlError, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask
 from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
-from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
+from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings, starts_as_base
 from perl.policy.attach import attach_adapter, continue_adapter, own_method
 from perl.policy.critic import critic_parameters, critic_shapes
 from perl.policy.critic_file import find_critic
@@ -30,7 +31,7 @@ from perl.policy.model import load_empty_base, load_tokenizer, total_parameters,
 from perl.policy.name import in_few_bits
 from perl.policy.quantised import has_bfloat16
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
-from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher
+from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher, is_same
 from perl.recipe import Recipe
 from perl.recipe.optional_packages import missing_packages
 from perl.recipe.recipe import is_first_process
@@ -43,8 +44,8 @@ from perl.rewards.verifier import Judging, unreadable
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm.version import missing_vllm
 from perl.run.progress import live_line
-from perl.trainer.argument_checks import check_teacher
 from perl.trainer.config import PeftRLConfig, training_arguments
+from perl.trainer.signal_checks import check_teacher
 from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
 from perl.training.plan_text import algorithm_lines, critic_lines, rollout_lines
 from perl.training.tasks import run_protocol, run_tasks
@@ -159,10 +160,8 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     Raises:
         PerlError: Whatever is wrong, before any weights are loaded.
     """
-    missing = list(missing_packages(recipe.train))  # that are not part of the core
-    if not recipe.rollout.capabilities.installed:
-        missing.append(missing_vllm("rollout.backend"))
-    raise_all(MissingExtraError, missing if runs_here else [])
+    if runs_here:
+        _check_packages(recipe)
     rewards = resolve_rewards(recipe.rewards, recipe.rollout)
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
     check_teacher(arguments)
@@ -182,14 +181,14 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     problems = load_problem_set(recipe.data, chat=tokenizer.chat_template is not None)
     _check_template(problems, tokenizer)
     asked = _asked(problems, arguments)
-    for what, rows in asked.items():
-        _check_rewards_fit(rewards, rows, what)
-    for line in problems.renamed:
-        logger.warning("%s", line)
-    _check_answers(rewards, problems, recipe)
+    _check_rewards(rewards, asked, problems, recipe)
     longest, mean = _prompt_tokens(problems, tokenizer, empty.config, arguments)
     of_completion, of_template = arguments.max_completion_length, arguments.chat_template_kwargs
-    check_teacher_prompts(recipe.teacher, asked.values(), tokenizer, empty.config, of_completion, of_template)
+    check_teacher_prompts(
+        *(recipe.teacher, asked.values(), tokenizer, empty.config, of_completion, of_template),
+        same_policy=is_same(saved, teacher) and (saved is not None or starts_as_base(how)),
+        alone=not counts(reward.weight for reward in rewards),
+    )
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
     critic = _critic_that_fits(recipe, arguments, empty)
@@ -219,6 +218,23 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
     return plan
+
+
+def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: ProblemSet, recipe: Recipe) -> None:
+    """Refuses rewards that the data has no columns or answers for, and says which columns were taken."""
+    for what, rows in asked.items():
+        _check_rewards_fit(rewards, rows, what)
+    for line in problems.renamed:
+        logger.warning("%s", line)
+    _check_answers(rewards, problems, recipe)
+
+
+def _check_packages(recipe: Recipe) -> None:
+    """Refuses what needs a package that is not part of the core and not installed."""
+    missing = list(missing_packages(recipe.train))
+    if not recipe.rollout.capabilities.installed:
+        missing.append(missing_vllm("rollout.backend"))
+    raise_all(MissingExtraError, missing)
 
 
 def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:

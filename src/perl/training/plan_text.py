@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from perl.algorithms.coinciding import same_on_policy
+from perl.algorithms.critic_settings import critic_rate
 from perl.algorithms.named import ALGORITHMS, shown_settings
 from perl.methods.registry import Method
 from perl.recipe import Recipe
 from perl.trainer.config import PeftRLConfig
-from perl.trainer.critic_checks import critic_rate
 
 
 def algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
@@ -27,8 +27,9 @@ def algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
     if arguments.gradient_accumulation_steps % window == 0 and recipe.rollout.prefetch == 0:
         engine = recipe.rollout.capabilities.log_probs
         may_be_vllm = not recipe.rollout.decided and arguments.device.type != "cpu"
-        same = same_on_policy(row, given, corrected=engine or may_be_vllm)
-        what = f"the same update as {', '.join(same)}" if same else "no other name is known for this update"
+        one_pass = arguments.gradient_accumulation_steps == 1 and recipe.batch.world_size == 1
+        same = same_on_policy(row, given, corrected=engine or may_be_vllm, one_pass=one_pass)
+        what = f"the same update as {', '.join(same)}" if same else "no other name means the same update"
         yield f"on-policy one update a batch, so the ratio is 1 and its bounds change nothing: {what}"
 
 
@@ -36,7 +37,7 @@ def critic_lines(arguments: PeftRLConfig, method: Method, parameters: int) -> It
     """What a critic trains, and how fast; nothing where there is none."""
     if parameters:
         shape = f"rank {arguments.critic_rank}, and a value head"
-        rate = critic_rate(arguments, method)
+        rate = critic_rate(arguments.critic_learning_rate, float(arguments.learning_rate or 0), method.rate)
         yield f"critic   {parameters:,} parameters ({shape}), learning rate {rate:g}"
 
 

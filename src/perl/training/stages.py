@@ -57,6 +57,8 @@ from perl.run.joint_work import Processes, joined
 from perl.run.threads import threads_kept, use_threads
 from perl.trainer.callbacks.plots import draw_curves
 from perl.trainer.callbacks.recorder import Recorder
+from perl.trainer.given_rewards import is_rewarded
+from perl.trainer.shown_settings import shown_algorithm
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.progress import LiveProgress
 from perl.training.callbacks.publishing import Publishing
@@ -282,6 +284,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "optimizer": arguments.optim.value,
         "learning rate": f"{arguments.learning_rate:g}",
         "KL coefficient (beta)": arguments.beta,
+        **shown_algorithm(arguments, plan.method),
         "batch": str(recipe.batch),
         "sampling": f"temperature {arguments.temperature:g}, at most {arguments.max_completion_length} tokens",
     }
@@ -306,7 +309,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     scores = between_steps(plan, trainer, run)
     pushing = [Publishing(run, plan.recipe.hub)] if plan.recipe.hub.push == "every_save" else []
     further = [*([scores] if scores else []), *pushing]
-    for callback in (*further, Recorder(run, trainer.latest_group), LiveProgress(), stop):
+    for callback in (*further, Recorder(run, trainer.latest_group), LiveProgress(rewarded=is_rewarded(trainer)), stop):
         trainer.add_callback(callback)
     if is_first_process():
         discard_incomplete(run.checkpoints)

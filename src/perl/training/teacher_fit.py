@@ -3,6 +3,7 @@
 TeacherSection, problems, tokenizer -> nothing, or an error
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.data import render_prompts
 from perl.recipe.sections import TeacherSection
-from perl.trainer.teacher_prompts import check_answers, teacher_prompt
+from perl.trainer.teacher_prompts import check_answers, check_differs, teacher_prompt
 from perl.trainer.teaching import check_context, context_of
 
 
@@ -22,8 +23,11 @@ def check_teacher_prompts(
     config: PreTrainedConfig,
     longest_completion: int,
     template_arguments: Mapping[str, Any] | None,
+    *,
+    same_policy: bool,
+    alone: bool,
 ) -> None:
-    """Makes each prompt as the teacher will see it.
+    """Makes each prompt as the teacher will see it, and refuses a teacher that is the policy.
 
     Args:
         section: Of the recipe.
@@ -32,11 +36,18 @@ def check_teacher_prompts(
         config: The base's.
         longest_completion: In tokens.
         template_arguments: Of the chat template.
+        same_policy: As of :func:`perl.trainer.teacher_prompts.check_differs`.
+        alone: Likewise.
 
     Raises:
         DataError: A prompt cannot be made.
         ModelError: One leaves no room for the completion.
+        RecipeError: There is nothing to learn from it.
     """
+    if not section.acts:
+        return
+    sets = list(sets)
+    check_differs(itertools.chain(*sets), section, same_policy=same_policy, alone=alone)
     if not section.changes_prompts:
         return
     for rows in sets:

@@ -1,10 +1,14 @@
-"""The papers that an adapter's method and loss come from.
+"""The papers that an adapter's method and algorithm come from.
 
-method, loss -> references
+method, loss, algorithm -> references
 """
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
+from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import GRPO, GSPO, LOSSES
 from perl.methods.registry import METHODS
@@ -20,7 +24,13 @@ def loss_name(algorithm: str | None, named: str | None = None) -> str:
 
 
 def references(
-    method: str | None, algorithm: str | None, ratio_level: str | None = None, named: str | None = None
+    method: str | None,
+    algorithm: str | None,
+    ratio_level: str | None = None,
+    named: str | None = None,
+    overridden: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    rewarded: bool = True,
 ) -> list[tuple[str, str]]:
     """What is cited, and as what: ``("method lora", "Hu et al. 2021, arXiv:2106.09685")``.
 
@@ -29,6 +39,8 @@ def references(
         algorithm: The loss, as in ``train.loss_type``.
         ratio_level: As in ``train.importance_sampling_level``.
         named: The algorithm, where the run names one.
+        overridden: Its settings that the run has otherwise.
+        rewarded: Whether rewards count, which advantages and a loss are for; a teacher alone needs neither.
     """
     found = []
     row = METHODS.get(method or "")
@@ -36,17 +48,21 @@ def references(
     if paper:
         found.append((f"method {method}", paper[0]))
     name = ALGORITHMS.get(named or "")
-    if name is not None and name.paper is not None:
-        found.append((f"algorithm {name.title}", name.paper.reference))
-    if name is None or name.sets["advantage_estimator"] == "group":
-        found.append(("group-relative advantages (GRPO)", GRPO.reference))
+    own = name.paper.reference if name is not None and name.paper is not None else None
+    if name is not None and own is not None:
+        found.append((f"algorithm {name.title}", own))
+    if not rewarded:
+        return found
+    sets = {} if name is None else {**name.sets, **overridden}
+    estimator = ADVANTAGES.get(sets.get("advantage_estimator", "group"), ADVANTAGES["group"])
+    what = "group-relative advantages (GRPO)" if estimator.paper == GRPO else f"advantages ({estimator.title})"
+    of_update = [(what, estimator.paper.reference)]
     loss = LOSSES.get(algorithm or "grpo")
-    if loss is not None and loss.paper is not None and loss.paper != GRPO:
-        found.append((f"loss {loss.title}", loss.paper.reference))
+    if loss is not None and loss.paper is not None and loss.paper not in (GRPO, estimator.paper):
+        of_update.append((f"loss {loss.title}", loss.paper.reference))
     if ratio_level == "sequence":
-        found.append(("importance ratio of the whole sequence (GSPO)", GSPO.reference))
-    cited = name.paper.reference if name is not None and name.paper is not None else None
-    return [(what, paper) for what, paper in found if paper != cited or what.startswith("algorithm ")]
+        of_update.append(("importance ratio of the whole sequence (GSPO)", GSPO.reference))
+    return [*found, *((what, reference) for what, reference in of_update if reference != own)]
 
 
 def linked(reference: str) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 from peft import PeftConfig
 
+from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, critic_rate, shown_critic
+from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS
 from perl.errors import Mistake, PerlError
 from perl.hub.card.fact_form import showable_settings
@@ -19,7 +21,7 @@ from perl.hub.card.facts import METRICS, PUBLIC_RECIPE
 from perl.hub.card.form import shown as cut
 from perl.hub.card.names import shown
 from perl.hub.card.run_facts import RUN_FACTS, RunFacts
-from perl.methods.registry import METHODS
+from perl.methods.registry import METHODS, Method
 from perl.methods.settings import resolved_settings
 from perl.policy.saved.adapter import CONFIG
 from perl.policy.teacher import ADAPTER_NAME
@@ -117,6 +119,7 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
     rate = train.get("learning_rate") or (method.learning_rate if method else None)
     if rate is not None and "learning rate" in run.settings and peft.type is None:
         yield "settings.learning rate", run.settings["learning rate"], PUBLIC_RECIPE, f"{rate:g}"
+    yield from _of_critic(run, train, rate, method)
     if "optim" in train and "optimizer" in run.settings:
         yield "settings.optimizer", run.settings["optimizer"], PUBLIC_RECIPE, train["optim"]
     if "sampling" in run.settings:
@@ -129,6 +132,26 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
     if run.rewards:
         said = {name.rpartition(":")[2]: weight for name, weight in run.rewards.items()}
         yield "rewards", said, PUBLIC_RECIPE, weights
+
+
+def _of_critic(
+    run: RunFacts, train: Mapping[str, Any], rate: float | None, method: Method | None
+) -> Iterator[tuple[str, object, str, object]]:
+    """What values were learned beside the policy, and whether rewards were less the KL divergence."""
+    penalised = bool(train.get("kl_in_reward") and train.get("beta"))
+    if penalised or PENALTY in run.settings:
+        yield f"settings.{PENALTY}", run.settings.get(PENALTY), PUBLIC_RECIPE, IN_REWARD if penalised else None
+    estimator = ADVANTAGES.get(train.get("advantage_estimator", "group"))
+    trained = estimator is not None and estimator.critic
+    if CRITIC in run.settings and not trained:
+        yield f"settings.{CRITIC}", run.settings[CRITIC], PUBLIC_RECIPE, None
+    if trained and rate is not None and method is not None:
+        right = shown_critic(train, critic_rate(train.get("critic_learning_rate"), rate, method.rate))
+        yield f"settings.{CRITIC}", run.settings.get(CRITIC), PUBLIC_RECIPE, right
+    started = train.get("critic_adapter")
+    if started is not None or CRITIC_ADAPTER in run.settings:
+        named = showable_settings({CRITIC_ADAPTER: started}).get(CRITIC_ADAPTER) if started else None
+        yield f"settings.{CRITIC_ADAPTER}", run.settings.get(CRITIC_ADAPTER), PUBLIC_RECIPE, named
 
 
 def _of_teacher(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str, object]]:

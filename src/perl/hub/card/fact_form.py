@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from pydantic import AfterValidator, Field, JsonValue
 
+from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, WORDS
 from perl.algorithms.named import ALGORITHMS
 from perl.hub.card.names import has_hub_form
 from perl.methods.registry import METHODS
@@ -35,6 +36,9 @@ _OURS = {
     ),
     "teacher adapter": re.compile(r"\w[\w.+:/@-]*"),
     "teacher adapter SHA-256": re.compile(r"[0-9a-f]{64}"),
+    CRITIC: WORDS,
+    CRITIC_ADAPTER: re.compile(r"\w[\w.+:/@-]*"),
+    PENALTY: re.compile(IN_REWARD),
     "optimizer": re.compile(r"\w+"),
     "learning rate": re.compile(r"[\d.e+-]+"),
     "KL coefficient (beta)": re.compile(r"[\d.e+-]+"),

@@ -94,6 +94,8 @@ class CardFacts:
         overridden: Its settings that the run has otherwise.
         reward_first: Mean reward of the first step that has one.
         reward_last: Likewise of the last.
+        teacher_kl: KL divergence of policy and teacher in the first and the last step, in nats a token.
+        teacher_sees: ``hint`` and ``system_prompt`` that only the teacher saw, those that there are.
         tokens: That the policy was trained on, prompts included.
         results: Scores of exactly this adapter.
         pictures: Those of its files that are pictures and exist.
@@ -123,6 +125,8 @@ class CardFacts:
     rewards: Mapping[str, float] = field(default_factory=dict)
     reward_first: float | None = None
     reward_last: float | None = None
+    teacher_kl: tuple[float, float] | None = None
+    teacher_sees: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
     tokens: int | None = None
     hardware: str | None = None
@@ -140,6 +144,11 @@ class CardFacts:
     def base_on_hub(self) -> bool:
         """Whether the base's name is one that the Hub can resolve."""
         return has_hub_form(self.base)
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether a reward counts; a teacher may teach alone."""
+        return _is_rewarded(self)
 
     @property
     def whole(self) -> bool:
@@ -168,9 +177,9 @@ def facts_from_files(files: Files) -> CardFacts:
     run = read_run_facts(found)
     recipe, config, results = public_recipe_in(files), config_in(files), results_in(files)
     rows = log_in(files, run.step)
+    rewarded = _is_rewarded(run)  # else all are 0
     rewards = [row["reward"] for row in rows if row.get("reward") is not None and math.isfinite(row["reward"])]
-    if "teacher" in run.settings and not any(run.rewards.values()):
-        rewards = []  # 0 throughout: nothing was rewarded
+    taught = [row["teacher/kl"] for row in rows if row.get("teacher/kl") is not None]
     tokens = [row["num_tokens"] for row in rows if row.get("num_tokens")]
     data = recipe.data.train if recipe else None
     base = shown(str((config.base_model_name_or_path if config else None) or run.base))
@@ -184,8 +193,10 @@ def facts_from_files(files: Files) -> CardFacts:
         algorithm=run.loss,
         named=run.algorithm,
         overridden=run.overridden,
-        reward_first=rewards[0] if rewards else None,
-        reward_last=rewards[-1] if rewards else None,
+        reward_first=rewards[0] if rewards and rewarded else None,
+        reward_last=rewards[-1] if rewards and rewarded else None,
+        teacher_kl=(taught[0], taught[-1]) if taught and "teacher" in run.settings else None,
+        teacher_sees=_teacher_sees(recipe) if recipe else {},
         tokens=int(tokens[-1]) if tokens else None,
         results=public_results(results, run.name or run.repo_id or base) if results else None,
         pictures=tuple(name for name in (CURVES, PROBLEMS) if name in files),
@@ -293,6 +304,16 @@ def _version(data: DataSource, found: str | None) -> str | None:
         parts.append(f"revision {found}" if len(found) == _COMMIT_LENGTH else f"sha256 {found}")
     parts += [f"the first {data.limit:,} rows"] if data.limit else []
     return ", ".join(parts) or None
+
+
+def _is_rewarded(facts: CardFacts | RunFacts) -> bool:
+    return "teacher" not in facts.settings or any(facts.rewards.values())
+
+
+def _teacher_sees(recipe: Recipe) -> dict[str, str]:
+    """What only the teacher sees of a prompt."""
+    texts = {"hint": recipe.teacher.hint, "system_prompt": recipe.teacher.system_prompt}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _asking(run: RunFacts, recipe: Recipe, results: Results | None) -> PromptFormat:

@@ -52,7 +52,7 @@ def _metadata(facts: CardFacts) -> dict[str, Any]:
 
 
 def _tags(facts: CardFacts) -> list[str]:
-    tags = [OURS, "reinforcement-learning", facts.algorithm or "grpo"]
+    tags = [OURS, "reinforcement-learning", facts.named or facts.algorithm or "grpo"]
     tags += [facts.method] if facts.method else []
     tags += [SANDBOX] if is_sandbox(facts.base) else []
     tags += [adapter_tag(facts.base)] if facts.base_on_hub and not facts.whole else []

@@ -46,6 +46,7 @@ _LINES = {
     "On ": SCORES,
     "| data |": PUBLIC_RECIPE,
     "| mean reward, first and last step |": METRICS,
+    "| KL to the teacher, first and last step |": METRICS,
     "| tokens, prompts included |": METRICS,
     "- It was trained for": RUN_FACTS,
 }

@@ -6,6 +6,8 @@ A fact that is unknown is left out; there are no placeholders. The words are in 
 """
 
 import functools
+import json
+from functools import partial
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -33,7 +35,10 @@ def render_card(facts: CardFacts) -> str:
             headline=headline(results) if results else "",
             results_lines=results_lines(results) if results else [],
             limitations=[*reservations(results), *contamination(results)] if results else [],
-            references=references(facts.method, facts.algorithm, facts.ratio_level, facts.named),
+            references=references(
+                *(facts.method, facts.algorithm, facts.ratio_level, facts.named, facts.overridden),
+                rewarded=facts.rewarded,
+            ),
             names={"curves": CURVES, "problems": PROBLEMS, "recipe": PUBLIC_RECIPE, "results": SCORES},
             snippets=snippets,
         )
@@ -51,7 +56,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"cell": _cell, "linked": linked}
+    environment.filters |= {"cell": _cell, "linked": linked, "json": partial(json.dumps, ensure_ascii=False)}
     return environment
 
 

@@ -1,10 +1,11 @@
-"""Learning curves of a run: reward, length, entropy, KL.
+"""Learning curves of a run: reward, KL to the teacher, length, entropy, KL to the reference.
 
 metrics.jsonl -> plots/curves.png
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ _SMOOTHED_SHARE = 0.1
 
 _PANELS = {  # title and unit of each quantity
     "reward": ("Reward", "mean of a step's completions"),
+    "teacher_kl": ("KL to the teacher", "nats per token"),
     "length": ("Completion length", "tokens"),
     "entropy": ("Entropy of the policy", "nats per token"),
     "kl": ("KL to the reference", "nats per token"),
@@ -49,17 +51,20 @@ def draw_curves(metrics: Path, folder: Path, title: str) -> Path:
     figure = new_figure(5.0 * columns, 3.1 * rows + 0.5, "drawing curves")
     figure.suptitle(title, color=_INK, fontsize=12)
     for index, panel in enumerate(panels):
-        _draw(figure.add_subplot(rows, columns, index + 1), panel, reports)
+        _draw(figure.add_subplot(rows, columns, index + 1), panel, reports, legend=index == 0)
     return save_figure(figure, folder / "curves.png")
 
 
 def read_reports(metrics: Path) -> list[StepReport]:
     """The training steps in a metrics file, in order."""
     rows: list[dict[str, Any]] = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    return [report_of(row["step"], row) for row in rows if "reward" in row]
+    reports = [report_of(row["step"], row) for row in rows if "reward" in row]
+    if any(report.teacher_kl is not None for report in reports) and not any(report.reward for report in reports):
+        return [replace(report, reward=None) for report in reports]  # the teacher alone teaches
+    return reports
 
 
-def _draw(axes: "Axes", name: str, reports: Sequence[StepReport]) -> None:
+def _draw(axes: "Axes", name: str, reports: Sequence[StepReport], *, legend: bool) -> None:
     title, unit = _PANELS[name]
     points = [(r.step, getattr(r, name)) for r in reports if getattr(r, name) is not None]
     steps, values = [p[0] for p in points], [p[1] for p in points]
@@ -71,7 +76,7 @@ def _draw(axes: "Axes", name: str, reports: Sequence[StepReport]) -> None:
     axes.tick_params(labelsize=8)
     axes.grid(color="#e8e8e8", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    if name == "reward":
+    if legend:
         axes.legend(fontsize=8, frameon=False, loc="best")
 
 

@@ -1,4 +1,4 @@
-"""The live line of training: step, reward, length, tokens a second, time left."""
+"""The live line of training: step, reward, KL to the teacher, length, tokens a second, time left."""
 
 import logging
 import time
@@ -21,8 +21,13 @@ _LINES_IN_A_LOG = 10
 class LiveProgress(TrainerCallback):
     """Redraws one line on a terminal; writes ten lines in all where the output is a log."""
 
-    def __init__(self) -> None:
-        """Nothing is shown before training begins."""
+    def __init__(self, *, rewarded: bool = True) -> None:
+        """Nothing is shown before training begins.
+
+        Args:
+            rewarded: False: no reward counts, and none is shown.
+        """
+        self._rewarded = rewarded
         self._bar: tqdm | None = None
         self._started = 0.0
         self._first_step = 0
@@ -58,8 +63,10 @@ class LiveProgress(TrainerCallback):
     def _describe(self, report: StepReport) -> str:
         now = time.monotonic()
         parts = []
-        if report.reward is not None:
+        if report.reward is not None and self._rewarded:
             parts.append(f"reward {report.reward:.3f}")
+        if report.teacher_kl is not None:
+            parts.append(f"KL to the teacher {report.teacher_kl:.3f}")
         if report.length is not None:
             parts.append(f"length {report.length:.1f}")
         if self._previous is not None:
