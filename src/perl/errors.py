@@ -166,7 +166,7 @@ def raise_all(kind: type[PerlError], problems: Sequence[Mistake]) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The hint for a name that does not exist: the nearest one, else the choice if it is short enough to read."""
     choice = sorted(known)
-    close = difflib.get_close_matches(name, choice, n=1)
+    close = difflib.get_close_matches(name, choice, n=1) or [one for one in choice if one.lower() == name.lower()]
     if close:
         return f"did you mean {close[0]}?"
     return f"there are: {', '.join(choice)}" if 0 < len(choice) <= LONGEST_LISTED_CHOICE else ""

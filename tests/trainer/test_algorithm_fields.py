@@ -26,8 +26,7 @@ def set_by(config, sets):
 
 
 def replaced(config, **changes):
-    """TRL derives one of these from the other, and refuses both."""
-    return dataclasses.replace(config, generation_batch_size=None, **changes)
+    return dataclasses.replace(config, **changes)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -97,6 +96,14 @@ def test_replacing_a_field_keeps_the_others_and_another_name_replaces_what_the_f
     unnamed = replaced(config, algorithm=None)
     assert (unnamed.algorithm, unnamed.beta) == (None, 0.04)  # as the fields stand
     assert set_by(replaced(unnamed, algorithm="gspo"), ["beta", "epsilon"]) == {"beta": 0.04, "epsilon": 3e-4}
+
+
+def test_a_copy_needs_no_further_word():
+    config = PeftRLConfig("run", use_cpu=True, algorithm="gspo", per_device_train_batch_size=8, steps_per_generation=2)
+    copied = replaced(config, algorithm="dapo")
+    assert (copied.epsilon_high, copied.generation_batch_size, copied.steps_per_generation) == (0.28, 16, 2)
+    with pytest.raises((ValueError, RecipeError)):
+        replaced(config, per_device_train_batch_size=4)  # no longer those 16
 
 
 def test_copies_are_what_they_are_copies_of():

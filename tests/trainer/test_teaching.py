@@ -246,6 +246,7 @@ def make(folder, *, rows=None, held=None, **options):
     rollout = options.pop("rollout_func", None)
     return PeftGRPOTrainer(
         model=options.pop("model", None) or copy.deepcopy(base(torch.float32)),
+        reward_funcs=options.pop("reward_funcs", None),
         args=PeftRLConfig(
             str(folder), **{**QUIET, "max_completion_length": LONGEST, "per_device_train_batch_size": 8, **options}
         ),
@@ -274,6 +275,55 @@ def test_what_cannot_be_is_one_line(options, kind, line, tmp_path):
         make(tmp_path, **options)
     assert "\n" not in str(caught.value)
     assert re.match(line, str(caught.value)), str(caught.value)
+
+
+SAME = r"^teacher: is the policy itself, asked what the policy is asked[^\n]*"
+
+
+def test_a_teacher_that_is_the_policy_is_refused_where_nothing_else_teaches(tmp_path):
+    for options in ({}, {"peft_method": "pissa"}, {"bf16": True}):
+        with pytest.raises(RecipeError, match=SAME):
+            make(tmp_path, algorithm="opd", teacher_hint="{prompt}", **options)
+    make(tmp_path, algorithm="opd", teacher_hint="{prompt}", peft_kwargs={"init_lora_weights": False})
+    fresh = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(ADAPTERS["lora"]))
+    write_adapter(fresh, tmp_path / "untrained", "", None, base_fingerprint(fresh))
+    taught = {"teacher_adapter": str(tmp_path / "untrained")}
+    trainer = make(tmp_path, algorithm="opd", max_steps=2, **taught)
+    with pytest.raises(RecipeError, match=SAME + r"KL [\de.+-]+ nats"):  # which only its numbers tell
+        trainer.train()
+    for options in ({"algorithm": "opd", "beta": 0.1}, {"algorithm": "opd", "entropy_weight": 0.1}):
+        make(tmp_path, max_steps=1, **taught, **options).train()
+    by_length = {"reward_funcs": lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids]}
+    make(tmp_path, teacher_hint="{prompt}", **by_length).train()
+
+
+def test_one_process_of_two_does_not_go_on_where_the_teacher_is_the_policy(tmp_path):
+    fresh = get_peft_model(copy.deepcopy(base(torch.float32)), copy.deepcopy(ADAPTERS["lora"]))
+    write_adapter(fresh, tmp_path / "untrained", "", None, base_fingerprint(fresh))
+    command = ["-m", "tests.trainer.distributed_teaching_failure", str(tmp_path), str(tmp_path / "untrained")]
+    done = warm.run_distributed(command, tmp_path, 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert all(re.match(SAME, (tmp_path / f"{rank}.txt").read_text()) for rank in (0, 1))
+
+
+def test_settings_of_advantages_and_weights_of_nothing_are_one_line_in_a_script(tmp_path):
+    def refused(**options):
+        with pytest.raises(RecipeError) as caught:
+            make(tmp_path, **options)
+        return str(caught.value)
+
+    by_length = {"reward_funcs": lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids]}
+    taught = {"algorithm": "opd", "teacher_hint": HINT}
+    assert refused(**taught, scale_rewards="none").startswith("scale_rewards: none changes nothing")
+    assert refused(**taught, **by_length, reward_weights=[0.0], epsilon=0.5).startswith("epsilon: 0.5 changes nothing")
+    assert refused(**by_length, reward_weights=[0.0]).startswith("reward_weights: every reward has the weight 0")
+    assert "critic" in refused(algorithm="ppo", teacher_hint=HINT)
+    assert refused(**taught, **by_length, num_generations=1).startswith(
+        "num_generations: must be greater than or equal"
+    )
+    trainer = make(tmp_path, **taught, num_generations=1, max_steps=2)
+    trainer.train()
+    assert trainer.state.log_history[0]["teacher/kl"] > 0
 
 
 def test_a_subclass_with_a_loss_of_its_own_has_no_teacher():

@@ -35,6 +35,8 @@ SHORT = {
     },
 }
 
+GOES_ON = ("peft.adapter=./short", "peft.method=lora", "peft.rank=null", "peft.alpha=null")
+
 
 def metrics_of(run):
     return [json.loads(line) for line in run.metrics.read_text().splitlines()]
@@ -69,6 +71,20 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
     assert f"| teacher adapter SHA-256 | {digest} |" in card
     assert "On-policy distillation" in card
     assert "mean reward" not in card
+    assert (
+        f"| KL to the teacher, first and last step | {rows[0]['teacher/kl']:.3f}, {rows[1]['teacher/kl']:.3f} " in card
+    )
+    assert 'Only the teacher saw:\n\n```json\n{"hint": "Hm."}\n```' in card
+    assert "- opd\n" in card
+    assert "trained to agree with its teacher and for nothing else" in card
+    cited = card[card.index("## Citation") :]
+    assert "arXiv:2306.13649" in cited
+    assert not any(number in cited for number in ("2402.03300", "2503.14476"))  # of advantages and of their loss
+    ends = f"KL to the teacher {rows[0]['teacher/kl']:.3f} -> {rows[1]['teacher/kl']:.3f}"
+    assert f", {ends}\n" in done.stdout
+    shown = [line for line in done.stderr.splitlines() if "step 1/2" in line]
+    assert any(f"KL to the teacher {rows[0]['teacher/kl']:.3f}" in line for line in shown)
+    assert "reward 0.000" not in done.stdout + done.stderr
     saved = load_recipe(tmp_path / "run" / "recipe.yaml")
     assert (saved.algorithm, saved.rewards, saved.teacher.hint) == ("opd", {}, "Hm.")
     assert str(tmp_path) not in public_recipe(saved)
@@ -89,6 +105,8 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
             "teacher: the base itself is trained",
         ),
         (["teacher.hint=x", "engine.strategy=fsdp2", "engine.processes=2"], "teacher: a base in shards"),
+        (["teacher.hint='{prompt}'"], "teacher: is the policy itself, asked what the policy is asked"),
+        (["teacher.adapter=./short", *GOES_ON], "teacher: is the policy itself"),
         (["teacher.adapter=./absent"], "teacher.adapter: ./absent"),
         (["teacher.adapter=./other"], "teacher.adapter: ./other was made for somebody/model"),
         (["teacher.adapter=./wide"], "teacher.adapter: ./wide does not fit this base"),
@@ -100,6 +118,7 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
 def test_what_cannot_be_taught_is_refused_before_a_model_is_loaded(overrides, line, monkeypatch, tmp_path):
     save_adapter(tmp_path / "other", base="somebody/model")
     save_adapter(tmp_path / "wide")
+    save_adapter(tmp_path / "short")
     config = json.loads((tmp_path / "wide" / "adapter_config.json").read_text())
     (tmp_path / "wide" / "adapter_config.json").write_text(json.dumps({**config, "r": 8}))
     (tmp_path / "q.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(8)))

@@ -168,7 +168,8 @@ _ROWS = (
         f"M r A, M = 0 where p has moved further than the threshold from where it was sampled, {_PER_BATCH}",
         "R - mean of the group",
         "total variation at most 0.15, no division by a deviation: the authors' script (verl, run_qwen30b_dppo.sh)",
-        "the script divides by a constant length; with dppo_divergence: kl its threshold is 0.05",
+        "the script divides by a constant length; with dppo_divergence: kl the script takes 0.05, which "
+        "dppo_threshold: null is there",
         essential=("loss_type",),
     ),
     Algorithm(

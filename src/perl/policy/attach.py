@@ -24,7 +24,15 @@ from perl.methods.butterflies import say_who_can_load, without_extension
 from perl.methods.names import is_of_the_base, name_in_base
 from perl.methods.registry import METHODS, Method
 from perl.methods.settings import Adaptation, initialisation_of, method_of
-from perl.policy.model import base_dtype, base_parameters, is_the_base, source_fingerprint, trainable_parameters
+from perl.policy.model import (
+    base_dtype,
+    base_identity,
+    base_parameters,
+    is_the_base,
+    public_name,
+    source_fingerprint,
+    trainable_parameters,
+)
 from perl.policy.saved.adapter import POSITIONS, SavedAdapter
 from perl.policy.saved.patterns import check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
@@ -264,8 +272,8 @@ def _check_base(model: PreTrainedModel, saved: SavedAdapter) -> None:
         may = "it was" if saved.base_dtype else "it may have been"
         hint = f"{may} trained on the base in {dtype_then}: set model.dtype: {dtype_then}; or {hint}"
     raise ModelError(
-        f"{saved.name} was trained on other weights of {saved.config.base_model_name_or_path} ({then} then, {now} "
-        "here)",
+        f"{saved.name} was trained on other weights of {saved.config.base_model_name_or_path} ({then} then, {now} of "
+        f"{public_name(*base_identity(model))[0]} here)",
         "peft.adapter",
         hint,
     )

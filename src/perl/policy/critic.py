@@ -26,6 +26,7 @@ from perl.policy.attach import base_only
 from perl.policy.checkpoint import readable
 from perl.policy.critic_file import ABOUT, RANK, WEIGHTS, WHERE, SavedCritic, read_critic
 from perl.policy.model import base_of
+from perl.policy.save_adapter import sort_metadata
 from perl.run.files import new_folder, write_text
 
 SCALE = 2.0
@@ -113,6 +114,7 @@ class Critic:
         """
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(self.state(), file, {**(facts or {}), RANK: str(self.rank)})
+        sort_metadata(file)
 
     @torch.no_grad()
     def load(self, file: Path) -> None:

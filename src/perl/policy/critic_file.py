@@ -80,9 +80,10 @@ class SavedCritic:
         if fingerprint is None or is_the_base(policy, fingerprint, dtype):
             return
         base, now = self.header.get(BASE) or "a base", str(source_fingerprint(policy))
+        here = public_name(*base_identity(policy))[0]
         then_in, now_in = f" in {dtype}" if dtype else "", f" in {base_dtype(policy)}"
         what = f"{self.name} was trained on other weights of {base} ({fingerprint[:12]}{then_in} then, "
-        raise ModelError(f"{what}{now[:12]}{now_in} here)", WHERE, "load the base's revision and type that it names")
+        raise ModelError(f"{what}{now[:12]}{now_in} of {here} here)", WHERE, "the base that it names, in that type")
 
 
 def find_critic(name: str, base: str | None = None) -> SavedCritic:

@@ -114,7 +114,7 @@ def _write(
     config.inference_mode = True
     metadata = {"format": "pt"} | {name: fact for name, fact in facts.items() if fact is not None}
     save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, folder / WEIGHTS, metadata)
-    _sort_metadata(folder / WEIGHTS)
+    sort_metadata(folder / WEIGHTS)
     config.save_pretrained(str(folder))
     _sort_lists(folder / CONFIG)
 
@@ -181,7 +181,7 @@ def _from_peft(policy: PeftModel) -> dict[str, torch.Tensor]:
     return get_peft_model_state_dict(policy, state, adapter_name=policy.active_adapter, save_embedding_layers=False)
 
 
-def _sort_metadata(weights: Path) -> None:
+def sort_metadata(weights: Path) -> None:
     """Safetensors writes the pairs of its metadata in any order; the same adapter should give the same file."""
     with weights.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")

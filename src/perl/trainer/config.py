@@ -166,7 +166,11 @@ class PeftRLConfig(GRPOConfig):
         metadata={"help": "How far a value may move from that of the rollouts before its loss stops. None: no bound."},
     )
     critic_learning_rate: float | None = field(
-        default=None, metadata={"help": "The critic's, constant, with AdamW. None: ten times learning_rate, as LoRA's."}
+        default=None,
+        metadata={
+            "help": "The critic's, constant, with AdamW. None: ten times learning_rate over the method's rate, 1 for "
+            "LoRA."
+        },
     )
     critic_rank: int = field(default=16, metadata={"help": "Rank of the critic's adapter, a LoRA of its own."})
     critic_warmup_steps: int = field(

@@ -141,7 +141,9 @@ class Plan:
         yield f"tokens   prompts up to {self.longest_prompt}, completions up to {self.arguments.max_completion_length}"
         yield from rollout_lines(self.recipe, self.served_rank)
         yield f"rewards  {', '.join(f'{r.name} x {r.weight:g}' for r in self.rewards) or 'none: the teacher alone'}"
-        yield f"batch    {self.recipe.batch}"
+        greedy = ADVANTAGES[self.arguments.advantage_estimator].writes_greedy
+        more = f", and {self.recipe.batch.prompts_per_step} greedy completions" if greedy else ""
+        yield f"batch    {self.recipe.batch}{more}"
         if self.recipe.batch.world_size > 1:
             yield f"strategy {self.recipe.engine.strategy}"
         yield f"steps    {self.steps} ({self.steps * self.recipe.batch.completions_per_step:,} completions in all)"
