@@ -126,11 +126,18 @@ def _stage_of_deepspeed() -> str:
     file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file == "none":  # accelerate's word
         return os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    hint = "one that accelerate reads, or engine.strategy: zero2"
     try:
-        return str(json.loads(Path(file).read_text(encoding="utf-8"))["zero_optimization"]["stage"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        stage = json.loads(Path(file).read_text(encoding="utf-8"))["zero_optimization"]["stage"]
+    except OSError as error:
+        what = f"the DeepSpeed file of accelerate's configuration cannot be read: {error.strerror}"
+        raise RecipeError(what, file, hint) from error
+    except (ValueError, LookupError, TypeError) as error:
         what = f"the DeepSpeed file of accelerate's configuration says no zero_optimization.stage: {first_line(error)}"
-        raise RecipeError(what, file, "one that accelerate reads, or engine.strategy: zero2") from error
+        raise RecipeError(what, file, hint) from error
+    if stage not in (0, 1, 2, 3):
+        raise RecipeError(f"zero_optimization.stage must be 0, 1, 2 or 3, not {stage!r}", file, hint)
+    return str(stage)
 
 
 def _is_on(name: str) -> bool:
