@@ -208,8 +208,8 @@ def test_an_adapter_of_a_base_of_another_shape_depth_or_weight_is_refused_with_w
         model.model.layers[3].mlp.up_proj.weight[5, 5] += 1e-6
     then, now = base_fingerprint(base()), base_fingerprint(model)
     assert refusal(continue_adapter, model, saved) == (
-        f"peft.adapter: adapter was trained on other weights of sandbox:base ({then[:12]} then, {now[:12]} of sandbox:base here) "
-        "(load the base's revision that it names)"
+        f"peft.adapter: adapter was trained on other weights of sandbox:base ({then[:12]} then, {now[:12]} of "
+        "sandbox:base here) (load the base's revision that it names)"
     )
 
 
@@ -261,8 +261,8 @@ def test_a_base_that_was_rounded_when_it_was_loaded_is_refused_with_the_type_to_
         fingerprint = base_fingerprint(loaded_in(now))[:12]
         assert refusal(continue_adapter, loaded_in(now), saved) == (
             f"peft.adapter: adapter was trained on other weights of sandbox:base ({saved.base_fingerprint[:12]} in "
-            f"{then} then, {fingerprint} in {now} of float32 here) (it was trained on the base in {then}: set model.dtype: {then};"
-            " or load the base's revision that it names)"
+            f"{then} then, {fingerprint} in {now} of float32 here) (it was trained on the base in {then}: set "
+            f"model.dtype: {then}; or load the base's revision that it names)"
         )
         unsaid = dataclasses.replace(saved, base_dtype=None)
         assert "may have been trained on the base in float32: set model.dtype: float32" in refusal(
