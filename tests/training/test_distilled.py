@@ -81,7 +81,7 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
     assert "arXiv:2306.13649" in cited
     assert not any(number in cited for number in ("2402.03300", "2503.14476"))  # of advantages and of their loss
     ends = f"KL to the teacher {rows[0]['teacher/kl']:.3f} -> {rows[1]['teacher/kl']:.3f}"
-    assert f", {ends}\n" in done.stdout
+    assert f", {ends} (first and last step)\n" in done.stdout
     shown = [line for line in done.stderr.splitlines() if "step 1/2" in line]
     assert any(f"KL to the teacher {rows[0]['teacher/kl']:.3f}" in line for line in shown)
     assert "reward 0.000" not in done.stdout + done.stderr

@@ -129,8 +129,11 @@ def _publishing(run: "Run") -> list[str]:
 
 
 def _progress(run: "Run") -> str:
-    """The first and the last reward; where a teacher alone teaches, how far it is from the policy."""
+    """How the reward has changed; where a teacher alone teaches, how far it is from the policy."""
+    from perl.run.ends import shown
+    from perl.run.folder import log_rows
+
     alone = "teacher_kl" in run.facts and not any(run.facts.get("rewards", {}).values())
-    name, shown = ("teacher_kl", "KL to the teacher") if alone else ("reward", "reward")
-    first, last = (run.facts.get(name, {}).get(end) for end in ("first", "last"))
-    return f"{shown} {first:.3f} -> {last:.3f}" if first is not None and last is not None else f"{shown} not scored"
+    key, name = ("teacher/kl", "KL to the teacher") if alone else ("reward", "reward")
+    rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
+    return f"{name} {shown([row[key] for row in rows if row.get(key) is not None])}"
