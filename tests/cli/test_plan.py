@@ -1,6 +1,7 @@
 """``perl plan`` prints what a run costs, loads no weights, and refuses what cannot run in a line."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,8 +33,8 @@ def perl(capsys, monkeypatch) -> Callable[..., Said]:
 
     monkeypatch.setattr(policy_model.AutoModelForCausalLM, "from_pretrained", refuse)
 
-    def run(*arguments: str) -> Said:
-        code = commands.run(["plan", *arguments], "perl")
+    def run(*arguments: str, command: str = "plan") -> Said:
+        code = commands.run([command, *arguments], "perl")
         return Said(code, *capsys.readouterr())
 
     return run
@@ -149,6 +150,27 @@ def test_what_cannot_run_is_refused_in_one_line(perl, arguments, parts):
 
 def flops_of(said: Said) -> dict[str, float]:
     return planned(said)["strategies"]["ddp"]["process_flops"]
+
+
+@pytest.mark.parametrize(
+    ("more", "strategy"),
+    [((), "ddp"), ((*ON_TWO, "--strategy", "zero2"), "zero2"), (("engine.device=auto", *ON_TWO), "ddp")],
+    ids=["a CPU", "two processes", "GPUs"],
+)
+def test_a_dry_run_says_the_memory_and_the_time_of_the_plan(perl, more, strategy):
+    said = perl("quickstart", *more, "--dry-run", command="train")
+    assert said.code == 0, said.err
+    (needs,) = [line for line in said.out.splitlines() if line.startswith("# needs ")]
+    (time,) = [line for line in said.out.splitlines() if line.startswith("# time ")]
+    found = planned(perl("quickstart", *more, "--json"))["strategies"][strategy]
+    shown = re.search(r"([\d.]+) MiB( a process \(\w+\))? at least, fits", needs)
+    assert float(shown[1]) == pytest.approx(found["memory"]["least"] / 2**20, abs=0.051)
+    assert (shown[2] is not None) == ("--processes" in more)
+    assert ("of GPUs it needs one from 16 GB" in needs) == ("engine.device=auto" in more)
+    low, high = re.search(r"([\d.e-]+) to ([\d.e-]+) s a step", time).groups()
+    assert [float(low), float(high)] == pytest.approx(found["step_seconds"], rel=0.05)
+    first, last = (60 * int(m) + int(s) for m, s in re.findall(r"(\d+):(\d\d)", time))
+    assert [first, last] == pytest.approx([50 * seconds for seconds in found["step_seconds"]], abs=0.51)
 
 
 def test_what_runs_beside_the_policy_is_counted(perl):

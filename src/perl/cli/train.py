@@ -53,6 +53,8 @@ def command(
         checked = checked_recipe(recipe, overrides)
         if not launched() and (checked.engine.processes or 1) > 1 and not dry_run:
             return _start(checked, context.meta[ARGUMENTS], output)
+    from perl.training.forecast_text import summary_lines
+    from perl.training.question import forecast_of
     from perl.training.stages import prepare, read_recipe, train
 
     if dry_run:
@@ -60,7 +62,7 @@ def command(
         plan = prepare(resolved)
         if is_first_process():
             say(resolved.to_yaml())
-            say("\n".join(f"# {line}" for line in plan.lines()))
+            say("\n".join(f"# {line}" for line in (*plan.lines(), *summary_lines(forecast_of(plan)))))
         return EXIT_DONE
     run = train(recipe, overrides, output)
     if not is_first_process():

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from perl.run.progress import duration
 from perl.run.tables import plain_table, size_text
 from perl.training.cost_time import Part, Range
 from perl.training.forecast import Forecast, StrategyForecast
@@ -31,6 +32,23 @@ def forecast_lines(forecast: Forecast) -> Iterator[str]:
     yield ""
     yield from _time_lines(forecast)
     yield from _serving_lines(forecast)
+
+
+def summary_lines(forecast: Forecast) -> Iterator[str]:
+    """Memory and time of the recipe's own strategy, a line each."""
+    ((strategy, column),) = forecast.strategies.items()
+    memory, device = column.memory, forecast.setup.device
+    unit, symbol = (GIB, "GiB") if memory.least >= GIB else (2**20, "MiB")
+    fits = "fits" if memory.fits else "does NOT fit"
+    of_a_process = f" a process ({strategy})" if forecast.setup.processes > 1 else ""
+    gpus = "" if device.on_cpu else f"; of GPUs it needs one {_sizes(column.fits)}"
+    have = f"{memory.available / GIB:.1f} GiB of {device.name}"
+    yield f"needs    {memory.least / unit:.1f} {symbol}{of_a_process} at least, {fits} {have}{gpus} (derived)"
+    if memory.fits:
+        run = column.step.times(forecast.plan.steps)
+        steps = f"{duration(run.low)} to {duration(run.high)} for {forecast.plan.steps:,}"
+        slowest = _bottleneck(column.bottleneck)
+        yield f"time     {_range(column.step)} s a step, {steps} ({slowest}; derived, `perl plan --measure` measures)"
 
 
 def _run_lines(forecast: Forecast) -> Iterator[str]:

@@ -14,7 +14,7 @@ from perl.training.forecast import Forecast, make_forecast
 from perl.training.hardware import Hardware, cpu, hardware_named
 from perl.training.lengths import lengths_of
 from perl.training.measured_rates import measure_rates
-from perl.training.plan import make_plan
+from perl.training.plan import Plan, make_plan
 from perl.training.run_shape import Setup
 
 
@@ -58,11 +58,29 @@ def answer(recipe: Recipe, question: Question) -> Forecast:
             raise recipe.located(error) from error
 
 
+def forecast_of(plan: Plan) -> Forecast:
+    """What a run costs on what is here, under the recipe's own strategy, for who has the plan already.
+
+    Raises:
+        PerlError: As :func:`answer`.
+    """
+    recipe = plan.recipe
+    if recipe.batch.world_size > 1:
+        plan = _plan_of_one_process(recipe)
+    setup = Setup(recipe.batch, 1, _device(recipe, Question()), (recipe.engine.strategy,), lengths_of(plan))
+    return make_forecast(plan, setup)
+
+
+def _plan_of_one_process(recipe: Recipe) -> Plan:
+    """Lengths, steps and parameters are those of one process with the whole batch."""
+    batch = recipe.batch
+    alone = plan_batch(prompts_per_step=batch.prompts_per_step, num_generations=batch.num_generations)
+    return make_plan(replace(recipe, batch=alone), runs_here=False)
+
+
 def _answer(recipe: Recipe, question: Question) -> Forecast:
     batch, device = recipe.batch, _device(recipe, question)
-    # Lengths, steps and parameters are those of one process with the whole batch.
-    alone = plan_batch(prompts_per_step=batch.prompts_per_step, num_generations=batch.num_generations)
-    plan = make_plan(replace(recipe, batch=alone), runs_here=False)
+    plan = _plan_of_one_process(recipe)
     lengths = lengths_of(plan, completion=question.completion, run=question.run)
     setup = Setup(batch, question.nodes, device, _strategies(recipe), lengths)
     return make_forecast(plan, replace(setup, measured=measure_rates(plan, setup)) if question.measured else setup)
