@@ -3,6 +3,8 @@
 COMMANDS = (
     "train",
     "plan",
+    "doctor",
+    "explain",
     "eval",
     "export",
     "card",

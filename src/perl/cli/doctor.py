@@ -1,0 +1,40 @@
+"""``perl doctor``: what keeps a run from starting here, or makes it slow."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from perl.cli.output import say, set_up_output
+from perl.errors import EXIT_DONE, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from perl.doctor.finding import Finding
+
+_COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+
+
+@click.command("doctor", short_help="Look at this machine, and at a recipe: what is missing, what is slow.")
+@click.argument("recipe", required=False)
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def command(recipe: str | None, overrides: tuple[str, ...], *, as_json: bool) -> int:
+    """Look at versions, devices, vLLM, the Hub, folders, cores and threads; with RECIPE also at what it needs.
+
+    A line for each finding, with what to do about it. Exits with 1 if there is a problem.
+    """
+    set_up_output(quiet=True)
+    from perl.doctor.examine import examine
+
+    findings: list[Finding] = []
+    for finding in examine(recipe, overrides, Path("runs")):
+        findings.append(finding)
+        if not as_json:
+            say(str(finding), colour=_COLOURS[finding.level])
+    if as_json:
+        say(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        say("`perl explain CODE` says more of a line")
+    return EXIT_FAILED if any(finding.level == "problem" for finding in findings) else EXIT_DONE
