@@ -184,6 +184,7 @@ def test_the_fields_that_our_config_adds_to_trls():
         "adapter": None,
         "algorithm": None,
         "_algorithm_applied": None,
+        "_batch_derived": None,
         "reference": None,
         "rollout_backend": "auto",
         "rollout_servers": None,

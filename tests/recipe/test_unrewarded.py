@@ -1,9 +1,13 @@
 """Recipes in which no reward counts: nothing teaches, or a teacher does and settings of advantages act on nothing."""
 
 import pytest
+import torch
 
+from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.registry import function_at
 from perl.errors import RecipeError
-from perl.recipe import load_recipe
+from perl.recipe import Recipe, load_recipe
+from perl.recipe.plain_yaml import dump
 
 TAUGHT = {"algorithm": "opd", "teacher": {"hint": "h"}}
 ONE = {"train": {"num_generations": 1, "prompts_per_step": 4}}
@@ -54,6 +58,46 @@ def test_settings_of_what_is_left_beside_a_teacher_are_taken():
     # What is taken off rewards makes advantages of nothing else.
     penalised = {"advantage_estimator": "rloo", "beta": 0.1, "kl_in_reward": True, "kl_estimator": "k1"}
     load_recipe({**TAUGHT, "train": penalised})
+
+
+@pytest.mark.parametrize("estimator", ADVANTAGES)
+def test_one_completion_is_enough_for_every_estimator_that_makes_0_of_no_reward_and_the_others_say_so(estimator):
+    row, given = ADVANTAGES[estimator], {"advantage_estimator": estimator, **ONE["train"]}
+    alone = {"teacher": {"hint": "h"}, "rewards": {}, "train": given}
+    if row.critic:
+        return
+    if row.compares:
+        assert "compares a prompt's completions" in refused(alone)
+        return
+    load_recipe(alone)
+    rewards_PG = torch.zeros(3, 1)
+    facts = {"scale": "group", "lengths_PG": torch.full((3, 1), 7.0), "greedy_PG": torch.zeros(3, 1)}
+    assert function_at(row.function)(rewards_PG, **{name: facts[name] for name in row.reads}).tolist() == [[0.0]] * 3
+    penalised = {"beta": 0.1, "kl_in_reward": True, "kl_estimator": "k1"}
+    if row.penalty and not row.alone:  # then there is something to compare
+        assert "compares a prompt's completions" in refused({**alone, "train": {**given, **penalised}})
+
+
+def test_an_algorithm_of_rewards_is_nothing_where_none_counts():
+    for name in ("gspo", "maxrl", "remax"):
+        line = refused({"algorithm": name, "teacher": {"hint": "h"}, "rewards": {"accuracy": 0.0}})
+        assert line.startswith(f"algorithm: {name} makes advantages of rewards, and none counts")
+        load_recipe({"algorithm": name, "teacher": {"hint": "h"}})
+    load_recipe({"algorithm": "rloo", "teacher": {"hint": "h"}, "rewards": {}})  # whose KL penalty makes advantages
+
+
+def test_a_run_that_was_started_by_other_rules_can_still_be_read(tmp_path):
+    for number, values in enumerate(
+        (
+            {"rewards": {"accuracy": 0.0}},
+            {"algorithm": "rloo", "train": {"kl_estimator": "k3"}},
+            {**TAUGHT, "train": {"epsilon": 0.3}},
+        )
+    ):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(dump(values))
+        refused(path)
+        assert Recipe.of_run(path).train == load_recipe(path, starts=False).train
 
 
 def test_one_completion_of_a_prompt_is_enough_where_none_are_compared():

@@ -306,6 +306,41 @@ def test_numbers_that_a_recipe_refuses_are_refused_before_a_model_is_loaded(tmp_
     refused("to load the files", **sound)
 
 
+def test_arguments_of_another_type_are_refused_by_name_and_what_trl_takes_is_taken(tmp_path):
+    class Own(PeftRLConfig):
+        pass
+
+    for kind in (PeftRLConfig, Own):
+        for name, wrong in (
+            ("gae_gamma", "x"),
+            ("beta", "0.1"),
+            ("beta", numpy.array([0.1, 0.2])),
+            ("kl_in_reward", "false"),
+            ("padding_free", 1),
+            ("share_prompts", "yes"),
+            ("num_generations", 8.0),
+            ("prompts_per_step", "4"),
+            ("critic_rank", 2.5),
+            ("critic_adapter", 7),
+            ("learning_rate", float("nan")),
+            ("learning_rate", -1.0),
+        ):
+            with pytest.raises(RecipeError, match=rf"^{name}: must be [^\n]*$"):
+                kind(str(tmp_path), **ON_A_CPU, **{name: wrong})
+        for given in (
+            {"num_generations": numpy.int64(4), "per_device_train_batch_size": 8},
+            {"beta": numpy.float32(0.5), "epsilon": numpy.array(0.3)},
+            {"save_steps": 0, "save_strategy": "no"},
+            {"logging_steps": 0, "logging_strategy": "no"},
+            {"save_total_limit": 0},
+            {"learning_rate": "1e-5"},
+            {"learning_rate": 0.0, "max_steps": -1},
+            {"num_train_epochs": "3"},
+            {"algorithm": "ppo", "critic_adapter": tmp_path},
+        ):
+            kind(str(tmp_path), **ON_A_CPU, **given)
+
+
 OF_TRLS_STEP = {"top_entropy_quantile": 0.5, "entropy_coef": 0.1, "use_adaptive_entropy": True}
 
 

@@ -291,8 +291,13 @@ def test_a_teacher_that_is_the_policy_is_refused_where_nothing_else_teaches(tmp_
     trainer = make(tmp_path, algorithm="opd", max_steps=2, **taught)
     with pytest.raises(RecipeError, match=SAME + r"KL [\de.+-]+ nats"):  # which only its numbers tell
         trainer.train()
-    for options in ({"algorithm": "opd", "beta": 0.1}, {"algorithm": "opd", "entropy_weight": 0.1}):
-        make(tmp_path, max_steps=1, **taught, **options).train()
+    make(
+        tmp_path, max_steps=1, algorithm="opd", entropy_weight=0.1, **taught
+    ).train()  # which has a gradient of its own
+    with pytest.raises(RecipeError, match=SAME):  # a KL term has none where the policy is its reference
+        make(tmp_path, algorithm="opd", beta=0.1, **taught).train()
+    evaluated = make(tmp_path, algorithm="opd", held={"prompt": ["t3 t4"] * 8}, **taught, **EVALUATED)
+    assert evaluated.evaluate()["eval_teacher/kl"] < 1e-6  # which trains nothing
     by_length = {"reward_funcs": lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids]}
     make(tmp_path, teacher_hint="{prompt}", **by_length).train()
 

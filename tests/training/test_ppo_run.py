@@ -12,10 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import perl
 from perl.errors import PerlError
 from perl.hub.card.public_recipe import public_recipe
+from perl.methods.registry import METHODS
 from perl.policy.critic import Critic
 from perl.policy.model import source_fingerprint
 from perl.recipe import load_recipe
 from perl.sandbox import BASE_FOLDER
+from perl.trainer.shown_settings import shown_algorithm
 from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.stages import prepare, read_recipe
 
@@ -123,6 +125,12 @@ def test_the_critic_learns_at_one_rate_beside_every_method():
 
     assert {rate(method) for method in ("lora", "ia3", "vera", "lora_plus")} == {"0.0001"}
     assert rate("ia3", "train.critic_learning_rate=0.003") == "0.003"
+    of_a_type = {**plain, "peft": {"type": "LOHA"}}
+    plan = prepare(read_recipe(of_a_type))
+    assert plan.arguments.learning_rate == METHODS["loha"].learning_rate  # which the trainer would take
+    (line,) = [line for line in plan.lines() if line.startswith("critic ")]
+    assert line.endswith("learning rate 0.0001")
+    assert "learning rate 0.0001, " in shown_algorithm(plan.arguments, plan.method)["critic"]
 
 
 @pytest.mark.parametrize("of_base", ["bfloat16", "nf4"])

@@ -23,7 +23,7 @@ FASTER = 10.0
 """The critic's learning rate over that of a LoRA as policy, where none is set."""
 CRITIC, CRITIC_ADAPTER, PENALTY = "critic", "critic adapter", "KL penalty"
 """What a run and its card call a critic, the one that it started from, a KL divergence in the reward."""
-IN_REWARD = "of the reward, k1"
+IN_REWARD = "taken off the reward, estimator k1"
 """What they say of the latter."""
 _NUMBER = r"[\d.e+-]+"
 WORDS = re.compile(

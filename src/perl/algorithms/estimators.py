@@ -207,15 +207,16 @@ _ROWS = (
 ADVANTAGES: dict[str, Estimator] = {row.name: row for row in _ROWS}
 
 
-def generations_mistake(estimator: str, generations: int | None) -> Mistake | None:
+def generations_mistake(estimator: str, generations: int | None, *, signal: bool = True) -> Mistake | None:
     """What is wrong with a single completion of each prompt, under the name of the setting; None: nothing.
 
     Args:
         estimator: Name of a row; another name is somebody else's mistake.
         generations: Completions of a prompt; None: as many as usual.
+        signal: Whether there is anything to make advantages of: a reward that counts, or a KL penalty.
     """
     row = ADVANTAGES.get(estimator)
-    if generations != 1 or row is None or row.alone:
+    if generations != 1 or row is None or row.alone or not (signal or row.compares):
         return None
     alone = " or ".join(name for name, row in ADVANTAGES.items() if row.alone)
     what = f"must be greater than or equal to 2, not 1: advantage_estimator {estimator} compares a prompt's completions"

@@ -10,17 +10,28 @@ from typing import Any
 
 from perl.algorithms.algorithm import Algorithm, in_words, shown_value
 from perl.algorithms.estimators import ADVANTAGES
+from perl.algorithms.named import KEY
 from perl.algorithms.reading import OF_KL, sometimes_read, unread
 from perl.algorithms.registry import LEVEL, LOSSES
 from perl.errors import Mistake
 
-OF_ADVANTAGES = ("advantage_estimator", "multi_objective_aggregation")
+FIELDS_OF_ADVANTAGES = ("advantage_estimator", "multi_objective_aggregation")
 """Fields that say how advantages are made, whichever rewards there are."""
 
 
 def counts(weights: Iterable[float]) -> bool:
     """Whether any reward counts, by the weights of all."""
     return any(weight != 0 for weight in weights)
+
+
+def has_signal(settings: Mapping[str, Any], *, rewarded: bool) -> bool:
+    """Whether there is anything to make advantages of.
+
+    Args:
+        settings: Fields of ``train``.
+        rewarded: Whether a reward counts; else a KL penalty may make them.
+    """
+    return rewarded or bool(settings.get("kl_in_reward") and settings.get("beta"))
 
 
 def nothing_teaches(weights: Iterable[float], where: str) -> list[Mistake]:
@@ -48,7 +59,7 @@ def without_rewards(row: Algorithm | None, given: Mapping[str, Any], usual: Mapp
     """
     usual = {**usual, **(row.sets if row is not None else {})}
     settings = {**usual, **given}
-    if settings.get("kl_in_reward") and settings.get("beta"):  # advantages are then made of the KL penalty
+    if has_signal(settings, rewarded=False):
         return []
     estimator = ADVANTAGES.get(settings.get("advantage_estimator", "group"))
     if estimator is not None and estimator.critic:
@@ -56,6 +67,9 @@ def without_rewards(row: Algorithm | None, given: Mapping[str, Any], usual: Mapp
         return [Mistake(what, "advantage_estimator", "a reward with a weight, or an algorithm without a critic")]
     if row is None:
         return []
+    if not row.needs_teacher:
+        what = f"{row.name} makes advantages of rewards, and none counts: the teacher alone teaches"
+        return [Mistake(what, KEY, "algorithm: opd, or a reward with a weight")]
     idle = _idle(settings) - unread(settings).keys()  # which is refused already
     written = [name for name in given if name in idle and in_words(name, given[name]) != usual.get(name, ...)]
     what = "changes nothing: the teacher alone teaches, and no reward makes an advantage"
@@ -64,7 +78,7 @@ def without_rewards(row: Algorithm | None, given: Mapping[str, Any], usual: Mapp
 
 def _idle(settings: Mapping[str, Any]) -> set[str]:
     """Fields that act on advantages alone, which all are 0."""
-    idle = sometimes_read().union(OF_ADVANTAGES)
+    idle = sometimes_read().union(FIELDS_OF_ADVANTAGES)
     if settings.get("beta"):
         level = {LEVEL} if settings.get("use_bias_correction_kl", True) else set()
         idle = idle.difference(OF_KL, level)

@@ -19,7 +19,7 @@ from torch import nn
 
 from perl.errors import ModelError, PerlError
 from perl.methods.on_quantised import check_on_quantised
-from perl.methods.settings import Adaptation
+from perl.methods.settings import Adaptation, starts_as_base
 from perl.policy.attach import continue_adapter, own_method
 from perl.policy.logprobs import token_log_probs
 from perl.policy.model import base_of, base_parameters, clean_base
@@ -139,15 +139,16 @@ def adapter_identity(saved: SavedAdapter) -> str:
     return hashlib.sha256(json.dumps((sha256_of(saved.weights), acting), sort_keys=True).encode()).hexdigest()
 
 
-def is_same(policy: SavedAdapter | None, teacher: SavedAdapter | None) -> bool:
+def is_same(how: Adaptation, policy: SavedAdapter | None, teacher: SavedAdapter | None) -> bool:
     """Whether a policy begins as the teacher is.
 
     Args:
-        policy: The adapter that is continued; None: a new one, which begins as the base, whatever its method.
+        how: The policy is adapted.
+        policy: The adapter that is continued; None: a new one.
         teacher: The teacher's; None: the base.
     """
     if policy is None or teacher is None:
-        return policy is teacher
+        return policy is teacher and starts_as_base(how)
     return adapter_identity(policy) == adapter_identity(teacher)
 
 

@@ -6,7 +6,6 @@ Plain YAML 1.2 scalars (``1e-5`` is a number, ``no`` is text), no tags, no key t
 meaning of any setting, but for the name of an algorithm, which replaces what was set before it.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,6 @@ from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
 from perl.recipe.server_address import without_credentials
 
 KeyPath = tuple[str, ...]
-_OVERRIDE = "they look like train.max_steps=20"
 
 # A bare value at these places is short for a mapping with this one key.
 _SHORTHANDS: dict[KeyPath, str] = {("data", "train"): "name", ("data", "eval"): "name", ("rewards", "*"): "weight"}
@@ -201,8 +199,9 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         key, equals, text = override.partition("=")
         path = key_path(key)
         if not equals or (len(path) < 2 and key != KEY):
-            near = did_you_mean(key, (KEY,)) if equals and difflib.get_close_matches(key, (KEY,)) else ""
-            message, hint = f"{without_credentials(override)!r} is not an override", near or _OVERRIDE
+            near = did_you_mean(key, (KEY,)) if equals else ""
+            hint = near if near.startswith("did ") else "they look like train.max_steps=20"
+            message = f"{without_credentials(override)!r} is not an override"
             mistakes.append(Mistake(message, "command line", hint))
             continue
         one = Layer(origins={path: "command line"})

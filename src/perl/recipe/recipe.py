@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from perl.algorithms.estimators import generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
-from perl.algorithms.unrewarded import counts, nothing_teaches, without_rewards
+from perl.algorithms.unrewarded import counts, has_signal, nothing_teaches, without_rewards
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
@@ -153,6 +153,7 @@ def load_recipe(
     else:
         name, layer = read_layers(source, overrides)
     algorithm, wrong = resolve(layer.values, layer.origins)
+    wrong = wrong if starts or algorithm is None else []  # a run that was started may have been by other rules
     mistakes = [Mistake(one.message, layer.where(one.where.split(".")), one.hint) for one in wrong]
     mistakes += [*_move_to_their_section(layer), *_move_process_reward(layer)]
     mistakes += _unknown_sections(layer)
@@ -161,10 +162,10 @@ def load_recipe(
         sections |= _validated(section, model, layer, mistakes)
     named = algorithm is not None and ALGORITHMS[algorithm].needs_teacher
     taught = named or "teacher" not in sections or sections["teacher"].acts  # one with mistakes is told of already
-    sections |= _validated_rewards(layer, mistakes, usual={} if named else DEFAULT_REWARDS, taught=taught)
+    sections |= _validated_rewards(layer, mistakes, usual={} if named else DEFAULT_REWARDS, taught=taught or not starts)
     rewarded = "rewards" not in sections or counts(setting.weight for setting in sections["rewards"].values())
-    sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts, alone=taught and not rewarded)
-    if taught and not rewarded:
+    sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts, rewarded=rewarded)
+    if taught and not rewarded and starts:
         mistakes += _without_rewards(algorithm, sections["train"], layer)
     for check in checks:
         for path, mistake in check(sections):
@@ -292,13 +293,14 @@ def _without_rewards(algorithm: str | None, train: Mapping[str, Any], layer: Lay
     """What is wrong where a teacher alone teaches."""
     usual = {name: known.default for name, known in train_fields().items()}
     for mistake in without_rewards(ALGORITHMS.get(algorithm or ""), train, usual):
-        yield Mistake(mistake.message, layer.where(("train", mistake.where)), mistake.hint)
+        path = (KEY,) if mistake.where == KEY else ("train", mistake.where)
+        yield Mistake(mistake.message, layer.where(path), mistake.hint)
 
 
 def _validated_train(
-    layer: Layer, mistakes: list[Mistake], engine: EngineSection | None, *, starts: bool, alone: bool
+    layer: Layer, mistakes: list[Mistake], engine: EngineSection | None, *, starts: bool, rewarded: bool
 ) -> dict[str, Any]:
-    """The fields of ``train`` and the batch; ``alone``: no reward counts, so that no completions are compared."""
+    """The fields of ``train`` and the batch."""
     processes = world_size() if launched() or engine is None else engine.processes or 1
     values = {} if layer.values.get("train") is None else layer.values["train"]
     names = tuple(values) if isinstance(values, Mapping) else ()
@@ -316,9 +318,10 @@ def _validated_train(
         right = {name: value for name, value in values.items() if name not in wrong} if names else {}
         return {"train": MappingProxyType(right)}
     train = validated.model_dump(exclude_unset=True)
-    lonely = generations_mistake(train.get("advantage_estimator", "group"), train.get("num_generations"))
-    if lonely is not None and not alone:
-        mistakes.append(Mistake(lonely.message, layer.where(("train", lonely.where)), lonely.hint))
+    signal = has_signal(train, rewarded=rewarded)
+    single = generations_mistake(train.get("advantage_estimator", "group"), train.get("num_generations"), signal=signal)
+    if single is not None:
+        mistakes.append(Mistake(single.message, layer.where(("train", single.where)), single.hint))
     try:
         batch = plan_batch(**{name: train.get(name) for name in NUMBERS}, world_size=processes)
     except PerlError as error:

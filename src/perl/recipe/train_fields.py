@@ -52,7 +52,7 @@ _POSITIVE = Field(gt=0, allow_inf_nan=False)
 _NOT_NEGATIVE = Field(ge=0)
 _AT_LEAST_ONE = Field(ge=1)
 _SHARE = Field(ge=0, le=1, allow_inf_nan=False)
-NARROWED: dict[str, Any] = {
+_NARROWED: dict[str, Any] = {
     "prompts_per_step": Annotated[int, _AT_LEAST_ONE] | None,
     "num_generations": Annotated[int, _AT_LEAST_ONE],  # of most estimators two
     "per_device_train_batch_size": Annotated[int, _AT_LEAST_ONE] | None,
@@ -88,7 +88,6 @@ NARROWED: dict[str, Any] = {
     **{name: Literal[words] for name, words in CHOICES.items()},
     "scale_rewards": Literal[CHOICES["scale_rewards"]] | bool,
 }
-"""Fields with bounds of ours -> their types."""
 # Fields that a recipe must not set: what they would do to a run, and where to say it instead.
 REFUSED: dict[str, str] = {
     "auto_find_batch_size": "a smaller batch would break the prompt groups; set train.per_device_train_batch_size",
@@ -147,7 +146,7 @@ def train_fields() -> dict[str, TrainField]:
 def train_model(names: tuple[str, ...]) -> type[BaseModel]:
     """A pydantic model of all training arguments that checks those given and refuses any other name."""
     definitions: dict[str, Any] = {
-        name: (NARROWED.get(name, known.annotation) if name in names else Any, None)
+        name: (_NARROWED.get(name, known.annotation) if name in names else Any, None)
         for name, known in train_fields().items()
     }
     return create_model("TrainSection", __config__=ConfigDict(extra="forbid", strict=True), **definitions)

@@ -135,8 +135,8 @@ def _stage_of_deepspeed() -> str:
     except (ValueError, LookupError, TypeError) as error:
         what = f"the DeepSpeed file of accelerate's configuration says no zero_optimization.stage: {first_line(error)}"
         raise RecipeError(what, file, hint) from error
-    if stage not in (0, 1, 2, 3):
-        raise RecipeError(f"zero_optimization.stage must be 0, 1, 2 or 3, not {stage!r}", file, hint)
+    if type(stage) is not int and stage not in ("0", "1", "2", "3"):
+        raise RecipeError(f"zero_optimization.stage must be a whole number, not {stage!r}", file, hint)
     return str(stage)
 
 

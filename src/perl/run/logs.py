@@ -39,13 +39,16 @@ def log_rows(text: str) -> list[dict[str, Any]]:
     return rows
 
 
+_MEANS = ("reward", "teacher/kl")
+
+
 def _can_be_counted(row: Mapping[str, Any]) -> bool:
-    """Whether steps, rewards and tokens are numbers, where they are there; a mean reward may be NaN."""
-    for name in ("step", "reward", "num_tokens"):
+    """Whether steps, means and tokens are numbers, where they are there; a mean may be NaN."""
+    for name in ("step", *_MEANS, "num_tokens"):
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float | None):
             return False
-        if value is not None and not abs(value) < _LARGEST_LOGGED and not (name == "reward" and math.isnan(value)):
+        if value is not None and not abs(value) < _LARGEST_LOGGED and not (name in _MEANS and math.isnan(value)):
             return False
     return True
 

@@ -38,7 +38,7 @@ class AdaptedPolicy:
             how: It is adapted.
             continued: Whether its adapter was trained before.
         """
-        self._live, self._how, self._continued = live, how, continued
+        self._live, self._how, self.continued = live, how, continued
         args, policy = live.args, live.policy
         self.strategy = strategy_of(live.accelerator, policy)
         needed = isinstance(policy, PeftModel) or args.beta != 0.0
@@ -54,7 +54,7 @@ class AdaptedPolicy:
     @property
     def starts_as_base(self) -> bool:
         """Whether the policy equals its base before the first step."""
-        return not self._continued and starts_as_base(self._how)
+        return not self.continued and starts_as_base(self._how)
 
     def needed_reference(self) -> Reference:
         """The reference.

@@ -5,11 +5,13 @@ arguments -> errors that name the argument, or the recipe's key where the mistak
 A recipe is held to the same by its sections; a script by the constructors of its arguments and of its trainer.
 """
 
+import itertools
+import math
+import os
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
@@ -22,7 +24,7 @@ from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import check_push, check_strategy
 from perl.recipe.layers import Layer
 from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
-from perl.recipe.train_fields import CHOICES, NARROWED, train_fields, train_model
+from perl.recipe.train_fields import CHOICES, train_fields, train_model
 from perl.recipe.validation import SectionKind, checked, mistakes_of
 from perl.run.devices import check_device
 from perl.trainer.algorithm_fields import check_applied
@@ -30,8 +32,10 @@ from perl.trainer.critic_checks import critic_mistakes
 from perl.trainer.selection_checks import selection_mistakes
 from perl.trainer.signal_checks import check_teacher, has_teacher
 
-# Of a script these may be what a recipe refuses: a rate of 0, and -1 steps, which is none.
-_FREER = ("learning_rate", "max_steps")
+# Of ours in a script these may be what a recipe refuses, as TRL takes them: 0 for never, a rate as text.
+_FREER = ("learning_rate", "logging_steps", "save_steps")
+# TRL's own whose impossible values it trains with, or takes late.
+_OF_TRL = ("beta", "epsilon", "epsilon_high", "num_generations", "num_iterations", "steps_per_generation")
 # Transformers takes these as text or as a member of the enumeration.
 _ENUMERATIONS = {
     "optim": OptimizerNames,
@@ -46,24 +50,36 @@ _ENUMERATIONS = {
 def check_types(args: Any) -> None:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
     """Refuses values of another type, and numbers that cannot be, as a recipe does.
 
-    Looks at our own fields and at those of TRL's with bounds of ours, where they are not as usual.
+    Looks at our own fields and at a few of TRL's, where they are not as usual; words are looked at elsewhere.
 
     Raises:
         RecipeError: Names each argument.
     """
-    own = {*type(args).__annotations__, *NARROWED}.difference(FIELD_OF_SETTING.values(), CHOICES, [KEY])  # words: below
-    own -= {name for name in _FREER if isinstance(getattr(args, name), Real)}
-    given = {name: _plain(getattr(args, name)) for name, known in train_fields().items() if name in own}
-    given = {name: value for name, value in given.items() if value != train_fields()[name].default}
+    ours = itertools.takewhile(lambda kind: kind is not GRPOConfig, type(args).__mro__)
+    own = {name for kind in ours for name in vars(kind).get("__annotations__", ())} | {*_OF_TRL}
+    own = own.difference(FIELD_OF_SETTING.values(), CHOICES, [KEY], _FREER)
+    given = {name: _plain(getattr(args, name)) for name in train_fields() if name in own}
+    given = {name: value for name, value in given.items() if not _is(value, train_fields()[name].default)}
+    found: list[Mistake] = []
     try:
         train_model(tuple(given)).model_validate(given)
     except ValidationError as error:
-        raise_all(RecipeError, list(mistakes_of(error, train_model(tuple(given)), given, (), Layer())))
+        found += mistakes_of(error, train_model(tuple(given)), given, (), Layer())
+    rate = args.learning_rate
+    if isinstance(rate, Real) and not 0 <= float(rate) < math.inf:
+        found.append(Mistake(f"must be a finite number of 0 or more, not {rate}", "learning_rate"))
+    raise_all(RecipeError, found)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 (of any field)
-    """A number of NumPy or torch as one of Python."""
-    return value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and value.ndim == 0) else value
+    """A number of NumPy or torch as one of Python, a path as text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
+def _is(value: Any, usual: Any) -> bool:  # noqa: ANN401 (of any field)
+    return type(value) is type(usual) and bool(value == usual)
 
 
 def check_enumerations(args: GRPOConfig) -> None:

@@ -45,6 +45,7 @@ from perl.trainer.resume_state import ResumeState
 from perl.trainer.rollout_check import RolloutCheck
 from perl.trainer.rollout_choice import choose_backend
 from perl.trainer.rollout_source import Prompts, RolloutSource
+from perl.trainer.signal_checks import taught_alone
 from perl.trainer.teaching import TeacherModel, Teaching, check_prompts, context_of
 
 
@@ -92,7 +93,7 @@ def make_parts(trainer: GRPOTrainer) -> Parts:
     )
     sampled_by = "rollout_func" if trainer.rollout_func is not None else None
     tokens = partial(_tokens, trainer)
-    alone = not is_rewarded(trainer) and not trainer.args.beta and not own_setting(trainer.args, "entropy_weight")
+    alone = taught_alone(trainer.args, rewarded=is_rewarded(trainer), continued=trainer._adapted.continued)
     teaching = (
         None if teacher is None else Teaching(trainer, teacher, passes, tokens, sampled_by=sampled_by, alone=alone)
     )
@@ -146,11 +147,8 @@ def _check_taught(trainer: GRPOTrainer, section: TeacherSection) -> None:
     for data in [trainer.train_dataset, *(of_evaluation if args.eval_strategy != "no" else [])]:
         if data is not None:
             same = section.adapter is None and trainer._adapted.starts_as_base and data is trainer.train_dataset
-            check_prompts(
-                *(data, section, partial(_tokens, trainer), int(args.max_completion_length), context),
-                same_policy=same,
-                alone=not is_rewarded(trainer),
-            )
+            same &= taught_alone(args, rewarded=is_rewarded(trainer), continued=trainer._adapted.continued)
+            check_prompts(data, section, partial(_tokens, trainer), int(args.max_completion_length), context, same=same)
 
 
 def add_callbacks(trainer: GRPOTrainer) -> None:

@@ -3,12 +3,18 @@
 prompts_per_step or TRL's own numbers -> micro-batches of completions
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from trl import GRPOConfig
 
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.recipe import world_size
+
+GENERATION = ("steps_per_generation", "generation_batch_size")
+"""Of these TRL derives the one that is not given, or both."""
+DERIVED = "_batch_derived"
+"""The field that holds which."""
 
 
 def derive_batch(args: Any, *, every_field_given: bool) -> None:  # noqa: ANN401 (a PeftRLConfig, which imports this)
@@ -35,8 +41,27 @@ def derive_batch(args: Any, *, every_field_given: bool) -> None:  # noqa: ANN401
         args.per_device_train_batch_size = GRPOConfig.per_device_train_batch_size
     if args.gradient_accumulation_steps is None:
         args.gradient_accumulation_steps = GRPOConfig.gradient_accumulation_steps
-    if every_field_given and args.generation_batch_size == _by_micro_batches(args):
-        args.generation_batch_size = None  # dataclasses.replace gives both, of which TRL wants one
+    if every_field_given:
+        _forget_derived(args)
+
+
+def note_derived(args: Any, asked: Mapping[str, int | None]) -> None:  # noqa: ANN401 (a PeftRLConfig)
+    """Notes which numbers of a generation batch TRL has derived, for a copy that has another batch.
+
+    Args:
+        args: Completed by TRL.
+        asked: What these numbers were before.
+    """
+    derived = {name: getattr(args, name) for name in GENERATION if asked[name] is None}
+    setattr(args, DERIVED, " ".join(f"{name}={value}" for name, value in derived.items()) or None)
+
+
+def _forget_derived(args: Any) -> None:  # noqa: ANN401
+    """Takes back what was derived and not changed since; TRL refuses both numbers, and would keep one that is old."""
+    for note in (getattr(args, DERIVED) or "").split():
+        name, _, value = note.partition("=")
+        if str(getattr(args, name)) == value:
+            setattr(args, name, None)
 
 
 def completions_at_once(args: GRPOConfig) -> int:

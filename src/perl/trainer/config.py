@@ -38,7 +38,7 @@ from perl.trainer.argument_checks import (
     of_the_algorithm,
     section_of_arguments,
 )
-from perl.trainer.batch_arguments import completions_at_once, derive_batch
+from perl.trainer.batch_arguments import GENERATION, completions_at_once, derive_batch, note_derived
 from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
 from perl.trainer.shown_to_trl import for_arguments
 
@@ -116,6 +116,10 @@ class PeftRLConfig(GRPOConfig):
     )
     _algorithm_applied: str | None = field(  # so that dataclasses.replace can tell what a name set from what was given
         default=None, repr=False, compare=False, metadata={"help": "Internal: the name whose fields are set already."}
+    )
+
+    _batch_derived: str | None = field(  # likewise, of the numbers of a generation batch
+        default=None, repr=False, compare=False, metadata={"help": "Internal: numbers that TRL has derived already."}
     )
 
     reference: str | None = field(
@@ -321,8 +325,10 @@ class PeftRLConfig(GRPOConfig):
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing
         self._choose_strategy(on_cpu=on_cpu)
+        asked = {name: getattr(self, name) for name in GENERATION}
         with for_arguments(self, completions_at_once(self)):
             super().__post_init__()
+        note_derived(self, asked)
         self._check_deepspeed()
         self.peft, self.teacher  # noqa: B018 (refuse impossible values now, not when the model is loaded)
 

@@ -8,7 +8,7 @@ from typing import Any
 from perl.algorithms.critic_settings import SETTINGS
 from perl.algorithms.estimators import ADVANTAGES
 from perl.errors import Mistake
-from perl.trainer.signal_checks import has_teacher, lonely
+from perl.trainer.signal_checks import has_teacher, single_completion
 
 
 def critic_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
@@ -20,7 +20,7 @@ def critic_mistakes(args: Any) -> list[Mistake]:  # noqa: ANN401 (a PeftRLConfig
     row = ADVANTAGES.get(args.advantage_estimator)
     if row is None:  # said elsewhere
         return []
-    found = [] if has_teacher(args) else lonely(args)  # whether a reward counts beside a teacher is known later
+    found = single_completion(args, rewarded=not has_teacher(args))  # beside a teacher this is known later
     if row.critic:
         return found + _cannot_be_trained(args)
     with_critic = " or ".join(name for name, row in ADVANTAGES.items() if row.critic)

@@ -13,7 +13,7 @@ from perl.rewards.named import JUDGES
 from perl.rewards.process.reward import with_process_reward
 from perl.rewards.verifier import start_workers
 from perl.trainer.config import PeftRLConfig
-from perl.trainer.overrides import OF_ADVANTAGES, is_replaced
+from perl.trainer.overrides import MAY_NEED_NO_REWARD, is_replaced
 from perl.trainer.signal_checks import check_signal
 
 
@@ -55,7 +55,7 @@ def given_rewards(
         if isinstance(processing_classes, list) and funcs is not reward_funcs:
             processing_classes = [*processing_classes, None]
         found = GivenRewards(funcs, processing_classes, weights)
-    if not is_replaced(trainer, *OF_ADVANTAGES):
+    if not is_replaced(trainer, *MAY_NEED_NO_REWARD):
         check_signal(args, found.weights, rewarded=found.functions != [no_reward])
     return found
 

@@ -385,7 +385,7 @@ class OptimizerStep:
     def _log_metrics(self, mode: Mode) -> None:
         sources = [source.values(self._live.accelerator) for source in self._window_metrics]
         if self.teaching is not None:
-            sources.append(self.teaching.values(self._live.accelerator))
+            sources.append(self.teaching.values(self._live.accelerator, trained=mode == "train"))
         for found in sources:
             for name, value in found:
                 self._metrics(mode)[name].append(value)

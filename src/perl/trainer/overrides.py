@@ -19,8 +19,8 @@ SCORES = "_get_per_token_logps_and_entropies"
 LOSS = ("compute_loss", "_compute_loss")
 OF_A_LOSS = (*LOSS, SCORES, "_prepare_inputs", "get_off_policy_mask", "get_gamma_weights")
 """What a subclass may replace of the loss; then every micro-batch goes through its methods, as in TRL."""
-OF_ADVANTAGES = (*LOSS, "_generate_and_score_completions")
-"""With one of these replaced a training may need no reward."""
+MAY_NEED_NO_REWARD = (*LOSS, "_generate_and_score_completions", "_prepare_inputs", "training_step")
+"""With one of these replaced a training may be taught by something else than rewards."""
 # Methods that earlier versions of TRL's trainer had and called, and what does their work in 1.16.
 _GONE = {
     "_get_per_token_logps": "_get_per_token_logps_and_entropies",

@@ -28,7 +28,7 @@ from perl.policy.quantised import quantisation_of
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
 from perl.trainer.callbacks.plots import draw_curves
-from perl.trainer.given_rewards import no_reward
+from perl.trainer.given_rewards import is_rewarded, no_reward
 from perl.trainer.overrides import is_replaced
 from perl.trainer.shown_settings import shown_algorithm
 
@@ -147,7 +147,7 @@ def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, pus
         tags = tags_of(push.card.get("tags"))
         log = write_log(folder, trainer.state.log_history)
         if log is not None and importlib.util.find_spec("matplotlib"):
-            draw_curves(log, folder / "plots", title=repo_id)
+            draw_curves(log, folder / "plots", title=repo_id, rewarded=is_rewarded(trainer))
         write_card(trainer, folder, name, dataset, tags)  # last: it is rendered from what else is there
         if own_card is not None:
             own_card(model_name=name, dataset_name=dataset, tags=list(tags))

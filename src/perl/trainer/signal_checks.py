@@ -12,7 +12,7 @@ from trl import GRPOConfig
 from perl.algorithms.estimators import generations_mistake
 from perl.algorithms.named import ALGORITHMS, KEY
 from perl.algorithms.reading import sometimes_read
-from perl.algorithms.unrewarded import OF_ADVANTAGES, counts, nothing_teaches, without_rewards
+from perl.algorithms.unrewarded import FIELDS_OF_ADVANTAGES, counts, has_signal, nothing_teaches, without_rewards
 from perl.errors import Mistake, RecipeError, raise_all
 from perl.policy.sharding import FSDP2
 
@@ -41,10 +41,29 @@ def check_teacher(args: Any) -> None:  # noqa: ANN401 (TRL's arguments or ours)
     raise_all(RecipeError, found)
 
 
-def lonely(args: Any) -> list[Mistake]:  # noqa: ANN401 (TRL's arguments or ours)
-    """What is wrong with a single completion of each prompt where rewards count."""
-    alone = generations_mistake(getattr(args, "advantage_estimator", "group"), args.num_generations)
-    return [] if alone is None else [alone]
+def single_completion(args: Any, *, rewarded: bool) -> list[Mistake]:  # noqa: ANN401 (TRL's arguments or ours)
+    """What is wrong with a single completion of each prompt.
+
+    Args:
+        args: Of the trainer.
+        rewarded: Whether a reward counts.
+    """
+    signal = has_signal(vars(args), rewarded=rewarded)
+    found = generations_mistake(getattr(args, "advantage_estimator", "group"), args.num_generations, signal=signal)
+    return [] if found is None else [found]
+
+
+def taught_alone(args: Any, *, rewarded: bool, continued: bool) -> bool:  # noqa: ANN401 (TRL's arguments or ours)
+    """Whether a teacher alone gives the first step a gradient.
+
+    A KL term gives none where the policy begins as its reference, as a new adapter does.
+
+    Args:
+        args: Of the trainer.
+        rewarded: Whether a reward counts.
+        continued: Whether an adapter is continued.
+    """
+    return not rewarded and not getattr(args, "entropy_weight", 0.0) and not (args.beta and continued)
 
 
 def check_signal(args: GRPOConfig, weights: Sequence[float] | None, *, rewarded: bool) -> None:
@@ -58,13 +77,15 @@ def check_signal(args: GRPOConfig, weights: Sequence[float] | None, *, rewarded:
     Raises:
         RecipeError: Names the argument.
     """
-    if rewarded and (weights is None or counts(weights)):
-        raise_all(RecipeError, lonely(args))
+    if weights is not None and not weights:  # TRL says how many there must be
         return
-    if not has_teacher(args):
+    rewarded = rewarded and (weights is None or counts(weights))
+    if not rewarded and not has_teacher(args):
         raise_all(RecipeError, nothing_teaches(weights or (), "reward_weights"))
+    raise_all(RecipeError, single_completion(args, rewarded=rewarded))
+    if rewarded:
         return
-    names = sometimes_read().union(OF_ADVANTAGES, ("beta", "kl_in_reward", "loss_type"))
+    names = sometimes_read().union(FIELDS_OF_ADVANTAGES, ("beta", "kl_in_reward", "loss_type"))
     usual = {field.name: field.default for field in dataclasses.fields(args) if field.name in names}
     row = ALGORITHMS.get(getattr(args, KEY, None) or "")
     given = {name: getattr(args, name) for name in usual}

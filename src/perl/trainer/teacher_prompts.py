@@ -50,21 +50,19 @@ def teacher_prompt(row: Mapping[str, Any], section: TeacherSection) -> Any:  # n
     return messages
 
 
-def check_differs(
-    rows: Iterable[Mapping[str, Any]], section: TeacherSection, *, same_policy: bool, alone: bool
-) -> None:
+def check_differs(rows: Iterable[Mapping[str, Any]], section: TeacherSection, *, same: bool) -> None:
     """Refuses a teacher that is the policy, asked what the policy is asked, where nothing else teaches.
 
     Args:
         rows: With prompts, as :func:`teacher_prompt` takes them.
         section: Of the teacher.
-        same_policy: Whether the policy begins as what the teacher is: a new adapter beside the base, or the same one.
-        alone: Whether no reward counts.
+        same: Whether the policy begins as what the teacher is, a new adapter beside the base or the same one, and
+            nothing else gives the first step a gradient.
 
     Raises:
         RecipeError: It is.
     """
-    if same_policy and alone and all(teacher_prompt(row, section) == row["prompt"] for row in rows):
+    if same and all(teacher_prompt(row, section) == row["prompt"] for row in rows):
         raise RecipeError(SAME, "teacher", HINT)
 
 

@@ -79,7 +79,7 @@ class Teaching:
             passes: How rows go through the policy.
             tokenize: The tokens of prompts, as the policy's are made.
             sampled_by: Who makes the policy's prompts in the place of ``tokenize``, if somebody does.
-            alone: Whether nothing else teaches: no reward counts, and the loss has no other term.
+            alone: Whether nothing else gives the first step a gradient.
         """
         self._live, self.teacher, self._passes, self._tokenize = live, teacher, passes, tokenize
         self._sampled_by, self._alone = sampled_by, alone
@@ -194,14 +194,19 @@ class Teaching:
         """Empty sums, for an accumulation window."""
         self._sums = torch.zeros(3, device=self._live.accelerator.device)  # of divergences, agreements, tokens
 
-    def values(self, accelerator: Accelerator) -> Iterator[tuple[str, float]]:
+    def values(self, accelerator: Accelerator, *, trained: bool) -> Iterator[tuple[str, float]]:
         """What is logged of a window, over the tokens of all processes; every process must ask.
+
+        Args:
+            accelerator: Connects them.
+            trained: Whether the window is of a step, not of an evaluation.
 
         Raises:
             RecipeError: In the first step of a training that it alone teaches, it agrees with the policy in all.
         """
         divergences, agreements, tokens = accelerator.reduce(self._sums, reduction="sum").tolist()
-        if tokens and self._alone and self._live.state.global_step == 0 and divergences / tokens < _NOTHING:
+        first = trained and self._live.state.global_step == 0
+        if tokens and self._alone and first and divergences / tokens < _NOTHING:
             raise RecipeError(f"{SAME} (KL {divergences / tokens:.1g} nats a token)", "teacher", HINT)
         if tokens:
             yield DIVERGENCE, divergences / tokens
@@ -222,8 +227,7 @@ def check_prompts(
     completion: int,
     context: int | None,
     *,
-    same_policy: bool,
-    alone: bool,
+    same: bool,
 ) -> None:
     """Makes the prompts of a script's data set as the teacher will see them; those of a stream cannot be known.
 
@@ -233,8 +237,7 @@ def check_prompts(
         tokenize: The tokens of prompts, as the policy's are made.
         completion: Tokens of the longest one.
         context: Tokens that the model was made for; None: not known, and ``tokenize`` is not called.
-        same_policy: As of :func:`perl.trainer.teacher_prompts.check_differs`.
-        alone: Likewise.
+        same: As of :func:`perl.trainer.teacher_prompts.check_differs`.
 
     Raises:
         DataError: A prompt cannot be made.
@@ -246,7 +249,7 @@ def check_prompts(
     if not isinstance(data, Dataset) or not len(data):
         return
     needed = data.select_columns([name for name in ("prompt", *ANSWERS) if name in columns])
-    check_differs(needed, section, same_policy=same_policy, alone=alone)
+    check_differs(needed, section, same=same)
     if section.changes_prompts:
         prompts = (teacher_prompt(row, section) for row in needed)
         longest = heapq.nlargest(_LONGEST_TEXTS, prompts, key=lambda prompt: len(str(prompt)))

@@ -23,7 +23,7 @@ from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask
 from perl.methods.on_quantised import check_on_quantised
 from perl.methods.registry import METHODS, Method, served_rank
-from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings, starts_as_base
+from perl.methods.settings import Adaptation, adaptation, continued_adaptation, resolved_settings
 from perl.policy.attach import attach_adapter, continue_adapter, own_method
 from perl.policy.critic import critic_parameters, critic_shapes
 from perl.policy.critic_file import find_critic
@@ -45,7 +45,7 @@ from perl.rollouts.engine import Form
 from perl.rollouts.vllm.version import missing_vllm
 from perl.run.progress import live_line
 from perl.trainer.config import PeftRLConfig, training_arguments
-from perl.trainer.signal_checks import check_teacher
+from perl.trainer.signal_checks import check_teacher, taught_alone
 from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
 from perl.training.plan_text import algorithm_lines, critic_lines, rollout_lines
 from perl.training.tasks import run_protocol, run_tasks
@@ -169,6 +169,8 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     check_teacher(arguments)
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
+    if not arguments.learning_rate_asked:
+        arguments.learning_rate = how.method.learning_rate  # of a continued adapter's or a type's own method
     if recipe.model.quantization is not None:
         _check_quantised(recipe, how, arguments)
     empty = load_empty_base(recipe.model)
@@ -185,11 +187,14 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     asked = _asked(problems, arguments)
     _check_rewards(rewards, asked, problems, recipe)
     longest, mean = _prompt_tokens(problems, tokenizer, empty.config, arguments)
-    of_completion, of_template = arguments.max_completion_length, arguments.chat_template_kwargs
+    rewarded = counts(reward.weight for reward in rewards)
     check_teacher_prompts(
-        *(recipe.teacher, asked.values(), tokenizer, empty.config, of_completion, of_template),
-        same_policy=is_same(saved, teacher) and (saved is not None or starts_as_base(how)),
-        alone=not counts(reward.weight for reward in rewards),
+        recipe.teacher,
+        asked,
+        tokenizer,
+        empty.config,
+        arguments,
+        same=is_same(how, saved, teacher) and taught_alone(arguments, rewarded=rewarded, continued=saved is not None),
     )
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution

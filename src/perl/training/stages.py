@@ -380,6 +380,7 @@ def _probe(plan: Plan, device: torch.device) -> torch.Tensor:
 
 def _draw(run: Run) -> None:
     try:
-        draw_curves(run.metrics, run.plots, title=f"{run.path.name}: {run.facts['method']} on {run.facts['base']}")
+        title = f"{run.path.name}: {run.facts['method']} on {run.facts['base']}"
+        draw_curves(run.metrics, run.plots, title, rewarded=any(run.facts["rewards"].values()))
     except MissingExtraError as error:
         logger.warning("%s", error)

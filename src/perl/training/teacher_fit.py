@@ -4,28 +4,26 @@ TeacherSection, problems, tokenizer -> nothing, or an error
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from perl.data import render_prompts
 from perl.recipe.sections import TeacherSection
+from perl.trainer.config import PeftRLConfig
 from perl.trainer.teacher_prompts import check_answers, check_differs, teacher_prompt
 from perl.trainer.teaching import check_context, context_of
 
 
 def check_teacher_prompts(
     section: TeacherSection,
-    sets: Iterable[Dataset],
+    sets: Mapping[str, Dataset],
     tokenizer: PreTrainedTokenizerBase,
     config: PreTrainedConfig,
-    longest_completion: int,
-    template_arguments: Mapping[str, Any] | None,
+    arguments: PeftRLConfig,
     *,
-    same_policy: bool,
-    alone: bool,
+    same: bool,
 ) -> None:
     """Makes each prompt as the teacher will see it, and refuses a teacher that is the policy.
 
@@ -34,10 +32,8 @@ def check_teacher_prompts(
         sets: The problems that the policy is asked, in training or between its steps.
         tokenizer: The base's.
         config: The base's.
-        longest_completion: In tokens.
-        template_arguments: Of the chat template.
-        same_policy: As of :func:`perl.trainer.teacher_prompts.check_differs`.
-        alone: Likewise.
+        arguments: Of the trainer.
+        same: As of :func:`perl.trainer.teacher_prompts.check_differs`.
 
     Raises:
         DataError: A prompt cannot be made.
@@ -46,12 +42,12 @@ def check_teacher_prompts(
     """
     if not section.acts:
         return
-    sets = list(sets)
-    check_differs(itertools.chain(*sets), section, same_policy=same_policy, alone=alone)
+    check_differs(itertools.chain(*sets.values()), section, same=same)
     if not section.changes_prompts:
         return
-    for rows in sets:
+    for rows in sets.values():
         check_answers(rows.column_names, section)
         prompts = [{"prompt": teacher_prompt(row, section)} for row in rows]
-        longest = max(len(prompt.token_ids) for prompt in render_prompts(prompts, tokenizer, template_arguments))
-        check_context(longest, longest_completion, context_of(config))
+        rendered = render_prompts(prompts, tokenizer, arguments.chat_template_kwargs)
+        longest = max(len(prompt.token_ids) for prompt in rendered)
+        check_context(longest, int(arguments.max_completion_length or 0), context_of(config))

@@ -179,7 +179,7 @@ def facts_from_files(files: Files) -> CardFacts:
     rows = log_in(files, run.step)
     rewarded = _is_rewarded(run)  # else all are 0
     rewards = [row["reward"] for row in rows if row.get("reward") is not None and math.isfinite(row["reward"])]
-    taught = [row["teacher/kl"] for row in rows if row.get("teacher/kl") is not None]
+    taught = [kl for row in rows if (kl := row.get("teacher/kl")) is not None and math.isfinite(kl)]
     tokens = [row["num_tokens"] for row in rows if row.get("num_tokens")]
     data = recipe.data.train if recipe else None
     base = shown(str((config.base_model_name_or_path if config else None) or run.base))

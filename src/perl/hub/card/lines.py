@@ -48,7 +48,9 @@ _LINES = {
     "| mean reward, first and last step |": METRICS,
     "| KL to the teacher, first and last step |": METRICS,
     "| tokens, prompts included |": METRICS,
-    "- It was trained for": RUN_FACTS,
+    "- It was trained ": RUN_FACTS,
+    '{"hint": ': PUBLIC_RECIPE,
+    '{"system_prompt": ': PUBLIC_RECIPE,
 }
 _PART = re.compile(r"(?P<key>[\w-]+):|## ")
 

@@ -36,7 +36,11 @@ def render_card(facts: CardFacts) -> str:
             results_lines=results_lines(results) if results else [],
             limitations=[*reservations(results), *contamination(results)] if results else [],
             references=references(
-                *(facts.method, facts.algorithm, facts.ratio_level, facts.named, facts.overridden),
+                facts.method,
+                facts.algorithm,
+                facts.ratio_level,
+                facts.named,
+                facts.overridden,
                 rewarded=facts.rewarded,
             ),
             names={"curves": CURVES, "problems": PROBLEMS, "recipe": PUBLIC_RECIPE, "results": SCORES},

@@ -5,7 +5,6 @@ metrics.jsonl -> plots/curves.png
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +29,14 @@ _PANELS = {  # title and unit of each quantity
 }
 
 
-def draw_curves(metrics: Path, folder: Path, title: str) -> Path:
+def draw_curves(metrics: Path, folder: Path, title: str, *, rewarded: bool = True) -> Path:
     """Draws the curves that were logged; a quantity that was not (KL where beta is 0) has no panel.
 
     Args:
         metrics: The run's ``metrics.jsonl``.
         folder: Where ``curves.png`` goes.
         title: What the picture is headed.
+        rewarded: False: no reward counts, and none has a panel.
 
     Returns:
         The picture's file.
@@ -45,7 +45,8 @@ def draw_curves(metrics: Path, folder: Path, title: str) -> Path:
         MissingExtraError: matplotlib is not installed.
     """
     reports = read_reports(metrics)
-    panels = [name for name in _PANELS if any(getattr(report, name) is not None for report in reports)]
+    logged = [name for name in _PANELS if any(getattr(report, name) is not None for report in reports)]
+    panels = [name for name in logged if rewarded or name != "reward"]
     columns = 2 if len(panels) > 1 else 1
     rows = max(1, -(-len(panels) // columns))
     figure = new_figure(5.0 * columns, 3.1 * rows + 0.5, "drawing curves")
@@ -58,10 +59,7 @@ def draw_curves(metrics: Path, folder: Path, title: str) -> Path:
 def read_reports(metrics: Path) -> list[StepReport]:
     """The training steps in a metrics file, in order."""
     rows: list[dict[str, Any]] = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    reports = [report_of(row["step"], row) for row in rows if "reward" in row]
-    if any(report.teacher_kl is not None for report in reports) and not any(report.reward for report in reports):
-        return [replace(report, reward=None) for report in reports]  # the teacher alone teaches
-    return reports
+    return [report_of(row["step"], row) for row in rows if "reward" in row]
 
 
 def _draw(axes: "Axes", name: str, reports: Sequence[StepReport], *, legend: bool) -> None:
