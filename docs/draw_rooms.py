@@ -32,6 +32,7 @@ COLOURS = {
 # Room -> its kind, and what it does.
 ROOMS = {
     "cli": ("a run", "one module per command: parse, call one function, print"),
+    "doctor": ("a run", "what keeps a run from starting here, and codes explained"),
     "training": ("a run", "recipe to finished run; start here: stages.py"),
     "launch": ("a run", "several processes: started, compared, ended together"),
     "trainer": ("a run", "PeftGRPOTrainer, and all that depends on TRL's internals"),

@@ -209,7 +209,8 @@ def test_a_dry_run_prints_a_recipe_that_loads_again_and_the_plan_and_starts_noth
     (tmp_path / "printed.yaml").write_text(result.stdout)
     assert load_recipe(tmp_path / "printed.yaml").as_dict() == asked.as_dict()
     plan = dict(line[2:].split(maxsplit=1) for line in result.stdout.splitlines() if line.startswith("# "))
-    assert list(plan) == ["model", "adapter", "trained", "data", "tokens", "rewards", "batch", "steps", "output"]
+    planned = ["model", "adapter", "trained", "data", "tokens", "rewards", "batch", "steps", "output"]
+    assert list(plan) == [*planned, "needs", "time"]
     assert plan["model"].startswith("sandbox:base, ")
     assert plan["adapter"].startswith("lora (rank 4, ")
     completions = asked.train["max_steps"] * asked.batch.prompts_per_step * asked.batch.num_generations

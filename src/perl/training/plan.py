@@ -168,9 +168,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
     check_teacher(arguments)
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
-    how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
-    if not arguments.learning_rate_asked:
-        arguments.learning_rate = how.method.learning_rate  # of a continued adapter's or a type's own method
+    how = _adaptation(recipe, arguments, saved)
     if recipe.model.quantization is not None:
         _check_quantised(recipe, how, arguments)
     empty = load_empty_base(recipe.model)
@@ -225,6 +223,14 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
     return plan
+
+
+def _adaptation(recipe: Recipe, arguments: PeftRLConfig, saved: SavedAdapter | None) -> Adaptation:
+    """How the model is adapted; its method's usual rate goes into the arguments where no rate is asked for."""
+    how = continued_adaptation(recipe.peft, saved.config, own_method(saved)) if saved else adaptation(recipe.peft)
+    if not arguments.learning_rate_asked:
+        arguments.learning_rate = how.method.learning_rate
+    return how
 
 
 def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: ProblemSet, recipe: Recipe) -> None:
