@@ -185,15 +185,9 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     asked = _asked(problems, arguments)
     _check_rewards(rewards, asked, problems, recipe)
     longest, mean = _prompt_tokens(problems, tokenizer, empty.config, arguments)
-    rewarded = counts(reward.weight for reward in rewards)
-    check_teacher_prompts(
-        recipe.teacher,
-        asked,
-        tokenizer,
-        empty.config,
-        arguments,
-        same=is_same(how, saved, teacher) and taught_alone(arguments, rewarded=rewarded, continued=saved is not None),
-    )
+    alone = taught_alone(arguments, rewarded=counts(r.weight for r in rewards), continued=saved is not None)
+    same = alone and is_same(how, saved, teacher)
+    check_teacher_prompts(recipe.teacher, asked, tokenizer, empty.config, arguments, same=same)
     protocol = run_protocol(recipe)
     solution = (_judging(rewards) or Judging()).solution
     critic = _critic_that_fits(recipe, arguments, empty)
