@@ -206,6 +206,9 @@ def load_hub_rows(
         raise DataError(f"{name} cannot be loaded: {cause}", where, f"{offline}{instead(None)}") from error
 
 
+_OR_NONE = {"prompt": "", "answer": "; null: there is none, and nothing judges answers"}
+
+
 def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSection, where: str) -> None:
     problems = []
     for role, column in (("prompt", source.columns.prompt), ("answer", source.columns.answer)):
@@ -215,7 +218,7 @@ def _check_columns(raw: datasets.Dataset, source: DataSource, section: DataSecti
                 Mistake(
                     f"{source.name} has no column {column!r}, it has {', '.join(raw.column_names)}",
                     f"{where}.columns.{role}",
-                    hint if hint.startswith("did") else f"name the column that holds the {role}",
+                    hint if hint.startswith("did") else f"name the column that holds the {role}{_OR_NONE[role]}",
                 )
             )
     raise_all(DataError, problems)

@@ -54,6 +54,7 @@ FULL = CardFacts(
     ),
     serving=Serving("adapter", 64),
     recipe=True,
+    local=("mine.jsonl",),
     checkpoints=(64, 128),
     tags=("math",),
     versions={"torch": "2.13.0", "peft": "0.21.2"},
@@ -91,6 +92,7 @@ SHOWN = {
     "asking": ["base's chat template", "Think.", "Solve What is 12 * 13?!", "temperature=0.6", '"max_tokens": 99'],
     "serving": ["vllm serve owner/base-7b", "--max-lora-rank 64", "curl http"],
     "recipe": ["perl train perl_recipe.yaml"],
+    "local": ["The same run again, for who has what the recipe names and no Hub holds (`mine.jsonl`):"],
     "checkpoints": ["`step-64`, `step-128`"],
     "tags": ["- math\n"],
     "versions": ["Versions: torch 2.13.0, peft 0.21.2."],
@@ -105,7 +107,7 @@ TAKES = {
     "dataset": {"dataset_version"},
     "named": {"overridden"},
     "serving": {"revision", "repo_id", "asking"},
-    "recipe": {"repo_id"},
+    "recipe": {"repo_id", "local"},
 }
 UNFINISHED = [
     "None",
@@ -166,7 +168,7 @@ def test_a_card_shows_every_fact_and_an_unknown_one_is_left_out_and_takes_no_oth
         others = {other for other in SHOWN if other != name} - TAKES.get(name, set())
         assert [other for other in others if not all(text in card for text in SHOWN[other])] == [], name
     pairs = list(itertools.combinations(SHOWN, 2))
-    assert len(pairs) == 561
+    assert len(pairs) == 595
     for pair in pairs:
         assert_finished(render_card(without(FULL, *pair)))
     card = render_card(CardFacts(base="owner/base-7b"))

@@ -124,5 +124,5 @@ def test_another_estimator_of_a_penalty_in_the_reward_changes_nothing():
 
 
 def test_a_text_that_yaml_takes_for_a_mapping_is_told_apart():
-    assert "text that begins with a brace needs quotes" in refused({}, ["teacher.hint={prompt}"])
+    assert "text with a brace at its begin or a colon needs quotes" in refused({}, ["teacher.hint={prompt}"])
     assert load_recipe({}, ['teacher.hint="{prompt}!"']).teacher.hint == "{prompt}!"

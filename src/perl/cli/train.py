@@ -131,11 +131,13 @@ def _publishing(run: "Run") -> list[str]:
 
 
 def _progress(run: "Run") -> str:
-    """How the reward has changed; where a teacher alone teaches, how far it is from the policy."""
+    """How the reward has changed, and how far the policy was from its teacher, those of the two that there are."""
     from perl.run.ends import shown
     from perl.run.folder import log_rows
 
-    alone = "teacher_kl" in run.facts and not any(run.facts.get("rewards", {}).values())
-    key, name = ("teacher/kl", "KL to the teacher") if alone else ("reward", "reward")
     rows = log_rows(run.metrics.read_text(encoding="utf-8")) if run.metrics.is_file() else []
-    return f"{name} {shown([row[key] for row in rows if row.get(key) is not None])}"
+    taught = [row["teacher/kl"] for row in rows if row.get("teacher/kl") is not None]
+    lines = [f"KL to the teacher {shown(taught)}"] if taught else []
+    if not taught or any(run.facts.get("rewards", {}).values()):
+        lines.insert(0, f"reward {shown([row['reward'] for row in rows if row.get('reward') is not None])}")
+    return ", ".join(lines)

@@ -121,6 +121,11 @@ class Movement:
         self._real = False
 
     @property
+    def updates(self) -> int:
+        """Steps that had a gradient and were taken."""
+        return self._updates
+
+    @property
     def proven(self) -> bool:
         """Whether every tensor has moved, or was given up with a warning."""
         return not self._unproven

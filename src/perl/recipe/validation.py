@@ -96,7 +96,10 @@ def _message(details: list[ErrorDetails], key: KeyPath, model: type[BaseModel]) 
     if all(detail["type"] in _PLAIN for detail in details):
         wanted = " or ".join(dict.fromkeys(_PLAIN[detail["type"]] for detail in details))
         braces = isinstance(given, Mapping) and any(detail["type"] == "string_type" for detail in details)
-        return f"must be {wanted}, not {_shown(given)}", "text that begins with a brace needs quotes" if braces else ""
+        return (
+            f"must be {wanted}, not {_shown(given)}",
+            "text with a brace at its begin or a colon needs quotes" if braces else "",
+        )
     if kind == "literal_error":
         choice = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         one_of = "one of " if len(choice) > 1 else ""

@@ -48,7 +48,7 @@ _ENUMERATIONS = {
 
 
 def check_types(args: Any) -> None:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
-    """Refuses values of another type, and numbers that cannot be, as a recipe does.
+    """Refuses values of another type, and numbers that cannot be, as a recipe does; NumPy's become Python's.
 
     Looks at our own fields and at a few of TRL's, where they are not as usual; words are looked at elsewhere.
 
@@ -58,6 +58,9 @@ def check_types(args: Any) -> None:  # noqa: ANN401 (a PeftRLConfig, which impor
     ours = itertools.takewhile(lambda kind: kind is not GRPOConfig, type(args).__mro__)
     own = {name for kind in ours for name in vars(kind).get("__annotations__", ())} | {*_OF_TRL}
     own = own.difference(FIELD_OF_SETTING.values(), CHOICES, [KEY], _FREER)
+    for name in train_fields():
+        if hasattr(getattr(args, name), "item"):  # a number of NumPy or torch
+            setattr(args, name, _plain(getattr(args, name)))
     given = {name: _plain(getattr(args, name)) for name in train_fields() if name in own}
     given = {name: value for name, value in given.items() if not _is(value, train_fields()[name].default)}
     found: list[Mistake] = []
@@ -112,7 +115,7 @@ def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:
         del words["loss_type"], words["importance_sampling_level"]
     words = {name: choices for name, choices in words.items() if hasattr(args, name)}  # TRL's own lack some of ours
     found = [*_unknown_words(args, words), *_impossible_numbers(args)]
-    raise_all(RecipeError, found if found or own_loss else _of_our_step(args))
+    raise_all(RecipeError, found if found or own_loss else of_our_step(args))
     check_device(args.device)
 
 
@@ -180,7 +183,7 @@ def check_step(args: GRPOConfig, *, ours: bool, own_loss: bool) -> None:
         raise_all(RecipeError, [mistake for mistake in found if not own_loss or mistake.where == "teacher"])
 
 
-def _of_our_step(args: GRPOConfig) -> list[Mistake]:
+def of_our_step(args: GRPOConfig) -> list[Mistake]:
     """The same for what arguments alone decide, before a model is loaded."""
     reasons = {
         "top_entropy_quantile": args.top_entropy_quantile < 1.0,

@@ -158,7 +158,8 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
     # Rewards that do not differ teach nothing, but a teacher does.
     rewarded = is_rewarded(trainer) or not teacher_section(trainer.args).acts
     if isinstance(trainer.args, PeftRLConfig) and trainer.args.flat_reward_steps and rewarded:
-        trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions))
+        compares = ADVANTAGES[trainer.args.advantage_estimator].flat == "0"
+        trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions, compares=compares))
 
 
 def shares_optimizer(trainer: GRPOTrainer) -> bool:

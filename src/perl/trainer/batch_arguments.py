@@ -11,18 +11,20 @@ from trl import GRPOConfig
 from perl.recipe.batch_plan import plan_batch
 from perl.recipe.recipe import world_size
 
-GENERATION = ("steps_per_generation", "generation_batch_size")
-"""Of these TRL derives the one that is not given, or both."""
+NUMBERS = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("steps_per_generation", "generation_batch_size"),
+)
+"""Of these those that are not given are derived, the last two by TRL."""
 DERIVED = "_batch_derived"
 """The field that holds which."""
 
 
-def derive_batch(args: Any, *, every_field_given: bool) -> None:  # noqa: ANN401 (a PeftRLConfig, which imports this)
+def derive_batch(args: Any) -> None:  # noqa: ANN401 (a PeftRLConfig, which imports this module)
     """Sets what was left open of the sizes of micro-batches.
 
     Args:
         args: Changed, before TRL completes them.
-        every_field_given: Whether ``dataclasses.replace`` or a parser made them.
 
     Raises:
         RecipeError: The numbers contradict each other.
@@ -41,23 +43,21 @@ def derive_batch(args: Any, *, every_field_given: bool) -> None:  # noqa: ANN401
         args.per_device_train_batch_size = GRPOConfig.per_device_train_batch_size
     if args.gradient_accumulation_steps is None:
         args.gradient_accumulation_steps = GRPOConfig.gradient_accumulation_steps
-    if every_field_given:
-        _forget_derived(args)
 
 
 def note_derived(args: Any, asked: Mapping[str, int | None]) -> None:  # noqa: ANN401 (a PeftRLConfig)
-    """Notes which numbers of a generation batch TRL has derived, for a copy that has another batch.
+    """Notes which numbers of the batch were derived, for a copy that has another one.
 
     Args:
         args: Completed by TRL.
         asked: What these numbers were before.
     """
-    derived = {name: getattr(args, name) for name in GENERATION if asked[name] is None}
+    derived = {name: getattr(args, name) for name in NUMBERS if asked[name] is None}
     setattr(args, DERIVED, " ".join(f"{name}={value}" for name, value in derived.items()) or None)
 
 
-def _forget_derived(args: Any) -> None:  # noqa: ANN401
-    """Takes back what was derived and not changed since; TRL refuses both numbers, and would keep one that is old."""
+def forget_derived(args: Any) -> None:  # noqa: ANN401
+    """Takes back what was derived and not changed since, which may not fit the copy's other numbers."""
     for note in (getattr(args, DERIVED) or "").split():
         name, _, value = note.partition("=")
         if str(getattr(args, name)) == value:

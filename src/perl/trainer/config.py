@@ -38,7 +38,7 @@ from perl.trainer.argument_checks import (
     of_the_algorithm,
     section_of_arguments,
 )
-from perl.trainer.batch_arguments import GENERATION, completions_at_once, derive_batch, note_derived
+from perl.trainer.batch_arguments import NUMBERS, completions_at_once, derive_batch, forget_derived, note_derived
 from perl.trainer.deepspeed_config import ZERO2, check_agreement, check_stage, chosen_deepspeed, exchange_by_gloo
 from perl.trainer.shown_to_trl import for_arguments
 
@@ -299,7 +299,10 @@ class PeftRLConfig(GRPOConfig):
         """Derives what was left open, then lets TRL derive and check the rest."""
         check_types(self)
         apply_algorithm(self, self._given)
-        derive_batch(self, every_field_given=not self._given)
+        if not self._given:  # by dataclasses.replace, or a parser
+            forget_derived(self)
+        asked = {name: getattr(self, name) for name in NUMBERS}
+        derive_batch(self)
         self._check_own_fields()
         check_enumerations(self)
         check_sampling(self, self.rollout)
@@ -325,7 +328,6 @@ class PeftRLConfig(GRPOConfig):
         if self.activation_checkpointing is None:
             self.activation_checkpointing = self.gradient_checkpointing
         self._choose_strategy(on_cpu=on_cpu)
-        asked = {name: getattr(self, name) for name in GENERATION}
         with for_arguments(self, completions_at_once(self)):
             super().__post_init__()
         note_derived(self, asked)

@@ -106,9 +106,10 @@ class GroupRewards:
             penalties_PG: What is taken off the reward of each completion before rewards are compared; not logged.
 
         Raises:
-            RewardError: A reward is negative, and the estimator has no meaning for that.
+            RewardError: A reward is infinite; or negative, and the estimator has no meaning for that.
         """
         weights_K = weights_K.to(rewards_PGK.device)
+        self._check_finite(rewards_PGK)
         if self._aggregation == "normalize_then_sum":
             of_rewards_N = advantages_N = normalized_sum_advantages(rewards_PGK, weights_K).flatten()
         else:
@@ -128,6 +129,13 @@ class GroupRewards:
             logged.pop()
         logged.extend(advantages_N.tolist())
         return advantages_N
+
+    def _check_finite(self, rewards_PGK: torch.Tensor) -> None:
+        """Refuses an infinite reward, of which no advantage can be made; every process sees the same."""
+        infinite_K = rewards_PGK.isinf().flatten(end_dim=1).any(dim=0)
+        if bool(infinite_K.any()):
+            named = ", ".join(name for name, wrong in zip(self._names, infinite_K, strict=True) if wrong)
+            raise RewardError("returned inf, which is not finite", f"reward {named}", "a number, or None: no reward")
 
     def _check_signs(self, rewards_PG: torch.Tensor, weighted_PGK: torch.Tensor) -> None:
         """Refuses negative rewards where the estimator divides by their mean; every process sees the same."""

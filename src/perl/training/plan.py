@@ -8,7 +8,7 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.unrewarded import counts
 from perl.data import ORIGINAL, ProblemSet, load_problem_set, render_prompts
-from perl.errors import DataError, MissingExtraError, Mistake, ModelError, PerlError, raise_all
+from perl.errors import DataError, MissingExtraError, Mistake, ModelError, PerlError, RecipeError, raise_all
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.questions import PreparedTask
 from perl.methods.on_quantised import check_on_quantised
@@ -44,6 +44,7 @@ from perl.rewards.verifier import Judging, unreadable
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm.version import missing_vllm
 from perl.run.progress import live_line
+from perl.trainer.argument_checks import of_our_step
 from perl.trainer.config import PeftRLConfig, training_arguments
 from perl.trainer.signal_checks import check_teacher, taught_alone
 from perl.training.memory_estimate import MemoryEstimate, described, recipe_estimates
@@ -166,7 +167,7 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
         _check_packages(recipe)
     rewards = resolve_rewards(recipe.rewards, recipe.rollout)
     arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
-    check_teacher(arguments)
+    _check_arguments(arguments)
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = _adaptation(recipe, arguments, saved)
     if recipe.model.quantization is not None:
@@ -217,6 +218,14 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     if arguments.vllm_max_model_length is None:
         arguments.vllm_max_model_length = plan.longest_text
     return plan
+
+
+def _check_arguments(arguments: PeftRLConfig) -> None:
+    """Refuses a teacher where none can be, and settings of our step beside those that TRL's step is run for."""
+    check_teacher(arguments)
+    found = of_our_step(arguments)
+    fields = [one.where if one.where == "teacher" else f"train.{one.where}" for one in found]
+    raise_all(RecipeError, [replace(one, where=where) for one, where in zip(found, fields, strict=True)])
 
 
 def _adaptation(recipe: Recipe, arguments: PeftRLConfig, saved: SavedAdapter | None) -> Adaptation:

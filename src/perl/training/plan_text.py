@@ -9,6 +9,7 @@ from dataclasses import fields
 from perl.algorithms.coinciding import same_on_policy
 from perl.algorithms.critic_settings import critic_rate
 from perl.algorithms.named import ALGORITHMS, shown_settings
+from perl.algorithms.unrewarded import counts
 from perl.methods.registry import Method
 from perl.recipe import Recipe
 from perl.trainer.config import PeftRLConfig
@@ -24,7 +25,8 @@ def algorithm_lines(recipe: Recipe, arguments: PeftRLConfig) -> Iterator[str]:
     overridden = f"; overridden: {shown_settings(own)}" if own else ""
     yield f"algorithm {row.name}: {shown_settings(row.settings)}{overridden}"
     window = arguments.steps_per_generation * arguments.num_iterations
-    if arguments.gradient_accumulation_steps % window == 0 and recipe.rollout.prefetch == 0:
+    rewarded = counts(setting.weight for setting in recipe.rewards.values())
+    if rewarded and arguments.gradient_accumulation_steps % window == 0 and recipe.rollout.prefetch == 0:
         engine = recipe.rollout.capabilities.log_probs
         may_be_vllm = not recipe.rollout.decided and arguments.device.type != "cpu"
         one_pass = arguments.gradient_accumulation_steps == 1 and recipe.batch.world_size == 1
@@ -38,7 +40,8 @@ def critic_lines(arguments: PeftRLConfig, method: Method, parameters: int) -> It
     if parameters:
         shape = f"rank {arguments.critic_rank}, and a value head"
         rate = critic_rate(arguments.critic_learning_rate, float(arguments.learning_rate or 0), method.rate)
-        yield f"critic   {parameters:,} parameters ({shape}), learning rate {rate:g}"
+        still = "" if rate else ": its values stay as they begin"
+        yield f"critic   {parameters:,} parameters ({shape}), learning rate {rate:g}{still}"
 
 
 def rollout_lines(recipe: Recipe, served_rank: int | None) -> Iterator[str]:

@@ -19,7 +19,14 @@ from transformers import PreTrainedModel, PrinterCallback
 from perl.algorithms.named import named_facts
 from perl.algorithms.registry import loss_mistakes
 from perl.data import render_prompts
-from perl.errors import InterruptedRunError, MissingExtraError, PerlError, RewardError, RunFolderError
+from perl.errors import (
+    BrokenPromiseError,
+    InterruptedRunError,
+    MissingExtraError,
+    PerlError,
+    RewardError,
+    RunFolderError,
+)
 from perl.hub.card.candidate import source_of_run
 from perl.hub.push.login import check_login, publishing_mistakes
 from perl.hub.push.publish import publish
@@ -55,6 +62,7 @@ from perl.rollouts.open_engine import check_servers
 from perl.run.folder import Run, follow_run, open_run, sha256_of
 from perl.run.joint_work import Processes, joined
 from perl.run.threads import threads_kept, use_threads
+from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
 from perl.trainer.callbacks.plots import draw_curves
 from perl.trainer.callbacks.recorder import Recorder
 from perl.trainer.given_rewards import is_rewarded
@@ -319,6 +327,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     with stop.listening(), _located(plan.recipe):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     stop.look()  # a last evaluation may have failed too
+    _check_trained(trainer, plan)
     if stop.failed is not None:
         raise plan.recipe.located(_failed(custom[stop.failed], trainer.state.global_step))
     if stop.requested:
@@ -326,6 +335,18 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
             f"stopped after step {trainer.state.global_step} of {plan.steps}", str(run.path), "the same command goes on"
         )
     return trainer
+
+
+def _check_trained(trainer: PeftGRPOTrainer, plan: Plan) -> None:
+    """Refuses to score and publish an adapter that is as it began.
+
+    Raises:
+        BrokenPromiseError: No step of a whole training had a gradient.
+    """
+    (watch,) = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, AdapterCallback))
+    if watch.idle and trainer.state.global_step >= plan.steps:
+        hint = "rewards of a prompt's completions must differ: another reward, harder or easier problems, no top_k: 1"
+        raise BrokenPromiseError(f"{NOTHING_TRAINED} of {plan.steps} steps", str(plan.recipe.output_dir), hint)
 
 
 def _checkpoint_of_main(run: Run) -> Path | None:

@@ -13,11 +13,14 @@ from perl.algorithms.named import ALGORITHMS
 from perl.algorithms.registry import GRPO, GSPO, LOSSES
 from perl.methods.registry import METHODS
 
+_DISTILLATION = ALGORITHMS["opd"]
 _PAPER = re.compile(r"^.*?arXiv:\d{4}\.\d{4,5}")
 
 
-def loss_name(algorithm: str | None, named: str | None = None) -> str:
-    """What people call it: the algorithm, where the run names one, else the loss."""
+def loss_name(algorithm: str | None, named: str | None = None, *, rewarded: bool = True) -> str:
+    """What people call it: the algorithm, where the run names one, else the loss; a teacher alone is distillation."""
+    if not rewarded:
+        return _DISTILLATION.title
     if named in ALGORITHMS:
         return ALGORITHMS[named].title
     return LOSSES[algorithm].title if algorithm in LOSSES else algorithm or "GRPO"
@@ -52,7 +55,8 @@ def references(
     if name is not None and own is not None:
         found.append((f"algorithm {name.title}", own))
     if not rewarded:
-        return found
+        source = _DISTILLATION.source
+        return found if own == source else [*found, ("distillation", source)]
     sets = {} if name is None else {**name.sets, **overridden}
     estimator = ADVANTAGES.get(sets.get("advantage_estimator", "group"), ADVANTAGES["group"])
     what = "group-relative advantages (GRPO)" if estimator.paper == GRPO else f"advantages ({estimator.title})"

@@ -129,9 +129,8 @@ def _of_recipe(run: RunFacts, recipe: Recipe) -> Iterator[tuple[str, object, str
         yield "settings.sampling", run.settings["sampling"], PUBLIC_RECIPE, right
     yield from _of_teacher(run, recipe)
     weights = {name.rpartition(":")[2]: setting.weight for name, setting in recipe.rewards.items()}
-    if run.rewards:
-        said = {name.rpartition(":")[2]: weight for name, weight in run.rewards.items()}
-        yield "rewards", said, PUBLIC_RECIPE, weights
+    said = {name.rpartition(":")[2] if name in recipe.rewards else name: w for name, w in run.rewards.items()}
+    yield "rewards", said, PUBLIC_RECIPE, weights
 
 
 def _of_critic(

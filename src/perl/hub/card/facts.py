@@ -30,6 +30,7 @@ from perl.recipe.plain_yaml import plain_value, refuse_tags
 from perl.recipe.sections import DataSource
 from perl.run.folder import log_rows
 from perl.sandbox import is_sandbox, load_problems
+from perl.zoo.catalogue import PREFIX
 
 CURVES, PROBLEMS, PUBLIC_RECIPE = "plots/curves.png", f"eval/{FIGURE}", "perl_recipe.yaml"
 """What other files of a published adapter are called."""
@@ -102,6 +103,7 @@ class CardFacts:
         asking: How it was asked.
         serving: How vLLM serves it.
         recipe: Whether its recipe lies beside it.
+        local: What that names and others do not have.
     """
 
     base: str
@@ -136,6 +138,7 @@ class CardFacts:
     asking: PromptFormat | None = None
     serving: Serving | None = None
     recipe: bool = False
+    local: tuple[str, ...] = ()
     checkpoints: tuple[int, ...] = ()
     tags: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -203,6 +206,7 @@ def facts_from_files(files: Files) -> CardFacts:
         asking=_asking(run, recipe, results) if recipe else None,
         serving=serving_of(config) if config else None,
         recipe=recipe is not None,
+        local=tuple(_local_parts(recipe)) if recipe else (),
         checkpoints=tuple(run.checkpoints),
         tags=tuple(run.tags),
     )
@@ -308,6 +312,14 @@ def _version(data: DataSource, found: str | None) -> str | None:
 
 def _is_rewarded(facts: CardFacts | RunFacts) -> bool:
     return "teacher" not in facts.settings or any(facts.rewards.values())
+
+
+def _local_parts(recipe: Recipe) -> list[str]:
+    """What the recipe names that lies with its author alone: a model, data, adapters."""
+    named = [recipe.model.name, recipe.data.train.name, recipe.peft.adapter, recipe.teacher.adapter]
+    named += [recipe.train.get("critic_adapter"), recipe.data.eval.name if recipe.data.eval is not None else None]
+    kept = [name for name in named if name is not None and not is_sandbox(name) and not name.startswith(PREFIX)]
+    return list(dict.fromkeys(shown(name) for name in kept if not has_hub_form(name.partition("@")[0])))
 
 
 def _teacher_sees(recipe: Recipe) -> dict[str, str]:

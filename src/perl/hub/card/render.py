@@ -30,7 +30,7 @@ def render_card(facts: CardFacts) -> str:
             facts=facts,
             front_matter=front_matter(facts),
             title=facts.name or (f"{facts.method} for {facts.base}" if facts.method else f"Adapter for {facts.base}"),
-            loss=loss_name(facts.algorithm, facts.named),
+            loss=loss_name(facts.algorithm, facts.named, rewarded=facts.rewarded),
             overridden=shown_settings(facts.overridden),
             headline=headline(results) if results else "",
             results_lines=results_lines(results) if results else [],

@@ -29,8 +29,9 @@ from perl.hub.gate.gate import gate_mistakes, largest
 from perl.hub.gate.leaks import this_machine
 from perl.hub.gate.snapshot import is_simple_name, names_in, take
 from perl.policy.model import public_name
-from perl.policy.saved.adapter import CONFIG, WEIGHTS
+from perl.policy.saved.adapter import CONFIG, WEIGHTS, public_adapter
 from perl.policy.teacher import ADAPTER_NAME
+from perl.recipe import Recipe
 from perl.run.folder import Run, log_rows
 
 Row = TypeVar("Row")
@@ -107,7 +108,7 @@ def package_candidate(
     _refuse_links(run, run.path / "recipe.yaml", run.card)
     recipe = recipe_of(run)
     if recipe is not None:
-        files[PUBLIC_RECIPE] = public_recipe(recipe, (run.facts.get("settings") or {}).get(ADAPTER_NAME)).encode()
+        files[PUBLIC_RECIPE] = public_recipe(recipe, _teachers_name(run, recipe)).encode()
     # The curves of a checkpoint's revision end where it does; a picture would show more.
     of_a_step = isinstance(candidate.which, int)
     if run.metrics.is_file():
@@ -161,6 +162,12 @@ def thinned(rows: Sequence[Mapping[str, Any]], last_step: int | None = None, mos
 def evenly(rows: list[Row], most: int) -> list[Row]:
     """At most so many rows, evenly apart, the first and the last among them."""
     return rows if len(rows) <= most else [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+
+
+def _teachers_name(run: Run, recipe: Recipe) -> str | None:
+    """What the run called its teacher's adapter, if that is what its recipe names; its folder may be gone by now."""
+    said, named = (run.facts.get("settings") or {}).get(ADAPTER_NAME), recipe.teacher.adapter
+    return said if named is not None and said in (named, Path(named).name, public_adapter(named)) else None
 
 
 def _refuse_links(run: Run, *files: Path) -> None:

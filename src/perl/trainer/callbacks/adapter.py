@@ -4,6 +4,7 @@ trainer events -> the hooks of the method, the rolling reference, guards
 """
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,10 @@ from perl.policy.replicas import check_replicas
 from perl.run.joint_work import Processes, joined
 from perl.trainer.live import most
 
+logger = logging.getLogger("perl")
+
+NOTHING_TRAINED = "nothing was trained: there was no gradient in any"
+
 
 class AdapterCallback(TrainerCallback):
     """Runs a method's own steps and the guards; the trainer adds it by itself.
@@ -32,9 +37,11 @@ class AdapterCallback(TrainerCallback):
         self.trainer = trainer
         self.movement: Movement | None = None
         self._processes = Processes()
+        self._begun_at = 0
         self._watches = True  # until every tensor has moved, on all processes
         self.weights: str | None = None  # fingerprint of what is in memory; quantised, it is no checkpoint's
         self._started = False
+        self.idle = False  # once a training that began anew has ended without a gradient in any step
 
     def on_train_begin(self, args: GRPOConfig, state: TrainerState, *_: Any, **given: Any) -> None:  # noqa: ANN401
         """Prepares the method for the number of steps; proves that the policy starts where it should."""
@@ -51,7 +58,7 @@ class AdapterCallback(TrainerCallback):
             what = f"the policy waits for {self._waiting} steps, and there are only {state.max_steps}"
             raise RecipeError(what, "critic_warmup_steps", f"fewer than {state.max_steps}")
         hooks_of(policy).before_training(policy, state.max_steps - self._waiting)
-        self.movement, self._watches = Movement(policy), True
+        self.movement, self._watches, self._begun_at = Movement(policy), True, state.global_step
         if isinstance(policy, PeftModel):
             if self.trainer.base_fingerprint is None:
                 self.trainer.base_fingerprint = source_fingerprint(policy)
@@ -104,8 +111,12 @@ class AdapterCallback(TrainerCallback):
         if self.trainer.reference is not None:
             self.trainer.reference.after_step(self.trainer.policy, state.global_step)
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+    def on_train_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
         """Proves that something was trained, and that the base was not touched; the policy is then what is saved."""
+        updates = most(self.trainer.accelerator, 0 if self.movement is None else self.movement.updates)
+        self.idle = not updates and not self._begun_at and state.global_step > 0
+        if self.idle and state.is_world_process_zero:
+            logger.warning("%s of %d steps", NOTHING_TRAINED, state.global_step)
         with self._one_verdict():
             if self.movement is not None:
                 self.movement.at_end()

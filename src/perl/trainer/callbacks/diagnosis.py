@@ -50,6 +50,7 @@ class FlatSteps:
         judge: The reward that judged them.
         completion: A typical one of the newest.
         settings: The run's present values, by the name of TRL's argument.
+        compares: Whether equal rewards of a group make no advantage; with a critic or a baseline of the batch they do.
     """
 
     steps: int
@@ -63,13 +64,15 @@ class FlatSteps:
     judge: str = "accuracy"
     completion: str | None = None
     settings: Mapping[str, Any] | None = None
+    compares: bool = True
 
 
 def diagnose(flat: FlatSteps) -> str:
     """What happened in flat steps, how a typical completion ends, and which setting to change: one line."""
     steps = "1 step" if flat.steps == 1 else f"{flat.steps} steps"
     what = "no completion got a reward" if flat.reward is None else "no group's rewards differed"
-    line = f"for {steps} {what}, so they teach nothing: {_shares(flat)}"
+    then = "they teach nothing" if flat.compares else "they say of no completion that it is better than another"
+    line = f"for {steps} {what}, so {then}: {_shares(flat)}"
     if flat.completion is not None:
         line += f"; {_ending(flat.completion)}"
     return f"{line}; {_advice(flat)}"
@@ -96,13 +99,15 @@ def is_flat(logs: Mapping[str, Any]) -> bool | None:
 class FlatRewards(TrainerCallback):
     """Warns once flat steps follow each other, again each time their number has doubled, and says when it is over."""
 
-    def __init__(self, after_steps: int, latest_completions: Callable[[], list[str]]) -> None:
+    def __init__(self, after_steps: int, latest_completions: Callable[[], list[str]], *, compares: bool = True) -> None:
         """Waits for flat steps.
 
         Args:
             after_steps: How many in a row are a warning; 0: never warn.
             latest_completions: Gives the trainer's newest completions.
+            compares: As of :class:`FlatSteps`.
         """
+        self._compares = compares
         self.after_steps = after_steps
         self.latest_completions = latest_completions
         self._logged_step = 0
@@ -169,6 +174,7 @@ class FlatRewards(TrainerCallback):
             judge=self._judge,
             completion=typical(self.latest_completions()),
             settings={name: getattr(args, name, None) for name in names},
+            compares=self._compares,
         )
 
     def _mean(self, key: str) -> float | None:
