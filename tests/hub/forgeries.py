@@ -503,6 +503,16 @@ def another_rank_in_the_facts(files: Files) -> None:
 
 
 @forgery("run facts", RUN, anew=True)
+def no_rewards_in_the_facts(files: Files) -> None:
+    value(files, RUN, "rewards", to={})
+
+
+@forgery("run facts", RUN, anew=True)
+def a_reward_that_sounds_like_another_benchmark(files: Files) -> None:
+    value(files, RUN, "rewards", to={"humaneval:accuracy": 1.0, "format": 0.2})
+
+
+@forgery("run facts", RUN, anew=True)
 def another_base_in_the_facts(files: Files) -> None:
     value(files, RUN, "base", to="Qwen/Qwen3-4B")
 

@@ -129,6 +129,8 @@ def test_a_run_with_a_teacher_says_whose_adapter_taught_and_its_digest(tmp_path)
         assert shown.get(name) == (called if " " not in called else None)
         assert f"| teacher adapter SHA-256 | {'0a' * 32} |" in package.files["README.md"].decode()
         assert plain_value(package.files[PUBLIC_RECIPE].decode())["teacher"]["adapter"] == called
+    package, run = _taught(tmp_path / "renamed", "/srv/runs/other", {name: "openai/gpt5", **digest})
+    assert any(f"settings.{name}" in str(problem) for problem in package_mistakes(package, run.path))
     package, run = _taught(tmp_path / "forged", "user/first", {name: "user/first", **digest})
     facts = json.loads(package.files[RUN_FACTS])
     for forged in ({name: "user/second"}, {name: None}):

@@ -13,6 +13,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl.trainer.utils import nanstd
 
 from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import RewardError
 from perl.rewards import accuracy_reward
 from perl.sandbox import load_problems
 from perl.trainer.callbacks.diagnosis import FlatRewards, FlatSteps, MaskedRows, diagnose, is_flat, typical
@@ -373,7 +374,9 @@ def none(completions, **_):
     ],
 )
 def test_a_run_is_told_why_it_learns_nothing(tmp_path, said, reward, steps, length, parts):
-    trainer, (line,) = trained(steps, tmp_path, said, reward, max_completion_length=length, flat_reward_steps=steps)
+    settings = {"max_completion_length": length, "flat_reward_steps": steps}
+    trainer, (line, last) = trained(steps, tmp_path, said, reward, **settings)
+    assert last == f"nothing was trained: there was no gradient in any of {steps} steps"
     assert [part for part in parts if part not in line] == []
     if reward is not none:
         assert trainer.state.log_history[0]["frac_reward_zero_std"] == 1.0
@@ -409,6 +412,21 @@ def test_steps_that_mask_nearly_all_rows_are_named_at_the_third_and_whenever_the
     assert found == lines
 
 
+def test_equal_rewards_move_a_policy_that_is_compared_with_a_critic():
+    plain, beside = (diagnose(FlatSteps(5, 0.5, compares=compares)) for compares in (True, False))
+    assert ", so they teach nothing: " in plain
+    assert ", so they say of no completion that it is better than another: " in beside
+
+
+def test_an_infinite_reward_ends_a_script_before_it_trains_on_it(tmp_path, said):
+    def infinite(completions, **_):
+        return [float("inf"), *[0.0] * (len(completions) - 1)]
+
+    for options in ({}, {"algorithm": "dr_grpo"}, {"algorithm": "rloo"}, {"algorithm": "gdpo"}):
+        with pytest.raises(RewardError, match=r"^reward infinite: returned inf, which is not finite [^\n]*$"):
+            trained(1, tmp_path, said, infinite, max_completion_length=8, **options)
+
+
 def test_rows_that_something_else_masks_are_not_called_truncated(arguments, said):
     callback = MaskedRows()
     for step in range(1, 4):
@@ -424,7 +442,8 @@ def test_a_run_that_masks_its_truncated_completions_is_told_to_raise_their_lengt
 
     settings = {"max_completion_length": 4, "flat_reward_steps": 1}
     trainer, lines = trained(3, tmp_path, said, lengths, mask_truncated_completions=True, **settings)
-    (line,) = lines
+    line, last = lines
+    assert last == "nothing was trained: there was no gradient in any of 3 steps"
     assert "completions/clipped_ratio is 1.00" in line
     assert "train.mask_truncated_completions" in line
     assert "raise rollout.max_completion_length (now 4)" in line

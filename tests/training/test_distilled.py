@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import perl
-from perl.errors import PerlError
+from perl.errors import BrokenPromiseError, PerlError
 from perl.hub.card.public_recipe import public_recipe
 from perl.policy.model import base_fingerprint
 from perl.recipe import load_recipe
@@ -76,7 +76,7 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
     )
     assert 'Only the teacher saw:\n\n```json\n{"hint": "Hm."}\n```' in card
     assert "- opd\n" in card
-    assert "trained to agree with its teacher and for nothing else" in card
+    assert "trained to agree with its teacher; no reward counted" in card
     cited = card[card.index("## Citation") :]
     assert "arXiv:2306.13649" in cited
     assert not any(number in cited for number in ("2402.03300", "2503.14476"))  # of advantages and of their loss
@@ -90,6 +90,22 @@ def test_perl_train_with_a_teacher_and_no_reward(perl_command, tmp_path):
     assert str(tmp_path) not in public_recipe(saved)
     again = perl_command("train", "quickstart", *given, "--output", "run", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+
+
+def test_a_run_without_a_gradient_in_any_step_fails(tmp_path):
+    greedy = {**SHORT, "algorithm": None, "rewards": {"accuracy": 1.0}}  # so that the completions of a prompt agree
+    with pytest.raises(BrokenPromiseError, match=r"nothing was trained: there was no gradient in any of 2 steps"):
+        perl.train(greedy, ["rollout.top_k=1"], tmp_path / "run")
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["status"] == "failed"
+    assert not (tmp_path / "run" / "adapter").exists()
+
+
+def test_settings_of_trls_step_are_refused_before_a_model_is_loaded(monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    for further in (["train.top_entropy_quantile=0.2"], ["train.entropy_coef=0.01"]):
+        with pytest.raises(PerlError, match=r"^[^\n]*teacher: a teacher is not known to TRL's step[^\n]*$"):
+            prepare(read_recipe(SHORT, ["teacher.hint=h", *further]))
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
