@@ -59,7 +59,7 @@ from perl.recipe.sections import PeftSection
 from perl.rewards import Reward, reward_mistakes
 from perl.rewards.verifier import start_workers
 from perl.rollouts.open_engine import check_servers
-from perl.run.folder import Run, follow_run, open_run, sha256_of
+from perl.run.folder import Run, follow_run, log_rows, open_run, sha256_of
 from perl.run.joint_work import Processes, joined
 from perl.run.threads import threads_kept, use_threads
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
@@ -327,7 +327,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     with stop.listening(), _located(plan.recipe):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     stop.look()  # a last evaluation may have failed too
-    _check_trained(trainer, plan)
+    _check_trained(trainer, plan, run)
     if stop.failed is not None:
         raise plan.recipe.located(_failed(custom[stop.failed], trainer.state.global_step))
     if stop.requested:
@@ -337,14 +337,20 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     return trainer
 
 
-def _check_trained(trainer: PeftGRPOTrainer, plan: Plan) -> None:
+def _check_trained(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
     """Refuses to score and publish an adapter that is as it began.
 
     Raises:
-        BrokenPromiseError: No step of a whole training had a gradient.
+        BrokenPromiseError: No step of a whole training had a gradient, however often the run was gone on with.
     """
     (watch,) = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, AdapterCallback))
-    if watch.idle and trainer.state.global_step >= plan.steps:
+    began = watch.movement is not None  # not where a run is gone on with after its last step
+    if (began and not watch.idle) or trainer.state.global_step < plan.steps:
+        return
+    # Of a run that was gone on with, the log tells of the steps before, if it has them all.
+    rows = joined().by_main(lambda: log_rows(run.metrics.read_text(encoding="utf-8")))
+    norms = [row["grad_norm"] for row in rows if "grad_norm" in row] if plan.arguments.logging_steps == 1 else []
+    if (began and not watch.begun_at) or (norms and all(norm == 0 for norm in norms)):
         hint = "rewards of a prompt's completions must differ: another reward, harder or easier problems, no top_k: 1"
         raise BrokenPromiseError(f"{NOTHING_TRAINED} of {plan.steps} steps", str(plan.recipe.output_dir), hint)
 

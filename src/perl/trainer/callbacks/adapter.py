@@ -37,11 +37,11 @@ class AdapterCallback(TrainerCallback):
         self.trainer = trainer
         self.movement: Movement | None = None
         self._processes = Processes()
-        self._begun_at = 0
+        self.begun_at = 0
         self._watches = True  # until every tensor has moved, on all processes
         self.weights: str | None = None  # fingerprint of what is in memory; quantised, it is no checkpoint's
         self._started = False
-        self.idle = False  # once a training that began anew has ended without a gradient in any step
+        self.idle = False  # once a training has ended without a gradient in any of its steps
 
     def on_train_begin(self, args: GRPOConfig, state: TrainerState, *_: Any, **given: Any) -> None:  # noqa: ANN401
         """Prepares the method for the number of steps; proves that the policy starts where it should."""
@@ -58,7 +58,7 @@ class AdapterCallback(TrainerCallback):
             what = f"the policy waits for {self._waiting} steps, and there are only {state.max_steps}"
             raise RecipeError(what, "critic_warmup_steps", f"fewer than {state.max_steps}")
         hooks_of(policy).before_training(policy, state.max_steps - self._waiting)
-        self.movement, self._watches, self._begun_at = Movement(policy), True, state.global_step
+        self.movement, self._watches, self.begun_at = Movement(policy), True, state.global_step
         if isinstance(policy, PeftModel):
             if self.trainer.base_fingerprint is None:
                 self.trainer.base_fingerprint = source_fingerprint(policy)
@@ -114,9 +114,9 @@ class AdapterCallback(TrainerCallback):
     def on_train_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401
         """Proves that something was trained, and that the base was not touched; the policy is then what is saved."""
         updates = most(self.trainer.accelerator, 0 if self.movement is None else self.movement.updates)
-        self.idle = not updates and not self._begun_at and state.global_step > 0
-        if self.idle and state.is_world_process_zero:
-            logger.warning("%s of %d steps", NOTHING_TRAINED, state.global_step)
+        self.idle, steps = not updates, state.global_step - self.begun_at
+        if self.idle and steps and state.is_world_process_zero:
+            logger.warning("%s of %d steps", NOTHING_TRAINED, steps)
         with self._one_verdict():
             if self.movement is not None:
                 self.movement.at_end()
