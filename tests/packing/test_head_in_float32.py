@@ -97,7 +97,7 @@ def test_a_recipe_with_the_cast_is_carried_out_to_the_end(untied, tmp_path):
         "rewards": {"accuracy": 1.0, "format": 0.1},
         "train": {
             "max_steps": 1, "prompts_per_step": 2, "num_generations": 4, "bf16": False, "cast_lm_head_to_fp32": True,
-            "max_completion_length": 8,
+            "max_completion_length": 8, "entropy_weight": 0.1,  # its completions all have the same reward
         },
         "eval": {"limit": 2},
         "engine": {"device": "cpu", "threads": 1},

@@ -235,6 +235,7 @@ def test_it_is_pushed_and_found_again_with_its_base(run, copied, tmp_path):
 @pytest.mark.parametrize("quantization", ["nf4", None])
 def test_it_is_continued_on_either_base_which_the_new_run_names(run, tmp_path, quantization):
     train = {"max_steps": 1, "prompts_per_step": 2, "num_generations": 4}
+    train |= {"entropy_weight": 0.1}  # whatever its completions' rewards, it has a gradient
     again = recipe(quantization=quantization, peft={"adapter": str(run.path)}, train=train)
     continued = perl.train(again, output_dir=tmp_path / "run")
     settings, subject = continued.facts["settings"], read_results(continued.path / "eval").subject
