@@ -20,6 +20,7 @@ RECIPE = {
         "max_steps": 1,
         "learning_rate": 1e-3,
         "save_strategy": "no",
+        "entropy_weight": 0.1,  # a gradient, whatever completions this short are worth
     },
     "rollout": {"max_completion_length": 4},
     "eval": {"enabled": False},
