@@ -237,10 +237,10 @@ def test_a_setting_is_refused_beside_a_loss_that_does_not_read_it(name):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"cov_fraction": 0.0}, ("cov_fraction", "above 0")),
-        ({"cov_fraction": 1.5}, ("cov_fraction", "at most 1", "1.5")),
+        ({"cov_fraction": 0.0}, ("cov_fraction", "greater than 0", "0.0")),
+        ({"cov_fraction": 1.5}, ("cov_fraction", "less than or equal to 1", "1.5")),
         ({"cov_low": 5.0}, ("cov_low", "below cov_high 5")),
-        ({"algorithm": "kl_cov", "cov_kl_weight": 0.0}, ("cov_kl_weight", "above 0")),
+        ({"algorithm": "kl_cov", "cov_kl_weight": 0.0}, ("cov_kl_weight", "greater than 0")),
         ({"algorithm": "kl_cov", "cov_fraction": -1.0}, ("cov_fraction", "-1")),
         ({"importance_sampling_level": "sequence"}, ("importance_sampling_level", "clip_cov", "token")),
         ({"loss_type": "dapo"}, ("loss_type", "leaves nothing of clip_cov")),
