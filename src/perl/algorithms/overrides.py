@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perl.algorithms.algorithm import Algorithm, in_words, shown_value
-from perl.algorithms.reading import unread
+from perl.algorithms.reading import penalised, unread
 from perl.errors import Mistake
 
 _DECIDES_WHAT_IS_READ = ("loss_type", "advantage_estimator", "multi_objective_aggregation")
@@ -34,14 +34,10 @@ def contradictions(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str,
         elif isinstance(value, int | float) and value < row.least.get(name, value):
             what = f"{value!r} is below {row.least[name]:g}: in {row.name} it bounds the ratio itself"
             found.append(Mistake(what, name, f"{row.settings[name]:g} is usual"))
-        elif name == "kl_estimator" and value != "k1" and _penalised({**row.sets, **given}):
+        elif name == "kl_estimator" and value != "k1" and penalised({**row.sets, **given}):
             what = f"{value} changes nothing: the penalty of a reward is k1, and no KL term is in the loss"
             found.append(Mistake(what, name, "leave it out, or kl_in_reward: false"))
     return found or _idle(row, given, {**usual, **row.sets})
-
-
-def _penalised(settings: Mapping[str, Any]) -> bool:
-    return bool(settings.get("kl_in_reward") and settings.get("beta"))
 
 
 def _idle(row: Algorithm, given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Mistake]:

@@ -16,6 +16,11 @@ OF_KL = ("kl_estimator", _CORRECTED)
 """Fields that only a KL term reads."""
 
 
+def penalised(settings: Mapping[str, Any]) -> bool:
+    """Whether a KL divergence is taken off the rewards."""
+    return bool(settings.get("kl_in_reward") and settings.get("beta"))
+
+
 def sometimes_read() -> frozenset[str]:
     """The fields that some settings read and others do not."""
     rows: list[Loss | Estimator] = [*LOSSES.values(), *ADVANTAGES.values()]

@@ -11,7 +11,7 @@ from typing import Any
 from perl.algorithms.algorithm import Algorithm, in_words, shown_value
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import KEY
-from perl.algorithms.reading import OF_KL, sometimes_read, unread
+from perl.algorithms.reading import OF_KL, penalised, sometimes_read, unread
 from perl.algorithms.registry import LEVEL, LOSSES
 from perl.errors import Mistake
 
@@ -31,7 +31,7 @@ def has_signal(settings: Mapping[str, Any], *, rewarded: bool) -> bool:
         settings: Fields of ``train``.
         rewarded: Whether a reward counts; else a KL penalty may make them.
     """
-    return rewarded or bool(settings.get("kl_in_reward") and settings.get("beta"))
+    return rewarded or penalised(settings)
 
 
 def nothing_teaches(weights: Iterable[float], where: str) -> list[Mistake]:

@@ -28,7 +28,7 @@ def look_at_cores() -> Iterator[Finding]:
     cores, threads = usable_cores(), torch.get_num_threads()
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     slower = times_slower(threads) if threads > 1 else 1.0
-    what = f"torch takes {threads} thread{'s' if threads > 1 else ''} on {_shown(cores)} core{'s' if cores > 1 else ''}"
+    what = f"torch takes {threads} thread{'s' if threads > 1 else ''} on {cores:g} core{'s' if cores > 1 else ''}"
     much = f", which is {slower:.1f} times slower than 1 thread" if slower > _SLOWER else ""
     if threads > cores:
         fix = f"export OMP_NUM_THREADS={max(1, int(cores))}, or engine.threads in the recipe"
@@ -131,7 +131,3 @@ def look_at_folders(runs: Path) -> Iterator[Finding]:
             yield Finding("PRL107", "problem", message, f"free some, or another place: {fix}")
         else:
             yield Finding("PRL107", "ok", f"{what} ({folder}) can be written, {room / GIB:,.0f} GiB are left")
-
-
-def _shown(cores: float) -> str:
-    return f"{cores:g}"

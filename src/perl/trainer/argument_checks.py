@@ -62,7 +62,7 @@ def check_types(args: Any) -> None:  # noqa: ANN401 (a PeftRLConfig, which impor
         if hasattr(getattr(args, name), "item"):  # a number of NumPy or torch
             setattr(args, name, _plain(getattr(args, name)))
     given = {name: _plain(getattr(args, name)) for name in train_fields() if name in own}
-    given = {name: value for name, value in given.items() if not _is(value, train_fields()[name].default)}
+    given = {name: value for name, value in given.items() if not _is_usual(value, train_fields()[name].default)}
     found: list[Mistake] = []
     try:
         train_model(tuple(given)).model_validate(given)
@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 (of any field)
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
-def _is(value: Any, usual: Any) -> bool:  # noqa: ANN401 (of any field)
+def _is_usual(value: Any, usual: Any) -> bool:  # noqa: ANN401 (of any field)
     return type(value) is type(usual) and bool(value == usual)
 
 

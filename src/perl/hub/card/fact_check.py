@@ -15,6 +15,7 @@ from peft import PeftConfig
 from perl.algorithms.critic_settings import CRITIC, CRITIC_ADAPTER, IN_REWARD, PENALTY, critic_rate, shown_critic
 from perl.algorithms.estimators import ADVANTAGES
 from perl.algorithms.named import ALGORITHMS
+from perl.algorithms.reading import penalised
 from perl.errors import Mistake, PerlError
 from perl.hub.card.fact_form import showable_settings
 from perl.hub.card.facts import METRICS, PUBLIC_RECIPE
@@ -137,9 +138,9 @@ def _of_critic(
     run: RunFacts, train: Mapping[str, Any], rate: float | None, method: Method | None
 ) -> Iterator[tuple[str, object, str, object]]:
     """What values were learned beside the policy, and whether rewards were less the KL divergence."""
-    penalised = bool(train.get("kl_in_reward") and train.get("beta"))
-    if penalised or PENALTY in run.settings:
-        yield f"settings.{PENALTY}", run.settings.get(PENALTY), PUBLIC_RECIPE, IN_REWARD if penalised else None
+    right = IN_REWARD if penalised(train) else None
+    if right is not None or PENALTY in run.settings:
+        yield f"settings.{PENALTY}", run.settings.get(PENALTY), PUBLIC_RECIPE, right
     estimator = ADVANTAGES.get(train.get("advantage_estimator", "group"))
     trained = estimator is not None and estimator.critic
     if CRITIC in run.settings and not trained:

@@ -53,13 +53,8 @@ class Recorder(TrainerCallback):
         for sample in self.latest_group():
             self._append(self.run.samples, {"step": state.global_step, **sample})
         report = report_of(state.global_step, _finite(logs))
-        ends = {"reward": self._first_and_last("reward", report.reward)}
-        if report.teacher_kl is not None:
-            ends["teacher_kl"] = self._first_and_last("teacher_kl", report.teacher_kl)
-        self.run.record(steps=state.global_step, **ends)
-
-    def _first_and_last(self, name: str, value: float | None) -> dict[str, float | None]:
-        return {"first": self.run.facts.get(name, {}).get("first", value), "last": value}
+        reward = {"first": self.run.facts.get("reward", {}).get("first", report.reward), "last": report.reward}
+        self.run.record(steps=state.global_step, reward=reward)
 
     def _append(self, path: Any, row: Mapping[str, Any]) -> None:  # noqa: ANN401 (a path)
         with path.open("a", encoding="utf-8") as log:
