@@ -22,7 +22,7 @@ import numpy
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from perl.intervals import intervals
+from perl.zoo.intervals import intervals
 
 # Dimensions: E evaluations, P problems.
 Floats = NDArray[numpy.float64]

@@ -32,6 +32,8 @@ COLOURS = {
 # Room -> its kind, and what it does.
 ROOMS = {
     "cli": ("a run", "one module per command: parse, call one function, print"),
+    "reports": ("what others see", "run folders to a page and a live view"),
+    "callbacks": ("a run", "the public door to trainer callbacks"),
     "doctor": ("a run", "what keeps a run from starting here, and codes explained"),
     "training": ("a run", "recipe to finished run; start here: stages.py"),
     "launch": ("a run", "several processes: started, compared, ended together"),
@@ -45,7 +47,6 @@ ROOMS = {
     "data": ("shared by all", "data sets to checked problems to prompts"),
     "policy": ("model and adapter", "base + adapter: load, attach, reference, save"),
     "zoo": ("what others see", "entries of known adapters, ranked"),
-    "intervals": ("shared by all", "confidence intervals of scores"),
     "methods": ("model and adapter", "one row per PEFT method"),
     "sandbox": ("shared by all", "a tiny base and its tasks"),
     "run": ("shared by all", "the run folder, devices, threads"),

@@ -8,7 +8,7 @@ import interval_coverage as coverage
 import numpy
 import pytest
 
-from perl.intervals import estimate_text, interval, intervals
+from perl.zoo.intervals import estimate_text, interval, intervals
 
 
 def at_most(right: int, count: int, chance: float) -> float:

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from perl.evaluation.metrics import error_of_mean, g_pass_at_k, majority_by_problem, paired_difference, pass_at_k
-from perl.intervals import interval, intervals
+from perl.zoo.intervals import interval, intervals
 from perl.zoo.ranking import fisher_p
 
 ROWS = [[True] * right + [False] * (9 - right) for right in range(10)]

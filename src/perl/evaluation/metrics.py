@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import numpy
 
-from perl.intervals import interval
+from perl.zoo.intervals import interval
 
 # Up to here every way of flipping signs is tried; above, so many are drawn.
 _EXACT_FLIPS_UP_TO = 16
@@ -33,7 +33,7 @@ class Difference:
     Attributes:
         mean: avg@k of the adapter minus avg@k of the base.
         stderr: Standard error of the mean, clustered by problem; NaN for fewer than two problems.
-        low, high: Ends of the 95 % interval of the mean (:func:`perl.intervals.interval`); NaN for fewer than two
+        low, high: Ends of the 95 % interval of the mean (:func:`perl.zoo.intervals.interval`); NaN for fewer than two
             problems.
         p_value: Chance of a mean at least this far from 0, were base and adapter equally good on every problem.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
-from perl.intervals import interval
+from perl.zoo.intervals import interval
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
 from perl.types import Verdict
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perl.evaluation.metrics import Difference
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
-from perl.intervals import ALIKE, estimate_text
+from perl.zoo.intervals import ALIKE, estimate_text
 from perl.policy.name import in_few_bits
 from perl.run.tables import markdown_table, percent, plain_table, signed_percent
 

@@ -121,6 +121,11 @@ class Run:
         """One JSON object a completion: a group of each logged step."""
         return self.path / "samples.jsonl"
 
+    @property
+    def alarms(self) -> Path:
+        """One JSON object an alarm: step, code, name, value, limit, line, whether it stopped the run."""
+        return self.path / "alarms.jsonl"
+
     def elapsed(self) -> float:
         """Wall seconds spent on this run, earlier starts included."""
         return round(self._seconds_before + time.monotonic() - self._started, 3)
@@ -136,7 +141,7 @@ class Run:
 
     def rewind_logs(self, step: int) -> None:
         """Drops what was logged after a step, so that a resumed run does not log it twice."""
-        for log in (self.metrics, self.samples):
+        for log in (self.metrics, self.samples, self.alarms):
             rewind_log(log, step)
 
 

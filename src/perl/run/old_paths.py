@@ -80,7 +80,7 @@ _MOVED_TO = {
         "strict_json": "strict_json", "threads": "threads", "zoo.tables": "tables",
     },
     "perl.trainer": {
-        "callbacks": "callbacks", "checked": "rollout_check", "config": "config", "overrides": "overrides",
+        "checked": "rollout_check", "config": "config", "overrides": "overrides",
         "packed": "log_prob_passes", "resumable": "resume_state", "sampler": "prompt_order", "served": "rollout_source",
         "step": "optimizer_step",
     },
@@ -88,6 +88,7 @@ _MOVED_TO = {
         "callbacks.adapter": "adapter", "callbacks.diagnosis": "diagnosis", "callbacks.plots": "plots",
         "callbacks.recorder": "recorder",
     },
+    "perl.zoo": {"intervals": "intervals"},
     "perl.training": {
         "memory_estimate": "memory_estimate", "plan": "plan", "run_evaluation": "scores", "run_tasks": "tasks",
     },

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perl.errors import PerlError, did_you_mean
-from perl.intervals import score_text
+from perl.zoo.intervals import score_text
 from perl.run.tables import (
     Value,
     csv_text,

@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from perl.intervals import score_interval, score_text
+from perl.zoo.intervals import score_interval, score_text
 from perl.recipe.assets import card_templates_folder
 from perl.run.tables import plain, signed_percent, size_text
 from perl.zoo.catalogue import Zoo

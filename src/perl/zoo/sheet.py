@@ -8,7 +8,7 @@ What is unknown is left out.
 import textwrap
 from collections.abc import Iterator
 
-from perl.intervals import score_text
+from perl.zoo.intervals import score_text
 from perl.run.tables import percent, plain, plain_table, signed_percent, size_text
 from perl.zoo.entry import Entry
 

@@ -5,7 +5,7 @@ Results -> lines of Markdown
 
 from perl.evaluation.results import HELD_OUT, Results, TaskResult
 from perl.evaluation.table import SMALL_P, difference_cell, excludes_zero, is_shown, markdown, score_cell
-from perl.intervals import percent
+from perl.zoo.intervals import percent
 
 _MOST_IN_HEADLINE = 3
 

@@ -1,37 +1,8 @@
-"""One row for each code that a line of ours may have: what it says, why it matters, an example, what to do.
+"""Codes of what `perl doctor` finds: PRL101 and following."""
 
-code -> Code
+from perl.doctor.codes.code import Code
 
-`perl explain` prints rows, and the table in ``docs/codes.md`` is made of them. It imports no torch.
-"""
-
-from dataclasses import dataclass
-
-from perl.errors import RecipeError, did_you_mean
-
-
-@dataclass(frozen=True)
-class Code:
-    """A kind of line.
-
-    Attributes:
-        name: As it stands in the line: ``PRL101``.
-        title: What was looked at.
-        what: What the line says.
-        why: What happens to a run otherwise.
-        example: A line with it.
-        fix: What to do.
-    """
-
-    name: str
-    title: str
-    what: str
-    why: str
-    example: str
-    fix: str
-
-
-_ROWS = (
+FINDINGS = (
     Code(
         "PRL101",
         "versions of packages",
@@ -132,28 +103,3 @@ _ROWS = (
         "A smaller model, fewer tokens in a completion, quantization: nf4, or more processes with strategy: fsdp2.",
     ),
 )
-CODES: dict[str, Code] = {row.name: row for row in _ROWS}
-
-
-def find_code(name: str) -> Code:
-    """The row of a code.
-
-    Args:
-        name: As a person writes it, small letters too.
-
-    Raises:
-        RecipeError: There is none; says the nearest.
-    """
-    if name.upper() not in CODES:
-        raise RecipeError(f"no code {name!r}", hint=did_you_mean(name.upper(), CODES))
-    return CODES[name.upper()]
-
-
-def codes_table() -> str:
-    """The sections of ``docs/codes.md``, in Markdown."""
-    return "\n".join(f"## {row.name}: {row.title}\n\n{explained(row)}" for row in CODES.values())
-
-
-def explained(row: Code) -> str:
-    """What a code means, as `perl explain` prints it and the page has it."""
-    return f"{row.what}\n\n{row.why}\n\n```\n{row.example}\n```\n\n{row.fix}\n"
