@@ -42,10 +42,10 @@ from perl.evaluation.request import EvalSettings
 from perl.evaluation.results import SAMPLES, ProblemResult, Results, read_results
 from perl.evaluation.task import Question, TaskData, find_tasks
 from perl.evaluation.task_data import load_task_data
-from perl.zoo.intervals import interval
 from perl.rewards.verifier import check_all
 from perl.run.folder import installed_versions
 from perl.sandbox import BASE_FOLDER
+from perl.zoo.intervals import interval
 
 RESULTS = Path(__file__).parent / "results" / "evaluation.json"
 TASK = "sandbox:addition"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
-from perl.zoo.intervals import interval
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
 from perl.types import Verdict
+from perl.zoo.intervals import interval
 
 logger = logging.getLogger("perl")
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from perl.evaluation.metrics import Difference
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
-from perl.zoo.intervals import ALIKE, estimate_text
 from perl.policy.name import in_few_bits
 from perl.run.tables import markdown_table, percent, plain_table, signed_percent
+from perl.zoo.intervals import ALIKE, estimate_text
 
 # Above this share of truncated completions a score says more about the limit than about the policy.
 MUCH_TRUNCATED = 0.1

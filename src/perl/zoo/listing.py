@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perl.errors import PerlError, did_you_mean
-from perl.zoo.intervals import score_text
 from perl.run.tables import (
     Value,
     csv_text,
@@ -22,6 +21,7 @@ from perl.run.tables import (
     size_text,
 )
 from perl.zoo.entry import Entry, TaskScore
+from perl.zoo.intervals import score_text
 
 FACTS = {
     "name": "in the zoo, or on the Hub",

@@ -14,11 +14,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from perl.zoo.intervals import score_interval, score_text
 from perl.recipe.assets import card_templates_folder
 from perl.run.tables import plain, signed_percent, size_text
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
+from perl.zoo.intervals import score_interval, score_text
 from perl.zoo.listing import tasks_of
 from perl.zoo.ranking import error_of, seed_scores
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perl.errors import PerlError, did_you_mean
-from perl.zoo.intervals import score_interval, score_text
 from perl.run.tables import percent, signed_percent
 from perl.zoo.entry import Entry, TaskScore
+from perl.zoo.intervals import score_interval, score_text
 from perl.zoo.listing import Cell, Row, fact_cell, tasks_of
 
 # A spread over seeds reaches so many standard deviations to both sides.

@@ -8,9 +8,9 @@ What is unknown is left out.
 import textwrap
 from collections.abc import Iterator
 
-from perl.zoo.intervals import score_text
 from perl.run.tables import percent, plain, plain_table, signed_percent, size_text
 from perl.zoo.entry import Entry
+from perl.zoo.intervals import score_text
 
 _WIDEST = 100
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
 
-from perl.zoo.intervals import score_text
 from perl.run.tables import Value, csv_text, in_markdown, markdown_table, size_text
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
+from perl.zoo.intervals import score_text
 from perl.zoo.listing import fact_cell, tasks_of
 from perl.zoo.ranking import error_of
 

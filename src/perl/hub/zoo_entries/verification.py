@@ -21,7 +21,6 @@ from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
 from perl.evaluation.task import all_tasks
 from perl.hub.zoo_entries.scores import checked_scores, protocol_facts
-from perl.zoo.intervals import interval
 from perl.policy.name import adapter_config_digest
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.saved.download import fetch_adapter, zoo_adapter
@@ -29,6 +28,7 @@ from perl.recipe.engines import Backend
 from perl.run.folder import sha256_of
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
+from perl.zoo.intervals import interval
 
 Verdict = Literal["identical", "agrees", "differs", "unclear"]
 
@@ -328,7 +328,7 @@ def _chance(
 
     Where the same problems were asked, only the completions were drawn anew: the variance of a problem's share of right
     answers is p(1-p)/k, estimated without bias from k >= 2 completions by p(1-p)/(k-1). Problems that all came out
-    alike have none, which is no certainty: each score has the interval of :mod:`perl.zoo.intervals`, and two intervals are
+    alike have none, which is no certainty: each score has the interval of :mod:`perl.zoo.intervals`, and two are
     put together as in :func:`perl.zoo.ranking.differ`.
 
     Args:
