@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perl.run.old_paths import find_old_names
 
 if TYPE_CHECKING:
+    from perl import callbacks as callbacks
     from perl import rewards as rewards
     from perl.evaluation.evaluate import evaluate as evaluate
     from perl.hub.push.publish import push as push
@@ -26,13 +27,14 @@ _HOMES = {
     "PeftRLConfig": "perl.trainer.config",
     "Recipe": "perl.recipe",
     "Run": "perl.run.folder",
+    "callbacks": "perl.callbacks",
     "evaluate": "perl.evaluation.evaluate",
     "push": "perl.hub.push.publish",
     "rewards": "perl.rewards",
     "train": "perl.training.stages",
 }
 
-__all__ = ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "evaluate", "push", "rewards", "train"]
+__all__ = ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "callbacks", "evaluate", "push", "rewards", "train"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)

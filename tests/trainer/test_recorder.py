@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
+from perl.trainer.callbacks.recorder import Recorder, report_of
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from perl.run.folder import Run
-from perl.trainer.callbacks.recorder import Recorder, report_of
 from perl.types import StepReport
 
 GROUP = [

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+from perl.training.callbacks.task_scores import TaskScores
 
 from perl.run.facts import read_best
-from perl.training.callbacks.task_scores import TaskScores
 
 
 class KillError(Exception):

@@ -1,6 +1,6 @@
 """A run's logs, whose last line a kill may have cut short.
 
-file, text -> rows, a JSON object each
+rows -> file, a JSON object a line; file, text -> rows
 """
 
 import json
@@ -19,6 +19,21 @@ def rewind_log(log: Path, step: int) -> None:
     if log.is_file():
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         write_text(log, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
+
+
+def append_row(log: Path, row: Mapping[str, Any]) -> None:
+    """Adds a row to a log, as one line; what JSON has no number for is null."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(_finite(row), ensure_ascii=False) + "\n")
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 (JSON values)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

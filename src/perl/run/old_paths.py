@@ -86,15 +86,15 @@ _MOVED_TO = {
     },
     "perl.trainer.callbacks": {
         "callbacks.adapter": "adapter", "callbacks.diagnosis": "diagnosis", "callbacks.plots": "plots",
-        "callbacks.recorder": "recorder",
+        "callbacks.recorder": "learning_curves",
     },
     "perl.zoo": {"intervals": "intervals"},
     "perl.training": {
         "memory_estimate": "memory_estimate", "plan": "plan", "run_evaluation": "scores", "run_tasks": "tasks",
     },
     "perl.training.callbacks": {
-        "callbacks.progress": "progress", "callbacks.publishing": "publishing", "callbacks.stopping": "stopping",
-        "callbacks.task_scores": "task_scores",
+        "callbacks.progress": "live_progress", "callbacks.publishing": "hub_checkpoints",
+        "callbacks.stopping": "graceful_stop", "callbacks.task_scores": "benchmark_scores",
     },
 }  # fmt: skip
 MOVED = {f"perl.{old}": f"{package}.{new}" for package, names in _MOVED_TO.items() for old, new in names.items()}

@@ -73,15 +73,17 @@ def progress(total: int, label: str, done: int = 0, unit: str = "completions") -
         state.close()
 
 
-def live_line(total: int, label: str, done: int = 0) -> tqdm:
+def live_line(total: int, label: str, done: int = 0, *, timed: bool = True, asked: bool = False) -> tqdm:
     """A progress bar with rate and time left on a terminal; nothing where the output is a file or a pipe.
 
     Args:
         total: Units of work.
         label: What is being done.
         done: Units that are done already.
+        timed: Whether the line says the time left as the mean rate has it; False: its text does.
+        asked: Whether somebody asked for this very line, which is shown then whatever the level of our log.
     """
-    hidden = not sys.stderr.isatty() or not logger.isEnabledFor(logging.INFO)
+    hidden = not sys.stderr.isatty() or not (asked or logger.isEnabledFor(logging.INFO))
     return tqdm(
         total=total,
         initial=done,
@@ -89,7 +91,7 @@ def live_line(total: int, label: str, done: int = 0) -> tqdm:
         disable=hidden,
         leave=False,
         dynamic_ncols=True,
-        bar_format="{n_fmt}/{total_fmt} |{bar:20}| {desc}  ETA {remaining}",
+        bar_format="{n_fmt}/{total_fmt} |{bar:20}| {desc}" + ("  ETA {remaining}" if timed else ""),
     )
 
 

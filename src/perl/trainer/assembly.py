@@ -29,6 +29,7 @@ from perl.rollouts.engine import EngineSampling
 from perl.rollouts.hf_engine import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
+from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.deepspeed_config import check_stage
@@ -153,6 +154,7 @@ def _check_taught(trainer: GRPOTrainer, section: TeacherSection) -> None:
 
 def add_callbacks(trainer: GRPOTrainer) -> None:
     """Adds what proves that an adapter trains, and what explains rewards that do not differ."""
+    bind_callbacks(trainer)
     trainer.add_callback(AdapterCallback(trainer))
     trainer.add_callback(MaskedRows())
     # Rewards that do not differ teach nothing, but a teacher does.

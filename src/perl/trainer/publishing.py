@@ -4,6 +4,7 @@ a trained adapter -> README.md; -> one commit on the Hub
 """
 
 import importlib.util
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,16 @@ from perl.hub.card.form import CARD, LARGEST_CARD
 from perl.hub.card.names import has_hub_form, label
 from perl.hub.card.run_facts import RUN_FACTS, made_facts, perl_version
 from perl.hub.gate.snapshot import take
+from perl.hub.push.package import Package
+from perl.hub.push.round_trip import check_files
 from perl.hub.push.script_push import full_repo_id, pack_folder, push_script, write_log
 from perl.policy.guards import check_saved_adapter
 from perl.policy.model import base_identity, base_of, public_name, trainable_parameters
 from perl.policy.quantised import quantisation_of
+from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.policy.sharding import check_push
 from perl.run.folder import installed_versions
-from perl.trainer.callbacks.plots import draw_curves
+from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.given_rewards import is_rewarded, no_reward
 from perl.trainer.overrides import is_replaced
 from perl.trainer.shown_settings import shown_algorithm
@@ -145,10 +149,7 @@ def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, pus
         check_saved_adapter(trainer.policy, folder, probe)
         name, dataset = push.card.get("model_name") or repo_id, push.card.get("dataset_name")
         tags = tags_of(push.card.get("tags"))
-        log = write_log(folder, trainer.state.log_history)
-        if log is not None and importlib.util.find_spec("matplotlib"):
-            draw_curves(log, folder / "plots", title=repo_id, rewarded=is_rewarded(trainer))
-        write_card(trainer, folder, name, dataset, tags)  # last: it is rendered from what else is there
+        _complete(trainer, folder, repo_id, name, dataset, tags)
         if own_card is not None:
             own_card(model_name=name, dataset_name=dataset, tags=list(tags))
             (folder / CARD).write_bytes(take(Path(args.output_dir), CARD, LARGEST_CARD))
@@ -162,6 +163,43 @@ def push_adapter(trainer: GRPOTrainer, own_card: Callable[..., None] | None, pus
         revision=push.revision or args.hub_revision,
         blocking=push.blocking,
     )
+
+
+def pack_script_checkpoint(trainer: GRPOTrainer, checkpoint: Path, repo_id: str) -> Package:
+    """What is published of a script's checkpoint: its adapter with card, log and curves, looked through.
+
+    Args:
+        trainer: That has just saved it.
+        checkpoint: Its folder.
+        repo_id: Where it goes.
+
+    Raises:
+        PerlError: The adapter cannot be loaded, or something in it must not leave this machine.
+        BrokenPromiseError: Its tensors are not numbers.
+    """
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "adapter"
+        folder.mkdir()
+        for name in (CONFIG, WEIGHTS):
+            shutil.copyfile(checkpoint / name, folder / name)
+        check_files(folder)
+        _complete(trainer, folder, repo_id, repo_id)
+        return pack_folder(folder)
+
+
+def _complete(
+    trainer: GRPOTrainer,
+    folder: Path,
+    title: str,
+    name: str,
+    dataset: str | None = None,
+    tags: tuple[str, ...] = (),
+) -> None:
+    """Puts log, curves and card beside an adapter; the card last, since it is rendered from what else is there."""
+    log = write_log(folder, trainer.state.log_history)
+    if log is not None and importlib.util.find_spec("matplotlib"):
+        draw_plots(log, folder / "plots", title=title, rewarded=is_rewarded(trainer))
+    write_card(trainer, folder, name, dataset, tags)
 
 
 def tags_of(tags: str | list[str] | None) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from perl.trainer import publishing, shown_to_trl
 from perl.trainer.adapted_policy import AdaptedPolicy
 from perl.trainer.argument_checks import check_arguments, check_step
 from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
+from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import trained_critic
 from perl.trainer.given_rewards import given_rewards
@@ -349,12 +350,10 @@ class PeftGRPOTrainer(GRPOTrainer):
         taken when the checkpoint is the last one, and without rollouts the last whole step is kept.
         """
         check_step(self.args, ours=self.step_is_ours, own_loss=is_replaced(self, *LOSS))  # a script may have patched it
+        bind_callbacks(self)  # those that were added since it was made
         self.optimizer_step.begin_training()
-
-        def keep_last_step() -> None:
-            self.resume_state.keep_last_step(lambda: self._save_checkpoint(self.model, trial=None))
-
-        with self.rollout_source.serving(keep_last_step):
+        save = partial(self._save_checkpoint, self.model, trial=None)
+        with self.rollout_source.serving(partial(self.resume_state.keep_last_step, save)):
             checkpoint = self.resume_state.chosen(resume_from_checkpoint)
             finished = self.resume_state.finished(checkpoint)
             if finished is not None:

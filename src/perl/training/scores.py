@@ -9,21 +9,16 @@ the main process alone writes.
 
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from perl.evaluation.draw import draw
 from perl.evaluation.evaluate import carry_out, draw_samples
 from perl.evaluation.policies import Policies
-from perl.evaluation.questions import PreparedTask, template_hash
+from perl.evaluation.questions import template_hash
 from perl.evaluation.request import EvalSettings, Evaluation
 from perl.evaluation.results import SAMPLES, Results, TaskResult
-from perl.evaluation.samples import Sample
-from perl.evaluation.score import score_samples
-from perl.evaluation.sharing import Sharing, share
 from perl.evaluation.subject import Subject, adapter_digests, model_digests
 from perl.launch.together import see_files
 from perl.policy.attach import continue_adapter
@@ -31,12 +26,10 @@ from perl.policy.model import clean_base
 from perl.policy.precision import without_autocast
 from perl.policy.saved.adapter import find_adapter
 from perl.recipe.sections import ModelSection, RolloutSection
-from perl.rollouts.engine import Engine
 from perl.run.folder import Run
 from perl.run.joint_work import joined
-from perl.run.progress import progress
 from perl.trainer.trainer import PeftGRPOTrainer
-from perl.training.callbacks.task_scores import Metrics, TaskScores
+from perl.training.callbacks.benchmark_scores import BenchmarkScores, Questions
 from perl.training.plan import Plan
 
 
@@ -123,47 +116,21 @@ def score_best(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> Results | None
     return carry_out(evaluation, policies, processes)
 
 
-def between_steps(plan: Plan, trainer: PeftGRPOTrainer, run: Run) -> TaskScores | None:
+def between_steps(plan: Plan, run: Run) -> BenchmarkScores | None:
     """The callback that scores the policy while it is trained; None: the recipe does not ask for it."""
     settings = plan.recipe.eval
-    tasks = [task for task in plan.tasks if task.request.task in settings.tasks]
+    tasks = tuple(task for task in plan.tasks if task.request.task in settings.tasks)
     if settings.every is None or not tasks:
         return None
-
-    processes = joined()
-
-    def score() -> Metrics:
-        metrics: Metrics = {}
-        with processes.failing_together():
-            engine = trainer.rollout_source.policy_engine(tasks[0].request.asked[0].prompt_ids, settings.batch_size)
-            for task in tasks:
-                groups = _drawn(
-                    plan, engine, task, share(processes, engine.capabilities, settings.batch_size, trainer.policy)
-                )
-                metrics |= processes.by_main(partial(_metrics, task, groups))
-        return metrics
-
-    best, folder = settings.best, run.path / "best"
-    return TaskScores(score, trainer.note, trainer.save_adapter, settings.every, best, folder, processes)
-
-
-def _metrics(task: PreparedTask, groups: list[list[Sample]]) -> Metrics:
-    found, name = score_samples(groups), f"eval/{task.request.task}"
-    return {
-        f"{name}/avg@{found.k}": found.accuracy,
-        f"{name}/pass@{found.k}": found.pass_at[found.k],
-        f"{name}/mean_tokens": found.mean_tokens,
-        f"{name}/truncated": found.truncated,
-    }
-
-
-def _drawn(plan: Plan, engine: Engine, task: PreparedTask, sharing: Sharing) -> list[list[Sample]]:
-    """A task's completions by the current policy, with a progress line."""
-    total, asked, judging = len(task.request.places(plan.protocol.k)), task.request, plan.judging
-    if not sharing.processes.main:
-        return draw(engine, plan.tokenizer, asked, plan.protocol, {}, lambda _: None, judging, sharing)
-    with progress(total, f"scoring the policy on {asked.task}") as state:
-        return draw(engine, plan.tokenizer, asked, plan.protocol, {}, lambda _: state.update(), judging, sharing)
+    return BenchmarkScores(
+        settings.tasks,
+        settings.k,
+        settings.every,
+        best=settings.best,
+        batch_size=settings.batch_size,
+        folder=run.path,
+        questions=Questions(tasks, plan.protocol, plan.judging),
+    )
 
 
 def _evaluation(plan: Plan, run: Run, subject: Subject, engine: RolloutSection, device: torch.device) -> Evaluation:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel, PrinterCallback
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from perl.algorithms.named import named_facts
 from perl.algorithms.registry import loss_mistakes
@@ -63,14 +63,15 @@ from perl.run.folder import Run, follow_run, log_rows, open_run, sha256_of
 from perl.run.joint_work import Processes, joined
 from perl.run.threads import threads_kept, use_threads
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
-from perl.trainer.callbacks.plots import draw_curves
-from perl.trainer.callbacks.recorder import Recorder
-from perl.trainer.given_rewards import is_rewarded
+from perl.trainer.callbacks.learning_curves import LearningCurves
+from perl.trainer.callbacks.plots import draw_plots
+from perl.trainer.callbacks.samples_log import SamplesLog
 from perl.trainer.shown_settings import shown_algorithm
 from perl.trainer.trainer import PeftGRPOTrainer
-from perl.training.callbacks.progress import LiveProgress
-from perl.training.callbacks.publishing import Publishing
-from perl.training.callbacks.stopping import OrderlyStop
+from perl.training.callbacks.graceful_stop import GracefulStop
+from perl.training.callbacks.hub_checkpoints import HubCheckpoints
+from perl.training.callbacks.live_progress import LiveProgress
+from perl.training.callbacks.run_record import RunRecord
 from perl.training.plan import Plan, make_plan
 from perl.training.scores import between_steps, score_base, score_best, score_run
 
@@ -313,11 +314,8 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     trainer.rollout_source.judging = plan.judging
     trainer.base_fingerprint = source_of_run(run)
     custom = [reward for reward in plan.rewards if reward.failures is not None]
-    stop = OrderlyStop([reward.failures for reward in custom if reward.failures is not None])
-    scores = between_steps(plan, trainer, run)
-    pushing = [Publishing(run, plan.recipe.hub)] if plan.recipe.hub.push == "every_save" else []
-    further = [*([scores] if scores else []), *pushing]
-    for callback in (*further, Recorder(run, trainer.latest_group), LiveProgress(rewarded=is_rewarded(trainer)), stop):
+    stop = GracefulStop([reward.failures for reward in custom if reward.failures is not None])
+    for callback in (*_callbacks(plan, run), stop):
         trainer.add_callback(callback)
     if is_first_process():
         discard_incomplete(run.checkpoints)
@@ -335,6 +333,16 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
             f"stopped after step {trainer.state.global_step} of {plan.steps}", str(run.path), "the same command goes on"
         )
     return trainer
+
+
+def _callbacks(plan: Plan, run: Run) -> list[TrainerCallback]:
+    """What happens beside the steps; the same classes that a script takes from :mod:`perl.callbacks`."""
+    hub = plan.recipe.hub
+    scores = between_steps(plan, run)
+    pushing = [HubCheckpoints(hub.repo_id, private=hub.private, run=run)] if hub.push == "every_save" else []
+    curves = LearningCurves(run.path, title=_title(run))
+    live = [LiveProgress(say=logger.info)] if logger.isEnabledFor(logging.INFO) else []
+    return [*([scores] if scores else []), *pushing, curves, SamplesLog(run.path), RunRecord(run), *live]
 
 
 def _check_trained(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:
@@ -406,8 +414,12 @@ def _probe(plan: Plan, device: torch.device) -> torch.Tensor:
 
 
 def _draw(run: Run) -> None:
+    """The curves of a run as they are when it is done, with the scores of its last step."""
     try:
-        title = f"{run.path.name}: {run.facts['method']} on {run.facts['base']}"
-        draw_curves(run.metrics, run.plots, title, rewarded=any(run.facts["rewards"].values()))
+        draw_plots(run.metrics, run.plots, _title(run), rewarded=any(run.facts["rewards"].values()))
     except MissingExtraError as error:
         logger.warning("%s", error)
+
+
+def _title(run: Run) -> str:
+    return f"{run.path.name}: {run.facts['method']} on {run.facts['base']}"

@@ -18,6 +18,7 @@ from perl.evaluation.request import end_tokens, generation_settings
 from perl.evaluation.task import find_tasks
 from perl.evaluation.task_data import load_task_data
 from perl.recipe import Recipe
+from perl.recipe.sections import EvalSection
 
 
 def run_protocol(recipe: Recipe) -> Protocol:
@@ -74,7 +75,16 @@ def run_tasks(
     for task in find_tasks(settings.tasks, "eval.tasks") if settings.tasks else ():
         data = load_task_data(task, Path(settings.data).expanduser() if settings.data else None)
         found.append(prepare_task(data, tokenizer, protocol, ends, context, template_arguments))
+    check_best(settings, "eval.best")
+    return tuple(found)
+
+
+def check_best(settings: EvalSection, where: str) -> None:
+    """Refuses a name of the best score that no task has.
+
+    Raises:
+        RecipeError: Says the nearest.
+    """
     known = [f"{task}/{what}@{settings.k}" for task in settings.tasks for what in ("avg", "pass")]
     if settings.best is not None and settings.best not in known:
-        raise RecipeError(f"there is no score {settings.best!r}", "eval.best", did_you_mean(settings.best, known))
-    return tuple(found)
+        raise RecipeError(f"there is no score {settings.best!r}", where, did_you_mean(settings.best, known))

@@ -1,16 +1,16 @@
-"""Learning curves of a run: reward, KL to the teacher, length, entropy, KL to the reference.
+"""Pictures of a training: its learning curves, each of its rewards, the scores of its tasks.
 
-metrics.jsonl -> plots/curves.png
+metrics.jsonl -> plots/curves.png, plots/rewards.png, plots/scores.png
 """
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perl.evaluation.pictures import new_figure, save_figure
-from perl.trainer.callbacks.recorder import report_of
-from perl.types import StepReport
+from perl.run.logs import read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,64 +18,117 @@ if TYPE_CHECKING:
 _INK, _LINE, _FAINT = "#333333", "#1f5fa8", "#b9cfe8"
 # A curve is smoothed over this share of its steps; the single steps stay visible behind it.
 _SMOOTHED_SHARE = 0.1
+_MANY_PANELS = 4  # more than that are drawn in three columns
 
 
-_PANELS = {  # title and unit of each quantity
-    "reward": ("Reward", "mean of a step's completions"),
-    "teacher_kl": ("KL to the teacher", "nats per token"),
-    "length": ("Completion length", "tokens"),
-    "entropy": ("Entropy of the policy", "nats per token"),
-    "kl": ("KL to the reference", "nats per token"),
-}
+@dataclass(frozen=True)
+class Panel:
+    """A curve of a picture.
+
+    Attributes:
+        metric: What is drawn, by its name in the log.
+        title: Over it.
+        unit: Of its values.
+        error: Metric that holds the standard error of each value; None: there is none.
+    """
+
+    metric: str
+    title: str
+    unit: str
+    error: str | None = None
 
 
-def draw_curves(metrics: Path, folder: Path, title: str, *, rewarded: bool = True) -> Path:
-    """Draws the curves that were logged; a quantity that was not (KL where beta is 0) has no panel.
+_CURVES = (
+    Panel("reward", "Reward", "mean of a step's completions"),
+    Panel("teacher/kl", "KL to the teacher", "nats per token"),
+    Panel("completions/mean_length", "Completion length", "tokens"),
+    Panel("entropy", "Entropy of the policy", "nats per token"),
+    Panel("kl", "KL to the reference", "nats per token"),
+    Panel("completions/clipped_ratio", "Truncated completions", "share"),
+    Panel("rows/trained_fraction", "Completions with a gradient", "share"),
+    Panel("clip_ratio/region_mean", "Clipped tokens", "share"),
+    Panel("sampling/sampling_logp_difference/mean", "Log-prob gap to the engine", "nats, mean"),
+    Panel("grad_norm", "Gradient norm", "before clipping"),
+    Panel("critic/explained_variance", "Critic", "explained variance of returns"),
+    Panel("loss", "Loss", ""),
+    Panel("eval_loss", "Loss on held-out data", ""),
+)
+_REWARD = re.compile(r"rewards/(.+)/mean")
+_SCORE = re.compile(r"eval/(.+)/((?:avg|pass)@\d+)")
+
+
+def draw_plots(metrics: Path, folder: Path, title: str, *, rewarded: bool = True) -> list[Path]:
+    """Draws what was logged, a picture for each kind; a quantity that was not (KL where beta is 0) has no panel.
 
     Args:
-        metrics: The run's ``metrics.jsonl``.
-        folder: Where ``curves.png`` goes.
-        title: What the picture is headed.
+        metrics: A log, ``metrics.jsonl``.
+        folder: Where the pictures go: ``curves.png``, and where there is more than one reward ``rewards.png``, where
+            tasks were scored ``scores.png``.
+        title: Over each.
         rewarded: False: no reward counts, and none has a panel.
 
     Returns:
-        The picture's file.
+        The pictures' files, ``curves.png`` first.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    reports = read_reports(metrics)
-    logged = [name for name in _PANELS if any(getattr(report, name) is not None for report in reports)]
-    panels = [name for name in logged if rewarded or name != "reward"]
-    columns = 2 if len(panels) > 1 else 1
-    rows = max(1, -(-len(panels) // columns))
-    figure = new_figure(5.0 * columns, 3.1 * rows + 0.5, "drawing curves")
+    rows = [row for row in read_log(metrics) if isinstance(row.get("step"), int)]
+    named = dict.fromkeys(name for row in rows for name in row)
+    curves = [panel for panel in _CURVES if rewarded or panel.metric != "reward"]
+    rewards = [Panel(name, found[1], "mean") for name in named if (found := _REWARD.fullmatch(name))]
+    scores = [
+        Panel(name, f"{found[1]}: {found[2]}", "share of right answers", f"{name}_stderr")
+        for name in named
+        if (found := _SCORE.fullmatch(name))
+    ]
+    pictures = [_draw_picture(rows, curves, folder / "curves.png", title)]
+    if rewarded and len(_shown(rows, rewards)) > 1:
+        pictures.append(_draw_picture(rows, rewards, folder / "rewards.png", title))
+    if _shown(rows, scores):
+        pictures.append(_draw_picture(rows, scores, folder / "scores.png", title))
+    return pictures
+
+
+def _draw_picture(rows: Sequence[Mapping[str, Any]], panels: Iterable[Panel], file: Path, title: str) -> Path:
+    shown = _shown(rows, panels)
+    columns = min(3 if len(shown) > _MANY_PANELS else 2, max(1, len(shown)))
+    lines = max(1, -(-len(shown) // columns))
+    figure = new_figure(5.0 * columns, 3.1 * lines + 0.5, "drawing curves")
     figure.suptitle(title, color=_INK, fontsize=12)
-    for index, panel in enumerate(panels):
-        _draw(figure.add_subplot(rows, columns, index + 1), panel, reports, legend=index == 0)
-    return save_figure(figure, folder / "curves.png")
+    for index, panel in enumerate(shown):
+        _draw(figure.add_subplot(lines, columns, index + 1), panel, rows, legend=index == 0)
+    return save_figure(figure, file)
 
 
-def read_reports(metrics: Path) -> list[StepReport]:
-    """The training steps in a metrics file, in order."""
-    rows: list[dict[str, Any]] = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    return [report_of(row["step"], row) for row in rows if "reward" in row]
+def _shown(rows: Sequence[Mapping[str, Any]], panels: Iterable[Panel]) -> list[Panel]:
+    """Those that have a value."""
+    return [panel for panel in panels if any(_number(row, panel.metric) is not None for row in rows)]
 
 
-def _draw(axes: "Axes", name: str, reports: Sequence[StepReport], *, legend: bool) -> None:
-    title, unit = _PANELS[name]
-    points = [(r.step, getattr(r, name)) for r in reports if getattr(r, name) is not None]
-    steps, values = [p[0] for p in points], [p[1] for p in points]
-    axes.plot(steps, values, color=_FAINT, linewidth=1, label="each step")
-    axes.plot(steps, _smoothed(values), color=_LINE, linewidth=2, label="smoothed")
-    axes.set_title(title, loc="left", color=_INK, fontsize=10)
+def _draw(axes: "Axes", panel: Panel, rows: Sequence[Mapping[str, Any]], *, legend: bool) -> None:
+    points = [(row["step"], value, row) for row in rows if (value := _number(row, panel.metric)) is not None]
+    steps, values = [point[0] for point in points], [point[1] for point in points]
+    errors = [_number(row, panel.error) if panel.error else None for *_, row in points]
+    if any(error is not None for error in errors):
+        reach = [error or 0.0 for error in errors]
+        axes.errorbar(steps, values, yerr=reach, color=_LINE, linewidth=2, capsize=3, label="with standard error")
+    else:
+        axes.plot(steps, values, color=_FAINT, linewidth=1, label="each step")
+        axes.plot(steps, _smoothed(values), color=_LINE, linewidth=2, label="smoothed")
+    axes.set_title(panel.title, loc="left", color=_INK, fontsize=10)
     axes.set_xlabel("optimizer step", fontsize=8)
-    axes.set_ylabel(unit, fontsize=8)
+    axes.set_ylabel(panel.unit, fontsize=8)
     axes.tick_params(labelsize=8)
     axes.grid(color="#e8e8e8", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
         axes.legend(fontsize=8, frameon=False, loc="best")
+
+
+def _number(row: Mapping[str, Any], name: str) -> float | None:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

@@ -1,0 +1,97 @@
+"""Learning curves: what is logged, a line a step, and pictures of it while training and at the end.
+
+logs of a step -> metrics.jsonl -> plots/*.png
+
+Each line is written whole, so a kill loses at most the step it interrupts.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerState, TrainingArguments
+
+from perl.errors import MissingExtraError
+from perl.run.logs import append_row
+from perl.trainer.callbacks.plots import draw_plots
+from perl.trainer.callbacks.run_callback import RunCallback, folder_of, reopened
+from perl.trainer.given_rewards import is_rewarded
+
+logger = logging.getLogger("perl")
+
+METRICS, PLOTS = "metrics.jsonl", "plots"
+
+# Pictures take about a second. While training they are drawn at a checkpoint, once so many times as long has passed.
+_SHARE = 100
+
+
+class LearningCurves(RunCallback):
+    """Writes ``metrics.jsonl`` and draws every reward, every score and what else was logged.
+
+    Works with any trainer of transformers or TRL. Pictures need matplotlib; without it the numbers are written, and a
+    line says what to install.
+
+    Example:
+        ``PeftGRPOTrainer(..., callbacks=[LearningCurves()])``, then look at ``OUTPUT_DIR/plots`` or run
+        ``perl report OUTPUT_DIR``.
+    """
+
+    def __init__(self, folder: str | Path | None = None, *, title: str | None = None) -> None:
+        """Writes nothing yet.
+
+        Args:
+            folder: Where ``metrics.jsonl`` and ``plots/`` go; None: the trainer's ``output_dir``.
+            title: Over the pictures; None: the folder's name.
+        """
+        self._given, self._title = folder, title
+        self._folder = Path()
+        self._drawn_at, self._took = 0.0, 0.0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        """Opens the log; a training that goes on loses the lines of steps that are done again."""
+        super().on_train_begin(args, state)
+        self._folder = folder_of(args, self._given)
+        self._drawn_at = time.monotonic()
+        reopened(self._folder / METRICS, state)
+
+    def on_log(
+        self,
+        _: TrainingArguments,
+        state: TrainerState,
+        __: object,
+        logs: Mapping[str, Any] | None = None,
+        **___: object,
+    ) -> None:
+        """Records a step; the summary at the end of training is not one."""
+        if state.is_world_process_zero and logs and "train_runtime" not in logs:
+            append_row(self._folder / METRICS, {"step": state.global_step, **logs})
+
+    def on_save(self, _: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
+        """Draws what there is, unless pictures would take more than a hundredth of the time."""
+        if state.is_world_process_zero and time.monotonic() - self._drawn_at > _SHARE * self._took:
+            self._draw(warn=False)
+
+    def on_train_end(self, _: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
+        """Draws the whole."""
+        if state.is_world_process_zero:
+            self._draw(warn=True)
+
+    def _draw(self, *, warn: bool) -> None:
+        metrics = self._folder / METRICS
+        if not metrics.is_file():
+            return
+        started, title = time.monotonic(), self._title or self._folder.resolve().name
+        try:
+            draw_plots(metrics, self._folder / PLOTS, title, rewarded=self._rewarded)
+        except MissingExtraError as error:
+            if warn:
+                logger.warning("%s", error)
+        self._drawn_at = time.monotonic()
+        self._took = self._drawn_at - started
+
+    @property
+    def _rewarded(self) -> bool:
+        """Whether a reward counts; of a trainer of which nothing is known one does."""
+        return self.trainer is None or is_rewarded(self.trainer)

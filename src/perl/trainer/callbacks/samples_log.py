@@ -1,0 +1,65 @@
+"""A log of completions: of each logged step those of one prompt, with their rewards and advantages.
+
+newest completions of a step -> samples.jsonl
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerState, TrainingArguments
+
+from perl.errors import RecipeError
+from perl.run.logs import append_row
+from perl.trainer.callbacks.run_callback import RunCallback, folder_of, reopened
+
+SAMPLES = "samples.jsonl"
+
+
+class SamplesLog(RunCallback):
+    """Writes ``samples.jsonl``: a group of completions of each logged step, a JSON object a completion.
+
+    Example:
+        ``PeftGRPOTrainer(..., callbacks=[SamplesLog(every=10)])``
+    """
+
+    needs_ours = "other trainers show their completions to no callback"
+
+    def __init__(self, folder: str | Path | None = None, *, every: int = 1) -> None:
+        """Writes nothing yet.
+
+        Args:
+            folder: Where ``samples.jsonl`` goes; None: the trainer's ``output_dir``.
+            every: Optimizer steps between two groups; of steps that are not logged there is none.
+
+        Raises:
+            RecipeError: ``every`` is not a number of steps.
+        """
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise RecipeError(f"must be a whole number of at least 1, not {every!r}", "SamplesLog(every)")
+        self._given, self._every = folder, every
+        self._folder = Path()
+        self._next = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        """Opens the log; a training that goes on loses the lines of steps that are done again."""
+        super().on_train_begin(args, state)
+        self._folder, self._next = folder_of(args, self._given), state.global_step
+        reopened(self._folder / SAMPLES, state)
+
+    def on_log(
+        self,
+        _: TrainingArguments,
+        state: TrainerState,
+        __: object,
+        logs: Mapping[str, Any] | None = None,
+        **___: object,
+    ) -> None:
+        """Records a group; an evaluation, and a step that trains on an earlier step's rollouts, has none."""
+        if not state.is_world_process_zero or "reward" not in (logs or {}) or "train_runtime" in (logs or {}):
+            return
+        if state.global_step < self._next:
+            return
+        self._next = (state.global_step // self._every + 1) * self._every
+        for sample in self.trainer.latest_group():
+            append_row(self._folder / SAMPLES, {"step": state.global_step, **sample})

@@ -1,0 +1,272 @@
+"""Benchmark scores between steps, and the best adapter by one of them.
+
+policy at a step -> completions of each task, judged -> metrics of the step, best/
+
+All processes of a run draw completions together; the main one keeps what they scored.
+"""
+
+import json
+import logging
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerState, TrainingArguments
+
+from perl.errors import PerlError, RecipeError
+from perl.evaluation.draw import draw
+from perl.evaluation.protocol import Protocol
+from perl.evaluation.questions import PreparedTask, prepare_task
+from perl.evaluation.request import end_tokens
+from perl.evaluation.samples import Sample
+from perl.evaluation.score import score_samples
+from perl.evaluation.sharing import Sharing, share
+from perl.evaluation.task import find_tasks
+from perl.evaluation.task_data import load_task_data
+from perl.policy.model import base_of
+from perl.recipe.sections import EvalSection
+from perl.recipe.validation import checked
+from perl.rewards.verifier import Judging
+from perl.rollouts.engine import Engine
+from perl.run.facts import BEST, read_best
+from perl.run.folder import replace_folder, write_text
+from perl.run.joint_work import Processes, joined
+from perl.run.progress import progress
+from perl.trainer.callbacks.run_callback import RunCallback, folder_of
+from perl.training.tasks import check_best
+
+logger = logging.getLogger("perl")
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked, and how.
+
+    Attributes:
+        tasks: With their prompts.
+        protocol: How completions are drawn.
+        judging: The limits of comparing answers; None: the usual ones.
+    """
+
+    tasks: tuple[PreparedTask, ...]
+    protocol: Protocol
+    judging: Judging | None = None
+
+    @property
+    def completions(self) -> int:
+        """How many are drawn for one score of all tasks."""
+        return self.protocol.k * sum(len(task.request.asked) for task in self.tasks)
+
+
+class BenchmarkScores(RunCallback):
+    """Scores the policy on benchmark tasks every so many steps, and keeps the adapter that scored best.
+
+    Scores go into the log of the step: ``eval/TASK/avg@K`` with its standard error, ``eval/TASK/pass@K``, mean length
+    and truncated share. The best adapter is in ``best/adapter``, what it scored in ``best/best.json``.
+
+    Example:
+        ``PeftGRPOTrainer(..., callbacks=[BenchmarkScores(tasks=["aime24"], k=8, every=50)])``
+    """
+
+    needs_ours = "its engine draws completions from the policy of the step"
+
+    def __init__(  # noqa: PLR0913 (of a protocol each is a number)
+        self,
+        tasks: Sequence[str],
+        k: int = 4,
+        every: int = 50,
+        *,
+        best: str | None = None,
+        data: str | Path | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_completion_length: int | None = None,
+        system_prompt: str | None = None,
+        seed: int = 0,
+        limit: int | None = None,
+        batch_size: int = 256,
+        folder: str | Path | None = None,
+        questions: Questions | None = None,
+    ) -> None:
+        """Scores nothing yet.
+
+        Args:
+            tasks: Names from ``perl eval --list-tasks``.
+            k: Completions a problem; the score is their mean (avg@k).
+            every: Optimizer steps between two scores.
+            best: By which score the best adapter is known, as ``aime24/avg@8``; None: the mean of all avg@k.
+            data: Folder with the tasks' data as JSON lines; None: the Hub.
+            temperature: Softmax temperature; 0: greedy.
+            top_p: Nucleus sampling.
+            max_completion_length: Tokens; None: as the trainer's rollouts.
+            system_prompt: Message before every question.
+            seed: Of the sampling.
+            limit: Only the first so many problems of each task; None: all.
+            batch_size: Completions that transformers write at a time.
+            folder: Where ``best/`` is kept; None: the trainer's ``output_dir``.
+            questions: The tasks, ready to be asked, where they are; a recipe's are prepared before its model is loaded.
+
+        Raises:
+            PerlError: There is no such task or score, or a number makes no sense.
+        """
+        given = {
+            **{"tasks": list(tasks) if not isinstance(tasks, str) else [tasks], "k": k, "every": every, "best": best},
+            **{"data": None if data is None else str(data), "limit": limit, "batch_size": batch_size, "seed": seed},
+            **{"temperature": temperature, "top_p": top_p, "max_completion_length": max_completion_length},
+        }
+        self.settings = _settings(given)
+        self._system_prompt, self._given_folder, self._questions = system_prompt, folder, questions
+        self._prepared = questions is not None
+        self._processes = Processes()
+        self._folder = self._staged = Path()
+
+    @property
+    def every(self) -> int:
+        """Optimizer steps between two scores."""
+        return self.settings.every or 1
+
+    @property
+    def completions(self) -> int:
+        """That one score of all tasks draws; 0: not known before training begins."""
+        return 0 if self._questions is None else self._questions.completions
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        """Prepares the tasks.
+
+        Raises:
+            PerlError: The data of a task is not there, or its prompts do not fit.
+        """
+        super().on_train_begin(args, state)
+        self._processes = joined()
+        self._folder = folder_of(args, self._given_folder) / "best"
+        self._staged = self._folder.with_name(f".{self._folder.name}.tmp")
+        if not self._prepared:
+            with self._processes.failing_together():
+                self._questions = self._prepare(args)
+            self._processes.meet()
+
+    def on_step_end(self, _: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
+        """Scores, where it is due."""
+        if state.global_step % self.every:
+            return
+        metrics = self.score()
+        self.trainer.note(metrics)
+        self.keep_best(state.global_step, metrics)
+
+    def score(self) -> Metrics:
+        """Metrics of the policy as it is now; called on every process, the main one has them."""
+        questions, trainer, metrics = self._questions, self.trainer, Metrics()
+        if questions is None or not questions.tasks:
+            raise RuntimeError("no task is prepared")
+        with self._processes.failing_together():
+            first = questions.tasks[0].request.asked[0].prompt_ids
+            engine = trainer.rollout_source.policy_engine(first, self.settings.batch_size)
+            sharing = share(self._processes, engine.capabilities, self.settings.batch_size, trainer.policy)
+            for task in questions.tasks:
+                groups = self._drawn(questions, engine, task, sharing)
+                metrics |= self._processes.by_main(partial(task_metrics, task.request.task, groups))
+        return metrics
+
+    def _drawn(self, questions: Questions, engine: Engine, task: PreparedTask, sharing: Sharing) -> list[list[Sample]]:
+        """A task's completions by the current policy, with a progress line."""
+        asked, protocol, judging = task.request, questions.protocol, questions.judging
+        tokenizer = self.trainer.processing_class
+        if not sharing.processes.main:
+            return draw(engine, tokenizer, asked, protocol, {}, lambda _: None, judging, sharing)
+        with progress(len(asked.places(protocol.k)), f"scoring the policy on {asked.task}") as state:
+            return draw(engine, tokenizer, asked, protocol, {}, lambda _: state.update(), judging, sharing)
+
+    def keep_best(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keeps the adapter, if it is the best so far; called on every process."""
+        by = self.settings.best
+        value = metrics[f"eval/{by}"] if by is not None else statistics.fmean(_averages(metrics).values())
+        if self._processes.main:
+            scores = [f"{name.removeprefix('eval/')} {v:.3f}" for name, v in _averages(metrics).items()]
+            logger.info("step %d: %s", step, ", ".join(scores))
+        with self._processes.failing_together():
+            if self._processes.by_main(lambda: value > self._best_so_far(step)):
+                record = {"step": step, "metric": by or "mean avg@k", "value": value, "metrics": dict(metrics)}
+                self._keep(record)
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        """Weights and what they scored change places with the older ones at once: a kill pairs none with another's."""
+        if self._processes.main:
+            shutil.rmtree(self._staged, ignore_errors=True)
+        self.trainer.save_adapter(self._staged / "adapter")
+        if self._processes.main:
+            write_text(self._staged / BEST, json.dumps(record, indent=2) + "\n")
+            replace_folder(self._staged, self._folder)
+
+    def _best_so_far(self, step: int) -> float:
+        """Of the steps before this one: a run that goes on from a checkpoint repeats those after it."""
+        if not self._folder.exists() and (self._staged / BEST).is_file():  # a kill came while it took its place
+            self._staged.rename(self._folder)
+        try:
+            record = read_best(self._folder)
+        except FileNotFoundError:
+            return float("-inf")
+        except (OSError, ValueError) as error:
+            logger.warning("%s: %s; the best score so far is forgotten", self._folder / BEST, error)
+            return float("-inf")
+        return float(record["value"]) if record["step"] < step else float("-inf")
+
+    def _prepare(self, args: Any) -> Questions:  # noqa: ANN401 (TRL's arguments)
+        """The tasks as a script's trainer asks them."""
+        settings, tokenizer, base = self.settings, self.trainer.processing_class, base_of(self.trainer.policy)
+        protocol = Protocol(
+            preset="script",
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_new_tokens=settings.max_completion_length or args.max_completion_length,
+            k=settings.k,
+            seed=settings.seed,
+            system_prompt=self._system_prompt,
+        )
+        context = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+        ends = end_tokens(tokenizer, base.generation_config.to_diff_dict())
+        arguments = getattr(args, "chat_template_kwargs", None)
+        folder = Path(settings.data).expanduser() if settings.data else None
+        found = [load_task_data(task, folder, settings.limit) for task in find_tasks(settings.tasks, "tasks")]
+        tasks = tuple(prepare_task(data, tokenizer, protocol, ends, context, arguments) for data in found)
+        return Questions(tasks, protocol)
+
+
+def task_metrics(task: str, groups: list[list[Sample]]) -> Metrics:
+    """What a step's log says of a task's completions."""
+    found, name = score_samples(groups), f"eval/{task}"
+    error = {} if found.stderr is None else {f"{name}/avg@{found.k}_stderr": found.stderr}
+    return {
+        f"{name}/avg@{found.k}": found.accuracy,
+        **error,
+        f"{name}/pass@{found.k}": found.pass_at[found.k],
+        f"{name}/mean_tokens": found.mean_tokens,
+        f"{name}/truncated": found.truncated,
+    }
+
+
+def _averages(metrics: Mapping[str, float]) -> Metrics:
+    """The avg@k of each task."""
+    return {name: value for name, value in metrics.items() if "/avg@" in name and not name.endswith("_stderr")}
+
+
+def _settings(given: Mapping[str, Any]) -> EvalSection:
+    """The arguments, checked as a recipe's ``eval`` section is.
+
+    Raises:
+        PerlError: One is wrong.
+    """
+    try:
+        settings = checked(EvalSection, given)
+        if not settings.tasks:
+            raise RecipeError("names no task", "tasks", "as in tasks=['aime24']")
+        find_tasks(settings.tasks, "tasks")
+        check_best(settings, "best")
+    except PerlError as error:
+        raise error.moved(lambda where: f"BenchmarkScores({where})") from error
+    return settings
