@@ -120,6 +120,8 @@ def _draw(axes: "Axes", panel: Panel, rows: Sequence[Mapping[str, Any]], *, lege
     axes.set_xlabel("optimizer step", fontsize=8)
     axes.set_ylabel(panel.unit, fontsize=8)
     axes.tick_params(labelsize=8)
+    if panel.unit.startswith("share"):
+        axes.set_ylim(-0.03, 1.03)
     axes.grid(color="#e8e8e8", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:

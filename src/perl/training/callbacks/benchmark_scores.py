@@ -262,9 +262,9 @@ def _settings(given: Mapping[str, Any]) -> EvalSection:
         PerlError: One is wrong.
     """
     try:
-        settings = checked(EvalSection, given)
-        if not settings.tasks:
+        if not given["tasks"]:
             raise RecipeError("names no task", "tasks", "as in tasks=['aime24']")
+        settings = checked(EvalSection, given)
         find_tasks(settings.tasks, "tasks")
         check_best(settings, "best")
     except PerlError as error:
