@@ -103,7 +103,7 @@ def test_no_module_hides_a_public_function():
 
     modules = {module.name for module in pkgutil.iter_modules(perl.__path__)}
     public_modules = {name for name in perl.__all__ if inspect.ismodule(getattr(perl, name))}
-    assert public_modules == {"rewards"}
+    assert public_modules == {"callbacks", "rewards"}
     assert modules & set(perl.__all__) == public_modules
     packages = [path.parent for path in SOURCES if path.name == "__init__.py"]
     assert len(packages) >= 8
@@ -130,7 +130,7 @@ def test_imports_go_one_way():
 def test_the_public_names():
     import perl
 
-    functions = ["evaluate", "push", "rewards", "train"]
+    functions = ["callbacks", "evaluate", "push", "rewards", "train"]
     assert sorted(perl.__all__) == ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", *functions]
     assert set(perl.__all__) <= set(dir(perl))
     assert all(getattr(perl, name) is not None for name in perl.__all__)

@@ -28,7 +28,8 @@ QUICK = (
         "run/test_devices.py",
         "training/test_costs.py",
         "training/test_recipes.py",
-        "training/test_task_scores.py",
+        "training/test_benchmark_scores.py",
+        "run/test_time_left.py",
     ),
     *(f"evaluation/test_{name}.py" for name in ("compare", "earlier", "metrics", "protocol", "questions")),
     *(f"evaluation/test_{name}.py" for name in ("recount", "results", "samples", "score", "table")),
@@ -36,7 +37,7 @@ QUICK = (
     *(f"packing/test_{name}.py" for name in ("attention", "head", "micro_batches", "rows", "step_flops")),
     *(f"rewards/test_{name}.py" for name in ("accuracy", "answers", "countdown", "lengths", "shaping")),
     *(f"rollouts/test_{name}.py" for name in ("gap", "vllm_version")),
-    *(f"trainer/test_{name}.py" for name in ("config", "recorder")),
+    *(f"trainer/test_{name}.py" for name in ("config", "logs_of_callbacks")),
     *(f"zoo/test_{name}.py" for name in ("entry", "listing", "ranking", "reported", "summary")),
 )
 # In these folders, of thousands of answers or of a model's weights.

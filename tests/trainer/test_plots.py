@@ -9,7 +9,7 @@ from matplotlib.image import imread
 
 from perl.cli.main import run_commands
 from perl.errors import MissingExtraError
-from perl.trainer.callbacks.plots import draw_curves, read_reports
+from perl.trainer.callbacks.plots import draw_plots
 
 
 def write_metrics(path, *absent, steps=20, **extra):
@@ -28,6 +28,10 @@ def write_metrics(path, *absent, steps=20, **extra):
         rows.append({name: value for name, value in row.items() if name not in absent})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def draw_curves(*arguments):
+    return draw_plots(*arguments)[0]
 
 
 def has_ink(picture, rows, columns):
@@ -97,22 +101,29 @@ def test_a_short_run_can_be_drawn(tmp_path, steps):
     assert draw_curves(metrics, tmp_path, "short").stat().st_size > 0
 
 
-def test_training_steps_are_read_in_order_and_one_that_could_not_be_scored_is_a_gap(tmp_path):
-    metrics = tmp_path / "metrics.jsonl"
+def test_every_reward_and_every_score_has_a_panel_of_its_own(tmp_path):
     rows = [
-        {"step": 1, "reward": 0.5, "completions/mean_length": 7.0, "num_tokens": 10.0},
-        {"step": 1, "eval_reward": 0.9},
-        {"step": 2, "loss": 0.1},
-        {"step": 3, "reward": None, "entropy": 0.5},
-        {"step": 4, "reward": 0.75, "kl": 0.25},
+        {"step": step, "reward": 0.5, "rewards/accuracy/mean": 0.1 * step, "rewards/my_reward/mean": -1.0, "loss": 0.0}
+        for step in range(1, 7)
     ]
+    metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    reports = read_reports(metrics)
-    assert [(r.step, r.reward, r.length, r.kl, r.tokens) for r in reports] == [
-        (1, 0.5, 7.0, None, 10.0),
-        (3, None, None, None, 0.0),
-        (4, 0.75, None, 0.25, 0.0),
-    ]
+    assert [picture.name for picture in draw_plots(metrics, tmp_path, "t")] == ["curves.png", "rewards.png"]
+    assert [picture.name for picture in draw_plots(metrics, tmp_path, "t", rewarded=False)] == ["curves.png"]
+    for step in (3, 6):
+        scores = {"eval/aime24/avg@4": 0.2, "eval/aime24/avg@4_stderr": 0.05, "eval/aime24/pass@4": 0.5}
+        rows[step - 1] |= scores | {"eval/aime24/truncated": 0.0, "eval/gsm8k/avg@4": 0.7}
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pictures = draw_plots(metrics, tmp_path, "t")
+    assert [picture.name for picture in pictures] == ["curves.png", "rewards.png", "scores.png"]
+    two, three = size_of(pictures[1]), size_of(pictures[2])
+    assert (two[1], two[0] < three[0]) == (three[1], True)  # three scores stand in two lines
+
+
+def test_lines_that_are_cut_short_or_hold_no_number_are_gaps(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    rows = [{"step": 1, "reward": 0.5}, {"step": 1, "eval_reward": 0.9}, {"step": 3, "reward": None, "entropy": 0.5}]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "rew')
     assert draw_curves(metrics, tmp_path, "gap").is_file()
 
 

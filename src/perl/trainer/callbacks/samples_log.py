@@ -44,7 +44,8 @@ class SamplesLog(RunCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         """Opens the log; a training that goes on loses the lines of steps that are done again."""
         super().on_train_begin(args, state)
-        self._folder, self._next = folder_of(args, self._given), state.global_step
+        self._folder = folder_of(args, self._given)
+        self._next = self._after(state.global_step) if state.global_step else 0
         reopened(self._folder / SAMPLES, state)
 
     def on_log(
@@ -60,6 +61,10 @@ class SamplesLog(RunCallback):
             return
         if state.global_step < self._next:
             return
-        self._next = (state.global_step // self._every + 1) * self._every
+        self._next = self._after(state.global_step)
         for sample in self.trainer.latest_group():
             append_row(self._folder / SAMPLES, {"step": state.global_step, **sample})
+
+    def _after(self, step: int) -> int:
+        """The next step of which a group is due."""
+        return (step // self._every + 1) * self._every

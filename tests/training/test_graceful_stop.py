@@ -3,14 +3,14 @@
 import os
 import signal
 
-from perl.training.callbacks.stopping import OrderlyStop
+from perl.training.callbacks.graceful_stop import GracefulStop
 
 
 def test_a_signal_that_was_ignored_at_the_start_does_not_stop_a_training():
     """As a shell without a terminal starts ``perl train R &``."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        stop = OrderlyStop()
+        stop = GracefulStop()
         with stop.listening():
             os.kill(os.getpid(), signal.SIGINT)
             assert not stop.requested
