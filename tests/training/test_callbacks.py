@@ -142,7 +142,7 @@ def trls_grpo(folder, callbacks):
 
 def trls_sft(folder, callbacks):
     texts = Dataset.from_list([{"text": f"{i}+1={i + 1}"} for i in range(8)])
-    return SFTTrainer(str(BASE_FOLDER), SFTConfig(str(folder), **SETTINGS), texts, callbacks=callbacks)
+    return SFTTrainer(str(BASE_FOLDER), SFTConfig(str(folder), **SETTINGS), train_dataset=texts, callbacks=callbacks)
 
 
 @pytest.mark.parametrize("make", [trls_grpo, trls_sft])
