@@ -45,6 +45,18 @@ def test_the_readme_recipe_is_valid_and_its_steps_are_as_large_as_it_says(tmp_pa
     assert loaded.batch.completions_per_step == train["prompts_per_step"] * train["num_generations"] == 64
 
 
+def test_the_script_with_callbacks_runs_and_leaves_what_the_page_says(tmp_path, monkeypatch):
+    page = (CHECKOUT / "docs" / "callbacks.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(code)
+    runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+    written = {path.name for path in (tmp_path / "runs" / "script").iterdir()}
+    assert {"metrics.jsonl", "samples.jsonl", "plots", "best"} <= written
+    named = set(re.findall(r"^\| `(\w+)\(", page, flags=re.MULTILINE))
+    assert named == set(perl.callbacks.__all__)
+
+
 @pytest.mark.nightly
 def test_the_readme_commands_run(tmp_path, hub, hub_env):
     """In the order they stand there, with the training cut to two steps, on a Hub of their own."""
