@@ -17,6 +17,7 @@ from perl.hub.push.outbox import Push, alone
 from perl.hub.push.publish import pack_checkpoint, send_checkpoints, wanted_push
 from perl.recipe.sections import HubSection
 from perl.run.folder import Run
+from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 
@@ -47,7 +48,7 @@ class Publishing(TrainerCallback):
             self._wanted = self._wanted or wanted_push(self._run, self._hub.repo_id, private=self._hub.private)
             pack_checkpoint(self._run, state.global_step, self._wanted.repo_id)
         except Exception as error:  # noqa: BLE001 (a checkpoint that cannot be published must not end the training)
-            logger.warning("step %d is not published: %s", state.global_step, error)
+            warn("PRL308", "step %d is not published: %s", state.global_step, error)
             return
         self._something.set()
         if self._thread is None:
@@ -73,7 +74,7 @@ class Publishing(TrainerCallback):
                     with alone(self._run):
                         self._wanted = send_checkpoints(self._run, self._wanted)
             except PerlError as error:
-                logger.warning("checkpoints wait in %s for the next push: %s", self._run.path, error)
+                warn("PRL308", "checkpoints wait in %s for the next push: %s", self._run.path, error)
             except Exception:
                 logger.exception("checkpoints wait in %s for the next push", self._run.path)
             if ended:

@@ -1,6 +1,5 @@
 """An orderly stop, on Ctrl-C, SIGTERM or a reward that fails too often: a last step, a checkpoint, no more."""
 
-import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,7 @@ from transformers import TrainerCallback, TrainerControl
 from perl.recipe.recipe import is_first_process
 from perl.rewards.custom import Failures
 from perl.run.signals import handled
-
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -68,7 +66,7 @@ class OrderlyStop(TrainerCallback):
             raise KeyboardInterrupt
         self.requested = True
         if is_first_process():  # all have been asked
-            logger.warning("stopping after this step, with a checkpoint (again: stop now and lose the step)")
+            warn("PRL313", "stopping after this step, with a checkpoint (again: stop now and lose the step)")
 
 
 def _highest(*numbers: int) -> list[int]:

@@ -18,6 +18,7 @@ from transformers import TrainerCallback, TrainerState
 from perl.run.facts import BEST, read_best
 from perl.run.folder import replace_folder, write_text
 from perl.run.joint_work import Processes
+from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 
@@ -90,6 +91,6 @@ class TaskScores(TrainerCallback):
         except FileNotFoundError:
             return float("-inf")
         except (OSError, ValueError) as error:
-            logger.warning("%s: %s; the best score so far is forgotten", self._folder / BEST, error)
+            warn("PRL303", "%s: %s; the best score so far is forgotten", self._folder / BEST, error)
             return float("-inf")
         return float(record["value"]) if record["step"] < step else float("-inf")
