@@ -16,6 +16,8 @@ The error model, each kind handled in one place:
   never an exception and never a silent 0.0.
 
 Anything else is a defect of this package: a plain exception with its traceback, exit 1.
+
+Each class has a code of its own, which the command line prints after the line and `perl explain` explains.
 """
 
 import difflib
@@ -56,6 +58,7 @@ class Mistake:
 class PerlError(Exception):
     """The user's mistake: one line a problem, no traceback, exit 2."""
 
+    code = "PRL206"
     exit_code = EXIT_USER_MISTAKE
     told_elsewhere = False
     """Another process of the same run tells the user; this one ends in silence."""
@@ -84,7 +87,7 @@ class PerlError(Exception):
     @property
     def problems(self) -> tuple[Mistake, ...]:
         """The mistakes, by their name before version 0.2."""
-        warnings.warn("PerlError.problems is now PerlError.mistakes", FutureWarning, stacklevel=2)
+        warn_of_old_name("PerlError.problems", "PerlError.mistakes")
         return self.mistakes
 
     def __str__(self) -> str:
@@ -95,50 +98,65 @@ class PerlError(Exception):
 class RecipeError(PerlError, ValueError):
     """A recipe that cannot be read or asks for something impossible."""
 
+    code = "PRL201"
+
 
 class DataError(PerlError, ValueError):
     """A data set that is absent, empty, incomplete or overlaps with the held-out one."""
+
+    code = "PRL202"
 
 
 class ModelError(PerlError, ValueError):
     """A model that cannot be loaded, or an adapter that would train nothing of it."""
 
+    code = "PRL203"
+
 
 class RunFolderError(PerlError):
     """An output folder that is not writable, in use, or holds another recipe's run."""
+
+    code = "PRL204"
 
 
 class MissingExtraError(PerlError, ImportError):
     """An optional package that this recipe needs and that is not installed."""
 
+    code = "PRL205"
+
 
 class BrokenPromiseError(PerlError):
     """A guard found that the run is not what it says: the result must not be used."""
 
+    code = "PRL207"
     exit_code = EXIT_FAILED
 
 
 class RewardError(PerlError):
     """Completions cannot be scored: a reward function fails too often, or the verifier's processes do not start."""
 
+    code = "PRL208"
     exit_code = EXIT_FAILED
 
 
 class RolloutError(PerlError):
     """No rollouts: no server answers, or one refuses what it is asked."""
 
+    code = "PRL210"
     exit_code = EXIT_FAILED
 
 
 class ProcessError(PerlError, RuntimeError):
     """Another process of this run has failed, or ended."""
 
+    code = "PRL214"
     exit_code = EXIT_FAILED
 
 
 class InterruptedRunError(PerlError):
     """The user stopped the run; the same command resumes it."""
 
+    code = "PRL218"
     exit_code = EXIT_INTERRUPTED
 
 
@@ -177,9 +195,14 @@ def missing_extra(package: str, extra: str, needed_for: str) -> Mistake:
     return Mistake(f"{needed_for} needs the package {package}", hint=f"pip install 'perl-rl[{extra}]'")
 
 
+def warn_of_old_name(old: str, new: str) -> None:
+    """Python's warning, at the caller's caller, that something has another name now."""
+    warnings.warn(f"{old} is now {new} [PRL301]", FutureWarning, stacklevel=3)
+
+
 def __getattr__(name: str) -> object:
     """``Problem`` is the name of :class:`Mistake` before version 0.2."""
     if name != "Problem":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("perl.errors.Problem is now perl.errors.Mistake", FutureWarning, stacklevel=2)
+    warn_of_old_name("perl.errors.Problem", "perl.errors.Mistake")
     return Mistake

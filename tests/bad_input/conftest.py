@@ -1,6 +1,7 @@
 """A sound recipe whose base has no weights, and what the command line says of one with a mistake."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -39,6 +40,9 @@ def _nothing_left_in_the_process(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+CODE = re.compile(r" \[PRL2\d\d\]$")
+
+
 @pytest.fixture
 def mistakes(capsys):
     """What the command line prints for ``perl train``, a line a problem; the recipe's lines start at 2."""
@@ -54,7 +58,8 @@ def mistakes(capsys):
         assert lines
         assert all(line.startswith("error: ") for line in lines), lines
         assert "Traceback" not in printed.err
-        return [line.removeprefix("error: ") for line in lines]
+        assert all(CODE.search(line) for line in lines), lines
+        return [CODE.sub("", line.removeprefix("error: ")) for line in lines]
 
     return run_train
 

@@ -5,6 +5,7 @@ The base has no weights: a mistake that is found only after loading them would n
 
 import importlib.util
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.evaluations import results, task_result
 from tests.hub.scored import write_scored
 from tests.saved_adapters import save_adapter
 
+CODE = re.compile(r" \[PRL2\d\d\]$")
 TASK = ("--tasks", "sandbox:addition")
 
 
@@ -44,7 +46,8 @@ def mistake(capsys):
         assert printed.out == ""
         [line] = printed.err.splitlines()
         assert line.startswith("error: ")
-        return line.removeprefix("error: ")
+        assert CODE.search(line)
+        return CODE.sub("", line.removeprefix("error: "))
 
     return evaluate
 

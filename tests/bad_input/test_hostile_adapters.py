@@ -199,7 +199,8 @@ def test_what_sound_and_published_adapters_hold_is_accepted(adapter, base, caplo
     caplog.clear()
     with_config(adapter, twice_as_good=True)  # a setting that this PEFT does not know is named
     find_adapter("adapter")
-    assert caplog.messages == ["adapter_config.json: this version of PEFT does not know twice_as_good and ignores it"]
+    said = "adapter_config.json: this version of PEFT does not know twice_as_good and ignores it [PRL330]"
+    assert caplog.messages == [said]
     shutil.rmtree(adapter)
     as_people_write = r".*\.(?:self_attn|mlp)\.(?:q_proj|v_proj|down_proj)"
     config = LoraConfig(r=2, target_modules=as_people_write, rank_pattern={"q.*": 3})

@@ -51,7 +51,7 @@ def repository(run: Run, repo_id: str) -> dict[str, bytes]:
 
 def test_a_run_is_given_its_card_which_then_is_right(perl, perl_command, run):
     first = perl("card", "a-run", "--check")
-    assert (first.returncode, first.stderr) == (2, "error: a-run: has no card yet (perl card a-run)\n")
+    assert (first.returncode, first.stderr) == (2, "error: a-run: has no card yet (perl card a-run) [PRL206]\n")
     written = perl("card", "a-run", "--repo", "me/mine")
     assert (written.returncode, written.stderr, written.stdout) == (0, "", "a-run/adapter/README.md\n")
     assert "# me/mine\n" in run.card.read_text()
@@ -80,7 +80,7 @@ def test_the_card_may_go_into_another_file_and_a_mistake_is_one_line(perl, run):
     absent = perl("card", "a-run", "-o", "no/such/card.md")
     assert (absent.returncode, absent.stderr) == (
         2,
-        "error: no/such/card.md: cannot be written: No such file or directory\n",
+        "error: no/such/card.md: cannot be written: No such file or directory [PRL206]\n",
     )
     mistakes = (
         (["absent"], "absent: is not a run, and only a run's card can be written (--check looks at a card)"),
@@ -91,7 +91,7 @@ def test_the_card_may_go_into_another_file_and_a_mistake_is_one_line(perl, run):
     )
     for arguments, message in mistakes:
         done = perl("card", *arguments)
-        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message} [PRL206]\n")
 
 
 def test_a_card_on_the_hub_is_looked_at_without_its_weights(perl, run, hub):

@@ -178,7 +178,7 @@ MISTAKES = (
     (("train", "quickstart", "peft.type=PREFIX_TUNING"), "peft.type: PREFIX_TUNING cannot be trained: its virtual"),
     (("train", "quickstart", "train.reference=rolling:0"), "train.reference: must be base, initial, or rolling:N"),
     (("train", "quickstart", "max_steps"), "is not an override"),
-    (("recipes", "quikstart"), "error: no recipe named 'quikstart' (did you mean quickstart?)\n"),
+    (("recipes", "quikstart"), "error: no recipe named 'quikstart' (did you mean quickstart?) [PRL201]\n"),
 )
 
 

@@ -95,7 +95,8 @@ def test_after_a_kill_or_ctrl_c_the_same_command_goes_on(tmp_path, saved, uninte
     if number == signal.SIGINT:
         assert (result.returncode, result.stdout) == (130, "")
         assert "Traceback" not in result.stderr
-        assert result.stderr.splitlines()[-1] == f"error: {tmp_path / 'out'}: stopped (the same command goes on)"
+        said = f"error: {tmp_path / 'out'}: stopped (the same command goes on) [PRL218]"
+        assert result.stderr.splitlines()[-1] == said
         assert_it_goes_on(saved, tmp_path / "out", uninterrupted)
         return
     assert result.returncode == -signal.SIGKILL
@@ -117,7 +118,7 @@ def test_a_second_process_in_the_folder_is_refused_in_a_line(tmp_path, saved):
     finally:
         first.kill()
         first.communicate()
-    line = f"error: {output}: another process is evaluating here (choose another with --output)"
+    line = f"error: {output}: another process is evaluating here (choose another with --output) [PRL204]"
     assert (second.returncode, second.stdout, second.stderr.splitlines()) == (2, "", [line])
 
 

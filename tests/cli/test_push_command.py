@@ -68,7 +68,7 @@ def test_an_outage_ends_with_one_line_and_the_same_command_goes_on(hub, capsys):
     assert perl("run", "--repo", REPO, "--private") == EXIT_FAILED
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-2] == "the push is kept in run: `perl push run` finishes it"
-    assert printed.err.splitlines()[-1] == f"error: {REPO}: the Hub is unreachable: it answers 503 (6 tries)"
+    assert printed.err.splitlines()[-1] == f"error: {REPO}: the Hub is unreachable: it answers 503 (6 tries) [PRL212]"
     assert TOKEN not in printed.err + printed.out
     hub.faults.clear()
     assert perl("run") == EXIT_DONE

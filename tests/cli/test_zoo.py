@@ -133,8 +133,8 @@ def test_render_writes_and_checks_and_html_is_written_where_it_is_asked_for(perl
     code, _, err = perl("render", "--check", "--zoo", zoo)
     assert code == 2
     assert err.splitlines() == [
-        f"error: {zoo}/MODEL_ZOO.md: is absent (perl zoo render)",
-        f"error: {zoo}/zoo.csv: is absent (perl zoo render)",
+        f"error: {zoo}/MODEL_ZOO.md: is absent (perl zoo render) [PRL206]",
+        f"error: {zoo}/zoo.csv: is absent (perl zoo render) [PRL206]",
     ]
     assert perl("render", "--zoo", zoo)[1].splitlines() == [f"{zoo}/MODEL_ZOO.md", f"{zoo}/zoo.csv"]
     assert perl("render", "--check", "--zoo", zoo) == (0, "", "")

@@ -137,7 +137,7 @@ def test_an_error_of_one_process_ends_all_of_them(adapter, tmp_path, what, rank,
         if code == 130
         else f"model.name: {of_another}too little of everything"
     )
-    assert errors == [f"error: {said}"]  # one process says it
+    assert errors == [f"error: {said} [{'PRL218' if code == 130 else 'PRL203'}]"]  # one process says it
     assert "Traceback" not in ended.stderr
 
 

@@ -47,7 +47,7 @@ def test_an_outage_leaves_a_queued_push_that_the_next_one_finishes_and_ends_no_t
     with caplog.at_level(logging.WARNING, "perl"):
         publish(HubSection(repo_id="user/ended", push="end"), run)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "perl"]
-    assert line.endswith("the push is kept in ended: `perl push ended` finishes it")
+    assert line.endswith("the push is kept in ended: `perl push ended` finishes it [PRL308]")
     assert run.status == "done"
     hub.faults.clear()
     publish(HubSection(repo_id="user/ended", push="end"), run)

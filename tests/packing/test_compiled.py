@@ -255,7 +255,7 @@ def test_what_is_not_compiled_has_a_reason_and_stays(options, why):
 def test_a_run_with_padded_rows_says_that_nothing_is_compiled(caplog):
     with caplog.at_level(logging.WARNING, "perl"):
         train(PeftGRPOTrainer, max_steps=1, gradient_accumulation_steps=4, compile_layers=True, padding_free=False)
-    assert "layers are not compiled: its rows are padded" in caplog.messages
+    assert "layers are not compiled: its rows are padded [PRL322]" in caplog.messages
 
 
 @pytest.mark.parametrize("other", [{"torch_compile": True}, {"torch_compile_backend": "inductor"}], ids=str)

@@ -383,6 +383,6 @@ def test_the_command_writes_what_it_says_or_refuses_with_a_line(perl_command):
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
         r"error: --as: the update of dora has no low rank: the best factors of rank \d+ leave out \d+\.\d% of "
-        r"model\.layers\.\d\.\S+ \(use --as merged\)\n",
+        r"model\.layers\.\d\.\S+ \(use --as merged\) \[PRL20\d\]\n",
         done.stderr,
     )

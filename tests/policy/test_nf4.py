@@ -156,7 +156,7 @@ def test_an_adapter_is_scored_on_the_base_that_it_was_trained_on_unless_someone_
     for adapter in (run.path, run.path / "checkpoints" / "checkpoint-4", tmp_path / "alone"):
         assert find_subject(str(adapter)).base.quantization == "nf4"
     assert find_subject(str(tmp_path / "alone"), "sandbox:base", quantization="none").base.quantization is None
-    said = "alone was trained on a base quantised to nf4, and is scored on the ordinary base"
+    said = "alone was trained on a base quantised to nf4, and is scored on the ordinary base [PRL302]"
     assert [record.getMessage() for record in caplog.records].count(said) == 1
     there = scored(tmp_path / "alone", tmp_path / "there")
     assert (there["base_sha256"], there["policy"], there["base_quantization"]) == (base, own["policy"], "nf4")

@@ -43,7 +43,7 @@ def test_every_module_and_every_name_of_a_package_is_found_where_it_was():
             warnings.simplefilter("always")
             old = importlib.import_module(name)
         lines = [str(warning.message) for warning in caught if warning.category is FutureWarning]
-        assert f"{name} is now {MOVED[name]}" in lines
+        assert f"{name} is now {MOVED[name]} [PRL301]" in lines
         new = importlib.import_module(MOVED[name])
         public = [attribute for attribute in vars(new) if not attribute.startswith("_")]
         assert public or hasattr(new, "__path__"), name

@@ -144,7 +144,7 @@ def test_an_adapter_of_the_hub_is_fetched_at_its_commit_and_verified_or_loaded_w
     then = hub.create("someone/others", {f"best/{name}": content for name, content in files.items()})
     zoo = add(entry("reported", repo="someone/others", revision=then, subfolder="best"))
     assert find_adapter("zoo:reported").folder.parts[-2:] == (then, "best")
-    said = f"zoo:reported: nobody has verified the files of someone/others@{then}; its entry lists no SHA-256"
+    said = f"zoo:reported: nobody has verified the files of someone/others@{then}; its entry lists no SHA-256 [PRL331]"
     assert caplog.messages == [said]
     pull(zoo, "zoo:reported", Path("theirs"))
     assert find_adapter("theirs").shapes

@@ -66,7 +66,7 @@ def run(arguments: list[str], program: str) -> int:
         return EXIT_USER_MISTAKE
     except PerlError as error:
         for problem in () if error.told_elsewhere else error.mistakes:
-            say(f"error: {problem}", err=True, colour="red")
+            say(f"error: {problem} [{error.code}]", err=True, colour="red")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         if is_first_process():  # of several each is

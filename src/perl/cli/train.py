@@ -53,6 +53,7 @@ def command(
         checked = checked_recipe(recipe, overrides)
         if not launched() and (checked.engine.processes or 1) > 1 and not dry_run:
             return _start(checked, context.meta[ARGUMENTS], output)
+    from perl.run.folder_check import check_folder
     from perl.training.forecast_text import summary_lines
     from perl.training.question import forecast_of
     from perl.training.stages import prepare, read_recipe, train
@@ -61,6 +62,7 @@ def command(
         resolved = read_recipe(recipe, overrides, output)
         plan = prepare(resolved)
         if is_first_process():
+            check_folder(resolved)
             say(resolved.to_yaml())
             say("\n".join(f"# {line}" for line in (*plan.lines(), *summary_lines(forecast_of(plan)))))
         return EXIT_DONE

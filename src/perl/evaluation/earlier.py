@@ -13,6 +13,7 @@ from pathlib import Path
 from perl.errors import PerlError
 from perl.evaluation.protocol import short_hash
 from perl.evaluation.results import FIGURE, RESULTS, TABLE, Results, read_results
+from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 
@@ -34,7 +35,7 @@ def set_aside(new: Results, folder: Path) -> None:
         old = read_results(folder / RESULTS)
     except PerlError as error:
         place = _free(folder / EARLIER / _UNREADABLE)
-        logger.warning("%s; it is kept in %s", error.mistakes[0], place)
+        warn("PRL303", "%s; it is kept in %s", error.mistakes[0], place)
         _move(folder, place)
         return
     if old.of_what() == new.of_what():

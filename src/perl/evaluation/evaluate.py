@@ -49,6 +49,7 @@ from perl.run.folder import installed_versions
 from perl.run.joint_work import Processes
 from perl.run.progress import duration, progress
 from perl.run.threads import threads_kept, use_threads
+from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 
@@ -148,7 +149,7 @@ def carry_out(plan: Evaluation, policies: Policies | None = None, processes: Pro
         samples = SampleFile(plan.folder / SAMPLES)
         broken = samples.unreadable() if processes.main else 0
         if broken:
-            logger.warning("%s: %d malformed lines are left out", samples.path, broken)
+            warn("PRL303", "%s: %d malformed lines are left out", samples.path, broken)
         drawn = draw_samples(plan, policies, processes)
         return processes.by_main(lambda: _written(plan, policies, drawn, time.monotonic() - started))
 
@@ -166,7 +167,7 @@ def _written(plan: Evaluation, policies: Policies, drawn: DrawnSamples, seconds:
     try:
         draw_problems(results, plan.folder)
     except MissingExtraError as error:
-        logger.warning("%s", error)
+        warn("PRL306", "%s", error)
     return results
 
 
@@ -277,10 +278,10 @@ def _say_corrected(what: str, stored: StoredSamples) -> None:
     if stored.dropped:
         why = "another seed, a length that cannot be, an unknown problem"
         line = "%s: not drawn by this evaluation (%s), hence dropped: %d stored completions"
-        logger.warning(line, what, why, len(stored.dropped))
+        warn("PRL305", line, what, why, len(stored.dropped))
     if stored.judged_otherwise:
         line = "%s: judged again, %d of %d stored verdicts are others now"
-        logger.warning(line, what, stored.judged_otherwise, len(stored.samples))
+        warn("PRL305", line, what, stored.judged_otherwise, len(stored.samples))
 
 
 def _key(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -> str:
@@ -370,7 +371,7 @@ def _by_lighteval(plan: Evaluation, groups: Mapping[str, Groups]) -> dict[str, O
     try:
         scores = score_with_lighteval(data, texts, plan.subject.name) if data else {}
     except LightevalError as error:
-        logger.warning("%s; our own score stands", error)
+        warn("PRL307", "%s; our own score stands", error)
         return {}
     found = {}
     for name, score in scores.items():

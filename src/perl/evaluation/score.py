@@ -4,7 +4,6 @@ samples of each problem -> Score
 """
 
 import itertools
-import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,10 +12,9 @@ from dataclasses import dataclass, field
 from perl.evaluation import metrics
 from perl.evaluation.samples import Sample
 from perl.rewards.verifier import TIMEOUT_SECONDS, WORKERS, check_all
+from perl.run.warned import warn
 from perl.types import Verdict
 from perl.zoo.intervals import interval
-
-logger = logging.getLogger("perl")
 
 # G-Pass@k is reported for this k, as in its paper and in lighteval, where there are as many completions of a problem.
 G_PASS_K = 16
@@ -162,7 +160,7 @@ def judge_rows(completions: Sequence[Sequence[str]], golds: Sequence[str]) -> li
     unjudged = sum(verdict.status in UNJUDGED for verdict in verdicts)
     if unjudged:
         what = "%d of %d completions could not be compared with the gold answer and count as not right"
-        logger.warning(what, unjudged, len(verdicts))
+        warn("PRL304", what, unjudged, len(verdicts))
     one_by_one = iter(verdicts)
     return [[next(one_by_one) for _ in row] for row in completions]
 

@@ -3,7 +3,6 @@
 run folder, checkpoint, adapter folder, Hub id, zoo:NAME, or a base alone -> Subject
 """
 
-import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,9 +18,8 @@ from perl.recipe import Recipe
 from perl.recipe.sections import QUANTIZATIONS, ModelSection
 from perl.run.files import sha256_of
 from perl.run.folder import Run
+from perl.run.warned import warn
 from perl.sandbox import is_sandbox
-
-logger = logging.getLogger("perl")
 
 _WHOLE_MODEL = "config.json"
 
@@ -87,7 +85,7 @@ def find_subject(
     section = subject.base.model_copy(update={"quantization": None if quantization == "none" else quantization})
     if subject.adapter is not None and subject.adapter.base_quantization != section.quantization:
         bases = [_named(subject.adapter.base_quantization), _named(section.quantization)]
-        logger.warning("%s was trained on %s, and is scored on %s", subject.name, *bases)
+        warn("PRL302", "%s was trained on %s, and is scored on %s", subject.name, *bases)
     return replace(subject, base=section)
 
 
@@ -164,7 +162,7 @@ def _quantised_like(saved: SavedAdapter, section: ModelSection) -> ModelSection:
     was = saved.base_quantization
     known = was if was in QUANTIZATIONS else None
     if was != known:
-        logger.warning("%s was trained on %s, and is scored on %s", saved.name, _named(was), _named(known))
+        warn("PRL302", "%s was trained on %s, and is scored on %s", saved.name, _named(was), _named(known))
     return section.model_copy(update={"quantization": known})
 
 

@@ -36,6 +36,7 @@ _NEVER_HEARD = (
 class MeetingError(PerlError):
     """The processes of a run do not find each other."""
 
+    code = "PRL216"
     exit_code = 1
 
 

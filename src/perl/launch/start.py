@@ -56,6 +56,7 @@ _AFTER_SIGTERM_SECONDS = 8.0
 class ProcessFailedError(PerlError):
     """A process of the run has failed, and with it the run; the same command goes on."""
 
+    code = "PRL215"
     exit_code = EXIT_FAILED
 
 

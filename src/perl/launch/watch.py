@@ -352,7 +352,7 @@ class Watch:
         error = self.lost(first)
         try:
             if says_it(first, self._meeting.rank):
-                print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
+                print(f"error: {error} [{error.code}]", file=sys.stderr, flush=True)  # noqa: T201
             if started_by_us():
                 self._meeting.tell(END, asdict(End(self._meeting.rank, "lost", code=error.exit_code)))
             self.at_loss(error)
@@ -382,6 +382,7 @@ class _Peer:
 class LostProcessError(PerlError):
     """Another process of the run has ended, and with it the run; the exit code is that one's."""
 
+    code = "PRL217"
     exit_code = EXIT_FAILED
 
 

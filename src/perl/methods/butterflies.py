@@ -6,13 +6,11 @@ PEFT would build a CUDA extension for each layer, again and again where it fails
 instead of the number in the config, without changing that.
 """
 
-import logging
-
 import torch
 from peft import BOFTConfig, PeftConfig
 from peft.tuners.boft import layer as boft_layer
 
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 
 class BlockDiagonal:
@@ -46,7 +44,8 @@ def without_extension(config: PeftConfig) -> None:
 def say_who_can_load(config: PeftConfig) -> None:
     """Warns of a BOFT that plain PEFT loads only where it can build its extension."""
     if isinstance(config, BOFTConfig) and config.boft_n_butterfly_factor > 1:
-        logger.warning(
+        warn(
+            "PRL336",
             "boft with boft_n_butterfly_factor %d: plain PEFT loads it only on a GPU with nvcc, ninja and a C++ "
             "compiler; with 1 anywhere",
             config.boft_n_butterfly_factor,

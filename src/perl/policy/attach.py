@@ -5,7 +5,6 @@ base, Adaptation -> policy; SavedAdapter -> policy; policy <-> its tensors
 
 import contextlib
 import copy
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Set
 
@@ -37,8 +36,7 @@ from perl.policy.saved.adapter import POSITIONS, SavedAdapter
 from perl.policy.saved.patterns import check_patterns
 from perl.policy.sharding import check_config, check_whole_adapter, whole_targets
 from perl.policy.targets import check_targets, full_names, leave_out_unreached, linear_names
-
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 # What PEFT warns of where nothing is wrong: LN tuning of a norm it does not list, BOFT that it loads without its CUDA
 # extension, a pattern of ranks taken for LoRA's, a layer without any rank left.
@@ -74,7 +72,8 @@ def attach_adapter(model: PreTrainedModel, adaptation: Adaptation | PeftConfig) 
     check_targets(model, config)
     left_out = leave_out_unreached(model, config)
     if left_out and model.device.type != "meta":
-        logger.warning(
+        warn(
+            "PRL329",
             "peft.target_modules all-linear without %s: the model reads their weights past an adapter",
             ", ".join(left_out),
         )

@@ -7,7 +7,6 @@ A checkpoint counts once it lists its own files; one that a kill cut short is th
 
 import contextlib
 import json
-import logging
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +23,7 @@ from perl.methods.hooks import hooks_of
 from perl.policy.attach import adapter_tensors, load_adapter_tensors
 from perl.run.folder import write_text
 from perl.run.strict_json import parse_mapping
-
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 _MANIFEST = "complete.json"
 _ROLLOUTS = "rollouts-rank{rank}.safetensors"
@@ -105,7 +103,7 @@ def discard_incomplete(folder: Path) -> None:
     for path in _checkpoints(folder):
         if path.is_dir() and not is_complete(path):
             if (path / _MANIFEST).is_file():  # a kill leaves none: something else has changed it
-                logger.warning("%s is not used: %s is missing or has another size", path, _first_missing(path))
+                warn("PRL328", "%s is not used: %s is missing or has another size", path, _first_missing(path))
             shutil.rmtree(path)
 
 

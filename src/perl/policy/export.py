@@ -6,7 +6,6 @@ Exact or refused: what is written is loaded again on a clean base and compared w
 """
 
 import copy
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +38,7 @@ from perl.recipe.sections import ModelSection
 from perl.run.files import new_folder
 from perl.run.folder import Run
 from perl.run.progress import live_line
-
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 Form = Literal["lora", "merged"]
 # The same in nats for a merged model in half precision. How far rounding moves log-probabilities depends on the model,
@@ -92,7 +90,7 @@ def export(
     saved = find_adapter(folder)
     if saved.base_quantization is not None:
         where = f"{saved.name} was trained on a base quantised to {saved.base_quantization}"
-        logger.warning("%s; what is written is for the ordinary base, on which it is another policy", where)
+        warn("PRL302", "%s; what is written is for the ordinary base, on which it is another policy", where)
     policy = continue_adapter(load_base(model_section, torch.device("cpu")), saved).eval()
     target = Path(destination) if destination else Path(f"{str(source).rstrip('/').split('@')[0]}-{form}")
     with new_folder(target) as staged:

@@ -3,7 +3,6 @@
 model, optimizer, files -> nothing, or an error that says what broke
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Set, Sized
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from perl.policy.model import base_fingerprint, evaluating
 from perl.policy.precision import in_float32
 from perl.policy.reference import Reference, reference_log_probs
 from perl.policy.save_adapter import reload_difference
+from perl.run.warned import warn
 
 # Largest difference of a token's log-probability, in nats, between the trained adapter and the saved one. Adapters are
 # saved in the type they are trained in and both compute in float32, so they differ by the order of additions at most.
@@ -32,8 +32,6 @@ _PROBE = (2, 32)
 _SMALLEST_STEP = 0.01
 # Updates within which every trained tensor must have had a gradient.
 PATIENCE = 5
-
-logger = logging.getLogger("perl")
 
 
 def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -95,7 +93,7 @@ def check_start(policy: PeftModel, reference: Reference, *, must: bool) -> float
     )
     if must:
         raise BrokenPromiseError(f"{message}: the KL divergence would be measured against another policy")
-    logger.warning("%s: this adapter does not start as the base", message)
+    warn("PRL324", "%s: this adapter does not start as the base", message)
     return difference
 
 
@@ -174,7 +172,8 @@ class Movement:
             return
         self._said = True
         dtypes = {str(self._unproven[name].dtype).removeprefix("torch.") for name in names}
-        logger.warning(
+        warn(
+            "PRL325",
             "%d trained tensors did not move: a step is smaller than the spacing of their numbers in %s (%s); load the "
             "model in float32 and compute with bf16 (autocast), or raise the learning rate",
             len(names),
@@ -203,7 +202,7 @@ class Movement:
         message = f"{len(without)} trained tensors got no gradient in {PATIENCE} updates: {', '.join(without[:3])}"
         if not all("expert" in name for name in without):
             raise BrokenPromiseError(f"{message}; they are not part of what is computed")
-        logger.warning("%s; their experts may not have been chosen yet", message)
+        warn("PRL326", "%s; their experts may not have been chosen yet", message)
         self._unproven = {}
 
 

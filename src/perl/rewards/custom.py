@@ -9,7 +9,6 @@ Two ways to the same signature: in this process (`guarded`), or in worker proces
 import asyncio
 import functools
 import inspect
-import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from perl.errors import DataError, PerlError, RewardError
 from perl.rewards.workers.pool import WorkerPool, as_json
 from perl.rewards.workers.worker import imported, one_line
 from perl.run.node import own_share
+from perl.run.warned import warn
 
 # TRL's signature: completions, prompts and columns by name -> one number (or None) a completion; may be a coroutine.
 RewardFunction = Callable[..., Any]
@@ -29,8 +29,6 @@ MOST_LINES = 3  # a batch; a thousand samples that fail for one reason need not 
 SHOWN_PROMPT = 60
 # What TRL passes beside the samples; it is useless in another process, so a worker's function goes without.
 NOT_FOR_WORKERS = ("trainer_state", "log_metric", "log_extra")
-
-logger = logging.getLogger("perl")
 
 
 @dataclass
@@ -257,7 +255,7 @@ async def _scored(
         calls = [await call(_row(arguments, row, rows), 1) for row in range(rows)]
     faults = {row: made.fault for row, made in enumerate(calls) if made.fault}
     if not faults:
-        logger.warning("reward %s: a batch failed, its samples one by one did not: %s", failures.name, batch.fault)
+        warn("PRL334", "reward %s: a batch failed, its samples one by one did not: %s", failures.name, batch.fault)
     _pass_on(arguments, [metric for made in calls for metric in made.metrics], _one_value_a_row(calls))
     _count(faults, arguments, failures)
     return [value for made in calls for value in made.values]
@@ -293,9 +291,9 @@ def _count(faults: Mapping[int, str], arguments: Arguments, failures: Failures) 
         shown = f" for the prompt {_shown(prompts[row])!r}" if prompts is not None else f" for sample {row}"
         failures.newest = f"reward {failures.name}: {fault}{shown}"
         if number < MOST_LINES:
-            logger.warning("%s", failures.newest)
+            warn("PRL334", "%s", failures.newest)
     if len(faults) > MOST_LINES:
-        logger.warning("reward %s: and %d more", failures.name, len(faults) - MOST_LINES)
+        warn("PRL334", "reward %s: and %d more", failures.name, len(faults) - MOST_LINES)
     failures.count += len(faults)
     rows = len(arguments["completions"])
     log_metric = arguments.get("log_metric")

@@ -3,14 +3,12 @@
 torch's accelerator -> a device, or None: the CPU
 """
 
-import logging
 from functools import cache
 
 import torch
 
 from perl.errors import RecipeError
-
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 
 def accelerator() -> torch.device | None:
@@ -39,4 +37,4 @@ def check_device(device: torch.device) -> None:
 
 @cache
 def _say_that_mps_is_not_used() -> None:
-    logger.warning("computing on the CPU: nothing is proven on Apple's GPUs (mps)")
+    warn("PRL341", "computing on the CPU: nothing is proven on Apple's GPUs (mps)")

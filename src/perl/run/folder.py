@@ -32,6 +32,7 @@ from perl.run.logs import log_rows as log_rows
 from perl.run.logs import read_log as read_log
 from perl.run.logs import rewind_log
 
+LOCK = ".lock"
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 # Settings that say where things are or go, not what is done: a run may go on with others.
 _PLACES = (
@@ -145,6 +146,16 @@ class Run:
             rewind_log(log, step)
 
 
+def unwritable(path: Path, reason: str) -> RunFolderError:
+    """The error of a folder in which nothing can be written."""
+    return RunFolderError(f"cannot be written: {reason}", str(path), "choose another with --output")
+
+
+def in_use(path: Path) -> RunFolderError:
+    """The error of a folder that another process holds."""
+    return RunFolderError("another process is training here", str(path), "choose another with --output")
+
+
 @contextmanager
 def open_run(recipe: Recipe) -> Iterator[Run]:
     """The recipe's run folder, locked; new, or the one to resume.
@@ -157,11 +168,11 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
     """
     path = recipe.output_dir
     _make_folder(path)
-    lock = FileLock(path / ".lock", timeout=0)
+    lock = FileLock(path / LOCK, timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise RunFolderError("another process is training here", str(path), "choose another with --output") from None
+        raise in_use(path) from None
     try:
         run = _claim(path, recipe)
         with _kept_honest(run):
@@ -211,19 +222,34 @@ def _make_folder(path: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise RunFolderError(f"cannot be written: {reason}", str(path), "choose another with --output") from None
+        raise unwritable(path, error.strerror or str(error)) from None
 
 
 def _claim(path: Path, recipe: Recipe) -> Run:
-    """The folder as this recipe's: refuses what belongs to another, unless that came to nothing."""
+    """The folder as this recipe's, whose run begins or goes on in it."""
+    run = run_of(path, recipe)
+    if run is None:
+        return _begin(path, recipe)
+    if run.status != "done":
+        run.record(status="running", versions=installed_versions(quantised=recipe.model.quantization is not None))
+    return run
+
+
+def run_of(path: Path, recipe: Recipe) -> Run | None:
+    """The run of this recipe that a folder holds; None where one begins: in a new folder, or after one without work.
+
+    Nothing is written.
+
+    Raises:
+        RunFolderError: The folder holds something else, or a run of another recipe.
+    """
     if not (path / "recipe.yaml").exists():
         strangers = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
         if strangers:
             raise RunFolderError(
                 f"is not empty and holds no run: {', '.join(strangers[:3])}", str(path), "choose another with --output"
             )
-        return _begin(path, recipe)
+        return None
     try:
         saved = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -231,14 +257,33 @@ def _claim(path: Path, recipe: Recipe) -> Run:
     run = Run.read(path) if (path / "run.json").exists() else Run(path)
     different = _differences_of_runs(saved, recipe, run)
     if different and not _holds_work(path):
-        return _begin(path, recipe)
+        return None
     if different:
+        hint = _hint_at_longer(saved, recipe, run) if len(different) == 1 else None
         raise RunFolderError(
-            f"holds a run of another recipe: {'; '.join(different[:3])}", str(path), "choose another with --output"
+            f"holds a run of another recipe: {'; '.join(different[:3])}",
+            str(path),
+            hint or "choose another with --output",
         )
-    if run.status != "done":
-        run.record(status="running", versions=installed_versions(quantised=recipe.model.quantization is not None))
     return run
+
+
+def _hint_at_longer(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> str | None:
+    """How a run is trained for longer, if that is all that a recipe asks for: its steps are its schedule."""
+    lengths = ("max_steps", "num_train_epochs")
+    if not any(_is_less(saved["train"].get(name), recipe.train.get(name)) for name in lengths):
+        return None
+    if run.status != "done":
+        return "its steps are its schedule: finish it as it is, or choose another with --output"
+    settings = [f"model.name={run.adapter}"]
+    if run.facts.get("method") != "full":  # an adapter brings its settings with it
+        given = [name for name in ("rank", "alpha", "target_modules") if getattr(recipe.peft, name) is not None]
+        settings = [f"peft.adapter={run.path}", *(f"peft.{name}=null" for name in given)]
+    return f"its steps are its schedule: to train what it made for longer, {' '.join(settings)} and another --output"
+
+
+def _is_less(there: object, here: object) -> bool:
+    return isinstance(there, int | float) and isinstance(here, int | float) and there < here
 
 
 def _differences_of_runs(saved: Mapping[str, Any], recipe: Recipe, run: Run) -> list[str]:

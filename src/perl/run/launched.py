@@ -16,6 +16,7 @@ from typing import cast
 from perl.errors import RecipeError, first_line
 from perl.recipe.recipe import is_first_process, launched, world_size
 from perl.recipe.sections import Strategy
+from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 
@@ -155,7 +156,7 @@ def _size_of_step() -> int:
     if any(name in os.environ for name in _OF_A_STEP) or os.environ.get("ENVIRONMENT") != "BATCH":
         return tasks
     if tasks > 1:
-        logger.warning("one process, in a job of %d tasks: srun perl train starts all of them", tasks)
+        warn("PRL342", "one process, in a job of %d tasks: srun perl train starts all of them", tasks)
     return 1
 
 

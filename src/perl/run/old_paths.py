@@ -5,12 +5,13 @@ old name of a module -> the module
 
 import importlib
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from perl.errors import warn_of_old_name
 
 # Package of the new names -> old name without "perl." -> last part of the new one.
 _MOVED_TO = {
@@ -116,7 +117,7 @@ class _OldNames(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname not in MOVED:
             return None
-        warnings.warn(f"{fullname} is now {MOVED[fullname]}", FutureWarning, stacklevel=2)
+        warn_of_old_name(fullname, MOVED[fullname])
         return ModuleSpec(fullname, _Forwarding())
 
 
@@ -136,7 +137,7 @@ def forwarded(package: str, module: str) -> Callable[[str], Any]:
 
     def attribute(name: str) -> Any:  # noqa: ANN401 (whatever it held)
         if not name.startswith("__") and hasattr(found := importlib.import_module(module), name):
-            warnings.warn(f"{package}.{name} is now {module}.{name}", FutureWarning, stacklevel=2)
+            warn_of_old_name(f"{package}.{name}", f"{module}.{name}")
             return getattr(found, name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

@@ -3,7 +3,6 @@
 rewards of groups -> advantages, metrics
 """
 
-import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -21,13 +20,12 @@ from perl.algorithms.baselines import left_out, penalised_returns, whitened
 from perl.algorithms.estimators import ADVANTAGES, Penalty
 from perl.algorithms.registry import function_at
 from perl.errors import RewardError
+from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.greedy_baseline import greedy_rewards
 from perl.trainer.live import mode_of
 from perl.trainer.overrides import is_replaced
 from perl.trainer.token_selection import select_tokens
-
-logger = logging.getLogger("perl")
 
 
 class GroupRewards:
@@ -162,7 +160,8 @@ class GroupRewards:
             return
         self._warns = False
         partly_K = partly_PGK.flatten(end_dim=1).any(dim=0)
-        logger.warning(
+        warn(
+            "PRL335",
             "%s gave None for some completions of a group: they have no reward and are not trained on, %d of %d "
             "(logged as rows/unscored)",
             ", ".join(name for name, partly in zip(self._names, partly_K, strict=True) if partly),

@@ -34,6 +34,7 @@ from perl.policy.critic import Critic
 from perl.policy.model import base_of, trainable_parameters
 from perl.policy.reference import Reference
 from perl.run.threads import threads_for
+from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.live import LiveTrainer, most
 
@@ -113,11 +114,11 @@ class LogProbPasses:
             )
         if how.why:
             what = "prompts are not shared" if how.packed else "rows are padded to the longest of each pass"
-            logger.warning("%s: %s", what, how.why)
+            warn("PRL322", "%s: %s", what, how.why)
         if self._compiles:
             why = compile_layers(base_of(live.policy), packed=how.packed, whole=self._whole_tensors)
             if why:
-                logger.warning("layers are not compiled: %s", why)
+                warn("PRL322", "layers are not compiled: %s", why)
         return how
 
     @property
@@ -295,7 +296,7 @@ class LogProbPasses:
                 raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
             self._scored_tokens = max(self.tokens_without_gradient // 2, longest)
             torch.cuda.empty_cache()
-            logger.warning("out of memory: rollouts are scored again with %d tokens in a pass", self._scored_tokens)
+            warn("PRL321", "out of memory: rollouts are scored again with %d tokens in a pass", self._scored_tokens)
 
     def _agreed(self, number: int) -> int:
         """The largest of all processes' numbers, where each pass is taken together."""

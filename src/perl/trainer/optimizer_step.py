@@ -7,7 +7,6 @@ at the last one all of their rows run together: packed, by a budget of tokens, w
 """
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from perl.packing.head import EntropyKind
 from perl.packing.in_step import Kind
 from perl.packing.micro_batches import SELECTED, MicroBatch, Window, rows_with_gradient
 from perl.run.threads import fitting_threads, threads_for
+from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.exchange import Exchange, average_gradients
@@ -33,8 +33,6 @@ from perl.trainer.log_prob_passes import LogProbPasses
 from perl.trainer.rollout_check import RolloutCheck
 from perl.trainer.teaching import Teaching
 from perl.trainer.token_selection import acting, selection_of, warn_without_second_update
-
-logger = logging.getLogger("perl")
 
 _STEPS_BETWEEN_WARNINGS = 50
 
@@ -109,7 +107,8 @@ class OptimizerStep:
         self._window, self._asked = [], []
         count, fitting = torch.get_num_threads(), fitting_threads(self._live.policy)
         if fitting < count and self._live.accelerator.is_main_process:
-            logger.warning(
+            warn(
+                "PRL320",
                 "rollouts and passes use %d of %d CPU threads, enough for a model of this size; OMP_NUM_THREADS, or "
                 "engine.threads of a recipe, chooses another number",
                 fitting,
@@ -299,10 +298,10 @@ class OptimizerStep:
         longest = self._most(max(batch.tokens for batch in plan))  # one budget, whatever rows a process has now
         if self._any(any(len(batch.rows) > 1 for batch in plan)):
             self._passes.halve(longest)
-            logger.warning("out of memory: the step runs again with %d tokens in a pass", self._passes.tokens)
+            warn("PRL321", "out of memory: the step runs again with %d tokens in a pass", self._passes.tokens)
         elif self._passes.recompute_activations():
             self._passes.limit(longest)
-            logger.warning("out of memory: the step runs again with activations computed again in backward passes")
+            warn("PRL321", "out of memory: the step runs again with activations computed again in backward passes")
         else:
             raise torch.OutOfMemoryError("a single row does not fit: shorten train.max_completion_length")
 
@@ -397,7 +396,8 @@ class OptimizerStep:
         step = self._live.state.global_step
         if step >= self._next_warning and self._live.accelerator.is_main_process:
             self._next_warning = step + _STEPS_BETWEEN_WARNINGS
-            logger.warning(
+            warn(
+                "PRL318",
                 "the importance correction bounds %.0f %% of what was sampled: the engine's policy is far from the "
                 "trainer's (sampling/sampling_logp_difference says how far, in nats)",
                 100 * share,

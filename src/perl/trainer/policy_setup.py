@@ -5,7 +5,6 @@ model or name, arguments, peft_config -> model with a new, a continued or no ada
 Knows nothing of data, rewards or training.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +29,8 @@ from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.sharding import FSDP2, check_on_shards, divisible, loaded_in_shards, settle, shard
 from perl.policy.teacher import find_teacher
 from perl.recipe.sections import ModelSection, PeftSection, Quantization
+from perl.run.warned import warn
 from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
-
-logger = logging.getLogger("perl")
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def given_policy(
     by_name, named = isinstance(model, str), peft_config is not None or isinstance(model, PeftModel)
     model, how, continued = adapted_policy(model, args, peft_config, quantization_config)
     for note in script_notes(model, args, how, named=named):
-        logger.warning("%s", note)
+        warn("PRL316", "%s", note)
     trained = {p: p.data for p in model.parameters() if p.requires_grad} if isinstance(model, PeftModel) else {}
     loaded = by_name and not isinstance(model, str)
     return GivenPolicy(model, processing_class, how, continued, loaded, trained)

@@ -4,7 +4,6 @@ checkpoint -> the policy, the reference, the counters and the rollouts, as they 
 """
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from perl.policy.checkpoint import (
 )
 from perl.policy.reference import Reference
 from perl.run.joint_work import joined
+from perl.run.warned import warn
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.live import LiveTrainer, Position
 from perl.trainer.optimizer_state import (
@@ -47,8 +47,6 @@ from perl.trainer.optimizer_state import (
 )
 from perl.trainer.plain_state import read_state, write_state
 from perl.trainer.redivided import redivided
-
-logger = logging.getLogger("perl")
 
 # Counters beside TRL's.
 _PROCESSES, _ACCUMULATION, _TEACHER = "world_size", "gradient_accumulation_steps", "teacher"
@@ -159,7 +157,7 @@ class ResumeState:
             own = redivided(written, steps, **how, micro_batches=args.steps_per_generation)
         if own is None and self._live.accelerator.is_main_process:
             what = "%s holds rollouts of %d processes, which %d cannot share exactly; they are made anew"
-            logger.warning(what, folder, processes, args.world_size)
+            warn("PRL327", what, folder, processes, args.world_size)
         return own
 
     def keep_last_step(self, save: Callable[[], None]) -> None:
@@ -296,7 +294,7 @@ class ResumeState:
         """Warns, once, that checkpoints stay here."""
         if not self._warned_of_pushes:
             self._warned_of_pushes = True
-            logger.warning("checkpoints are not pushed while a script trains; trainer.push_to_hub() pushes")
+            warn("PRL310", "checkpoints are not pushed while a script trains; trainer.push_to_hub() pushes")
 
     def _unused_rollouts(self) -> list[dict[str, Any]] | None:
         """The current generation batch, if later steps still train on it.

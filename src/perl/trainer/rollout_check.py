@@ -6,15 +6,13 @@ The parity check (``rollouts/parity_check.py``) asks engines now and then, and m
 between. This looks at all tokens of every step.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from perl.errors import RolloutError
+from perl.run.warned import warn
 from perl.trainer.live import Metrics, Position
 from perl.trainer.rollout_source import RolloutSource
-
-logger = logging.getLogger("perl")
 
 GAP = "sampling/sampling_logp_difference/mean"
 """How far the engine's log-probabilities of a step's tokens are from the trainer's, in nats."""
@@ -96,7 +94,7 @@ class RolloutCheck:
         self._metrics("train")["sync/gap_limit"].append(limit)
         if not usual.is_usual(gap, behind):
             what = f"log-probabilities of the rollouts differ by {gap:.1e} nats from the trainer's, above {limit:.1e}"
-            logger.warning("%s: the parity check runs before they are trained on", what)
+            warn("PRL317", "%s: the parity check runs before they are trained on", what)
             if self._source.leave_servers_that_fail(what, usual.limit()):
                 return False
             if usual.is_no_rounding(gap, behind):

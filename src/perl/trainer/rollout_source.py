@@ -33,6 +33,7 @@ from perl.rollouts.parity_check import ParityCheck
 from perl.rollouts.sync import base_update, choose_form, make_update
 from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
+from perl.run.warned import warn
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
 
 logger = logging.getLogger("perl")
@@ -289,7 +290,7 @@ class RolloutSource:
         self.engine.sleep()
         failed = self._drop(self._together(judge))
         for reason in failed.values():
-            logger.warning("the rollouts are made again without a server that fails the parity check: %s", reason)
+            warn("PRL317", "the rollouts are made again without a server that fails the parity check: %s", reason)
         self._metrics("train")["sync/logp_diff"] += passed
         return bool(failed)
 

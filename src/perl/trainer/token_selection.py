@@ -6,7 +6,6 @@ The choice is over the tokens of all processes and stays with the rollouts, as t
 division into micro-batches changes it, every update of the batch has the same one, and a checkpoint holds it.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +15,9 @@ from trl import GRPOConfig, GRPOTrainer
 from perl.algorithms.covariance import CovarianceSettings, covariances, drawn, highest
 from perl.algorithms.registry import LOSSES, Selection, function_at
 from perl.packing.micro_batches import SELECTED
+from perl.run.warned import warn
 from perl.trainer.config import own_setting
 from perl.trainer.live import LiveTrainer
-
-logger = logging.getLogger("perl")
 
 SELECTED_AT = "selected_at_step"
 """The optimizer steps taken when tokens were selected, of a loss whose selected tokens have a gradient of their own."""
@@ -109,7 +107,8 @@ def warn_without_second_update(live: LiveTrainer) -> None:
     """Warns where what is done to selected tokens can have no effect."""
     selection = selection_of(live.args)
     if selection is not None and selection.acts and _one_update(live.args) and live.accelerator.is_main_process:
-        logger.warning(
+        warn(
+            "PRL319",
             "%s penalises what has moved since the rollouts, and with one update of a batch nothing has: set "
             "num_iterations, or steps_per_generation above gradient_accumulation_steps",
             live.args.loss_type,

@@ -5,7 +5,6 @@ Recipe -> Plan
 Reads the data, counts what will be trained on an empty copy of the model, does the arithmetic of steps.
 """
 
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -44,6 +43,7 @@ from perl.rewards.verifier import Judging, unreadable
 from perl.rollouts.engine import Form
 from perl.rollouts.vllm.version import missing_vllm
 from perl.run.progress import live_line
+from perl.run.warned import warn
 from perl.trainer.argument_checks import of_our_step
 from perl.trainer.config import PeftRLConfig, training_arguments
 from perl.trainer.signal_checks import check_teacher, taught_alone
@@ -51,8 +51,6 @@ from perl.training.memory_estimate import MemoryEstimate, described, recipe_esti
 from perl.training.plan_text import algorithm_lines, critic_lines, rollout_lines
 from perl.training.tasks import run_protocol, run_tasks
 from perl.training.teacher_fit import check_teacher_prompts
-
-logger = logging.getLogger("perl")
 
 # A data set with more gold answers that cannot be read than this share is refused; fewer are logged, and masked out.
 _MOST_UNREADABLE = 0.05
@@ -241,7 +239,7 @@ def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: P
     for what, rows in asked.items():
         _check_rewards_fit(rewards, rows, what)
     for line in problems.renamed:
-        logger.warning("%s", line)
+        warn("PRL314", "%s", line)
     _check_answers(rewards, problems, recipe)
 
 
@@ -440,7 +438,7 @@ def _unreadable_answers(golds: list[str | None], role: str, workers: int) -> lis
     if len(bad) > _MOST_UNREADABLE * len(golds):
         hint = "`perl reward check RECIPE` lists them; drop those rows, or use a custom reward"
         return [Mistake(what, f"data.{role}", hint)]
-    logger.warning("data.%s: %s; right only letter for letter, else without a reward", role, what)
+    warn("PRL315", "data.%s: %s; right only letter for letter, else without a reward", role, what)
     return []
 
 

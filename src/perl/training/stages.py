@@ -62,6 +62,7 @@ from perl.rollouts.open_engine import check_servers
 from perl.run.folder import Run, follow_run, log_rows, open_run, sha256_of
 from perl.run.joint_work import Processes, joined
 from perl.run.threads import threads_kept, use_threads
+from perl.run.warned import warn
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
 from perl.trainer.callbacks.learning_curves import LearningCurves
 from perl.trainer.callbacks.plots import draw_plots
@@ -418,7 +419,7 @@ def _draw(run: Run) -> None:
     try:
         draw_plots(run.metrics, run.plots, _title(run), rewarded=any(run.facts["rewards"].values()))
     except MissingExtraError as error:
-        logger.warning("%s", error)
+        warn("PRL306", "%s", error)
 
 
 def _title(run: Run) -> str:

@@ -26,6 +26,7 @@ REQUEST, ANSWER, CACHE = "request.json", "answer.json", "cache"
 class LightevalError(PerlError):
     """lighteval failed on completions that are there: our own score stands, lighteval's is missing; exit 1."""
 
+    code = "PRL213"
     exit_code = EXIT_FAILED
 
 

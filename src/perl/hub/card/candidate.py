@@ -6,7 +6,6 @@ Results belong to an adapter if they name its policy: its config, its weights an
 shown beside it.
 """
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,8 +17,7 @@ from perl.policy.name import adapter_config_digest, policy_name
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.run.facts import read_best
 from perl.run.folder import Run, sha256_of
-
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 Which = Literal["final", "best"] | int
 """Which adapter of a run: the final one, the one that scored best, or that of a checkpoint's step."""
@@ -95,7 +93,7 @@ def find_candidate(run: Run, which: Which = "final") -> Candidate:
             others.append(place)
     if others:
         what = "%s: results of the same weights with another %s or on another base are not those of this adapter"
-        logger.warning(what, others[0], CONFIG)
+        warn("PRL333", what, others[0], CONFIG)
     return Candidate(run, which, folder, step, digest, None, None, config)
 
 
@@ -159,5 +157,5 @@ def _results_in(folder: Path) -> Results | None:
     try:
         return read_results(folder)
     except PerlError as error:
-        logger.warning("%s; it is not shown", error.mistakes[0])
+        warn("PRL303", "%s; it is not shown", error.mistakes[0])
         return None

@@ -5,7 +5,6 @@ Recipe's sections -> mistakes; the Hub's own login -> nothing, or one line
 The token is the Hub's own business: it is looked for where ``hf auth login`` puts it, and never shown or kept.
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +15,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from perl.errors import Mistake, PerlError
 from perl.hub.push.retries import LOGIN
 from perl.recipe.sections import HubSection
-
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 TIMEOUT_SECONDS = 15.0
 
@@ -50,16 +48,16 @@ def check_login(hub: HubSection) -> None:
     if get_token() is None:
         raise PerlError("push needs a login to the Hub", "hub.push", LOGIN)
     if constants.HF_HUB_OFFLINE:
-        logger.warning("hub.push: HF_HUB_OFFLINE is set; the adapter will wait for `perl push`")
+        warn("PRL309", "hub.push: HF_HUB_OFFLINE is set; the adapter will wait for `perl push`")
         return
     try:
         answer = get_session().get(
             f"{constants.ENDPOINT}/api/whoami-v2", headers=build_hf_headers(), timeout=TIMEOUT_SECONDS
         )
     except httpx2.HTTPError as error:
-        logger.warning("hub.push: the Hub cannot be reached now (%s)", type(error).__name__)
+        warn("PRL309", "hub.push: the Hub cannot be reached now (%s)", type(error).__name__)
         return
     if answer.status_code in (401, 403):
         raise PerlError("the Hub refuses your token", "hub.push", LOGIN)
     if answer.status_code != httpx2.codes.OK:
-        logger.warning("hub.push: the Hub answers %d now", answer.status_code)
+        warn("PRL309", "hub.push: the Hub answers %d now", answer.status_code)

@@ -41,6 +41,7 @@ from perl.hub.push.round_trip import check_files, check_round_trip
 from perl.recipe import Recipe
 from perl.recipe.sections import HubSection
 from perl.run.folder import Run
+from perl.run.warned import warn
 
 logger = logging.getLogger("perl")
 
@@ -172,7 +173,7 @@ def pack(candidate: Candidate, repo_id: str | None, steps: Sequence[int] = ()) -
     if SCORES in package.files and PUBLISHED not in package.files:
         what = "%s: the samples of its scores are not sent, they have more than %s bytes; "
         what += "readers of the card can count again only what follows from rights and wrongs"
-        logger.warning(what, candidate.run.path, f"{LARGEST:,}")
+        warn("PRL311", what, candidate.run.path, f"{LARGEST:,}")
     raise_all(PerlError, package_mistakes(package, candidate.run.path))
     return package
 
@@ -275,9 +276,9 @@ def publish(hub: HubSection, run: Run, sleep: Sleep = time.sleep) -> None:
     except BrokenPromiseError:
         raise
     except HubOutageError as error:
-        logger.warning("%s; the push is kept in %s: `perl push %s` finishes it", error, run.path, run.path)
+        warn("PRL308", "%s; the push is kept in %s: `perl push %s` finishes it", error, run.path, run.path)
     except PerlError as error:
-        logger.warning("not pushed: %s; `perl push %s` tries again", error, run.path)
+        warn("PRL308", "not pushed: %s; `perl push %s` tries again", error, run.path)
 
 
 def _device() -> torch.device:

@@ -42,6 +42,7 @@ _VERIFY = re.compile(r"/verify$")  # where the client asks whether an upload arr
 class HubOutageError(PerlError):
     """The Hub cannot be reached, or fails again and again; the same push may be done later."""
 
+    code = "PRL212"
     exit_code = EXIT_FAILED
 
 

@@ -3,7 +3,6 @@
 folder of the adapter and its card, log -> Package, checked -> repository on the Hub
 """
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -18,8 +17,7 @@ from perl.hub.card.form import CARD
 from perl.hub.push.commit import MAIN, digests, push_package
 from perl.hub.push.package import Package, package_mistakes, read_package, thinned
 from perl.hub.push.retries import Sleep, retry
-
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 # Digests of what this process has sent: a trainer pushes again and again, each time with a newer card.
 _sent: set[str] = set()
@@ -85,9 +83,9 @@ def push_script(
             package, repo_id, private=private, message=message, branch=revision or MAIN, may_replace=None
         )
         if done.replaced is not None:
-            logger.warning("%s: replaced the adapter that was there; commit %s holds it", repo_id, done.replaced)
+            warn("PRL312", "%s: replaced the adapter that was there; commit %s holds it", repo_id, done.replaced)
         if done.card_before is not None and done.card_before not in _sent:
-            logger.warning("%s: replaced the %s that was there; commit %s holds it", repo_id, CARD, done.before)
+            warn("PRL312", "%s: replaced the %s that was there; commit %s holds it", repo_id, CARD, done.before)
         _sent.update(digests(package))
         return CommitInfo(f"{done.url}/commit/{done.commit}", message, "", done.commit)
 

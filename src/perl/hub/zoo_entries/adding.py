@@ -28,6 +28,7 @@ from perl.policy.saved.download import fetch_adapter
 from perl.recipe import Recipe
 from perl.recipe.plain_yaml import plain_value
 from perl.run.folder import replace_folder, write_text
+from perl.run.warned import warn
 from perl.zoo.entry import NAME, Entry, Location, Provenance, SeedScores, read_entry
 
 logger = logging.getLogger("perl")
@@ -92,7 +93,7 @@ def add(  # noqa: PLR0913 (what a user may say of an entry)
     if ship:
         return read_entry(path)
     if entry.adapter.repo is None:
-        logger.warning("%s: nobody can load it, the adapter is neither pushed nor shipped with the zoo", label)
+        warn("PRL332", "%s: nobody can load it, the adapter is neither pushed nor shipped with the zoo", label)
     return entry
 
 
@@ -241,5 +242,5 @@ def _staged(entry: Entry, material: Material, zoo: Path) -> Path:
     package.write(staged)
     logger.info("%s: %s bytes are shipped", entry.name, f"{material.size:,}")
     if material.size > _LARGEST_SHIPPED:
-        logger.warning("%s is larger than %s bytes, a whole zoo's share", entry.name, f"{_LARGEST_SHIPPED:,}")
+        warn("PRL332", "%s is larger than %s bytes, a whole zoo's share", entry.name, f"{_LARGEST_SHIPPED:,}")
     return staged

@@ -7,7 +7,6 @@ What names code, asks for absurd sizes or cannot be shown to a person is refused
 
 import dataclasses
 import json
-import logging
 import math
 import re
 import warnings
@@ -19,6 +18,7 @@ from peft import PeftConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from perl.policy.saved.download import CONFIG, LARGEST_CONFIG
+from perl.run.warned import warn
 from perl.sandbox import is_sandbox
 
 MOST_ENTRIES = 4_000
@@ -33,8 +33,6 @@ _USUAL_RANK = 4096
 _NAMES_OF_MODULES = ("target_modules", "exclude_modules", "modules_to_save", "feedforward_modules", "layers_pattern")
 _ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 _LONGEST_NAME = 250
-
-logger = logging.getLogger("perl")
 
 
 def read_config(folder: Path) -> PeftConfig:
@@ -165,4 +163,4 @@ def _say_unknown(facts: Mapping[str, Any], known: type) -> None:
     unknown = sorted(name for name, value in facts.items() if name not in fields and value not in (None, False, [], {}))
     if unknown:
         shown = ", ".join(name[:40] for name in unknown[:5])
-        logger.warning("%s: this version of PEFT does not know %s and ignores it", CONFIG, shown)
+        warn("PRL330", "%s: this version of PEFT does not know %s and ignores it", CONFIG, shown)

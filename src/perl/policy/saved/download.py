@@ -5,7 +5,6 @@ repository and revision, or zoo:NAME -> folder
 Nothing else of a repository is ever asked for: no code, no pickles, no card.
 """
 
-import logging
 import re
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from perl.errors import Mistake, ModelError, PerlError, first_line
 from perl.policy.hub_files import check_declared, check_sha256, fetch, has_id, list_files
 from perl.policy.hub_lookup import look_up
 from perl.run.files import sha256_of, write_text
+from perl.run.warned import warn
 from perl.zoo.catalogue import PREFIX, Zoo, open_zoo
 from perl.zoo.entry import Entry
 
@@ -35,8 +35,6 @@ _CONVERT = (
     "opening a pickle can run its author's code; ask the author for safetensors, or where that does no harm: "
     "save_file(torch.load(FILE, weights_only=True), 'adapter_model.safetensors') with safetensors.torch"
 )
-
-logger = logging.getLogger("perl")
 
 
 def fetch_adapter(
@@ -108,7 +106,7 @@ def zoo_adapter(name: str, zoo: Zoo | None = None) -> Path:
         )
     if not place.sha256:
         at = f"@{place.revision}" if place.revision else ""
-        logger.warning("%s: nobody has verified the files of %s%s; its entry lists no SHA-256", called, place.repo, at)
+        warn("PRL331", "%s: nobody has verified the files of %s%s; its entry lists no SHA-256", called, place.repo, at)
     return fetch_adapter(place.repo, place.revision, place.subfolder, place.sha256)
 
 

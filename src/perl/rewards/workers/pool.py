@@ -40,6 +40,8 @@ _TIMER_SIGNALS = (signal.SIGALRM, signal.SIGPROF) if os.name == "posix" else ()
 class WorkerStartError(RewardError):
     """A worker could not be started: a fault of the installation or of a module, never a result."""
 
+    code = "PRL209"
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -38,6 +38,8 @@ class ServerDownError(Exception):
 class AccessError(RolloutError):
     """A server refuses access, or has a certificate that is not trusted: repeating the request does not help."""
 
+    code = "PRL211"
+
 
 class AdapterGoneError(Exception):
     """A server does not know an adapter, so it was restarted, or someone unloaded it."""

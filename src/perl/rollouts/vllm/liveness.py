@@ -16,6 +16,7 @@ from perl.rollouts.vllm.answers import AccessError, ServerDownError
 from perl.rollouts.vllm.held_versions import Member, Versions
 from perl.rollouts.vllm.http import VllmServer
 from perl.rollouts.vllm.weight_labels import RENEW_SECONDS
+from perl.run.warned import warn
 
 _REVIVE_SECONDS, _LONGEST_REVIVE_SECONDS = 1.0, 10.0
 HEALTH_SECONDS = 5.0
@@ -110,7 +111,7 @@ class Servers:
                 self._serve(member)
             else:
                 member.reason = str(outcome)
-                _log.warning("rollouts: %s does not answer yet: %s", member.url, member.reason)
+                warn("PRL338", "rollouts: %s does not answer yet: %s", member.url, member.reason)
                 self.spawn(self._revive(member))
         await self._someone()
 
@@ -186,7 +187,7 @@ class Servers:
                 task.cancel()
         self.lost += 1
         back = self._work.take_back(member)
-        _log.warning("rollouts: %s is lost (%s); %d requests are sent again", member.url, reason, back)
+        warn("PRL338", "rollouts: %s is lost (%s); %d requests are sent again", member.url, reason, back)
         self.spawn(self._revive(member))
         self._work.more()
 
@@ -210,12 +211,12 @@ class Servers:
                 member.refuted, member.denied = isinstance(error, BrokenPromiseError), isinstance(error, AccessError)
                 if member.reason not in self._said:
                     self._said.add(member.reason)
-                    _log.warning("rollouts: not used: %s", member.reason)
+                    warn("PRL339", "rollouts: not used: %s", member.reason)
                 if all(other.refuted for other in self.members):  # then there is nothing to wait for
                     reasons = "; ".join(other.reason for other in self.members)
                     hint = "start the servers with the command of `perl rollout command`"
                     self._end(BrokenPromiseError(reasons, "rollout", hint))
-        _log.warning("rollouts: %s serves", member.url)
+        warn("PRL338", "rollouts: %s serves", member.url)
         self._serve(member)
 
     async def _renew(self) -> None:
@@ -274,7 +275,7 @@ class Servers:
                 since = logged = None
             elif logged is None or clock() - logged >= _SAY_SECONDS:
                 logged = clock()
-                _log.warning("rollouts: no vLLM server answers, %.0f seconds left: %s", left, reasons)
+                warn("PRL338", "rollouts: no vLLM server answers, %.0f seconds left: %s", left, reasons)
 
     def _end(self, error: BaseException) -> None:
         self._work.end(error)

@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import shutil
 import threading
@@ -31,6 +30,7 @@ from perl.rollouts.vllm.held_versions import Version
 from perl.rollouts.vllm.http import PROBE, VllmServer
 from perl.rollouts.vllm.sync_folder import Owner, clear, dead_runs, is_dead, run_of
 from perl.run.folder import replace_folder
+from perl.run.warned import warn
 
 STALL_SECONDS = 60.0
 """Without a sign of life for so long a server counts as lost."""
@@ -39,7 +39,6 @@ _ADAPTER, _ADAPTER_CONFIG, _WEIGHTS = "adapter_model.safetensors", "adapter_conf
 _SLICE_SECONDS = 0.2
 _CLOSE_SECONDS = 10.0
 
-_log = logging.getLogger("perl")
 
 T = TypeVar("T")
 
@@ -141,7 +140,7 @@ class ServerPool:
             clear(place, name)
         if dead:
             runs = ", ".join(sorted({name for _, name in dead}))
-            _log.warning("rollouts: cleared what ended runs had left (%s): %d adapters on servers", runs, unloaded)
+            warn("PRL340", "rollouts: cleared what ended runs had left (%s): %d adapters on servers", runs, unloaded)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -7,15 +7,13 @@ on.
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from functools import cache
 
 from packaging.version import InvalidVersion, Version
 
 from perl.errors import Mistake, PerlError, first_line
-
-logger = logging.getLogger("perl")
+from perl.run.warned import warn
 
 OLDEST, NEWER = Version("0.32"), Version("0.33.dev0")
 """The oldest that was tested, and where those begin that were not: the LoRA manager, weight loading and
@@ -48,7 +46,8 @@ def check_version(version: str, where: str = "") -> None:
 @cache
 def _warn_of(version: str) -> None:
     """One line for each version, however many servers have it."""
-    logger.warning(
+    warn(
+        "PRL337",
         "vLLM %s is newer than the newest tested (%s): it is used if its log-probabilities are the policy's",
         version,
         TESTED,

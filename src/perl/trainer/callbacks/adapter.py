@@ -4,7 +4,6 @@ trainer events -> the hooks of the method, the rolling reference, guards
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,9 +18,8 @@ from perl.policy.model import base_fingerprint, source_fingerprint
 from perl.policy.quantised import was_quantised
 from perl.policy.replicas import check_replicas
 from perl.run.joint_work import Processes, joined
+from perl.run.warned import warn
 from perl.trainer.live import most
-
-logger = logging.getLogger("perl")
 
 NOTHING_TRAINED = "nothing was trained: there was no gradient in any"
 
@@ -116,7 +114,7 @@ class AdapterCallback(TrainerCallback):
         updates = most(self.trainer.accelerator, 0 if self.movement is None else self.movement.updates)
         self.idle, steps = not updates, state.global_step - self.begun_at
         if self.idle and steps and state.is_world_process_zero:
-            logger.warning("%s of %d steps", NOTHING_TRAINED, steps)
+            warn("PRL323", "%s of %d steps", NOTHING_TRAINED, steps)
         with self._one_verdict():
             if self.movement is not None:
                 self.movement.at_end()

@@ -5,7 +5,6 @@ logs of a step -> metrics.jsonl -> plots/*.png
 Each line is written whole, so a kill loses at most the step it interrupts.
 """
 
-import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,6 @@ from perl.run.logs import append_row
 from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.callbacks.run_callback import RunCallback, folder_of, reopened
 from perl.trainer.given_rewards import is_rewarded
-
-logger = logging.getLogger("perl")
 
 METRICS, PLOTS = "metrics.jsonl", "plots"
 
@@ -87,7 +84,7 @@ class LearningCurves(RunCallback):
             draw_plots(metrics, self._folder / PLOTS, title, rewarded=self._rewarded)
         except MissingExtraError as error:
             if warn:
-                logger.warning("%s", error)
+                warn("PRL306", "%s", error)
         self._drawn_at = time.monotonic()
         self._took = self._drawn_at - started
 

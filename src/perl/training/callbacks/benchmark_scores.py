@@ -36,6 +36,7 @@ from perl.run.facts import BEST, read_best
 from perl.run.folder import replace_folder, write_text
 from perl.run.joint_work import Processes, joined
 from perl.run.progress import progress
+from perl.run.warned import warn
 from perl.trainer.callbacks.run_callback import RunCallback, folder_of
 from perl.training.tasks import check_best
 
@@ -212,7 +213,7 @@ class BenchmarkScores(RunCallback):
         except FileNotFoundError:
             return float("-inf")
         except (OSError, ValueError) as error:
-            logger.warning("%s: %s; the best score so far is forgotten", self._folder / BEST, error)
+            warn("PRL303", "%s: %s; the best score so far is forgotten", self._folder / BEST, error)
             return float("-inf")
         return float(record["value"]) if record["step"] < step else float("-inf")
 

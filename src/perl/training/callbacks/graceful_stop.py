@@ -1,6 +1,5 @@
 """A graceful stop, on Ctrl-C, SIGTERM or a reward that fails too often: a last step, a checkpoint, no more."""
 
-import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,9 +13,8 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 from perl.recipe.recipe import is_first_process
 from perl.rewards.custom import Failures
 from perl.run.signals import handled
+from perl.run.warned import warn
 from perl.trainer.callbacks.run_callback import RunCallback
-
-logger = logging.getLogger("perl")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -93,7 +91,7 @@ class GracefulStop(RunCallback):
             raise KeyboardInterrupt
         self.requested = True
         if is_first_process():  # all have been asked
-            logger.warning("stopping after this step, with a checkpoint (again: stop now and lose the step)")
+            warn("PRL313", "stopping after this step, with a checkpoint (again: stop now and lose the step)")
 
     def _on_signal_of_script(self, number: int, frame: FrameType | None) -> None:
         """As :meth:`_on_signal`, unless an error has ended the training: no event tells a callback of that."""

@@ -23,6 +23,7 @@ from perl.hub.push.script_push import full_repo_id
 from perl.recipe.sections import HubSection
 from perl.run.folder import Run
 from perl.run.joint_work import joined
+from perl.run.warned import warn
 from perl.trainer.callbacks.run_callback import RunCallback
 from perl.trainer.publishing import pack_script_checkpoint
 
@@ -96,7 +97,7 @@ class HubCheckpoints(RunCallback):
         try:
             self._pack(args, state.global_step)
         except Exception as error:  # noqa: BLE001 (a checkpoint that cannot be published must not end the training)
-            logger.warning("step %d is not published: %s", state.global_step, error)
+            warn("PRL308", "step %d is not published: %s", state.global_step, error)
             return
         self._something.set()
         if self._thread is None:
@@ -136,7 +137,7 @@ class HubCheckpoints(RunCallback):
                     with alone(outbox):
                         self._wanted = send_checkpoints(outbox, self._wanted)
             except PerlError as error:
-                logger.warning("checkpoints wait in %s for the next push: %s", self._place, error)
+                warn("PRL308", "checkpoints wait in %s for the next push: %s", self._place, error)
             except Exception:
                 logger.exception("checkpoints wait in %s for the next push", self._place)
             if ended:
