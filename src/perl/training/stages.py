@@ -71,6 +71,7 @@ from perl.trainer.trainer import PeftGRPOTrainer
 from perl.training.callbacks.progress import LiveProgress
 from perl.training.callbacks.publishing import Publishing
 from perl.training.callbacks.stopping import OrderlyStop
+from perl.training.callbacks.tracked import TrackedTables, track_scores
 from perl.training.plan import Plan, make_plan
 from perl.training.scores import between_steps, score_base, score_best, score_run
 
@@ -172,6 +173,8 @@ def _carry_out(plan: Plan, run: Run) -> None:
         score_run(plan, model, trainer, run)
         if plan.recipe.hub.push == "best":
             score_best(plan, trainer, run)
+        if processes.main:
+            track_scores(trainer.args, run.path / "eval", trainer.state.global_step)
     processes.meet()  # what the main process calls done is so on all of them
 
 
@@ -317,7 +320,8 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     scores = between_steps(plan, trainer, run)
     pushing = [Publishing(run, plan.recipe.hub)] if plan.recipe.hub.push == "every_save" else []
     further = [*([scores] if scores else []), *pushing]
-    for callback in (*further, Recorder(run, trainer.latest_group), LiveProgress(rewarded=is_rewarded(trainer)), stop):
+    recording = Recorder(run, trainer.latest_group), TrackedTables(run.path)
+    for callback in (*further, *recording, LiveProgress(rewarded=is_rewarded(trainer)), stop):
         trainer.add_callback(callback)
     if is_first_process():
         discard_incomplete(run.checkpoints)
