@@ -13,11 +13,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from transformers import TrainerState
 from transformers.integrations.integration_utils import TrackioCallback
 from trl import GRPOConfig
 
 from perl.trainer.trackers.one_run import OneRun
-from perl.trainer.trackers.place import Place, forget_after, known, last_logged, note
+from perl.trainer.trackers.place import Place, forget_after, known, last_logged, note, place_of
 from perl.trainer.trackers.shown import ShownArguments, shown_recipe
 from perl.trainer.trackers.table import Table
 
@@ -43,14 +44,24 @@ class TrackioRun(OneRun, TrackioCallback):
             forget_after(place, self.tracker, step)
         return step
 
-    def setup(self, *given: Any, **more: Any) -> None:  # noqa: ANN401 (transformers')
-        """Extends transformers' setup: what trackio prints is no result of a command."""
-        with _printing_aside():
-            super().setup(*given, **more)
-            place: Place | None = getattr(given[0], "place", None)
-            recipe = shown_recipe(place.recipe) if place is not None else None
-            if self._trackio.context_vars.current_run.get() is not None and recipe is not None:
-                self._trackio.config.update({"recipe": recipe}, allow_val_change=True)
+    def setup(self, args: Any, state: TrainerState, model: Any, **_: Any) -> None:  # noqa: ANN401 (transformers')
+        """Replaces transformers' setup, whose settings come after trackio has stored what the run was opened with."""
+        if state.is_world_process_zero:
+            config: dict[str, Any] = getattr(getattr(model, "config", None), "to_dict", dict)()
+            recipe = shown_recipe(place_of(args).recipe)
+            config |= {**args.to_dict(), **({"recipe": recipe} if recipe is not None else {})}
+            with _printing_aside():  # what trackio prints is no result of a command
+                self._trackio.init(
+                    project=args.project,
+                    name=args.run_name,
+                    space_id=args.trackio_space_id,
+                    resume="allow",
+                    private=args.hub_private_repo,
+                    bucket_id=args.trackio_bucket_id,
+                    config={name: value for name, value in config.items() if not name.startswith("_")},  # are its own
+                )
+            self._space_id = self._trackio.context_vars.current_space_id.get()
+        self._initialized = True
 
     def on_train_end(self, *given: Any, **more: Any) -> None:  # noqa: ANN401 (transformers')
         """Extends transformers' end, which prints too."""
@@ -65,13 +76,7 @@ class TrackioRun(OneRun, TrackioCallback):
     def _shown(self, args: GRPOConfig, place: Place) -> Any:  # noqa: ANN401 (stands for arguments)
         facts = known(place, self.tracker)
         named = {name: facts[key] for name, key in (("run_name", "name"), ("project", "project")) if key in facts}
-        return _WithPlace(args, place, named)
-
-
-class _WithPlace(ShownArguments):
-    def __init__(self, args: GRPOConfig, place: Place, others: Mapping[str, str]) -> None:
-        super().__init__(args, **others)
-        self.place = place
+        return ShownArguments(args, **named)
 
 
 def write_table(_: Place, name: str, table: Table, step: int) -> None:

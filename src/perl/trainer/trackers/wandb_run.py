@@ -15,11 +15,12 @@ import yaml
 from transformers.integrations.integration_utils import WandbCallback
 
 from perl.trainer.trackers.one_run import OneRun
-from perl.trainer.trackers.place import Place, known, last_logged, note
+from perl.trainer.trackers.place import Place, forget_after, known, last_logged, note
 from perl.trainer.trackers.shown import shown_recipe
 from perl.trainer.trackers.table import Table
 
 _STEP = "train/global_step"  # as transformers calls it, and the axis of its curves
+_SECONDS_TO_DISK = 0.2
 _opened: set[str] = set()  # ids of this process's runs; any other open one is the user's
 
 
@@ -33,8 +34,16 @@ class WandbRun(OneRun, WandbCallback):
         _open(place)
 
     def rewind(self, place: Place, _: int) -> int:
-        """Nothing can be taken back."""
-        return last_logged(place, self.tracker) if _is_ours() else 0
+        """Nothing can be taken back; a server says what it has, for a kill may have lost what was not sent yet."""
+        import wandb
+
+        if wandb.run is None or not _is_ours():
+            return 0
+        held, there = last_logged(place, self.tracker), wandb.run.summary.get(_STEP) if wandb.run.resumed else None
+        if isinstance(there, int | float) and there < held:
+            held = int(there)
+            forget_after(place, self.tracker, held)
+        return held
 
 
 def write_table(_: Place, name: str, table: Table, step: int) -> None:
@@ -53,8 +62,9 @@ def write_scores(place: Place, scores: Mapping[str, float], table: Table, step: 
     import wandb
 
     _open(place)
-    write_table(place, "scores", table, step)
     if wandb.run is not None:
+        wandb.log({**scores, _STEP: step})
+        write_table(place, "scores", table, step)
         wandb.run.summary.update(dict(scores))
         if _is_ours():
             wandb.finish()
@@ -79,7 +89,8 @@ def _open(place: Place) -> None:
     given = dict(value for variable, value in wanted.items() if not os.environ.get(variable))
     if "id" in given:
         note(place, WandbRun.tracker, id=identity, project=given.get("project", os.environ.get("WANDB_PROJECT")))
-    run = wandb.init(**given)
+    # Its usual 15 s of what was logged last are lost by a kill.
+    run = wandb.init(**given, settings=wandb.Settings(x_transaction_log_flush_interval=_SECONDS_TO_DISK))
     _opened.add(run.id)
     if (recipe := _recipe(place)) is not None:
         run.config.update({"recipe": recipe}, allow_val_change=True)
