@@ -34,6 +34,11 @@ class TrackioRun(OneRun, TrackioCallback):
         """Chooses the run's name, under which transformers opens it."""
         _name(place)
 
+    def on_train_begin(self, args: GRPOConfig, *given: Any, **more: Any) -> None:  # noqa: ANN401 (transformers')
+        """Extends ours: a run in a Space is not one of this machine."""
+        self._space_id = args.trackio_space_id
+        super().on_train_begin(args, *given, **more)
+
     def rewind(self, place: Place, step: int) -> int:
         """Deletes what this machine has after a step."""
         facts = known(place, self.tracker)
@@ -58,7 +63,7 @@ class TrackioRun(OneRun, TrackioCallback):
                     resume="allow",
                     private=args.hub_private_repo,
                     bucket_id=args.trackio_bucket_id,
-                    config={name: value for name, value in config.items() if not name.startswith("_")},  # are its own
+                    config=_without_its_own(config),
                 )
             self._space_id = self._trackio.context_vars.current_space_id.get()
         self._initialized = True
@@ -95,7 +100,7 @@ def write_scores(place: Place, scores: Mapping[str, float], table: Table, step: 
     with _printing_aside():
         if trackio.context_vars.current_run.get() is None:
             project, name = _name(place)
-            trackio.init(project=project, name=name, resume="allow")
+            trackio.init(project=project, name=name, resume="allow", config=_stored_config(project, name))
         write_table(place, "scores", table, step)
         trackio.log({**scores, _STEP: step})
         trackio.finish()
@@ -113,6 +118,17 @@ def _name(place: Place) -> tuple[str, str]:
     name = next(name for name in _numbered(place.name) if name not in taken)
     note(place, TrackioRun.tracker, project=project, name=name)
     return project, name
+
+
+def _stored_config(project: str, name: str) -> dict[str, Any]:
+    """The settings of a run, which trackio replaces by those that it is opened with."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    return _without_its_own(SQLiteStorage.get_run_config(project, name) or {})
+
+
+def _without_its_own(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if not name.startswith("_")}  # which trackio refuses
 
 
 def _numbered(name: str) -> Iterator[str]:
