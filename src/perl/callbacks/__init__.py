@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from perl.training.callbacks.graceful_stop import GracefulStop as GracefulStop
     from perl.training.callbacks.hub_checkpoints import HubCheckpoints as HubCheckpoints
     from perl.training.callbacks.live_progress import LiveProgress as LiveProgress
+    from perl.training.callbacks.tracked import TrackedTables as TrackedTables
 
 _HOMES = {
     "BenchmarkScores": "perl.training.callbacks.benchmark_scores",
@@ -24,6 +25,7 @@ _HOMES = {
     "LearningCurves": "perl.trainer.callbacks.learning_curves",
     "LiveProgress": "perl.training.callbacks.live_progress",
     "SamplesLog": "perl.trainer.callbacks.samples_log",
+    "TrackedTables": "perl.training.callbacks.tracked",
 }
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "LearningCurves",
     "LiveProgress",
     "SamplesLog",
+    "TrackedTables",
 ]
 
 

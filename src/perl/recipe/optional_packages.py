@@ -45,11 +45,11 @@ TRACKERS: dict[str, tuple[Package, ...]] = {
     "dvclive": (Package(("dvclive",), "dvclive"),),
     "flyte": (Package(("flytekit",), "flytekit"),),
     "kubeflow": (),
-    "mlflow": (Package(("mlflow",), "mlflow"),),
+    "mlflow": (Package(("mlflow",), "mlflow-skinny", "track"),),
     "neptune": (Package(("neptune",), "neptune"),),
     "swanlab": (Package(("swanlab",), "swanlab"),),
-    "tensorboard": (Package(("tensorboard", "tensorboardX"), "tensorboard"),),
-    "trackio": (Package(("trackio",), "trackio"),),
+    "tensorboard": (Package(("tensorboard", "tensorboardX"), "tensorboard", "track"),),
+    "trackio": (Package(("trackio",), "trackio", "track"),),
     "wandb": (Package(("wandb",), "wandb", "track"),),
 }
 _BITSANDBYTES = Package(("bitsandbytes",), "bitsandbytes")
@@ -90,16 +90,25 @@ def missing_packages(train: Mapping[str, Any]) -> Iterator[Mistake]:
     optimizer = str(train.get("optim") or "")
     for start in sorted((start for start in OPTIMIZERS if optimizer.startswith(start)), key=len)[-1:]:
         yield from missing_package("train.optim", OPTIMIZERS[start], optimizer)
-    reports = train.get("report_to") or []
-    for tracker in [reports] if isinstance(reports, str) else reports:
+    yield from tracker_mistakes(train.get("report_to"), "train.report_to")
+
+
+def tracker_mistakes(report_to: object, where: str) -> Iterator[Mistake]:
+    """Trackers that there are not, or whose packages are not installed.
+
+    Args:
+        report_to: A name or a list of names, as it may be written.
+        where: What its reader calls it.
+    """
+    for tracker in [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []:
         if tracker in ("all", "none"):  # those that are installed; none
             continue
         if tracker not in TRACKERS:
-            yield Mistake(f"there is no tracker {tracker!r}", "train.report_to", did_you_mean(str(tracker), TRACKERS))
+            yield Mistake(f"there is no tracker {tracker!r}", where, did_you_mean(str(tracker), [*TRACKERS, "none"]))
         elif tracker == "kubeflow" and not os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
-            yield Mistake("kubeflow works inside its own trainer only", "train.report_to", "leave it out")
+            yield Mistake("kubeflow works inside its own trainer only", where, "leave it out")
         for package in TRACKERS.get(tracker, ()):
-            yield from missing_package("train.report_to", package, tracker)
+            yield from missing_package(where, package, tracker)
 
 
 def missing_package(where: str, package: Package, value: str = "") -> Iterator[Mistake]:

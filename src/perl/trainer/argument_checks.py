@@ -20,10 +20,12 @@ from trl import GRPOConfig
 from perl.algorithms.estimators import ADVANTAGES, evaluation_mistake
 from perl.algorithms.named import KEY
 from perl.algorithms.registry import LOSSES, delta_mistakes
-from perl.errors import Mistake, RecipeError, did_you_mean, raise_all
+from perl.errors import MissingExtraError, Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import check_push, check_strategy
 from perl.recipe.layers import Layer
+from perl.recipe.optional_packages import tracker_mistakes
 from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
+from perl.recipe.tracker_checks import send_no_statistics, unusable_trackers
 from perl.recipe.train_fields import CHOICES, train_fields, train_model
 from perl.recipe.validation import SectionKind, checked, mistakes_of
 from perl.run.devices import check_device
@@ -93,6 +95,21 @@ def check_enumerations(args: GRPOConfig) -> None:
     """
     words = {name: tuple(member.value for member in kind) for name, kind in _ENUMERATIONS.items()}
     raise_all(RecipeError, _unknown_words(args, words))
+
+
+def check_trackers(args: GRPOConfig) -> None:
+    """Refuses a tracker that is unknown, not installed, or would ask for a login; the others send no statistics.
+
+    Raises:
+        RecipeError: Names each, and the nearest word or what to do.
+        MissingExtraError: Its package is not installed.
+    """
+    send_no_statistics(args.report_to)
+    given = {"report_to": args.report_to, "trackio_space_id": args.trackio_space_id}
+    unknown = [mistake for mistake in tracker_mistakes(args.report_to, "report_to") if "no tracker" in mistake.message]
+    raise_all(RecipeError, unknown)
+    raise_all(MissingExtraError, [*tracker_mistakes(args.report_to, "report_to")])
+    raise_all(RecipeError, [*unusable_trackers(given)])
 
 
 def check_arguments(args: GRPOConfig, *, own_loss: bool) -> None:

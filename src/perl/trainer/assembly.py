@@ -48,6 +48,7 @@ from perl.trainer.rollout_choice import choose_backend
 from perl.trainer.rollout_source import Prompts, RolloutSource
 from perl.trainer.signal_checks import taught_alone
 from perl.trainer.teaching import TeacherModel, Teaching, check_prompts, context_of
+from perl.trainer.trackers.registry import follow_runs
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,9 @@ def _check_taught(trainer: GRPOTrainer, section: TeacherSection) -> None:
 
 
 def add_callbacks(trainer: GRPOTrainer) -> None:
-    """Adds what proves that an adapter trains, and what explains rewards that do not differ."""
+    """Adds what proves that an adapter trains, and what explains rewards that do not differ; trackers keep one run."""
     bind_callbacks(trainer)
+    follow_runs(trainer)
     trainer.add_callback(AdapterCallback(trainer))
     trainer.add_callback(MaskedRows())
     # Rewards that do not differ teach nothing, but a teacher does.

@@ -34,6 +34,7 @@ from perl.trainer.algorithm_fields import APPLIED, apply_algorithm, given_fields
 from perl.trainer.argument_checks import (
     check_enumerations,
     check_sampling,
+    check_trackers,
     check_types,
     of_the_algorithm,
     section_of_arguments,
@@ -305,6 +306,7 @@ class PeftRLConfig(GRPOConfig):
         derive_batch(self)
         self._check_own_fields()
         check_enumerations(self)
+        check_trackers(self)
         check_sampling(self, self.rollout)
         self.of_a_recipe = False
         self.learning_rate_asked = self.learning_rate is not None
@@ -460,7 +462,9 @@ def training_arguments(recipe: Recipe, output_dir: str) -> PeftRLConfig:
     asked |= {KEY: recipe.algorithm, APPLIED: recipe.algorithm}  # whose fields are in train
     # A group must not be split between evaluation batches.
     rows = generations if generations > 1 else recipe.batch.per_device_train_batch_size
-    defaults = {"per_device_eval_batch_size": rows}
+    # Trackers name a run after its folder, in a project that is named after the recipe.
+    tracked_as = {"run_name": recipe.output_dir.resolve().name, "project": recipe.name}
+    defaults = {"per_device_eval_batch_size": rows, **tracked_as}
     try:
         arguments = PeftRLConfig(**{**defaults, **asked, **derived, "output_dir": output_dir})
     except PerlError as error:

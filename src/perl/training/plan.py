@@ -8,6 +8,7 @@ Reads the data, counts what will be trained on an empty copy of the model, does 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -164,7 +165,8 @@ def make_plan(recipe: Recipe, *, runs_here: bool = True) -> Plan:
     if runs_here:
         _check_packages(recipe)
     rewards = resolve_rewards(recipe.rewards, recipe.rollout)
-    arguments = training_arguments(recipe, str(recipe.output_dir / "checkpoints"))
+    checkpoints = str(recipe.output_dir / "checkpoints")
+    arguments = training_arguments(recipe if runs_here else _untracked(recipe), checkpoints)
     _check_arguments(arguments)
     saved = find_adapter(recipe.peft.adapter, recipe.model.name) if recipe.peft.adapter else None
     how = _adaptation(recipe, arguments, saved)
@@ -249,6 +251,12 @@ def _check_packages(recipe: Recipe) -> None:
     if not recipe.rollout.capabilities.installed:
         missing.append(missing_vllm("rollout.backend"))
     raise_all(MissingExtraError, missing)
+
+
+def _untracked(recipe: Recipe) -> Recipe:
+    """The recipe without trackers, which another machine has or not."""
+    train = {name: value for name, value in recipe.train.items() if name != "report_to"}
+    return replace(recipe, train=MappingProxyType(train))
 
 
 def _served_rank(recipe: Recipe, how: Adaptation) -> int | None:

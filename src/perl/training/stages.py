@@ -73,6 +73,7 @@ from perl.training.callbacks.graceful_stop import GracefulStop
 from perl.training.callbacks.hub_checkpoints import HubCheckpoints
 from perl.training.callbacks.live_progress import LiveProgress
 from perl.training.callbacks.run_record import RunRecord
+from perl.training.callbacks.tracked import TrackedTables, track_scores
 from perl.training.plan import Plan, make_plan
 from perl.training.scores import between_steps, score_base, score_best, score_run
 
@@ -174,6 +175,8 @@ def _carry_out(plan: Plan, run: Run) -> None:
         score_run(plan, model, trainer, run)
         if plan.recipe.hub.push == "best":
             score_best(plan, trainer, run)
+        if processes.main:
+            track_scores(trainer.args, run.path / "eval", trainer.state.global_step)
     processes.meet()  # what the main process calls done is so on all of them
 
 
@@ -341,9 +344,9 @@ def _callbacks(plan: Plan, run: Run) -> list[TrainerCallback]:
     hub = plan.recipe.hub
     scores = between_steps(plan, run)
     pushing = [HubCheckpoints(hub.repo_id, private=hub.private, run=run)] if hub.push == "every_save" else []
-    curves = LearningCurves(run.path, title=_title(run))
     live = [LiveProgress(say=logger.info)] if logger.isEnabledFor(logging.INFO) else []
-    return [*([scores] if scores else []), *pushing, curves, SamplesLog(run.path), RunRecord(run), *live]
+    logs = [LearningCurves(run.path, title=_title(run)), SamplesLog(run.path), TrackedTables(run.path), RunRecord(run)]
+    return [*([scores] if scores else []), *pushing, *logs, *live]
 
 
 def _check_trained(trainer: PeftGRPOTrainer, plan: Plan, run: Run) -> None:

@@ -360,4 +360,20 @@ WARNINGS = (
         "one process, in a job of 8 tasks: srun perl train starts all of them [PRL342]",
         "Start with `srun perl train RECIPE`.",
     ),
+    Code(
+        "PRL343",
+        "a tracker that does not take something",
+        "A tracker of train.report_to refused a table of samples or alarms, or the final scores.",
+        "The training goes on without it; the files of the run hold the same.",
+        "trackio takes no table of samples, and gets no more of them: database is locked [PRL343]",
+        "What the line says of the tracker: its server, its disk, its login.",
+    ),
+    Code(
+        "PRL344",
+        "a tracker's run that is gone",
+        "A run folder names the runs that its trackers keep, and one of them is not there, or the file is malformed.",
+        "The curves go on in a new run of the tracker: the first part is in another one, or lost.",
+        "mlflow does not have the run of runs/mine any more, and a new one begins: no run 'ab12' [PRL344]",
+        "Nothing, if somebody deleted it there; otherwise set the same tracking address as before.",
+    ),
 )

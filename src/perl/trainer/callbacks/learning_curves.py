@@ -14,6 +14,7 @@ from transformers import TrainerState, TrainingArguments
 
 from perl.errors import MissingExtraError
 from perl.run.logs import append_row
+from perl.run.warned import warn
 from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.callbacks.run_callback import RunCallback, folder_of, reopened
 from perl.trainer.given_rewards import is_rewarded
@@ -68,14 +69,14 @@ class LearningCurves(RunCallback):
     def on_save(self, _: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
         """Draws what there is, unless pictures would take more than a hundredth of the time."""
         if state.is_world_process_zero and time.monotonic() - self._drawn_at > _SHARE * self._took:
-            self._draw(warn=False)
+            self._draw(last=False)
 
     def on_train_end(self, _: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
         """Draws the whole."""
         if state.is_world_process_zero:
-            self._draw(warn=True)
+            self._draw(last=True)
 
-    def _draw(self, *, warn: bool) -> None:
+    def _draw(self, *, last: bool) -> None:
         metrics = self._folder / METRICS
         if not metrics.is_file():
             return
@@ -83,7 +84,7 @@ class LearningCurves(RunCallback):
         try:
             draw_plots(metrics, self._folder / PLOTS, title, rewarded=self._rewarded)
         except MissingExtraError as error:
-            if warn:
+            if last:
                 warn("PRL306", "%s", error)
         self._drawn_at = time.monotonic()
         self._took = self._drawn_at - started

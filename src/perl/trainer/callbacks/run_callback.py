@@ -86,6 +86,16 @@ def _twice(callback: RunCallback) -> RecipeError:
     return RecipeError(f"there are two {callback}", _WHERE, "one is enough: leave the other out")
 
 
+def check_every(every: int, where: str) -> None:
+    """Refuses what is no number of steps.
+
+    Raises:
+        RecipeError: Says where it stands.
+    """
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise RecipeError(f"must be a whole number of at least 1, not {every!r}", where)
+
+
 def folder_of(args: TrainingArguments, folder: str | Path | None) -> Path:
     """Where a callback keeps its files: the folder that it was given, else the trainer's ``output_dir``."""
     return Path(str(args.output_dir) if folder is None else folder)

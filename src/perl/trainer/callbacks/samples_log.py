@@ -9,9 +9,8 @@ from typing import Any
 
 from transformers import TrainerState, TrainingArguments
 
-from perl.errors import RecipeError
 from perl.run.logs import append_row
-from perl.trainer.callbacks.run_callback import RunCallback, folder_of, reopened
+from perl.trainer.callbacks.run_callback import RunCallback, check_every, folder_of, reopened
 
 SAMPLES = "samples.jsonl"
 
@@ -35,8 +34,7 @@ class SamplesLog(RunCallback):
         Raises:
             RecipeError: ``every`` is not a number of steps.
         """
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise RecipeError(f"must be a whole number of at least 1, not {every!r}", "SamplesLog(every)")
+        check_every(every, "SamplesLog(every)")
         self._given, self._every = folder, every
         self._folder = Path()
         self._next = 0
