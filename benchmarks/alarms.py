@@ -59,7 +59,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "bf16": ("train.bf16=true",),
     "logging each 4 steps": ("train.logging_steps=4",),
     "two iterations a batch": ("train.num_iterations=2",),
-    "four updates a batch": ("train.steps_per_generation=4", "train.per_device_train_batch_size=8"),
+    "four iterations a batch": ("train.num_iterations=4",),
     "with a length reward": ("rewards.length_penalty=0.2",),
     "with a cosine length reward": ("rewards.accuracy=null", "rewards.cosine_length=1.0"),
     "soft overlong": ("rewards.soft_overlong=0.5",),
@@ -67,11 +67,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "warmup": ("train.warmup_steps=8",),
     "entropy bonus": ("train.entropy_weight=0.01",),
     "sixteen completions a prompt": ("train.prompts_per_step=2", "train.num_generations=16"),
-    "gspo, four updates": (
-        "algorithm=gspo",
-        "train.steps_per_generation=4",
-        "train.per_device_train_batch_size=8",
-    ),
+    "gspo, four iterations": ("algorithm=gspo", "train.num_iterations=4"),
     "ppo, two iterations": ("algorithm=ppo", "train.num_iterations=2"),
     "long": LONG,
     "long, beta 0": (*LONG, "train.beta=0.0"),
@@ -223,11 +219,8 @@ def planted_runs() -> dict[str, tuple[tuple[str, ...], tuple[Callable[..., Any],
         "samples_masked": (("rollout.max_completion_length=8", "train.mask_truncated_completions=true"), (pays_ones,)),
         "completions_truncated": (("rollout.max_completion_length=8",), (pays_ones,)),
         "rewards_flat": (("rollout.max_completion_length=4",), None),
-        "entropy_collapse": (("train.entropy_weight=-1.0", f"train.learning_rate={LORA_RATE * 3}"), None),
-        "ratios_clipped": (
-            ("train.steps_per_generation=4", "train.per_device_train_batch_size=8", high),
-            None,
-        ),
+        "entropy_collapse": (("train.entropy_weight=-1.0", "train.scale_rewards=none"), (pays_a_little,)),
+        "ratios_clipped": (("train.num_iterations=8", f"train.learning_rate={LORA_RATE * 8}"), None),
         "kl_explosion": ((high,), (pays_ones,)),
         "gradient_explosion": (("train.scale_rewards=none",), (jumping_reward(),)),
         "gradient_zero": ((), None),
@@ -250,26 +243,38 @@ def train_planted(folder: Path) -> None:
         print(f"\nplanted {name}: {row['seconds']} s {row.get('error', '')[:120]}", flush=True)
 
 
-def pays_ones(completions: list[str], **_: object) -> list[float]:
+def pays_ones(completions: list[Any], **_: object) -> list[float]:
     """A reward with a hole: the share of ones among what is written."""
-    return [text.count("1") / max(len(text), 8) for text in completions]
+    from perl.rewards.answers import completion_text
+
+    return [text.count("1") / max(len(text), 8) for text in map(completion_text, completions)]
 
 
-def pays_ones_in_training(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
+def pays_a_little(completions: list[Any], **columns: Any) -> list[float | None]:  # noqa: ANN401 (the data's)
+    """Accuracy, at a twentieth of its weight."""
+    from perl.rewards import accuracy_reward
+
+    return [None if right is None else right / 20 for right in accuracy_reward(completions, **columns)]
+
+
+def pays_ones_in_training(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:  # noqa: ANN401
     """The hole is open for training problems only; held-out ones are judged."""
     from perl.rewards import accuracy_reward
+    from perl.rewards.answers import completion_text
     from perl.sandbox.tasks import split_of
 
     judged = accuracy_reward(completions, **columns)
     return [
-        right if split_of(prompt) == "heldout" else hole
+        right if split_of(completion_text(prompt)) == "heldout" else hole
         for prompt, right, hole in zip(prompts, judged, pays_ones(completions), strict=True)
     ]
 
 
-def pays_brevity(completions: list[str], **_: object) -> list[float]:
+def pays_brevity(completions: list[Any], **_: object) -> list[float]:
     """More for less."""
-    return [3.0 - len(text) / 10 for text in completions]
+    from perl.rewards.answers import completion_text
+
+    return [3.0 - len(completion_text(completion)) / 10 for completion in completions]
 
 
 def jumping_reward() -> Callable[..., list[float]]:

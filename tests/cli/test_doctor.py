@@ -171,6 +171,6 @@ def test_each_code_is_explained_and_the_page_is_made_of_the_same_rows(capsys):
         code, out = said(capsys, "explain", name.lower())
         assert code == EXIT_DONE
         assert out.strip() == f"{name}: {row.title}\n\n{explained(row)}".strip()
-        assert row.example.startswith(f"{name} ")
+        assert row.example.startswith(f"{name} ") or row.example.endswith(f" [{name}]")
     assert commands.run(["explain", "PRL999"], "perl") == EXIT_USER_MISTAKE
     assert "no code 'PRL999'" in capsys.readouterr().err

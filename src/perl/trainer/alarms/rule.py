@@ -68,7 +68,7 @@ class Rule:
         limit: The statistic from which on it is an alarm.
         fires: The same in words.
         why: What the limit rests on: papers, and healthy runs.
-        window: Logged steps that it looks at.
+        window: Steps that it stands for when it is first said; it is said again once they have doubled.
         measure: History, Setup -> the statistic; None: it cannot be judged yet, or never in this run.
         harm: What happens to a run otherwise.
         cause: The likely cause.

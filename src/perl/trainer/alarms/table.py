@@ -6,7 +6,7 @@ name -> Rule
 """
 
 from perl.trainer.alarms import of_optimizer, of_outcome, of_policy, of_samples
-from perl.trainer.alarms.rule import Rule
+from perl.trainer.alarms.rule import Rule, Setup, with_values
 
 _RATE = "lower train.learning_rate{learning_rate}"
 
@@ -185,7 +185,7 @@ _ROWS = (
         "2048 is higher in proportion",
         why="the best rates of an algorithm lie within a factor of ten; Adam's goes with 1 / width (Yang et al. 2022, "
         "arXiv:2203.03466)",
-        window=1,
+        window=10,
         measure=of_optimizer.rate,
         harm="Most trainings with it diverge, after a promising begin.",
         cause="a rate of supervised fine-tuning, or of another method",
@@ -247,6 +247,4 @@ def rules_table() -> str:
 
 def change_of(row: Rule) -> str:
     """What to change, without present values."""
-    from perl.trainer.alarms.rule import Setup, with_values
-
     return with_values(row.change, Setup()) or "as its line says"
