@@ -22,8 +22,8 @@ from perl.run.warned import warn
 
 SOURCES = sorted(Path(perl.errors.__file__).parent.rglob("*.py"))
 THE_FUNCTION = "run/warned.py"
-ALARMING = {"trainer/callbacks/diagnosis.py"}
-"""Its lines are alarms."""
+ALARMING = {"trainer/callbacks/alarms.py", "trainer/callbacks/diagnosis.py"}
+"""Their lines are alarms."""
 CAUGHT_INSIDE = {
     "AdapterGoneError", "ChangedServerError", "MalformedFileError", "NotArithmeticError", "ServerDownError",
     "SettingError", "TooManyAnswersError",

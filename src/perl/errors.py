@@ -10,6 +10,7 @@ The error model, each kind handled in one place:
   go on once it is mended.
 * **No rollouts** (every vLLM server is gone, or one does not do what it is asked): :class:`RolloutError`,
   exit 1; the run can go on once they are back.
+* **An alarm that was asked to ends the training**: :class:`AlarmError`, exit 1, with a checkpoint.
 * **Another process of a run has failed**: :class:`ProcessError`, exit 1, unless its error is one of these.
 * **The user stops the run** with Ctrl-C or SIGTERM: :class:`InterruptedRunError`, exit 130, the run can be resumed.
 * **A result that failed** (a completion without an answer) is data with a status, :class:`perl.types.Verdict`; it is
@@ -143,6 +144,13 @@ class RolloutError(PerlError):
     """No rollouts: no server answers, or one refuses what it is asked."""
 
     code = "PRL210"
+    exit_code = EXIT_FAILED
+
+
+class AlarmError(PerlError):
+    """An alarm that is named in ``alarms.stop`` has ended the training, with a checkpoint."""
+
+    code = "PRL219"
     exit_code = EXIT_FAILED
 
 

@@ -27,6 +27,7 @@ from perl.recipe.sections import (
     FIELD_OF_SETTING,
     SECTION_NAMES,
     SECTIONS,
+    AlarmsSection,
     DataSection,
     EngineSection,
     EvalSection,
@@ -69,6 +70,7 @@ class Recipe:
     hub: HubSection = field(default_factory=HubSection)
     engine: EngineSection = field(default_factory=EngineSection)
     teacher: TeacherSection = field(default_factory=TeacherSection)
+    alarms: AlarmsSection = field(default_factory=AlarmsSection)
     batch: BatchPlan = field(default_factory=plan_batch)
     algorithm: str | None = None
     written_at: Layer = field(default_factory=Layer, compare=False, repr=False)
@@ -116,7 +118,8 @@ class Recipe:
         sections["train"] = dict(self.train)
         named = {KEY: self.algorithm} if self.algorithm is not None else {}
         taught = {"teacher": sections["teacher"]} if self.teacher.acts else {}
-        return {**named, **taught, **{name: sections[name] for name in _SAVED_ORDER}}
+        stopped = {"alarms": sections["alarms"]} if self.alarms.acts else {}
+        return {**named, **taught, **{name: sections[name] for name in _SAVED_ORDER}, **stopped}
 
     def to_yaml(self) -> str:
         """The recipe as YAML that can be trained as it is."""

@@ -370,6 +370,36 @@ class TeacherSection(Section):
         return self
 
 
+AlarmName = Literal[
+    "samples_masked",
+    "completions_truncated",
+    "rewards_flat",
+    "entropy_collapse",
+    "ratios_clipped",
+    "engine_drift",
+    "kl_explosion",
+    "gradient_explosion",
+    "gradient_zero",
+    "learning_rate",
+    "heldout_falling",
+    "length_gaming",
+]
+"""The rows of ``trainer/alarms/table.py``, which a recipe is read without."""
+
+
+class AlarmsSection(Section):
+    """Which signs of an unhealthy training end it. All of them are said, whatever stands here."""
+
+    stop: list[AlarmName] = Field(
+        [], description="Alarms that end the run, with a checkpoint and exit code 1; names from docs/alarms.md."
+    )
+
+    @property
+    def acts(self) -> bool:
+        """Whether any does."""
+        return bool(self.stop)
+
+
 class RewardSetting(Section):
     """One reward: its weight in the sum, and its own arguments. A bare number is short for ``{weight: ...}``."""
 
@@ -416,6 +446,7 @@ SECTIONS: dict[str, type[Section]] = {
     "hub": HubSection,
     "engine": EngineSection,
     "teacher": TeacherSection,
+    "alarms": AlarmsSection,
 }
 SECTION_NAMES = (*SECTIONS, "rewards", "train")
 

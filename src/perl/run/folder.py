@@ -34,8 +34,9 @@ from perl.run.logs import rewind_log
 
 LOCK = ".lock"
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
-# Settings that say where things are or go, not what is done: a run may go on with others.
+# Settings that say where things are or go, or when a run ends, not what is done: a run may go on with others.
 _PLACES = (
+    "alarms",
     "hub",
     "train.output_dir",
     "rollout.servers",

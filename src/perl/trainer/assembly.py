@@ -28,9 +28,10 @@ from perl.rewards.verifier import Judging
 from perl.rollouts.engine import EngineSampling
 from perl.rollouts.hf_engine import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
-from perl.trainer.callbacks.diagnosis import FlatRewards, MaskedRows
+from perl.trainer.callbacks.alarms import HealthAlarms
+from perl.trainer.callbacks.diagnosis import FlatRewards
 from perl.trainer.callbacks.run_callback import bind_callbacks
-from perl.trainer.config import PeftRLConfig, own_setting, rollout_section, teacher_section
+from perl.trainer.config import own_setting, rollout_section, teacher_section
 from perl.trainer.critic_training import CriticTraining
 from perl.trainer.deepspeed_config import check_stage
 from perl.trainer.exchange import Exchange, exchange_of
@@ -154,16 +155,49 @@ def _check_taught(trainer: GRPOTrainer, section: TeacherSection) -> None:
 
 
 def add_callbacks(trainer: GRPOTrainer) -> None:
-    """Adds what proves that an adapter trains, and what explains rewards that do not differ; trackers keep one run."""
+    """Adds what proves that an adapter trains, and what says what is unhealthy about a training; trackers keep one run.
+
+    Raises:
+        RecipeError: The user gave two callbacks of a kind.
+    """
     bind_callbacks(trainer)
     follow_runs(trainer)
     trainer.add_callback(AdapterCallback(trainer))
-    trainer.add_callback(MaskedRows())
-    # Rewards that do not differ teach nothing, but a teacher does.
-    rewarded = is_rewarded(trainer) or not teacher_section(trainer.args).acts
-    if isinstance(trainer.args, PeftRLConfig) and trainer.args.flat_reward_steps and rewarded:
-        compares = ADVANTAGES[trainer.args.advantage_estimator].flat == "0"
-        trainer.add_callback(FlatRewards(trainer.args.flat_reward_steps, trainer.latest_completions, compares=compares))
+    given = _alarms_of(trainer)
+    if len(given) > 1:
+        raise RecipeError("HealthAlarms is there twice", "callbacks", "one of them, with all names in its stop")
+    if given:
+        _tell(trainer, given[0])
+        return
+    alarms = HealthAlarms()
+    alarms.gives_way = lambda: _gives_way(trainer, alarms)
+    _tell(trainer, alarms)
+    trainer.add_callback(alarms)
+
+
+def _alarms_of(trainer: GRPOTrainer) -> list[HealthAlarms]:
+    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, HealthAlarms)]
+
+
+def _gives_way(trainer: GRPOTrainer, ours: HealthAlarms) -> bool:
+    """Whether the user has added one after the trainer was made; it is then told what ours knows."""
+    others = [callback for callback in _alarms_of(trainer) if callback is not ours]
+    for other in others:
+        _tell(trainer, other)
+    return bool(others)
+
+
+def _tell(trainer: GRPOTrainer, alarms: HealthAlarms) -> None:
+    """What only a trainer of ours knows."""
+    # Rewards that do not differ teach nothing, but a teacher does; and a user's own callback may say it.
+    taught = teacher_section(trainer.args).acts and not is_rewarded(trainer)
+    said = any(isinstance(callback, FlatRewards) for callback in trainer.callback_handler.callbacks)
+    alarms.watch(
+        trainer.adaptation.method,
+        trainer.latest_completions,
+        flat_reward_steps=0 if taught or said else None,
+        compares=ADVANTAGES[own_setting(trainer.args, "advantage_estimator")].flat == "0",
+    )
 
 
 def shares_optimizer(trainer: GRPOTrainer) -> bool:

@@ -64,6 +64,7 @@ from perl.run.joint_work import Processes, joined
 from perl.run.threads import threads_kept, use_threads
 from perl.run.warned import warn
 from perl.trainer.callbacks.adapter import NOTHING_TRAINED, AdapterCallback
+from perl.trainer.callbacks.alarms import HealthAlarms
 from perl.trainer.callbacks.learning_curves import LearningCurves
 from perl.trainer.callbacks.plots import draw_plots
 from perl.trainer.callbacks.samples_log import SamplesLog
@@ -306,6 +307,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
 def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrainer:
     """Trains, from the newest checkpoint if there is one; a signal ends it in order."""
     checkpoint = _checkpoint_of_main(run)
+    alarms = HealthAlarms(plan.recipe.alarms.stop, run.alarms)
     trainer = PeftGRPOTrainer(
         model=model,
         reward_funcs=[reward.function for reward in plan.rewards],
@@ -313,6 +315,7 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         train_dataset=plan.problems.train,
         eval_dataset=plan.problems.heldout if plan.arguments.eval_strategy != "no" else None,
         processing_class=plan.tokenizer,
+        callbacks=[alarms],
     )
     trainer.remove_callback(PrinterCallback)  # it prints every log; LiveProgress shows the same in a line
     trainer.rollout_source.judging = plan.judging
@@ -329,6 +332,8 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
     with stop.listening(), _located(plan.recipe):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     stop.look()  # a last evaluation may have failed too
+    if alarms.stopped is not None:
+        raise plan.recipe.located(alarms.error(alarms.stopped))
     _check_trained(trainer, plan, run)
     if stop.failed is not None:
         raise plan.recipe.located(_failed(custom[stop.failed], trainer.state.global_step))

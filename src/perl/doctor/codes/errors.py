@@ -159,4 +159,13 @@ ERRORS = (
         "error: runs/mine: stopped after step 12 of 40 (the same command goes on) [PRL218]",
         "The same command goes on, with the same numbers as without the stop.",
     ),
+    Code(
+        "PRL219",
+        "an alarm has ended the training",
+        "An alarm that alarms.stop names, or HealthAlarms(stop=...), was raised, and the training ended with a checkpoint.",
+        "What the alarm says goes on otherwise, and costs the rest of the run.",
+        "error: alarms.stop: the alarm kl_explosion has ended the training after step 12, with a checkpoint: the KL "
+        "divergence to the reference is 8.2 nats per token (start anew with what it says) [PRL219]",
+        "Change what the alarm's own line names and start anew; without its name in alarms.stop the same command goes on.",
+    ),
 )

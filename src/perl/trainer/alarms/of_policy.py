@@ -1,0 +1,117 @@
+"""Signs of a policy that goes astray: no entropy left, ratios that are clipped, an engine or a reference far away.
+
+History, Setup -> Sign
+"""
+
+import statistics
+from collections.abc import Sequence
+
+from perl.trainer.alarms.history import History, right_share
+from perl.trainer.alarms.rule import Setup, Sign
+
+ENTROPY, KL = "entropy", "kl"
+ENGINE_GAP = "sampling/sampling_logp_difference/mean"
+CLIPPED = ("clip_ratio/region_mean", "cispo_clip_ratio")
+
+ENTROPY_WINDOW = 5
+LEARNED = 0.9  # of the answers are right: a policy that is sure of itself is as it should be
+AGREEING = 0.5  # of the groups have no reward that differs: sampling finds nothing else any more
+
+RATIO_WINDOW = 3
+BY_SEQUENCE = 0.9  # of completions; GSPO's own training clips 0.15 of them with four updates of a batch
+
+GAP_WINDOW = 3
+GAP = 0.1  # nats
+GAP_FLOOR, GAP_GROWTH = 0.02, 10.0
+
+KL_WINDOW, KL_BEFORE = 3, 20
+KL_MOST = 1.0  # nats a token
+KL_FLOOR, KL_GROWTH = 0.3, 10.0
+
+
+def entropy(history: History, setup: Setup) -> Sign | None:
+    """How many times lower the entropy is than at first, where the task is not learned and groups agree."""
+    del setup
+    values = history.of(ENTROPY)
+    if len(values) < 2 * ENTROPY_WINDOW:
+        return None
+    first, now = statistics.fmean(values[:ENTROPY_WINDOW]), statistics.fmean(values[-ENTROPY_WINDOW:])
+    agreeing, still = history.recent("frac_reward_zero_std", ENTROPY_WINDOW), _unlearned(history)
+    if first <= 0 or agreeing is None or statistics.fmean(agreeing) < AGREEING or still is None:
+        return None
+    fall = first / max(now, 1e-12)
+    share = f"{100 * now / first:.2g} % of what it was at first"
+    return Sign(fall, f"the entropy is {now:.2g} nats a token, {share}{still}")
+
+
+def _unlearned(history: History) -> str | None:
+    """How much is still to be learned; None: nothing, or it cannot be said."""
+    rows = history.newest_rows("reward", ENTROPY_WINDOW)
+    right = [share for row in rows if (share := right_share(row.values)) is not None]
+    if right:
+        share = statistics.fmean(right)
+        return None if share >= LEARNED else f", while {100 * share:.0f} % of the answers are right"
+    rewards = history.of("reward")
+    if len(rewards) < 2 * ENTROPY_WINDOW:
+        return None
+    first, now = statistics.fmean(rewards[:ENTROPY_WINDOW]), statistics.fmean(rewards[-ENTROPY_WINDOW:])
+    # Without verdicts nobody knows the highest reward there is; one that has grown may have reached it.
+    return None if now > first else f", while the reward is {now:.3g} as at first"
+
+
+def ratios(history: History, setup: Setup) -> Sign | None:
+    """Which share of the importance ratios is outside of their bounds."""
+    known = [found for key in CLIPPED if (found := history.recent(key, RATIO_WINDOW)) is not None]
+    if not known:
+        return None
+    share = statistics.fmean(known[0])
+    of_what = "completions'" if setup.by_sequence else "tokens'"
+    what = f"{100 * share:.0f} % of the {of_what} importance ratios are clipped in the newest {RATIO_WINDOW} steps"
+    return Sign(share, what, BY_SEQUENCE if setup.by_sequence else None)
+
+
+def engine(history: History, setup: Setup) -> Sign | None:
+    """How far the engine's log-probs of what it sampled are from the trainer's, in nats."""
+    del setup
+    return _grown(
+        history.of(ENGINE_GAP),
+        history.of(ENGINE_GAP)[:GAP_WINDOW],
+        GAP_WINDOW,
+        (GAP, GAP_FLOOR, GAP_GROWTH),
+        "the engine's log-probs are {now:.2g} nats a token off the trainer's",
+        "at first",
+    )
+
+
+def divergence(history: History, setup: Setup) -> Sign | None:
+    """How far the policy is from its reference, in nats a token."""
+    del setup
+    series = history.of(KL)
+    return _grown(
+        series,
+        series[-KL_WINDOW - KL_BEFORE : -KL_WINDOW],
+        KL_WINDOW,
+        (KL_MOST, KL_FLOOR, KL_GROWTH),
+        "the KL divergence to the reference is {now:.2g} nats a token",
+        f"in the {KL_BEFORE} steps before",
+    )
+
+
+def _grown(
+    series: Sequence[float],
+    before: Sequence[float],
+    window: int,
+    limits: tuple[float, float, float],
+    what: str,
+    when: str,
+) -> Sign | None:
+    """The median of the newest values against a highest one, or against what it was before and a floor.
+
+    A median: estimates of a divergence have single values far out, which come from a single token.
+    """
+    if len(series) < 2 * window or not before:
+        return None
+    most, floor, growth = limits
+    now, earlier = statistics.median(series[-window:]), statistics.median(before)
+    limit = min(most, max(floor, growth * earlier))
+    return Sign(now, f"{what.format(now=now)}, {earlier:.2g} {when}", limit)

@@ -1,0 +1,293 @@
+"""Says while a policy trains what is unhealthy about it: one line each, with the number, the cause and the setting.
+
+logs of a step -> rules -> lines, alarms.jsonl, an end of the training in order
+
+The rules are in ``trainer/alarms/table.py``.
+"""
+
+import json
+import logging
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig
+
+from perl.errors import AlarmError, RecipeError, did_you_mean
+from perl.methods.registry import METHODS, Method
+from perl.run.joint_work import Processes, joined
+from perl.run.logs import rewind_log
+from perl.trainer.alarms.flat import typical
+from perl.trainer.alarms.history import History
+from perl.trainer.alarms.of_optimizer import usual_rate
+from perl.trainer.alarms.rule import Rule, Setup, Sign, as_in_a_script
+from perl.trainer.alarms.table import RULES
+
+logger = logging.getLogger("perl")
+
+FILE = "alarms.jsonl"
+FLAT_STEPS = 5
+"""Flat steps in a row that are an alarm, where the arguments do not say how many."""
+FLAT = "rewards_flat"
+# Arguments whose present values stand in lines.
+_SHOWN = {
+    *("max_completion_length", "temperature", "num_generations"),
+    *(name for rule in RULES.values() for name in re.findall(r"\{(\w+)\}", rule.change)),
+}
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What was said once.
+
+    Attributes:
+        step: At which.
+        code: As `perl explain` knows it.
+        name: Of the rule.
+        value: Of its statistic; None: not finite.
+        limit: Where that is an alarm.
+        line: The whole line.
+        stopped: Whether it ends the training.
+    """
+
+    step: int
+    code: str
+    name: str
+    value: float | None
+    limit: float | None
+    line: str
+    stopped: bool = False
+
+    def __str__(self) -> str:
+        """The line."""
+        return self.line
+
+
+class HealthAlarms(TrainerCallback):
+    """Warns of what is unhealthy about a training, says it again each time its steps have doubled, and may end it.
+
+    ``PeftGRPOTrainer`` adds one by itself, unless it is given one in ``callbacks``. It works with TRL's ``GRPOTrainer``
+    too; what a trainer does not log is not judged. A resumed training goes on where it was: what was said is not said
+    again, since the log in the checkpoint is read again.
+
+    Example:
+        ``PeftGRPOTrainer(..., callbacks=[HealthAlarms(stop=["kl_explosion"])])``
+
+    Attributes:
+        raised: All alarms of the training, those before it was resumed too.
+        stopped: The one that has ended it; None: none has.
+        gives_way: Says whether another one of the same trainer speaks in its place.
+    """
+
+    def __init__(
+        self,
+        stop: Sequence[str] = (),
+        path: str | Path | None = None,
+        *,
+        flat_reward_steps: int | None = None,
+        latest_completions: Callable[[], list[str]] | None = None,
+    ) -> None:
+        """Nothing is known yet.
+
+        Args:
+            stop: Names of alarms that end the training, with a checkpoint.
+            path: File of one JSON object an alarm; None: ``alarms.jsonl`` in the arguments' ``output_dir``.
+            flat_reward_steps: Steps in a row in which no group's rewards differ that are an alarm; 0: never; None: as
+                the arguments say, else 5.
+            latest_completions: Gives the trainer's newest completions, of which a typical one is shown; None: those of
+                a ``PeftGRPOTrainer``.
+
+        Raises:
+            RecipeError: There is no alarm of a name; says the nearest.
+        """
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        for name in self.stop:
+            if name not in RULES:
+                raise RecipeError(f"no alarm {name!r}", "alarms.stop", did_you_mean(str(name), RULES))
+        self.raised: list[Alarm] = []
+        self.stopped: Alarm | None = None
+        self.gives_way: Callable[[], bool] = lambda: False
+        self._given, self._flat_reward_steps, self._latest_completions = path, flat_reward_steps, latest_completions
+        self._method: Method | None = None
+        self._compares, self._quiet = True, False
+        self._path, self._setup, self._processes = Path(FILE), Setup(), Processes()
+        self._named: Callable[[str], str] = as_in_a_script
+        self._begin(0)
+
+    def watch(
+        self,
+        method: Method,
+        latest_completions: Callable[[], list[str]],
+        *,
+        flat_reward_steps: int | None,
+        compares: bool,
+    ) -> None:
+        """Learns what only our trainer knows; a user's own arguments count first.
+
+        Args:
+            method: What trains.
+            latest_completions: Gives the newest completions.
+            flat_reward_steps: 0: nobody is to be told of flat rewards; None: as the arguments say.
+            compares: Whether equal rewards of a group make no advantage.
+        """
+        self._method, self._compares = method, compares
+        self._latest_completions = self._latest_completions or latest_completions
+        if self._flat_reward_steps is None:
+            self._flat_reward_steps = flat_reward_steps
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        *_: Any,  # noqa: ANN401 (transformers')
+        model: nn.Module | None = None,
+        **__: Any,  # noqa: ANN401
+    ) -> None:
+        """Reads what was logged before the training was resumed.
+
+        Raises:
+            AlarmError: It was resumed from the checkpoint with which an alarm has ended it, and that alarm still may.
+        """
+        self._quiet = self.gives_way()
+        if self._quiet:
+            return
+        self.raised, self.stopped = [], None
+        self._path = Path(args.output_dir or ".") / FILE if self._given is None else Path(self._given)
+        self._named = _as_it_is if getattr(args, "of_a_recipe", False) else as_in_a_script
+        self._setup = self._setup_of(args, model)
+        self._begin(0 if state.log_history else state.global_step)
+        for logs in state.log_history:
+            if logs.get("step", 0) <= state.global_step:
+                self._judge(logs["step"], logs)
+        self._over.clear()
+        if state.is_world_process_zero:
+            rewind_log(self._path, state.global_step)
+        ended = [alarm for alarm in self.raised if alarm.stopped and alarm.step == state.global_step]
+        if ended:
+            raise self.error(ended[0])
+        self._processes = joined() if self.stop else Processes()
+
+    def on_log(
+        self,
+        _: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **__: Any,  # noqa: ANN401 (transformers')
+    ) -> None:
+        """Judges a step, or an evaluation; asks for a checkpoint and the end where an alarm is to end the training."""
+        begin = len(self.raised)
+        if self._quiet or not logs or not self._judge(state.global_step, logs):
+            return
+        new = self.raised[begin:]
+        if state.is_world_process_zero:
+            for line in self._over:
+                logger.info("%s", line)
+            for alarm in new:
+                logger.warning("%s", alarm.line)
+                self._write(alarm)
+        self._over.clear()
+        if not self.stop or "train_runtime" in logs:
+            return
+        # What is logged may differ from process to process; the main one's decides for all.
+        found = self._processes.by_main(lambda: next((alarm for alarm in new if alarm.stopped), None))
+        if found is not None:
+            self.stopped = self.stopped or found
+            control.should_save = True
+            control.should_training_stop = True
+
+    def error(self, alarm: Alarm) -> AlarmError:
+        """The error of a training that an alarm has ended."""
+        hint = f"start anew with what it says; without {alarm.name} in alarms.stop the same command goes on"
+        what = f"the alarm {alarm.name} has ended the training after step {alarm.step}, with a checkpoint: {alarm.line}"
+        return AlarmError(what, "alarms.stop", self._named(hint))
+
+    def _begin(self, step: int) -> None:
+        self._history, self._next, self._over = History(step), dict[str, float](), list[str]()
+        self._held: defaultdict[str, float] = defaultdict(float)
+
+    def _judge(self, step: int, logs: Mapping[str, Any]) -> bool:
+        """Adds to ``raised`` what is to be said of a log; whether the log tells anything."""
+        rows = len(self._history.rows)
+        if not self._history.add(step, logs):
+            return False
+        steps = self._history.rows[-1].steps if len(self._history.rows) > rows else 0
+        for rule in RULES.values():
+            sign = rule.judge(self._history, self._setup)
+            if sign is None:
+                self._forget(rule)
+            elif self._is_due(rule, sign, steps):
+                self.raised.append(self._alarm(step, rule, sign))
+        return True
+
+    def _is_due(self, rule: Rule, sign: Sign, steps: int) -> bool:
+        """Whether a sign is to be said now: the first time, and each time the steps that have it have doubled."""
+        begin = rule.limit_of(sign) if rule.in_a_row else float(rule.window)
+        held = sign.value if rule.in_a_row else max(begin, self._held[rule.name] + steps)
+        self._held[rule.name], due = held, self._next.get(rule.name, begin)
+        if held < due:
+            return False
+        while due <= held:
+            due *= 2
+        self._next[rule.name] = due
+        return True
+
+    def _forget(self, rule: Rule) -> None:
+        """Steps in a row are over; another alarm that comes and goes is one alarm."""
+        if rule.in_a_row and rule.name in self._next:
+            del self._next[rule.name]
+            self._over.append(rule.over.format(steps=f"{self._held.pop(rule.name):g}"))
+
+    def _alarm(self, step: int, rule: Rule, sign: Sign) -> Alarm:
+        if rule.name == FLAT and self._latest_completions is not None:
+            setup = replace(self._setup, completion=typical(self._latest_completions()))
+            sign = rule.judge(self._history, setup) or sign
+        value = sign.value if math.isfinite(sign.value) else None
+        line = self._named(rule.line(sign, self._setup))
+        return Alarm(step, rule.code, rule.name, value, rule.limit_of(sign), line, rule.name in self.stop)
+
+    def _write(self, alarm: Alarm) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(alarm), ensure_ascii=False) + "\n")
+
+    def _setup_of(self, args: TrainingArguments, model: nn.Module | None) -> Setup:
+        """What the rules need to know of a run's settings."""
+        usual = self._flat_reward_steps
+        return Setup(
+            usual_rate=self._usual_rate(args, model),
+            by_sequence=str(getattr(args, "importance_sampling_level", "")).startswith("sequence"),
+            waits=getattr(args, "critic_warmup_steps", 0),
+            flat_steps=getattr(args, "flat_reward_steps", FLAT_STEPS) if usual is None else usual,
+            compares=self._compares,
+            masks_truncated=bool(getattr(args, "mask_truncated_completions", False)),
+            values={name: getattr(args, name, None) for name in sorted(_SHOWN)},
+        )
+
+    def _usual_rate(self, args: TrainingArguments, model: nn.Module | None) -> float | None:
+        """Of what is trained; None: it is not known, or nothing is reinforced."""
+        if model is None or not isinstance(args, GRPOConfig):
+            return None
+        method = self._method or _method_of(model)
+        config = getattr(model, "config", None)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        return usual_rate(method.learning_rate, getattr(text, "hidden_size", None)) if method else None
+
+
+def _method_of(model: nn.Module) -> Method | None:
+    """The first method of the table with the config of a model's adapter; None: there is none."""
+    if not isinstance(model, PeftModel):
+        return METHODS["full"]
+    kinds = {type(config).__name__ for config in model.peft_config.values()}
+    return next((row for row in METHODS.values() if row.config in kinds), None)
+
+
+def _as_it_is(line: str) -> str:
+    return line

@@ -1,0 +1,478 @@
+"""Each alarm is raised by a history that deserves it and by no healthy one; said once, and when it has doubled."""
+
+import json
+import logging
+import math
+from typing import get_args
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+from perl import PeftGRPOTrainer, PeftRLConfig
+from perl.errors import AlarmError, RecipeError
+from perl.methods.registry import METHODS
+from perl.recipe.sections import AlarmName
+from perl.rewards import accuracy_reward
+from perl.sandbox import BASE_FOLDER, load_problems
+from perl.trainer.alarms.history import History
+from perl.trainer.alarms.of_optimizer import usual_rate
+from perl.trainer.alarms.rule import Setup, as_in_a_script
+from perl.trainer.alarms.table import RULES, rules_table
+from perl.trainer.callbacks.alarms import Alarm, HealthAlarms
+from perl.trainer.callbacks.diagnosis import FlatRewards
+from tests.conftest import CHECKOUT
+
+WRONG = ("wrong", "no_answer", "unparsable_gold", "timeout", "error")
+GAP = "sampling/sampling_logp_difference/mean"
+
+
+def step_logs(right=0.5, **changed):
+    """What a healthy step logs."""
+    logs = {
+        "loss": 0.1,
+        "grad_norm": 0.2,
+        "learning_rate": 1e-5,
+        "reward": right,
+        "reward_std": 0.5,
+        "frac_reward_zero_std": 0.25,
+        "entropy": 0.3,
+        "kl": 0.01,
+        "completions/mean_length": 100.0,
+        "completions/clipped_ratio": 0.05,
+        "rows/masked_fraction": 0.0,
+        "clip_ratio/region_mean": 0.01,
+        GAP: 0.008,
+        **{f"reward/accuracy/{name}_frac": 0.0 for name in WRONG},
+        "reward/accuracy/wrong_frac": 1.0 - right,
+    }
+    return {**logs, **{name.replace("__", "/"): value for name, value in changed.items()}}
+
+
+def judged(logs, setup=None):
+    """At which of the logs, from 1, each rule finds something."""
+    history, found = History(), {}
+    for step, row in enumerate(logs, start=1):
+        history.add(row.pop("step", step), row)
+        for rule in RULES.values():
+            if rule.judge(history, setup or Setup(usual_rate=1e-5)) is not None:
+                found.setdefault(rule.name, []).append(step)
+    return found
+
+
+def noisy(steps, **changed):
+    """Healthy steps that scatter as small batches do, with more and more that is right."""
+    chance = torch.Generator().manual_seed(0)
+
+    def scattered(value, share):
+        return value * (1 + share * (2 * torch.rand(1, generator=chance).item() - 1))
+
+    for at in range(steps):
+        right = min(1.0, scattered(0.4 + 0.5 * at / steps, 0.3))
+        row = step_logs(right, entropy=scattered(0.3 - 0.25 * at / steps, 0.5), kl=scattered(0.002 * at, 0.9))
+        row |= {"grad_norm": scattered(0.2, 0.8), "completions/mean_length": scattered(100 + 50 * at / steps, 0.2)}
+        yield {**row, **{name: value(at) for name, value in changed.items()}}
+
+
+def test_a_healthy_history_raises_nothing():
+    assert judged(noisy(200)) == {}
+    held_out = [{"eval_reward": 0.5 + 0.3 * (at % 3) / 10, "step": 10 * at} for at in range(20)]
+    rows = [row for at, step in enumerate(noisy(200)) for row in ([step] if at % 10 else [{**step, "step": at}])]
+    assert judged([*rows[:1], *held_out]) == {}
+
+
+EXPLODING = {"kl": lambda at: 0.01 if at < 30 else 0.9, "grad_norm": lambda at: 0.2 if at < 30 else 5.0}
+# The steps of a history, 40 of which are healthy but for these, and the first at which it is found.
+PLANTED = {
+    "samples_masked": ({"rows/masked_fraction": lambda _: 0.6}, 3),
+    "completions_truncated": ({"completions/clipped_ratio": lambda _: 0.55}, 5),
+    "rewards_flat": (
+        {"reward_std": lambda at: 0.0 if at >= 10 else 0.5, "frac_reward_zero_std": lambda at: float(at >= 10)},
+        15,
+    ),
+    "ratios_clipped": ({"clip_ratio/region_mean": lambda _: 0.35}, 3),
+    "engine_drift": ({GAP: lambda at: 0.008 + 0.01 * max(0, at - 10)}, 0),
+    "kl_explosion": ({"kl": EXPLODING["kl"]}, 32),
+    "gradient_explosion": ({"grad_norm": EXPLODING["grad_norm"]}, 33),
+    "gradient_zero": ({"grad_norm": lambda at: 0.0 if at >= 10 else 0.2}, 13),
+    "learning_rate": ({"learning_rate": lambda _: 1e-4}, 1),
+}
+
+
+@pytest.mark.parametrize(("name", "planted"), PLANTED.items())
+def test_each_planted_history_raises_its_alarm_and_no_other(name, planted):
+    changed, first = planted
+    found = judged(noisy(40, **changed))
+    assert set(found) == {name}
+    assert not first or found[name][0] == first
+
+
+def test_entropy_that_falls_is_an_alarm_only_where_the_task_is_not_learned():
+    def falling(right, agreeing=0.75):
+        fallen = [step_logs(right, entropy=0.3 * 0.8**at, frac_reward_zero_std=agreeing) for at in range(30)]
+        return judged(fallen)
+
+    assert set(falling(0.5)) == {"entropy_collapse"}
+    assert falling(0.5)["entropy_collapse"][0] > 10
+    assert falling(0.95) == {}  # it is sure of itself, and right
+    assert falling(0.5, agreeing=0.25) == {}  # sampling still finds other answers
+    unjudged = [
+        {"loss": 0.0, "reward": reward(at), "reward_std": 0.1, "frac_reward_zero_std": 0.9, "entropy": 0.3 * 0.8**at}
+        for reward in (lambda _: 0.2, lambda at: 0.1 * at)
+        for at in range(30)
+    ]
+    assert set(judged(unjudged[:30])) == {"entropy_collapse"}
+    assert judged(unjudged[30:]) == {}  # a reward that has grown may be as high as it gets
+
+
+def test_a_gap_of_the_engine_is_judged_by_its_size_and_by_its_growth():
+    def gaps(first, later):
+        return judged([step_logs(**{GAP: first if at < 10 else later}) for at in range(20)])
+
+    assert gaps(0.008, 0.02) == {}
+    assert set(gaps(1e-5, 0.021)) == {"engine_drift"}  # a float32 engine that has left
+    assert set(gaps(0.11, 0.11)) == {"engine_drift"}
+    assert gaps(1e-5, 1e-3) == {}
+
+
+def test_gradients_that_are_not_finite_or_zero_for_a_known_reason():
+    nan = judged([step_logs(grad_norm=math.nan if at in (5, 6, 8) else 0.2) for at in range(12)])
+    assert nan == {"gradient_explosion": [9, 10]}
+    assert judged([step_logs(grad_norm=math.inf if at in (5, 9) else 0.2) for at in range(12)]) == {}
+    flat = [step_logs(1.0, grad_norm=0.0, reward_std=0.0, frac_reward_zero_std=1.0) for _ in range(4)]
+    assert judged(flat) == {}  # rewards that do not differ explain it
+    masked = [step_logs(grad_norm=0.0, rows__masked_fraction=1.0) for _ in range(4)]
+    assert set(judged(masked)) == {"samples_masked"}
+    waiting = [step_logs(grad_norm=0.0) for _ in range(6)]
+    assert judged(waiting, Setup(waits=6)) == {}  # only the critic moves
+    assert judged([{"loss": 1.0, "grad_norm": 0.0} for _ in range(3)]) == {"gradient_zero": [3]}  # without rewards
+
+
+def test_a_single_batch_is_no_explosion():
+    spikes = {"grad_norm": lambda at: 9.0 if at % 10 in (3, 4) else 0.2, "kl": lambda at: 5.0 if at % 10 == 3 else 0.01}
+    assert judged(noisy(60, **spikes)) == {}
+
+
+def test_held_out_scores_fall_while_the_reward_rises():
+    def scored(scores, gain, name="eval_reward"):
+        for at in range(60):
+            yield step_logs(0.4 + gain * at / 60, step=at + 1)
+            if at % 15 == 14:
+                yield {name: scores[at // 15], "step": at + 1}
+
+    falling, once = (0.5, 0.6, 0.4, 0.35), (0.5, 0.6, 0.3, 0.58)
+    for name in ("eval_reward", "eval_hard_ones_reward", "eval/aime24/avg@8"):
+        assert set(judged(scored(falling, 0.4, name))) == {"heldout_falling"}
+    assert judged(scored(once, 0.4)) == {}
+    assert judged(scored(falling, -0.3)) == {}  # all falls: other alarms say why
+    assert judged(scored((0.5, 0.6, 0.55, 0.5), 0.4)) == {}
+    # Scores may be in the log of a step, too, as a recipe has them.
+    rows = [step_logs(0.4 + at / 100) for at in range(45)]
+    for at, score in zip((9, 19, 29, 39), falling, strict=True):
+        rows[at]["eval/math/avg@4"] = score
+    assert set(judged(rows)) == {"heldout_falling"}
+
+
+def test_length_pays_only_where_no_more_is_right():
+    def grown(right, length, reward):
+        rows = []
+        for at in range(40):
+            wiggle = 0.02 * (at % 3 - 1)
+            row = step_logs(right(at) + wiggle, completions__mean_length=length(at))
+            rows.append({**row, "reward": reward(at) + wiggle})
+        return judged(rows)
+
+    def constant(_):
+        return 0.5
+
+    def rising(at):
+        return 0.4 + at / 100
+
+    def longer(at):
+        return 100.0 + 5 * at
+
+    def shorter(at):
+        return 200.0 - 4 * at
+
+    assert set(grown(constant, longer, rising)) == {"length_gaming"}
+    assert grown(rising, longer, rising) == {}  # reasoning that helps
+    assert grown(constant, longer, constant) == {}
+    assert grown(constant, lambda _: 100.0, rising) == {}
+    assert grown(constant, shorter, rising) == {}  # what a length penalty is for
+    assert set(grown(lambda at: 0.6 - at / 100, shorter, rising)) == {"length_gaming"}
+    silent = [{"loss": 0.1, "reward": rising(at), "completions/mean_length": longer(at)} for at in range(40)]
+    assert judged(silent) == {}  # nothing says what is right
+
+
+def test_the_usual_rate_goes_with_the_width_of_narrow_models():
+    lora = METHODS["lora"].learning_rate
+    assert usual_rate(lora, 4096) == usual_rate(lora, 2048) == lora
+    assert usual_rate(lora, 128) == pytest.approx(16 * lora)
+    assert usual_rate(lora, None) is None
+    for method in METHODS.values():  # what the benchmarks of methods train the sandbox with
+        assert 1e-3 * method.rate < 10 * usual_rate(method.learning_rate, 128)
+
+
+def test_rows_without_a_metric_and_other_trainers_logs_are_silent():
+    assert (
+        judged([{"loss": 1.0, "grad_norm": 2.0, "learning_rate": 2e-4, "mean_token_accuracy": 0.5}] * 20, Setup()) == {}
+    )
+    assert judged([{"step": 3, "something": "else"}, {"loss": None}, {"loss": 0.1, "kl": None, "text": "x"}]) == {}
+
+
+def test_every_row_is_complete_and_its_example_ends_with_its_code():
+    assert list(RULES) == list(get_args(AlarmName))
+    codes = [row.code for row in RULES.values()]
+    assert codes == [f"PRL{number}" for number in range(401, 401 + len(codes))]
+    for row in RULES.values():
+        assert all((row.title, row.watches, row.fires, row.why, row.harm, row.example))
+        assert row.limit > 0
+        assert row.window > 0
+
+
+def test_settings_are_named_as_a_script_has_them():
+    line = "lower train.learning_rate, rollout.max_completion_length, peft.target_modules, rollout.prefetch, data.train"
+    expected = "lower learning_rate, max_completion_length, peft_target_modules, rollout_prefetch, train_dataset"
+    assert as_in_a_script(line) == expected
+
+
+# The callback.
+
+
+@pytest.fixture
+def said(caplog):
+    """The warnings of the logger "perl", and takes them away."""
+    caplog.set_level(logging.INFO, "perl")
+
+    def take():
+        lines = [r.getMessage() for r in caplog.records if r.name == "perl" and r.levelname == "WARNING"]
+        caplog.clear()
+        return lines
+
+    return take
+
+
+def state_of(step, history=(), main=True):
+    return TrainerState(global_step=step, log_history=list(history), is_world_process_zero=main)
+
+
+def begun(tmp_path, history=(), step=0, stop=(), **given):
+    alarms = HealthAlarms(stop, **given)
+    alarms.on_train_begin(TrainingArguments(str(tmp_path), use_cpu=True), state_of(step, history), TrainerControl())
+    return alarms
+
+
+def log(alarms, tmp_path, step, logs, main=True):
+    control = TrainerControl()
+    alarms.on_log(TrainingArguments(str(tmp_path), use_cpu=True), state_of(step, main=main), control, logs=dict(logs))
+    return control
+
+
+MASKED = step_logs(rows__masked_fraction=0.9)
+
+
+def test_an_alarm_is_said_once_and_again_each_time_its_steps_have_doubled(tmp_path, said):
+    alarms = begun(tmp_path)
+    for step in range(1, 30):
+        log(alarms, tmp_path, step, MASKED)
+    assert [alarm.step for alarm in alarms.raised] == [3, 6, 12, 24]
+    lines = said()
+    assert lines == [alarm.line for alarm in alarms.raised] == [str(alarm) for alarm in alarms.raised]
+    assert lines[0].startswith("90 % of the completions of the newest 3 steps are masked out: ")
+    assert lines[0].endswith(" [PRL401]")
+    rows = [json.loads(line) for line in (tmp_path / "alarms.jsonl").read_text().splitlines()]
+    assert [Alarm(**row) for row in rows] == alarms.raised
+    first = {"step": 3, "code": "PRL401", "name": "samples_masked", "limit": 0.5, "stopped": False}
+    assert {key: rows[0][key] for key in first} == first
+    assert rows[0]["value"] == pytest.approx(0.9)
+
+
+def test_an_alarm_that_comes_and_goes_is_one_alarm(tmp_path, said):
+    alarms = begun(tmp_path)
+    for step in range(1, 40):
+        log(alarms, tmp_path, step, MASKED if step % 4 else step_logs(rows__masked_fraction=0.2))
+    assert len(said()) <= 5
+
+
+def test_steps_that_are_logged_together_count_as_many(tmp_path):
+    alarms = begun(tmp_path)
+    flat = step_logs(0.0, reward_std=0.0, frac_reward_zero_std=1.0)
+    for step in range(10, 81, 10):
+        log(alarms, tmp_path, step, flat)
+    assert [alarm.step for alarm in alarms.raised] == [10, 20, 40, 80]
+    assert [alarm.value for alarm in alarms.raised] == [10.0, 20.0, 40.0, 80.0]
+
+
+def test_what_was_said_before_a_resume_is_not_said_again(tmp_path, said):
+    whole, history = begun(tmp_path), []
+    for step in range(1, 30):
+        log(whole, tmp_path, step, MASKED)
+        history.append({**MASKED, "step": step})
+    uninterrupted = (tmp_path / "alarms.jsonl").read_text()
+    said()
+    for at in (2, 3, 8, 13, 28):
+        resumed = begun(tmp_path, history[: at + 1], step=at)  # the last of which is of a step that is made again
+        assert said() == []
+        for step in range(at + 1, 30):
+            log(resumed, tmp_path, step, MASKED)
+        assert resumed.raised == whole.raised
+        assert said() == [alarm.line for alarm in whole.raised if alarm.step > at]
+        assert (tmp_path / "alarms.jsonl").read_text() == uninterrupted
+
+
+def test_another_process_neither_says_nor_writes(tmp_path, said):
+    alarms = begun(tmp_path)
+    for step in range(1, 9):
+        log(alarms, tmp_path, step, MASKED, main=False)
+    assert len(alarms.raised) == 2
+    assert said() == []
+    assert not (tmp_path / "alarms.jsonl").exists()
+
+
+def test_stop_asks_for_a_checkpoint_and_the_end(tmp_path):
+    alarms = begun(tmp_path, stop=["samples_masked"])
+    history = []
+    for step in range(1, 4):
+        control = log(alarms, tmp_path, step, MASKED)
+        history.append({**MASKED, "step": step})
+        assert control.should_training_stop == control.should_save == (step == 3)
+    assert alarms.stopped == alarms.raised[0]
+    assert alarms.stopped.stopped
+    # Resumed with the same it would only go on as it was; without the name it may.
+    with pytest.raises(AlarmError, match="the alarm samples_masked has ended the training after step 3") as caught:
+        begun(tmp_path, history, step=3, stop="samples_masked")
+    assert "HealthAlarms(stop=...)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    begun(tmp_path, history, step=3, stop=["kl_explosion"])
+    begun(tmp_path, [*history, {**MASKED, "step": 4}], step=4, stop=["samples_masked"])  # it went on without it
+    assert not any(log(begun(tmp_path), tmp_path, step, MASKED).should_save for step in range(1, 9))
+
+
+def test_an_unknown_alarm_is_refused_with_the_nearest():
+    with pytest.raises(RecipeError, match=r"no alarm 'kl_explosoin' \(did you mean kl_explosion\?\)"):
+        HealthAlarms(["rewards_flat", "kl_explosoin"])
+
+
+# With trainers.
+
+
+def data(count=16):
+    problems = load_problems("sandbox:addition", "train")[:count]
+    return Dataset.from_list([{"prompt": p.question, "solution": p.answer} for p in problems])
+
+
+def settings(tmp_path, steps, **changed):
+    common = {"max_steps": steps, "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1}
+    return {"output_dir": str(tmp_path / "run"), "max_completion_length": 6, **common, **changed}
+
+
+def trained(tmp_path, steps, reward=accuracy_reward, callbacks=None, added=(), resume=None, **changed):
+    """With our trainer."""
+    changed = {"prompts_per_step": 2, "num_generations": 2, **changed}
+    trainer = PeftGRPOTrainer(
+        model="sandbox:base",
+        reward_funcs=reward,
+        args=PeftRLConfig(**settings(tmp_path, steps, **changed)),
+        train_dataset=data(),
+        callbacks=callbacks,
+    )
+    for callback in added:
+        trainer.add_callback(callback)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def differing(completions, **_):
+    return [float(at) for at in range(len(completions))]
+
+
+def test_our_trainer_has_alarms_of_its_own_unless_it_is_given_some(tmp_path, said):
+    trained(tmp_path, 3, flat_reward_steps=2)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "alarms.jsonl").read_text().splitlines()]
+    assert [(row["name"], row["step"]) for row in rows] == [("rewards_flat", 2)]
+    assert sum("[PRL403]" in line for line in said()) == 1
+    for how in ("callbacks", "added"):
+        own = HealthAlarms(path=tmp_path / how / "own.jsonl")
+        trained(tmp_path / how, 3, flat_reward_steps=2, **{how: [own]})
+        assert [alarm.name for alarm in own.raised] == ["rewards_flat"]
+        assert "a typical completion ends" in own.raised[0].line
+        assert (tmp_path / how / "own.jsonl").is_file()
+        assert not (tmp_path / how / "run" / "alarms.jsonl").exists()
+        assert sum("[PRL403]" in line for line in said()) == 1
+    flat = FlatRewards(after_steps=2)
+    trained(tmp_path / "flat", 3, callbacks=[flat])
+    assert sum("no group's rewards differed" in line for line in said()) == 1
+    with pytest.raises(RecipeError, match="HealthAlarms is there twice"):
+        trained(tmp_path / "two", 1, callbacks=[HealthAlarms(), HealthAlarms()])
+
+
+def test_a_script_is_stopped_with_a_checkpoint_and_refused_until_the_alarm_is_left_out(tmp_path, said):
+    alarms = HealthAlarms(stop=["learning_rate"])
+    changed = {"learning_rate": 5e-3, "lr_scheduler_type": "constant"}
+    trainer = trained(tmp_path, 4, differing, [alarms], **changed)
+    assert trainer.state.global_step == 1
+    assert alarms.stopped.name == "learning_rate"
+    assert "the learning rate is 0.005, 31.2 times the usual 0.00016: " in alarms.stopped.line
+    assert "lower learning_rate (now 0.005) [PRL410]" in alarms.stopped.line
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    with pytest.raises(AlarmError):
+        trained(tmp_path, 4, differing, [HealthAlarms(stop=["learning_rate"])], resume=checkpoint, **changed)
+    said()
+    rest = HealthAlarms()
+    assert trained(tmp_path, 4, differing, [rest], resume=checkpoint, **changed).state.global_step == 4
+    assert [alarm.step for alarm in rest.raised] == [1]  # and again after ten more
+    assert not any("PRL410" in line for line in said())
+
+
+def test_trls_own_trainers_are_judged_too(tmp_path):
+    batch = {"per_device_train_batch_size": 4, "num_generations": 2, "bf16": False, "beta": 0.0}
+    alarms = HealthAlarms(stop=["completions_truncated"])
+    grpo = GRPOTrainer(
+        model=str(BASE_FOLDER),
+        reward_funcs=[lambda completions, **_: [float(at) for at in range(len(completions))]],
+        args=GRPOConfig(**settings(tmp_path, 7, learning_rate=1e-6, dataloader_pin_memory=False, **batch)),
+        train_dataset=data(),
+        callbacks=[alarms],
+    )
+    grpo.train()
+    assert grpo.state.global_step == 5
+    assert [alarm.name for alarm in alarms.raised] == ["completions_truncated"]
+    assert "raise max_completion_length (now 6)" in alarms.stopped.line
+    assert (tmp_path / "run" / "checkpoint-5").is_dir()
+    quiet = HealthAlarms()
+    texts = Dataset.from_list(
+        [{"text": f"{p.question}{p.answer}"} for p in load_problems("sandbox:addition", "train")[:8]]
+    )
+    fine = {name: value for name, value in settings(tmp_path / "sft", 3).items() if name != "max_completion_length"}
+    sft = SFTTrainer(
+        model=str(BASE_FOLDER),
+        args=SFTConfig(**fine, per_device_train_batch_size=2, learning_rate=1e-2, bf16=False),
+        train_dataset=texts,
+        callbacks=[quiet],
+    )
+    sft.train()
+    assert quiet.raised == []
+
+
+def test_an_adapter_that_cannot_move_is_named_before_the_guard_ends_its_training(tmp_path, said):
+    """Planted: both factors of every LoRA at zero."""
+    trainer = PeftGRPOTrainer(
+        model="sandbox:base",
+        reward_funcs=differing,
+        args=PeftRLConfig(**settings(tmp_path, 4, prompts_per_step=2, num_generations=2)),
+        train_dataset=data(),
+    )
+    with torch.no_grad():
+        for name, tensor in trainer.policy.named_parameters():
+            if "lora_A" in name:
+                tensor.zero_()
+    trainer.train()
+    (line,) = [line for line in said() if "PRL409" in line]
+    assert line.startswith("the gradient's norm is 0 in the newest 3 steps, in which rewards differed: ")
+
+
+def test_the_page_has_the_table_of_rules():
+    page = (CHECKOUT / "docs" / "alarms.md").read_text(encoding="utf-8")
+    assert page.endswith(rules_table())

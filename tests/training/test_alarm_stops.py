@@ -1,0 +1,62 @@
+"""An alarm that is named in ``alarms.stop`` ends a run in order, with a checkpoint; without it the run goes on."""
+
+import json
+
+import pytest
+
+import perl
+from perl.errors import EXIT_FAILED, AlarmError
+from perl.run.folder import Run
+from perl.run.logs import read_log
+
+SMALL = [
+    "train.max_steps=3",
+    "train.prompts_per_step=2",
+    "train.num_generations=4",
+    "train.per_device_train_batch_size=4",
+    "train.learning_rate=1e-2",
+    "rollout.max_completion_length=24",
+    "eval.enabled=false",
+    "engine.threads=1",
+]
+STOPS = [*SMALL, "alarms.stop=[learning_rate]"]
+
+
+def test_a_run_ends_with_a_checkpoint_is_refused_and_goes_on_without_the_alarm(tmp_path):
+    with pytest.raises(AlarmError) as caught:
+        perl.train("quickstart", STOPS, tmp_path / "run")
+    (line,) = str(caught.value).splitlines()
+    assert caught.value.exit_code == EXIT_FAILED
+    assert "the alarm learning_rate has ended the training after step 1, with a checkpoint: " in line
+    assert "lower train.learning_rate (now 0.01) [PRL410]" in line
+    assert "without learning_rate in alarms.stop the same command goes on" in line
+    run = Run.read(tmp_path / "run")
+    assert run.status == "failed"
+    assert [path.name for path in run.checkpoints.iterdir()] == ["checkpoint-1"]
+    (row,) = read_log(run.alarms)
+    assert (row["step"], row["name"], row["code"], row["stopped"]) == (1, "learning_rate", "PRL410", True)
+    assert row["line"] in line
+
+    with pytest.raises(AlarmError, match="after step 1"):
+        perl.train("quickstart", STOPS, tmp_path / "run")
+    assert len(read_log(run.metrics)) == 1  # nothing was trained
+    assert read_log(run.alarms) == [row]
+
+    done = perl.train("quickstart", SMALL, tmp_path / "run")
+    assert done.status == "done"
+    assert done.facts["steps"] == 3
+    assert read_log(done.alarms) == [row]  # said already
+    again = perl.train("quickstart", STOPS, tmp_path / "run")
+    assert again.facts["steps"] == 3
+
+
+def test_two_processes_end_together(tmp_path, perl_command):
+    command = ["train", "quickstart", *STOPS, "engine.processes=2", "train.per_device_train_batch_size=4"]
+    done = perl_command(*command, "--output", "run", cwd=tmp_path)
+    assert done.returncode == EXIT_FAILED, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "the alarm learning_rate has ended the training after step 1" in errors[0]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "alarms.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["name"]) for row in rows] == [(1, "learning_rate")]
+    assert (tmp_path / "run" / "checkpoints" / "checkpoint-1").is_dir()
