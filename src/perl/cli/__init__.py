@@ -5,6 +5,7 @@ COMMANDS = (
     "plan",
     "doctor",
     "explain",
+    "report",
     "eval",
     "export",
     "card",
