@@ -6,6 +6,7 @@ COMMANDS = (
     "doctor",
     "explain",
     "report",
+    "watch",
     "eval",
     "export",
     "card",

@@ -5,14 +5,16 @@ runs -> tables of the rows that are not the same in all
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perl.evaluation.results import TaskResult
 from perl.reports.curves import Curve
 from perl.reports.run_log import RunLog, number
 from perl.run.ends import Mean, ends
 from perl.run.progress import duration
 from perl.zoo.intervals import score_text
+
+if TYPE_CHECKING:
+    from perl.evaluation.results import TaskResult
 
 # Where things are or go.
 _PLACES = {"train.output_dir", "hub.repo_id", "hub.push", "hub.private", "rollout.sync_folder"}
@@ -58,7 +60,7 @@ def outcome(run: RunLog, curves: Mapping[str, Curve]) -> dict[str, str]:
     return found
 
 
-def score_of(task: TaskResult) -> str:
+def score_of(task: "TaskResult") -> str:
     """``66.6 ± 1.5 → 99.2 ± 0.3``: base and adapter in percent."""
     scores = [score for score in (task.base, task.adapter) if score is not None]
     return " → ".join(score_text(score.accuracy, score.stderr, score.n) for score in scores)

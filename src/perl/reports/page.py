@@ -94,7 +94,7 @@ def report(
     Example:
         ``perl.report(["runs/lora", "runs/dora"], "report.html")``
     """
-    many = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    many: Sequence[Any] = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     if output is not None:
         _check_place(Path(output))
     folders = [Path(getattr(run, "path", run)) for run in many]

@@ -5,12 +5,10 @@ RunLog, ... -> the page's data
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perl import __version__
 from perl.doctor.codes import CODES
-from perl.evaluation.results import Results
-from perl.evaluation.score import Score
 from perl.reports.completions import ALL_BYTES, LONGEST_TEXT, read_completions
 from perl.reports.curves import (
     Curve,
@@ -26,6 +24,10 @@ from perl.reports.curves import (
 from perl.reports.differing import differences_of, outcome
 from perl.reports.run_log import RunLog, number
 from perl.reports.timings import means_of, stages_of
+
+if TYPE_CHECKING:
+    from perl.evaluation.results import Results
+    from perl.evaluation.score import Score
 
 _LONGEST_RECIPE = 100_000
 _MOST_ALARMS = 500
@@ -133,7 +135,7 @@ def _errors(curves: Mapping[str, Curve]) -> dict[str, dict[str, list[float]]]:
     }
 
 
-def _scores(results: Results | None) -> list[dict[str, Any]]:
+def _scores(results: "Results | None") -> list[dict[str, Any]]:
     """The scores at the end, of base and adapter with their 95 % intervals."""
     if results is None:
         return []
@@ -154,7 +156,7 @@ def _scores(results: Results | None) -> list[dict[str, Any]]:
     ]
 
 
-def _score(who: str, score: Score) -> dict[str, Any]:
+def _score(who: str, score: "Score") -> dict[str, Any]:
     best = max(score.pass_at, default=None)
     return {
         "who": who,

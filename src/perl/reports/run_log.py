@@ -15,14 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from perl.errors import PerlError, RunFolderError
-from perl.evaluation.results import Results, read_results
 from perl.run.folder import Run
 from perl.run.logs import log_rows
+
+if TYPE_CHECKING:
+    from perl.evaluation.results import Results
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # A training that has logged nothing for so many of its steps, and for so many seconds, may have been killed.
@@ -50,7 +52,7 @@ class RunLog:
     rows: tuple[Mapping[str, Any], ...]
     alarms: tuple[Mapping[str, Any], ...] = ()
     recipe: str | None = None
-    results: Results | None = None
+    results: "Results | None" = None
     planned: int | None = None
     modified: float = 0.0
     notes: tuple[str, ...] = field(default=())
@@ -98,11 +100,13 @@ class RunLog:
         return {}
 
 
-def read_run(path: str | Path) -> RunLog:
+def read_run(path: str | Path, *, begun: bool = True, scored: bool = True) -> RunLog:
     """What is in a run's folder.
 
     Args:
         path: The folder.
+        begun: Whether a step must be logged.
+        scored: Whether the results at the end are read too.
 
     Raises:
         RunFolderError: It is absent, holds no run, or its metrics cannot be read.
@@ -112,10 +116,11 @@ def read_run(path: str | Path) -> RunLog:
         raise RunFolderError("is a file, not a folder" if folder.exists() else "no such folder", str(path))
     metrics = folder / "metrics.jsonl"
     facts = _facts(folder, metrics)
-    rows, modified, notes = _metrics(metrics)
+    has_rows = begun or (metrics.is_file() and metrics.stat().st_size > 0)
+    rows, modified, notes = _metrics(metrics) if has_rows else ([], time.time(), [])
     alarms, left_out = _rows_of(folder / "alarms.jsonl")
     notes += [f"alarms.jsonl: {_lines(left_out)} left out"] if left_out else []
-    recipe, results = _recipe(folder, notes), _results(folder, notes)
+    recipe, results = _recipe(folder, notes), _results(folder, notes) if scored else None
     log = RunLog(folder, facts, tuple(rows), tuple(alarms), recipe, results, None, modified)
     planned = _planned(log)
     return RunLog(folder, facts, tuple(rows), tuple(alarms), recipe, results, planned, modified, tuple(notes))
@@ -202,9 +207,11 @@ def _recipe(folder: Path, notes: list[str]) -> str | None:
         return None
 
 
-def _results(folder: Path, notes: list[str]) -> Results | None:
+def _results(folder: Path, notes: list[str]) -> "Results | None":
     if not (folder / "eval" / "results.json").exists():
         return None
+    from perl.evaluation.results import read_results  # with torch, which a run that is not scored yet can do without
+
     try:
         return read_results(folder / "eval" / "results.json")
     except PerlError as error:
@@ -226,7 +233,10 @@ def _planned(log: RunLog) -> int | None:
     for _, folder in sorted(numbered, reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return int(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["max_steps"]) or None
-    epochs, epoch = number(train.get("num_train_epochs", 3.0 if train else None)), number(log.rows[-1].get("epoch"))
+    epochs, epoch = (
+        number(train.get("num_train_epochs", 3.0 if train else None)),
+        number(log.rows[-1].get("epoch")) if log.rows else None,
+    )
     return max(log.step, round(log.step * epochs / epoch)) if epochs and epoch else None
 
 
