@@ -170,7 +170,7 @@ def _metrics(path: Path) -> tuple[list[dict[str, Any]], float, list[str]]:
     except OSError as error:
         raise RunFolderError(f"cannot be read: {error.strerror or error}", str(path)) from None
     if not rows:
-        broken = f"is malformed: none of its {_lines(left_out)} is a row" if left_out else "no step is logged yet"
+        broken = f"is malformed: none of its {left_out:,} lines is a row" if left_out else "no step is logged yet"
         raise RunFolderError(broken, str(path))
     with_steps = [row for row in rows if number(row.get("step")) is not None]
     if not with_steps:
