@@ -186,7 +186,7 @@ def _speed(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> float | 
 def _completion(sample: Mapping[str, Any], lines: int) -> Panel:
     rewards = sample.get("rewards")
     named = rewards.items() if isinstance(rewards, dict) else ()
-    title = "  ".join(
+    title = ", ".join(
         [
             f"step {sample.get('step', '?')}",
             *(f"{name} {_shown(value)}" for name, one in named if (value := number(one)) is not None),

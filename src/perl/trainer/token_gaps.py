@@ -81,7 +81,7 @@ class TokenGaps:
                 if not 0 <= index < len(self._token_ids):
                     continue
                 ids = self._token_ids[index]
-                gaps = [round(gap, _DECIMALS) if math.isfinite(gap) else None for gap in gaps_NT[row].tolist()]
+                gaps = [round(gap, _DECIMALS) + 0.0 if math.isfinite(gap) else None for gap in gaps_NT[row].tolist()]
                 tokens = processing_class.batch_decode([[one] for one in ids])
                 # A micro-batch is as wide as its longest completion; a shorter one's end is nothing.
                 found[index] = {"tokens": tokens, "gaps": (gaps + [None] * len(ids))[: len(ids)]}

@@ -5,7 +5,7 @@
   const $ = (id) => document.getElementById(id);
   const LIGHT = ["#1f5fbf", "#c8501e", "#12794a", "#8a3ffc", "#b0851a", "#c2257f", "#007d94", "#6b5344", "#4f7a00", "#6c7480"];
   const DARK = ["#7fb0ff", "#ff9b6a", "#5fd39a", "#c3a0ff", "#e8c04f", "#ff8cc6", "#4fd0e4", "#c9a994", "#a8d95a", "#aab2bf"];
-  const STAGES = { "rollouts": 0, "forward and backward passes": 1, "verdicts, rewards, log-probs, the rest": 2, "policy to the engine": 3 };
+  const STAGES = { "rollouts": 0, "forward and backward passes": 1, "verdicts, rewards, log-probs, the rest": 2, "policy to the engine": 3, "whole step": 9 };
   const MOST_FOUND = 100, MOST_MARKS = 30;
   const shown = new Set(runs.map((_, i) => i));
   const plots = [];  // { node, draw, visible, stale }
