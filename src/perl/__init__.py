@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from perl.evaluation.evaluate import evaluate as evaluate
     from perl.hub.push.publish import push as push
     from perl.recipe import Recipe as Recipe
+    from perl.reports.page import report as report
+    from perl.reports.plan_table import plan as plan
     from perl.run.folder import Run as Run
     from perl.trainer.config import PeftRLConfig as PeftRLConfig
     from perl.trainer.trainer import PeftGRPOTrainer as PeftGRPOTrainer
@@ -29,12 +31,26 @@ _HOMES = {
     "Run": "perl.run.folder",
     "callbacks": "perl.callbacks",
     "evaluate": "perl.evaluation.evaluate",
+    "plan": "perl.reports.plan_table",
     "push": "perl.hub.push.publish",
+    "report": "perl.reports.page",
     "rewards": "perl.rewards",
     "train": "perl.training.stages",
 }
 
-__all__ = ["PeftGRPOTrainer", "PeftRLConfig", "Recipe", "Run", "callbacks", "evaluate", "push", "rewards", "train"]
+__all__ = [
+    "PeftGRPOTrainer",
+    "PeftRLConfig",
+    "Recipe",
+    "Run",
+    "callbacks",
+    "evaluate",
+    "plan",
+    "push",
+    "report",
+    "rewards",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (PEP 562)

@@ -317,7 +317,14 @@ OF_THE_STEP = ["loss", "train_loss", "grad_norm", "learning_rate", "epoch", "ste
 CLIPPING = [f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max")]
 OF_THE_LOSS = {"grpo": CLIPPING, "bnpo": CLIPPING, "dapo": CLIPPING}
 OF_THE_LOSS |= {"cispo": ["cispo_clip_ratio"], "vespo": ["vespo/phi_seq_mean"]}
-CLOCKS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+CLOCKS = {
+    "step_time",
+    "rollout/seconds",
+    "update/seconds",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+}
 
 
 def assert_same_log(ours: Training, theirs: Training, names: list[str]) -> None:

@@ -27,7 +27,14 @@ RELATIVE = 1e-5
 PROBLEMS = load_problems("sandbox:addition", "train")[:2]
 GENERATIONS = 4
 # Differs between two runs of the same thing.
-CLOCKS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+CLOCKS = {
+    "step_time",
+    "rollout/seconds",
+    "update/seconds",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+}
 # What ours logs besides.
 OWN_METRICS = {"rows/trained_fraction", "rows/masked_fraction", "rows/unscored", "tokens/run", "tokens/passes"}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig
 
 from perl import PeftGRPOTrainer, PeftRLConfig
@@ -145,6 +145,30 @@ def test_an_engine_gets_the_weights_that_a_method_changes_or_its_factors(tmp_pat
     rank = trained.args.peft.rank or 16
     numbers = sum(rank * sum(p.shape) if method == "lora" else p.numel() for p in tensors)
     assert logged(trained, "sync/bytes") == [4.0 * numbers] * 3  # in float32
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_logged_group_has_the_gap_of_every_token(tmp_path, vllm_server, prefetch):
+    """One prompt a step: the gaps are those of all tokens of the step, whose mean is logged."""
+    found = []
+
+    class Keep(TrainerCallback):
+        def on_log(self, *_, logs, **__):
+            if "reward" in logs and "train_runtime" not in logs:
+                group = trained.latest_group()
+                gaps = torch.tensor([gap for row in group for gap in row["gaps"]])
+                assert all(len(row["tokens"]) == len(row["gaps"]) for row in group)
+                texts = [row["completion"][0]["content"] for row in group]
+                assert all("".join(row["tokens"]).startswith(text) for row, text in zip(group, texts, strict=True))
+                found.append(gaps.abs().mean().item())
+
+    short = {"prompts_per_step": 1, "per_device_train_batch_size": 4, "rollout_prefetch": prefetch}
+    trained = trainer(tmp_path, [vllm_server], Seen(), loss_type="dapo", **short)
+    trained.add_callback(Keep())
+    trained.train()
+    assert found == pytest.approx(logged(trained, "sampling/sampling_logp_difference/mean"), rel=1e-3, abs=2e-5)
+    assert len(found) == 3
+    assert (max(found) > 1e-3) == bool(prefetch)  # a policy of one step before
 
 
 def test_trls_own_arguments_lead_to_the_same(tmp_path, vllm_server):

@@ -5,6 +5,8 @@ COMMANDS = (
     "plan",
     "doctor",
     "explain",
+    "report",
+    "watch",
     "eval",
     "export",
     "card",

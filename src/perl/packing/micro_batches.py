@@ -22,11 +22,13 @@ TAUGHT_IDS, TAUGHT_MASK = "prompt_ids_of_teacher", "prompt_mask_of_teacher"
 """The prompts as a teacher sees them, (N, .) each, padded on the left as prompts are."""
 SELECTED = "selected_tokens"
 """(N, T) bool: the tokens that a loss treats apart."""
+SHOWN = "shown_row"
+"""(N, 1) from 1, the place of a row in the group of completions that a log shows; 0 of the others."""
 # Values a row or a token brings along, under the names of TRL's micro-batches.
 _COLUMNS = (
     *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"),
     *("old_values", "returns"),  # a critic's
-    SELECTED,
+    *(SELECTED, SHOWN),
 )
 
 

@@ -192,6 +192,8 @@ def complete(
     if not needs_log_probs:
         trainer.add_log_probs(output)
     select_tokens(trainer, output)
+    if trainer.model.training:
+        trainer.optimizer_step.gaps.begin(output, trainer.num_generations)
 
 
 def put_advantages(
@@ -273,8 +275,8 @@ def _mask(output: Mapping[str, Any]) -> torch.Tensor:
     return mask_NT
 
 
-def latest_group(logs: Mapping[str, Any], generations: int) -> list[dict[str, Any]]:
-    """The newest logged completions of one prompt, of TRL's table of completions."""
+def latest_group(logs: Mapping[str, Any], generations: int, gaps: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest logged completions of one prompt, of TRL's table of completions; with tokens and gaps where known."""
     return [
         {
             "prompt": logs["prompt"][i],
@@ -282,6 +284,7 @@ def latest_group(logs: Mapping[str, Any], generations: int) -> list[dict[str, An
             "rewards": {name: values[i] for name, values in logs["rewards"].items()},
             "advantage": logs["advantages"][i],
             **{name: values[i] for name, values in logs["extra"].items() if len(values) > i},
+            **gaps.get(i, {}),
         }
         for i in range(min(generations, len(logs["prompt"])))
     ]

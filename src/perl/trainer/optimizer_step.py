@@ -22,7 +22,7 @@ from perl.methods.hooks import hooks_of
 from perl.packing.forward import score_beside
 from perl.packing.head import EntropyKind
 from perl.packing.in_step import Kind
-from perl.packing.micro_batches import SELECTED, MicroBatch, Window, rows_with_gradient
+from perl.packing.micro_batches import SELECTED, SHOWN, MicroBatch, Window, rows_with_gradient
 from perl.run.threads import fitting_threads, threads_for
 from perl.run.warned import warn
 from perl.trainer.config import own_setting
@@ -32,6 +32,7 @@ from perl.trainer.live import LiveTrainer, Metrics, Mode, Position, most
 from perl.trainer.log_prob_passes import LogProbPasses
 from perl.trainer.rollout_check import RolloutCheck
 from perl.trainer.teaching import Teaching
+from perl.trainer.token_gaps import TokenGaps
 from perl.trainer.token_selection import acting, selection_of, warn_without_second_update
 
 _STEPS_BETWEEN_WARNINGS = 50
@@ -96,6 +97,7 @@ class OptimizerStep:
         self.skips = bool(own_setting(live.args, "skip_zero_advantage")) and not every_row_acts
         self._position, self._metrics, self._hooks, self.teaching = position, metrics, hooks, teaching
         self._selection = selection_of(live.args)
+        self.gaps = TokenGaps(main=live.accelerator.is_main_process)
         self._window: list[dict[str, Any]] = []
         self._asked: list[Any] = []
         self._seconds = 0.0
@@ -145,9 +147,11 @@ class OptimizerStep:
         batches, self._window = self._window, []
         asked, self._asked = self._asked, []
         while True:
+            started = time.perf_counter()
             with threads_for(model):
                 loss = self.run_window(model, batches)
             if loss is not None:
+                self._metrics("train")["update/seconds"].append(time.perf_counter() - started)
                 return loss
             batches = self._check.make_again(asked)
 
@@ -251,6 +255,8 @@ class OptimizerStep:
         of_loss, of_sampling = self._window_metrics
         if entropies is not None:
             of_loss.add(result, inputs, entropies, batch.micro_batch_N)
+        if sampling_log_probs is not None:
+            self.gaps.add(values.get(SHOWN), old_log_probs, sampling_log_probs, mask_NT)
         if ratio is not None and sampling_log_probs is not None:
             of_sampling.add(old_log_probs, sampling_log_probs, ratio, mask_NT)
         of_teacher = 0.0 if self.teaching is None else self.teaching.term(taught, batch)

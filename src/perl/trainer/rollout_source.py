@@ -33,6 +33,7 @@ from perl.rollouts.parity_check import ParityCheck
 from perl.rollouts.sync import base_update, choose_form, make_update
 from perl.run.joint_work import joined
 from perl.run.shards import is_sharded
+from perl.run.threads import threads_for
 from perl.run.warned import warn
 from perl.trainer.live import LiveTrainer, Metrics, Position, mode_of, most
 
@@ -216,6 +217,14 @@ class RolloutSource:
         written, nothing = iter(answers), Sampled((), (), "")
         sampled = [nothing if left == 0 else next(written) for left in lefts]
         return [list(s.token_ids) for s in sampled], [list(s.log_probs) for s in sampled]
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """While transformers sample, with as many threads as fit the model; logs the seconds that it takes."""
+        started = time.perf_counter()
+        with threads_for(self._live.policy):
+            yield
+        self._metrics(mode_of(self._live.model))["rollout/seconds"].append(time.perf_counter() - started)
 
     def rollouts(self, prompt_ids: list[list[int]]) -> tuple[list[Sampled], int]:
         """The completions of these prompts, and the step of the policy they are from."""

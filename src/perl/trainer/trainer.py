@@ -28,7 +28,6 @@ from perl.policy.sharding import check_taken
 from perl.rewards.answers import completion_text
 from perl.rollouts.conversation import Opening
 from perl.run.shards import is_sharded
-from perl.run.threads import threads_for
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.adapted_policy import AdaptedPolicy
 from perl.trainer.argument_checks import check_arguments, check_step
@@ -229,8 +228,8 @@ class PeftGRPOTrainer(GRPOTrainer):
             self._metrics["train"][name].append(value)
 
     def latest_group(self) -> list[dict[str, Any]]:
-        """The newest logged completions of one prompt: prompt, completion, rewards by name, advantage, verdicts."""
-        return latest_group(self._logs, self.num_generations)
+        """The newest logged completions of one prompt: prompt, completion, rewards, advantage, verdicts, token gaps."""
+        return latest_group(self._logs, self.num_generations, self.optimizer_step.gaps.rows(self.processing_class))
 
     def latest_completions(self) -> list[str]:
         """The newest logged completions, of several prompts."""
@@ -271,7 +270,7 @@ class PeftGRPOTrainer(GRPOTrainer):
         if self.rollout_source.is_served:
             return self.rollout_source.complete(prompt_ids)
         batched = self.use_transformers_continuous_batching
-        with shown_to_trl.for_generation(self.args, base_of(self.policy), batched=batched), threads_for(self.policy):
+        with shown_to_trl.for_generation(self.args, base_of(self.policy), batched=batched), self.rollout_source.timed():
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
 
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *args: Any) -> Any:  # noqa: ANN401 (TRL's)

@@ -24,14 +24,17 @@ _DASH = "-"
 
 def forecast_lines(forecast: Forecast) -> Iterator[str]:
     """All of it, a table a topic, a column a strategy."""
-    yield from _run_lines(forecast)
-    yield ""
-    yield from _memory_lines(forecast)
-    yield ""
-    yield from _work_lines(forecast)
-    yield ""
-    yield from _time_lines(forecast)
-    yield from _serving_lines(forecast)
+    yield from run_lines(forecast)
+    for table in forecast_tables(forecast):
+        yield ""
+        yield from plain_table(table)
+    found = list(serving_lines(forecast))
+    yield from ["", *found] if found else []
+
+
+def forecast_tables(forecast: Forecast) -> list[list[list[str]]]:
+    """Memory, work and time: rows of cells, the headings first."""
+    return [_memory_table(forecast), _work_table(forecast), _time_table(forecast)]
 
 
 def summary_lines(forecast: Forecast) -> Iterator[str]:
@@ -51,7 +54,8 @@ def summary_lines(forecast: Forecast) -> Iterator[str]:
         yield f"time     {_range(column.step)} s a step, {steps} ({slowest}; derived, `perl plan --measure` measures)"
 
 
-def _run_lines(forecast: Forecast) -> Iterator[str]:
+def run_lines(forecast: Forecast) -> Iterator[str]:
+    """What is planned, on what: a line each."""
     plan, setup, shape = forecast.plan, forecast.setup, forecast.shape
     base = plan.total_parameters - (plan.trainable_parameters if plan.method.config else 0)
     who = f"{plan.method.name} and a critic train" if plan.critic_parameters else f"{plan.method.name} trains"
@@ -88,7 +92,7 @@ _MEASURED: dict[str, Callable[[float], str]] = {
 }
 
 
-def _memory_lines(forecast: Forecast) -> list[str]:
+def _memory_table(forecast: Forecast) -> list[list[str]]:
     columns = forecast.strategies
     some = next(iter(columns.values())).memory
     longest = f"a pass of {some.in_a_pass:,} tokens"
@@ -115,7 +119,7 @@ def _memory_lines(forecast: Forecast) -> list[str]:
     table.append(["tokens in a pass", *(_budget(column.memory) for column in columns.values())])
     if not forecast.setup.device.on_cpu:
         table.append(["suffices", *(_sizes(column.fits) for column in columns.values())])
-    return plain_table(table)
+    return table
 
 
 def _budget(memory: MemoryEstimate) -> str:
@@ -127,7 +131,7 @@ def _sizes(names: Sequence[str]) -> str:
     return f"from {names[0]}" if names else "more than 80 GB"
 
 
-def _work_lines(forecast: Forecast) -> list[str]:
+def _work_table(forecast: Forecast) -> list[list[str]]:
     columns, processes = forecast.strategies, forecast.setup.processes
     table = [["a step (derived)", *columns]]
 
@@ -145,10 +149,10 @@ def _work_lines(forecast: Forecast) -> list[str]:
     row("... for rollouts", lambda c: _bytes(c.traffic.gathered_for_rollouts))
     engines = forecast.serving.count if forecast.serving else 0
     row(f"policy to each of {engines} engines" if engines else "policy to engines", lambda c: _bytes(c.traffic.synced))
-    return plain_table(table)
+    return table
 
 
-def _time_lines(forecast: Forecast) -> list[str]:
+def _time_table(forecast: Forecast) -> list[list[str]]:
     columns = forecast.strategies
     table = [["seconds of a step", *columns]]
     parts = [part.name for part in next(iter(columns.values())).parts.values()]
@@ -160,16 +164,16 @@ def _time_lines(forecast: Forecast) -> list[str]:
     hours = {name: column.step.times(forecast.plan.steps / 3600) for name, column in columns.items()}
     shown = [_if_it_fits(column, _range(hours[name])) for name, column in columns.items()]
     table.append([f"hours of {forecast.plan.steps:,} steps", *shown])
-    return plain_table(table)
+    return table
 
 
-def _serving_lines(forecast: Forecast) -> Iterator[str]:
+def serving_lines(forecast: Forecast) -> Iterator[str]:
+    """What the engines do beside the trainers; nothing where they take turns."""
     serving = forecast.serving
     if serving is None or serving.supply is None:
         return
     fed, work = serving.supply, serving.work
     gpus = f" of {serving.gpus_each} GPUs each" if serving.gpus_each > 1 else ""
-    yield ""
     memory = f"has memory for {work.at_once:,} at a time"
     yield f"servers  {serving.count}{gpus}; each writes {work.count:,} completions a step and {memory}"
     if fed.samples is None:

@@ -6,7 +6,7 @@ Recipe -> Plan -> base -> answers of the base -> adapter, trained -> adapter/, c
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -75,7 +75,9 @@ from perl.training.callbacks.hub_checkpoints import HubCheckpoints
 from perl.training.callbacks.live_progress import LiveProgress
 from perl.training.callbacks.run_record import RunRecord
 from perl.training.callbacks.tracked import TrackedTables, track_scores
+from perl.training.forecast_text import forecast_lines
 from perl.training.plan import Plan, make_plan
+from perl.training.question import forecast_of
 from perl.training.scores import between_steps, score_base, score_best, score_run
 
 logger = logging.getLogger("perl")
@@ -274,7 +276,19 @@ def _record_identity(plan: Plan, model: PreTrainedModel, run: Run) -> None:
         rewards={reward.name: reward.weight for reward in plan.rewards},
         data={"train": plan.problems.train_version, "eval": plan.problems.heldout_version},
         hardware={"device": processor_name(plan.arguments.device), "count": plan.arguments.world_size},
+        planned_steps=plan.steps,
+        forecast=_forecast_lines(plan),
     )
+
+
+def _forecast_lines(plan: Plan) -> list[str]:
+    """What ``perl plan`` says of the run on what is here, for who looks at it later; nothing where it cannot tell."""
+    if not is_first_process():
+        return []
+    # A run does not end for want of an estimate, as of a model that is built like none that we know.
+    with suppress(PerlError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return list(forecast_lines(forecast_of(plan)))
+    return []
 
 
 def _other_weights(plan: Plan, run: Run, dtype: str) -> RunFolderError:

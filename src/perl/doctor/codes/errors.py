@@ -162,10 +162,10 @@ ERRORS = (
     Code(
         "PRL219",
         "an alarm has ended the training",
-        "An alarm that alarms.stop names, or HealthAlarms(stop=...), was raised, and the training ended with a checkpoint.",
+        "An alarm that alarms.stop or HealthAlarms(stop=...) names was raised; the training ended with a checkpoint.",
         "What the alarm says goes on otherwise, and costs the rest of the run.",
         "error: alarms.stop: the alarm kl_explosion has ended the training after step 12, with a checkpoint: the KL "
         "divergence to the reference is 8.2 nats per token (start anew with what it says) [PRL219]",
-        "Change what the alarm's own line names and start anew; without its name in alarms.stop the same command goes on.",
+        "Change what the alarm's own line names and start anew; without its name in alarms.stop the run goes on.",
     ),
 )

@@ -276,7 +276,7 @@ class HealthAlarms(TrainerCallback):
         if model is None or not isinstance(args, GRPOConfig):
             return None
         method = self._method or _method_of(model)
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         return usual_rate(method.learning_rate, getattr(text, "hidden_size", None)) if method else None
 

@@ -44,6 +44,7 @@ class FlatRewards(TrainerCallback):
                 do.
         """
         self._compares = compares
+        self._steps = 0
         self.after_steps = after_steps
         self.latest_completions = latest_completions
         self._begin(0)

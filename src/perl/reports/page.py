@@ -1,0 +1,184 @@
+"""Runs as one page for a browser, which needs no network and nothing beside it.
+
+run folders -> Report -> HTML
+
+Whatever a run says (prompts, completions, names, its recipe) is in the page as data, which its script writes into text
+nodes; the page forbids itself all but its own two scripts.
+"""
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from perl.errors import MissingExtraError, RunFolderError, missing_extra
+from perl.reports.page_data import page_data
+from perl.reports.run_log import read_runs
+from perl.run.files import write_file
+from perl.run.tables import plain
+
+if TYPE_CHECKING:
+    from perl.run.folder import Run
+
+_TEMPLATES = Path(__file__).parent / "templates"
+# Of a page in a notebook.
+_HEIGHT = "860px"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page about runs; a notebook shows it inline.
+
+    Attributes:
+        html: The page.
+        data: What it shows, as plain values.
+        path: Where it was written; None: nowhere.
+    """
+
+    html: str
+    data: Mapping[str, Any]
+    path: Path | None = None
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Writes the page.
+
+        Args:
+            path: A file in a folder that exists; an older one is replaced.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        return _written(Path(path), self.html)
+
+    def __str__(self) -> str:
+        """A line a run, and where the page is."""
+        lines = [f"{run['name']}: {run['state']}{_results(run)}" for run in self.data["runs"]]
+        lines += [f"{run['name']}: {note}" for run in self.data["runs"] for note in run["notes"]]
+        size = len(self.html.encode()) / 1e6
+        return "\n".join([*lines, f"report   {self.path} ({size:.1f} MB)"] if self.path is not None else lines)
+
+    def __repr__(self) -> str:
+        """Not the page itself, which has megabytes."""
+        return f"<Report of {', '.join(run['name'] for run in self.data['runs'])}>"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, from which nothing reaches the notebook."""
+        page = html.escape(self.html, quote=True)
+        style = f"width: 100%; height: {_HEIGHT}; border: 1px solid #ccc"
+        return f'<iframe sandbox="allow-scripts" title="report" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def report(
+    runs: "str | PathLike[str] | Run | Sequence[str | PathLike[str] | Run]", output: str | PathLike[str] | None = None
+) -> Report:
+    """Makes a page of one or several runs, finished or not, or of the output folders of scripts.
+
+    Args:
+        runs: Folders with a ``metrics.jsonl``, or runs.
+        output: File to write; None: none, as in a notebook.
+
+    Returns:
+        The page.
+
+    Raises:
+        RunFolderError: A folder holds no run, or no step is logged yet; or the file cannot be written.
+        MissingExtraError: plotly is not installed.
+
+    Example:
+        ``perl.report(["runs/lora", "runs/dora"], "report.html")``
+    """
+    many: Sequence[Any] = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    if output is not None:
+        _check_place(Path(output))
+    folders = [Path(getattr(run, "path", run)) for run in many]
+    library = _library()
+    data = page_data(read_runs(folders))
+    page = page_of(data, library)
+    return Report(page, data, None if output is None else _written(Path(output), page))
+
+
+def page_of(data: Mapping[str, Any], library: str) -> str:
+    """The page that shows data.
+
+    Args:
+        data: As of :func:`perl.reports.page_data.page_data`.
+        library: The script that draws charts.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = _text("report.js")
+    names = [plain(run["name"]) for run in data["runs"]]
+    return environment.get_template("report.html.jinja").render(
+        title=f"{names[0]}: report" if len(names) == 1 else f"{len(names)} runs: report",
+        data=_embedded(data),
+        style=_text("report.css"),
+        library=library,
+        library_hash=_hash(library),
+        script=script,
+        script_hash=_hash(script),
+    )
+
+
+def _library() -> str:
+    """Plotly's script, which draws the charts.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        missing = missing_extra("plotly", "plots", "a report")
+        raise MissingExtraError(missing.message, hint=missing.hint) from None
+    return str(get_plotlyjs())
+
+
+def _embedded(data: Mapping[str, Any]) -> str:
+    """JSON that ends no script element and begins no tag, whatever is in it."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def _text(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names a script."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _results(run: Mapping[str, Any]) -> str:
+    found = [(name, text) for name, text in run["outcome"].items() if name == "reward" or "avg@" in name]
+    return "".join(f"; {name} {text}" for name, text in found)
+
+
+def _check_place(path: Path) -> None:
+    """Refuses a file that cannot be there, before anything is read."""
+    if path.is_dir():
+        raise RunFolderError("is a folder", str(path), "name a file, as report.html")
+    if not path.parent.is_dir():
+        raise RunFolderError("no such folder", str(path.parent), "make it, or name another file with --output")
+
+
+def _written(path: Path, page: str) -> Path:
+    _check_place(path)
+    try:
+        write_file(path, lambda staged: staged.write_text(page, encoding="utf-8"))
+    except OSError as error:
+        raise RunFolderError(f"cannot be written: {error.strerror or error}", str(path)) from None
+    return path

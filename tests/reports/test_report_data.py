@@ -1,0 +1,222 @@
+"""What a page is made of: everything that a run wrote, as far as it is, bounded in size, and what differs."""
+
+import itertools
+import json
+import os
+import time
+
+import pytest
+
+from perl.errors import RunFolderError
+from perl.reports.completions import LONGEST_TEXT, newest_completion, read_completions, text_of
+from perl.reports.curves import MOST_POINTS, Curve, curves_of, panels_of, points_each, thinned
+from perl.reports.page_data import page_data
+from perl.reports.run_log import read_run, read_runs
+from perl.reports.timings import means_of, stages_of
+from tests.reports.written import alarm, metrics_of, samples_of, write_rows, write_run
+
+
+def test_a_run_that_trains_is_shown_as_far_as_it_is(tmp_path):
+    folder = write_run(tmp_path / "run", steps=5, planned=12, status="running")
+    with (folder / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 6, "rew')  # it is being written
+    run = read_run(folder)
+    assert (run.step, run.planned, run.notes) == (5, 12, ())
+    assert run.state == "running, step 5 of 12"
+    long_ago = time.time() - 7_200
+    os.utime(folder / "metrics.jsonl", (long_ago, long_ago))
+    assert read_run(folder).state == "running, step 5 of 12; nothing logged for 2 h"
+
+
+def test_malformed_lines_are_left_out_and_counted(tmp_path):
+    folder = write_run(tmp_path / "run", steps=4)
+    for name in ("metrics.jsonl", "samples.jsonl", "alarms.jsonl"):
+        with (folder / name).open("a") as log:
+            log.write('no json\n[1]\n{"step": "x"}\n')
+    notes = page_data([read_run(folder)])["runs"][0]["notes"]
+    assert [note.split(":")[0] for note in notes] == ["metrics.jsonl", "alarms.jsonl", "samples.jsonl"]
+    assert all("3 malformed lines left out" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (None, "no such folder"),
+        ({}, "holds no run: it has neither run.json nor metrics.jsonl"),
+        ({"metrics.jsonl": ""}, "metrics.jsonl: no step is logged yet"),
+        ({"metrics.jsonl": "nothing\nof this\n"}, "is malformed: none of its 2 lines is a row"),
+        ({"metrics.jsonl": "nothing"}, "is malformed: none of its 1 lines is a row"),
+        ({"metrics.jsonl": '{"reward": 1.0}\n'}, "is malformed: no row has a step"),
+        ({"run.json": "{", "metrics.jsonl": '{"step": 1}\n'}, "run.json"),
+        ({"run.json": '{"status": "running"}'}, "no step is logged yet"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path, files, said):
+    folder = tmp_path / "run"
+    if files is not None:
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    with pytest.raises(RunFolderError) as error:
+        read_run(folder)
+    assert said in str(error.value)
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_is_given_once(tmp_path):
+    folder = write_run(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="is given twice"):
+        read_runs([folder, tmp_path / "." / "run"])
+    with pytest.raises(RunFolderError, match="no run is given"):
+        read_runs([])
+
+
+def test_the_folder_of_a_script_has_no_recipe_and_its_steps_are_known_from_a_checkpoint(tmp_path):
+    folder = write_run(tmp_path / "script", steps=4, status=None)
+    (folder / "checkpoint-4").mkdir()
+    (folder / "checkpoint-4" / "trainer_state.json").write_text('{"max_steps": 9}')
+    run = read_run(folder)
+    assert run.state == "running, step 4 of 9"
+    (shown,) = page_data([run])["runs"]
+    assert shown["recipe"] is None
+    assert "no recipe" in shown["plan"]["note"]
+    (folder / "checkpoint-4" / "trainer_state.json").write_text('{"max_steps": 4}')
+    assert read_run(folder).state == "done, step 4 of 4"
+
+
+def test_every_reward_and_score_and_what_else_is_logged_has_a_panel(tmp_path):
+    run = read_run(write_run(tmp_path / "run"))
+    names = curves_of(run)
+    panels = panels_of([*names, "critic/value_mean", "teacher/kl", "odd"], {"accuracy": [1.0], "format": [0.5, 0.2]})
+    found = {panel.title: panel for panel in panels}
+    assert found["Reward format"].unit == "weight 0.5 / 0.2"
+    assert found["Reward accuracy"].unit == "weight 1"
+    assert {"Total reward", "Length", "Truncated", "Trained on", "Entropy", "KL to the reference", "Clipped"} <= set(
+        found
+    )
+    assert {"Gradient norm", "Learning rate", "Parity check", "KL to the teacher", "Value mean"} <= set(found)
+    assert found["chain"].section == "Scores"
+    assert found["odd"].section == "All others"
+    shown = {metric for panel in panels for metric in panel.metrics}
+    assert {name for name in names if not name.endswith("_stderr")} <= shown
+
+
+def test_a_long_curve_keeps_its_ends_and_its_spikes():
+    values = [0.0] * 50_000
+    values[31_234], values[77] = 9.0, -4.0
+    curve = Curve(tuple(range(1, 50_001)), tuple(values))
+    short = thinned(curve, MOST_POINTS)
+    assert len(short.steps) <= MOST_POINTS
+    assert (short.steps[0], short.steps[-1]) == (1, 50_000)
+    points = dict(zip(short.steps, short.values, strict=True))
+    assert (points[31_235], points[78]) == (9.0, -4.0)
+    assert list(short.steps) == sorted(set(short.steps))
+    few = Curve((1, 2), (0.5, 0.25))
+    assert thinned(few, MOST_POINTS) is few
+    assert points_each(20) == MOST_POINTS
+    assert 200 <= points_each(450) < 1_000
+
+
+def test_a_step_that_was_logged_twice_counts_once(tmp_path):
+    """As of a run that was gone on with before its log was rewound."""
+    folder = write_run(tmp_path / "run", steps=3)
+    rows = [
+        {"step": 1, "reward": 0.1},
+        {"step": 2, "reward": 0.2},
+        {"step": 2, "reward": 0.3},
+        {"step": 1, "reward": 9},
+    ]
+    write_rows(folder / "metrics.jsonl", rows)
+    assert curves_of(read_run(folder))["reward"] == Curve((1, 2), (0.1, 0.3))
+
+
+def test_seconds_of_stages_are_those_of_the_step(tmp_path):
+    stages = stages_of(curves_of(read_run(write_run(tmp_path / "run"))))
+    means = means_of(stages)
+    assert sum(means.values()) == pytest.approx(1.0)
+    assert [round(mean, 6) for mean in means.values()] == [0.1, 0.4, 0.3, 0.2]
+    bare = {"step_time": Curve((1, 2, 3), (9.0, 1.0, 2.0))}
+    assert means_of(stages_of(bare)) == {"whole step": 1.5}  # the first opens engines
+    assert stages_of({}) == {}
+
+
+def test_completions_are_kept_evenly_from_the_first_to_the_last_step(tmp_path):
+    log = tmp_path / "samples.jsonl"
+    write_rows(log, [row for step in range(1, 401) for row in samples_of(step)])
+    whole = read_completions(log, 10_000_000)
+    assert (len(whole.groups), whole.steps, whole.left_out) == (400, 400, 0)
+    some = read_completions(log, log.stat().st_size // 10)
+    steps = [group["step"] for group in some.groups]
+    assert 30 <= len(steps) <= 40
+    assert (steps[0], steps[-1]) == (1, 400)
+    gaps = {b - a for a, b in itertools.pairwise(steps)}
+    assert max(gaps) - min(gaps) <= 1
+    (prompt,) = whole.groups[6]["prompts"]
+    first, second, *_ = prompt["completions"]
+    assert prompt["text"] == "7+1="
+    assert first["verdicts"] == {"accuracy": "wrong"}
+    assert second["rewards"] == {"accuracy": 1.0, "format": 1.0}
+    assert (second["advantage"], second["answers"]) == (1.5, {"accuracy": "8"})
+    assert len(second["tokens"]) == len(second["gaps"]) == 4
+    assert read_completions(tmp_path / "absent.jsonl", 1).groups == ()
+
+
+def test_a_long_text_is_shortened_and_one_that_is_being_written_waits(tmp_path):
+    log = tmp_path / "samples.jsonl"
+    write_rows(log, [{"step": 1, "prompt": "p", "completion": "a" * 50_000 + "end", "rewards": {"r": None}}])
+    with log.open("a") as file:
+        file.write('{"step": 2, "prompt": "p", "comp')
+    found = read_completions(log, 10_000_000)
+    assert (found.cut, found.left_out, found.steps) == (1, 0, 1)
+    text = found.groups[0]["prompts"][0]["completions"][0]["text"]
+    assert text.endswith("end")
+    assert "44,003 characters left out" in text
+    assert len(text) < LONGEST_TEXT + 100
+    assert newest_completion(log)["step"] == 1
+
+
+def test_a_conversation_is_shown_with_who_said_what():
+    call = [{"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}, {"role": "tool", "content": "3"}]
+    assert text_of(call) == 'assistant: \n[{"name": "add"}]\ntool: 3'
+    assert text_of([{"role": "user", "content": "1+2="}]) == "1+2="
+    assert text_of("plain") == "plain"
+
+
+def test_what_differs_is_listed_and_what_is_alike_is_not(tmp_path):
+    runs = read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b", method="dora", rate=0.002, steps=8)])
+    tables = {table["title"]: table["rows"] for table in page_data(runs)["differences"]}
+    recipe = {row["label"]: row["values"] for row in tables["Recipe"]}
+    assert recipe == {"peft.method": ["lora", "dora"], "train.learning_rate": ["0.001", "0.002"]}
+    assert {row["label"] for row in tables["Versions"]} == {"torch"}
+    assert {row["label"] for row in tables["Run"]} == {"method"}
+    outcome = {row["label"]: row["values"] for row in tables["What came out"]}
+    assert outcome["state"] == ["done, step 12 of 12", "done, step 8 of 12"]
+    assert "±" in outcome["reward"][0]
+
+
+def test_alarms_have_what_explain_says_of_them_where_it_knows_them(tmp_path):
+    folder = write_run(tmp_path / "run", alarms=(alarm(3), alarm(5, "PRL101", stopped=True)))
+    unknown, known = page_data([read_run(folder)])["runs"][0]["alarms"]
+    assert (unknown["step"], unknown["code"], unknown["stopped"]) == (3, "PRL401", False)
+    assert known["explained"][0] == "versions of packages"
+    assert known["stopped"]
+
+
+def test_data_of_a_run_of_our_own_first_version_is_shown(checkout):
+    folder = checkout / "tests" / "made_before" / "0.1" / "finished"
+    (shown,) = page_data([read_run(folder)])["runs"]
+    assert shown["state"].startswith("done, step 4")
+    assert "perl plan" in shown["plan"]["note"]
+    assert json.dumps(shown, allow_nan=False)
+
+
+def test_numbers_that_are_none_have_no_point(tmp_path):
+    folder = write_run(tmp_path / "run", steps=2)
+    import random
+
+    rows = [metrics_of(1, 3, random.Random(0), kl=float("nan")), metrics_of(2, 3, random.Random(0), kl=None)]
+    write_rows(folder / "metrics.jsonl", [*rows, {"step": 3, "reward": 0.5, "kl": True, "entropy": 10**400}])
+    curves = curves_of(read_run(folder))
+    assert "kl" not in curves
+    assert curves["entropy"].steps == (1, 2)

@@ -1,0 +1,234 @@
+"""``perl watch`` in a real terminal and in a pipe: it follows a run to its end and steers nothing."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from rich.console import Console
+
+from perl.cli import commands
+from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
+from perl.reports.live_view import BLOCKS, LETTERS, course, line_of, seconds_left, view_of
+from perl.reports.run_log import read_run
+from tests.reports.written import alarm, samples_of, write_rows, write_run
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+COMMAND = [sys.executable, "-m", "perl", "watch"]
+
+
+def drawn(run, width=100, height=30, blocks=BLOCKS) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    console.print(view_of(run, width, height, blocks=blocks))
+    return console.file.getvalue()
+
+
+def set_status(folder, status):
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**facts, "status": status}))
+
+
+def test_a_view_has_step_time_left_values_alarms_and_the_newest_completion(tmp_path):
+    folder = write_run(tmp_path / "run", steps=5, status="running", alarms=(alarm(3),))
+    text = drawn(read_run(folder))
+    assert "run  running, step 5 of 12  ETA 0:07" in text
+    for name in ("reward", "reward format", "length", "entropy", "KL", "tokens/s", "chain avg@4"):
+        assert re.search(rf"^{re.escape(name)} .*[{BLOCKS}]", text, re.MULTILINE), name
+    assert re.search(r"^tokens/s +2,000", text, re.MULTILINE)
+    assert "PRL401 step 3: entropy fell to 0.010 nats" in text
+    assert "step 5, accuracy 0.000, format 1.000, wrong" in text
+    assert "Step 5, place 3" in text
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 60), (80, 24), (50, 20), (30, 10), (20, 5)])
+def test_a_view_fits_every_terminal(tmp_path, width, height):
+    lines = drawn(read_run(write_run(tmp_path / "run", steps=5, status="running")), width, height).splitlines()
+    assert max(map(len, lines)) <= width
+    if height >= 20:
+        assert len(lines) <= height
+
+
+def test_a_course_has_the_shape_of_its_values():
+    assert course([0, 1, 2, 3, 4, 5, 6, 7], 8) == BLOCKS
+    assert course([0, 7], 8, LETTERS) == "_@"
+    assert course([5.0] * 30, 10) == BLOCKS[3] * 10
+    assert course(list(range(1_000)), 4) == "▁▃▆█"
+    assert course([], 5) == ""
+
+
+def test_text_of_a_model_steers_no_terminal(tmp_path):
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e[bold red]x[/]"
+    folder = write_run(tmp_path / "run", steps=3, status="running", alarms=(alarm(2, line=evil),))
+    write_rows(folder / "samples.jsonl", samples_of(3, 1, prompt=evil, completion=evil, rewards={evil: 1.0}))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    write_rows(
+        folder / "metrics.jsonl", [{**row, f"rewards/{evil}/mean": 1.0, f"eval/{evil}/avg@1": 0.5} for row in rows]
+    )
+    run = read_run(folder)
+    for text in (drawn(run), line_of(run, run.rows[-1], None)):
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert "[bold red]x[/]" in drawn(run)
+
+
+def test_time_left_is_judged_by_the_last_steps_without_the_slowest(tmp_path):
+    run = read_run(write_run(tmp_path / "run", steps=4, planned=10, status="running"))
+    assert seconds_left(run) == pytest.approx(6.0)
+    rows = [{"step": step, "step_time": 100.0 if step == 3 else 2.0} for step in range(1, 5)]
+    write_rows(run.path / "metrics.jsonl", rows)
+    assert seconds_left(read_run(run.path)) == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("done", EXIT_DONE), ("failed", EXIT_FAILED), ("interrupted", EXIT_INTERRUPTED)]
+)
+def test_a_pipe_gets_the_newest_step_and_how_the_run_ended(tmp_path, capsys, status, code):
+    folder = write_run(tmp_path / "run", status=status)
+    assert commands.run(["watch", str(folder)], "perl") == code
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 12/12  reward 0.9")
+    assert "2,000 tokens/s" in first
+    assert last == f"{status}, step 12 of 12"
+
+
+@pytest.mark.parametrize(("name", "said"), [("nowhere", "no such folder"), ("empty", "holds no run")])
+def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys, name, said):
+    (tmp_path / "empty").mkdir()
+    assert commands.run(["watch", str(tmp_path / name)], "perl") == EXIT_USER_MISTAKE
+    found = capsys.readouterr()
+    assert said in found.err
+    assert len((found.out + found.err).splitlines()) == 1
+
+
+def test_a_pipe_gets_a_line_for_each_step_that_comes(tmp_path):
+    folder = write_run(tmp_path / "run", steps=2, planned=4, status="running")
+    process = subprocess.Popen([*COMMAND, str(folder)], stdout=subprocess.PIPE, text=True)
+    lines = [process.stdout.readline()]
+    with (folder / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 3, "reward": 0.75, "num_tokens": 8000, "step_time": 1.0}\n{"step": 4, "rew')
+    lines.append(process.stdout.readline())
+    write_rows(folder / "alarms.jsonl", [alarm(3)])
+    lines.append(process.stdout.readline())
+    set_status(folder, "done")
+    rest, _ = process.communicate(timeout=60)
+    assert [line.split("  ")[0] for line in lines[:2]] == ["step 2/4", "step 3/4"]
+    assert "4,000 tokens/s" in lines[1]
+    assert lines[2] == "PRL401 step 3: entropy fell to 0.010 nats\n"
+    assert rest == "done, step 3 of 4\n"
+    assert process.returncode == EXIT_DONE
+
+
+class Terminal:
+    """``perl watch`` in a terminal of its own."""
+
+    def __init__(self, folder, columns=100, lines=30):
+        self.process, self.text = None, ""
+        self.ours, theirs = pty.openpty()
+        self.resize(columns, lines)
+        environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONUTF8": "1"}
+        self.process = subprocess.Popen(
+            [*COMMAND, str(folder)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is a signal only in one's own terminal
+        )
+        os.close(theirs)
+
+    def resize(self, columns, lines):
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def until(self, wanted, seconds=60):
+        """Reads until a text is there, escapes left out."""
+        end = time.monotonic() + seconds
+        while wanted not in ESCAPES.sub("", self.text):
+            assert time.monotonic() < end, ESCAPES.sub("", self.text)[-2_000:]
+            if not self._read():
+                break
+        assert wanted in ESCAPES.sub("", self.text)
+
+    def press(self, key):
+        os.write(self.ours, key.encode())
+
+    def code(self):
+        end = time.monotonic() + 30
+        while self._read() and self.process.poll() is None:
+            assert time.monotonic() < end, ESCAPES.sub("", self.text)[-2_000:]
+        while self.process.poll() is not None and self._read().strip():
+            pass
+        return self.process.wait(30)
+
+    def _read(self):
+        ready, _, _ = select.select([self.ours], [], [], 0.5)
+        with contextlib.suppress(OSError):  # it has ended
+            new = os.read(self.ours, 65_536) if ready else b" "
+            self.text += new.decode(errors="replace") if ready else ""
+            return new
+        return b""
+
+
+@pytest.fixture
+def terminal():
+    started = []
+
+    def start(*arguments, **sizes):
+        started.append(Terminal(*arguments, **sizes))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        os.close(one.ours)
+
+
+@pytest.mark.parametrize(("status", "code"), [("done", EXIT_DONE), ("failed", EXIT_FAILED)])
+def test_a_terminal_is_drawn_anew_until_the_run_ends(tmp_path, terminal, status, code):
+    folder = write_run(tmp_path / "run", steps=2, planned=4, status="running")
+    screen = terminal(folder)
+    screen.until("running, step 2 of 4")
+    assert "\x1b[?1049h" in screen.text  # a screen of its own, which leaves what was there
+    with (folder / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 3, "reward": 0.75, "num_tokens": 8000, "step_time": 1.0}\n')
+    screen.until("running, step 3 of 4")
+    set_status(folder, status)
+    screen.until(f"run: {status}, step 3 of 4")
+    assert screen.code() == code
+    assert "\x1b[?1049l" in screen.text
+
+
+@pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "ctrl-c"])
+def test_a_view_is_left_by_a_key_and_the_run_goes_on(tmp_path, terminal, key):
+    folder = write_run(tmp_path / "run", steps=2, planned=4, status="running")
+    screen = terminal(folder)
+    screen.until("q ends this view")
+    screen.resize(46, 18)
+    screen.until("running, step 2 of 4")
+    screen.press(key)
+    assert screen.code() == EXIT_DONE
+    assert "Traceback" not in screen.text
+    assert json.loads((folder / "run.json").read_text())["status"] == "running"
+
+
+def test_a_run_that_has_logged_nothing_yet_is_waited_for(tmp_path, terminal):
+    folder = write_run(tmp_path / "run", steps=2, planned=4, status="running")
+    metrics = folder / "metrics.jsonl"
+    rows = metrics.read_text()
+    metrics.unlink()
+    screen = terminal(folder)
+    screen.until("running, step 0 of 4")
+    metrics.write_text(rows)
+    screen.until("running, step 2 of 4")
+    screen.press("q")
+    assert screen.code() == EXIT_DONE
