@@ -213,6 +213,21 @@ def test_doubts_are_said_and_only_where_there_are_some():
         assert doubt not in markdown(results(BETTER))
 
 
+def test_a_doubt_of_several_scores_is_one_line():
+    doubtful = []
+    for task in (BETTER, ALIKE):
+        adapter = replace(task.adapter, truncated=0.5, unjudged=0.1)
+        doubtful.append(replace(task, base=replace(task.base, truncated=0.25), adapter=adapter))
+    text = markdown(results(*doubtful))
+    assert text.count("Cut off: ") == text.count("Not judged: ") == 1
+    (cut,) = [line for line in text.splitlines() if "Cut off: " in line]
+    first, second = BETTER.title, ALIKE.title
+    assert cut == (
+        f"- Cut off: 25.0 % of the completions of the base on {first}, 50.0 % of the adapter on {first}, 25.0 % of the "
+        f"base on {second}, 50.0 % of the adapter on {second}; with more tokens the scores may be others."
+    )
+
+
 def test_a_terminal_shows_the_same_in_aligned_columns_and_splits_only_what_is_too_wide():
     text = plain(results(BETTER, ALIKE))
     assert "|" not in text

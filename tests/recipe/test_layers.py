@@ -256,7 +256,7 @@ def test_every_bad_override_is_said_at_once():
     message = message_of("model: {}\n", ["train.seed=1", "seed", "seed=3", "peft.rank=[1"])
     assert message.splitlines() == [
         "command line: 'seed' is not an override (they look like train.max_steps=20)",
-        "command line: 'seed=3' is not an override (they look like train.max_steps=20)",
+        "command line: 'seed=3' is not an override (did you mean train.seed or eval.seed?)",
         "command line: peft.rank: '[1' is not a YAML value",
     ]
 

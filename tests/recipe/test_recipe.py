@@ -252,7 +252,8 @@ engine: {device: gpu}
     assert "recipe.yaml:11: train.learning_rate: must be a number, not 'fast'" in lines
     assert "recipe.yaml:11: train.sead: unknown key (did you mean seed?)" in lines
     assert "recipe.yaml:13: eval.enabled: must be true or false, not 'maybe'" in lines
-    assert "recipe.yaml:15: engine.device: must be one of auto, cpu, not 'gpu' (did you mean cpu?)" in lines
+    device = "recipe.yaml:15: engine.device: must be one of auto, cpu, not 'gpu': auto takes the GPU"
+    assert any(line.startswith(device) and "CUDA_VISIBLE_DEVICES" in line for line in lines)
     assert any("train.loss_type" in line and line.endswith("(did you mean dapo?)") for line in lines)
     lines = lines_of("rollout: {temperature: 0.5}\npeft: {rank: 4}\ntrain:\n  peft_rank: 8\n  temperature: 0.7\n")
     assert lines == [

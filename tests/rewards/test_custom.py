@@ -4,11 +4,13 @@ import asyncio
 import functools
 import gc
 import inspect
+import json
 import math
 import random
 import sys
 import warnings
 from fractions import Fraction
+from pathlib import Path
 
 import numpy
 import pytest
@@ -307,3 +309,21 @@ def test_a_guarded_function_still_shows_its_name_and_arguments(failures):
     assert list(inspect.signature(reward).parameters) == ["completions", "_"]
 
     assert guarded(Judge(), failures).__name__ == "own"
+
+
+def test_a_failure_names_the_line_of_the_users_code_and_not_of_a_library(failures):
+    def raises(**_):
+        return json.loads("{")
+
+    guarded(raises, failures)(completions=["a"], prompts=["2+2?"])
+    line = raises.__code__.co_firstlineno + 1
+    assert failures.newest.startswith(f"reward own: {Path(__file__).name}:{line}: JSONDecodeError: ")
+
+    async def raises_later(**_):
+        await asyncio.sleep(0)
+        raise OSError("away")
+
+    asyncio.run(guarded(raises_later, failures)(completions=["a"], prompts=["2+2?"]))
+    assert f"own: {Path(__file__).name}:{raises_later.__code__.co_firstlineno + 2}: OSError: away" in failures.newest
+    guarded(lambda **_: ["no number"], failures)(completions=["a"], prompts=["2+2?"])  # found by us
+    assert failures.newest.startswith("reward own: TypeError: ")

@@ -62,7 +62,7 @@ def run(arguments: list[str], program: str) -> int:
         say(error.format_message())
         return EXIT_DONE
     except click.ClickException as error:
-        error.show()
+        (_with_setting(error) if isinstance(error, click.NoSuchOption) else error).show()
         return EXIT_USER_MISTAKE
     except PerlError as error:
         for problem in () if error.told_elsewhere else error.mistakes:
@@ -76,3 +76,15 @@ def run(arguments: list[str], program: str) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         return EXIT_DONE
     return result if isinstance(result, int) else EXIT_DONE
+
+
+def _with_setting(error: click.NoSuchOption) -> click.NoSuchOption:
+    """The error, with how a setting of a recipe is written where one was given as an option."""
+    from perl.recipe.places import places_of
+
+    takes_settings = error.ctx is not None and any(one.name == "overrides" for one in error.ctx.command.params)
+    places = places_of(error.option_name) if takes_settings and error.option_name.startswith("--") else []
+    if not places:
+        return error
+    said = f"No such option {error.option_name!r}: settings stand after the recipe, {places[0]}=VALUE."
+    return click.NoSuchOption(error.option_name, said, ctx=error.ctx)

@@ -16,6 +16,7 @@ from perl.cli import COMMANDS, OPTIONS
 _OUR_MARK = b"perl.cli.main"
 # Set only while handing over to a script (a pyenv or plenv shim) that might come back to us: pid and scripts tried.
 _HANDED_OVER = "PERL_RL_HANDED_OVER"
+_USER_MISTAKE = 2  # perl.errors.EXIT_USER_MISTAKE, whose import costs time; Perl's own for a script that is not there
 
 
 def perl() -> int:
@@ -24,7 +25,10 @@ def perl() -> int:
     if not is_ours(arguments):
         other = next_perl(os.environ.get("PATH", os.defpath))
         if other is not None:
-            _hint_at_typo(arguments)
+            meant = _command_meant(arguments)
+            if meant:
+                print(f"perl-rl: no command {arguments[0]!r} (did you mean {meant}?)", file=sys.stderr)  # noqa: T201
+                return _USER_MISTAKE
             hand_over(other, arguments)
     return run_commands(arguments, "perl")
 
@@ -95,12 +99,10 @@ def _tried_by_this_process() -> tuple[str, ...]:
     return tuple(programs) if pid == str(os.getpid()) else ()
 
 
-def _hint_at_typo(arguments: list[str]) -> None:
-    """Perl will say that it cannot open the script; say too what was perhaps meant."""
+def _command_meant(arguments: list[str]) -> str:
+    """The command of ours that was perhaps meant; empty for an option of Perl's and a script that is there."""
     if not arguments or arguments[0].startswith("-") or os.path.exists(arguments[0]):
-        return
+        return ""
     import difflib
 
-    close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-    if close:
-        print(f"perl-rl: no command {arguments[0]!r} (did you mean {close[0]}?)", file=sys.stderr)  # noqa: T201
+    return next(iter(difflib.get_close_matches(arguments[0], COMMANDS, n=1)), "")

@@ -243,17 +243,12 @@ def _legend(tasks: Sequence[TaskResult], marks: Marks) -> str:
 def _doubts(tasks: Sequence[TaskResult]) -> list[str]:
     """What a reader must know before believing the scores."""
     scored = [(task, who, score) for task in tasks for who, score in _policies(task)]
-    lines = [
-        f"Not judged: {percent(score.unjudged)} % of the completions of the {who} on {task.title}; they count as wrong."
-        for task, who, score in scored
-        if score.unjudged > 0
-    ]
-    lines += [
-        f"Cut off: {percent(score.truncated)} % of the completions of the {who} on {task.title}; "
-        "with more tokens the score may be another one."
-        for task, who, score in scored
-        if score.truncated > MUCH_TRUNCATED
-    ]
+    unjudged = [(task, who, score.unjudged) for task, who, score in scored if score.unjudged > 0]
+    truncated = [(task, who, score.truncated) for task, who, score in scored if score.truncated > MUCH_TRUNCATED]
+    lines = [f"Not judged: {_shares(unjudged)}; they count as wrong."] if unjudged else []
+    if truncated:
+        other_one = "the score may be another one" if len(truncated) == 1 else "the scores may be others"
+        lines.append(f"Cut off: {_shares(truncated)}; with more tokens {other_one}.")
     for task, who, score in scored:
         other = task.lighteval.get(who)
         if other is not None and other.only_ours + other.only_lighteval > 0:
@@ -266,6 +261,12 @@ def _doubts(tasks: Sequence[TaskResult]) -> list[str]:
     if differences and not any(map(is_shown, differences)):
         lines.append(f"No difference from the base is shown: {_reasons(differences)}.")
     return lines
+
+
+def _shares(found: Sequence[tuple[TaskResult, str, float]]) -> str:
+    """Shares of completions by task and policy: ``5.0 % of the completions of the base on Sums, ...``."""
+    first, *others = ((f"{percent(share)} %", f"of the {who} on {task.title}") for task, who, share in found)
+    return ", ".join([f"{first[0]} of the completions {first[1]}", *(" ".join(one) for one in others)])
 
 
 def _policies(task: TaskResult) -> Iterable[tuple[str, Score]]:

@@ -17,6 +17,7 @@ from perl.algorithms.named import KEY
 from perl.errors import Mistake, RecipeError, did_you_mean, first_line, raise_all
 from perl.recipe.algorithm_name import move_to_the_top, without_replaced
 from perl.recipe.assets import packaged_recipes
+from perl.recipe.places import place_hint
 from perl.recipe.plain_yaml import PlainLoader, plain_value, refuse_tags
 from perl.recipe.server_address import without_credentials
 
@@ -200,7 +201,8 @@ def _layer_of_overrides(overrides: Sequence[str]) -> Layer:
         path = key_path(key)
         if not equals or (len(path) < 2 and key != KEY):
             near = did_you_mean(key, (KEY,)) if equals else ""
-            hint = near if near.startswith("did ") else "they look like train.max_steps=20"
+            near = near if near.startswith("did ") or not equals else place_hint(key)
+            hint = near or "they look like train.max_steps=20"
             message = f"{without_credentials(override)!r} is not an override"
             mistakes.append(Mistake(message, "command line", hint))
             continue

@@ -21,7 +21,9 @@ from perl.algorithms.unrewarded import counts, has_signal, nothing_teaches, with
 from perl.errors import Mistake, PerlError, RecipeError, did_you_mean, raise_all
 from perl.recipe.algorithm_name import resolve
 from perl.recipe.batch_plan import NUMBERS, BatchPlan, plan_batch
+from perl.recipe.beside import find_beside
 from perl.recipe.layers import KeyPath, Layer, key_path, read_layers
+from perl.recipe.places import place_hint
 from perl.recipe.plain_yaml import dump
 from perl.recipe.sections import (
     FIELD_OF_SETTING,
@@ -170,6 +172,7 @@ def load_recipe(
     sections |= _validated_train(layer, mistakes, sections.get("engine"), starts=starts, rewarded=rewarded)
     if taught and not rewarded and starts:
         mistakes += _without_rewards(algorithm, sections["train"], layer)
+    find_beside(layer)
     for check in checks:
         for path, mistake in check(sections):
             mistakes.append(Mistake(mistake.message, layer.where(path), mistake.hint))
@@ -251,7 +254,9 @@ def _move_process_reward(layer: Layer) -> Iterator[Mistake]:
 def _unknown_sections(layer: Layer) -> Iterator[Mistake]:
     for name in layer.values:
         if name not in SECTION_NAMES:
-            yield Mistake("unknown section", layer.where((name,)), did_you_mean(name, (KEY, *SECTION_NAMES)))
+            section = did_you_mean(name, (KEY, *SECTION_NAMES))
+            hint = section if section.startswith("did ") and name not in train_fields() else place_hint(name)
+            yield Mistake("unknown section", layer.where((name,)), hint or section)
 
 
 def _validated(section: str, model: type[BaseModel], layer: Layer, mistakes: list[Mistake]) -> dict[str, Any]:

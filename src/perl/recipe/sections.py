@@ -8,7 +8,7 @@ YAML mapping -> Section
 import re
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from perl.recipe.engines import Backend, Capabilities, capabilities
 from perl.recipe.server_address import ServerAddress, server_address
@@ -292,6 +292,15 @@ class EngineSection(Section):
         description="What each process holds of the base: ddp: all of it; zero2: all of it, with a part of the "
         "optimizer's state (DeepSpeed); fsdp2: a part.",
     )
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _check_device(cls, value: object) -> object:
+        """Says how a GPU is chosen to whom names one."""
+        if isinstance(value, str) and value.partition(":")[0].lower() in ("cuda", "gpu", "xpu", "mps", "rocm"):
+            takes = "auto takes the GPU if there is one, and CUDA_VISIBLE_DEVICES says which"
+            raise ValueError(f"must be one of auto, cpu, not {value!r}: {takes}")
+        return value
 
 
 # Not of LaTeX (\frac{a}{b}) or of a template ({{a}}).

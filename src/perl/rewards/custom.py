@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from perl.errors import DataError, PerlError, RewardError
 from perl.rewards.workers.pool import WorkerPool, as_json
-from perl.rewards.workers.worker import imported, one_line
+from perl.rewards.workers.worker import imported, placed_line
 from perl.run.node import own_share
 from perl.run.warned import warn
 
@@ -99,7 +99,7 @@ def guarded(
             what, hint = f"calls sys.exit({error.code!r}), which would end the run", "None for what it cannot score"
             raise RewardError(what, f"reward {failures.name}", hint) from error
         except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
-            return _Call(fault=one_line(error))
+            return _Call(fault=placed_line(error))
         return made
 
     @functools.wraps(function)

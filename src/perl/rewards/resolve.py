@@ -233,7 +233,8 @@ def _find(name: str) -> Callable[..., Any] | Mistake:
     try:
         module = _import_from_here(module_name)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's module may raise anything)
-        return Mistake(f"cannot import {module_name}: {error}", hint="modules are looked up in the current folder too")
+        hint = "modules are looked up in the current folder and beside the recipe too"
+        return Mistake(f"cannot import {module_name}: {error}", hint=hint)
     function = getattr(module, function_name, None)
     if not callable(function):
         functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]

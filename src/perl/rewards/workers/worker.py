@@ -14,6 +14,7 @@ import os
 import signal
 import struct
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -31,6 +32,14 @@ LONGEST_MESSAGE = 200
 WATCH_SECONDS = 1.0
 _LIMIT_BYTES = struct.calcsize("!d")
 _MIB = 1 << 20
+# Of this package, Python and what is installed: who reads of an error in a reward wants the line of the reward.
+_NOT_THE_USERS = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+)
 
 
 class _OutOfTime(BaseException):
@@ -70,7 +79,7 @@ def main() -> None:
         answer = _as_json("done", None, "", 0.0)
     except BaseException as error:  # noqa: BLE001 (a module may raise anything while it is imported)
         with contextlib.suppress(OSError):
-            connection.send_bytes(_as_json("error", None, one_line(error), 0.0))
+            connection.send_bytes(_as_json("error", None, placed_line(error), 0.0))
         os._exit(1)
     _clear_timers()
     soft = _SoftLimit()
@@ -96,6 +105,16 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{name}: {message}".split()) if message else name
 
 
+def placed_line(error: BaseException) -> str:
+    """The same, after the line of the user's own code that raised it, as ``my_rewards.py:3: ValueError: ...``."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith(("<", *_NOT_THE_USERS)):
+            place = f"{os.path.basename(file)}:{line}: "
+    return f"{place}{one_line(error)}"
+
+
 def _called(function: Callable[[Any], Any], message: bytes, soft: _SoftLimit) -> bytes:
     """The answer for one message."""
     (limit,) = struct.unpack("!d", message[:_LIMIT_BYTES])
@@ -112,7 +131,7 @@ def _called(function: Callable[[Any], Any], message: bytes, soft: _SoftLimit) ->
         except _OutOfTime:
             raise
         except BaseException as raised:  # noqa: BLE001 (SystemExit too is the function's failure, not ours)
-            error = one_line(raised)
+            error = placed_line(raised)
         soft.armed = False
     except _OutOfTime:
         pass
