@@ -324,7 +324,6 @@ def test_an_optional_package_that_is_not_installed_is_named_with_how_to_install_
     Path("ds.json").write_text("{}", encoding="utf-8")
     for module, setting, package, installed in (
         ("deepspeed", "deepspeed: ds.json", "deepspeed", "'perl-rl[deepspeed]'"),
-        ("tensorboard", "report_to: tensorboard", "tensorboard", "tensorboard"),
         ("liger_kernel", "use_liger_kernel: true", "liger-kernel", "liger-kernel"),
         ("bitsandbytes", "optim: paged_adamw_8bit", "bitsandbytes", "bitsandbytes"),
     ):

@@ -82,7 +82,9 @@ def test_every_argument_of_the_parent_does_what_it_does_there():
             tried.add(field.name)
             arguments = {**ON_A_CPU, **LIKE_TRL, field.name: value}
             expected, found = made(GRPOConfig, **arguments), made(PeftRLConfig, **arguments)
-            if found is RecipeError:  # a kind of the parent's error, with the nearest word
+            if found is RecipeError and field.name == "report_to":  # transformers refuses it with the model loaded
+                assert expected["report_to"] == (value if isinstance(value, list) else [value])
+            elif found is RecipeError:  # a kind of the parent's error, with the nearest word
                 assert expected is ValueError
                 assert field.name in {*WORDS, "deepspeed"}
             else:

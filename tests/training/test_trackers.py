@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerControl, TrainerState
 
 from perl.errors import MissingExtraError, RecipeError
 from perl.recipe.optional_packages import Package
@@ -234,6 +235,7 @@ def test_what_is_kept_of_the_trackers_says_what_each_was_given(resumed):
         assert set(facts["scores"]) == SCORES
 
 
+@pytest.mark.nightly
 def test_of_two_processes_only_the_main_one_has_runs(tmp_path):
     in_folder(tmp_path, TRACKED.replace("max_steps: 6", "max_steps: 2"))
     done = train(tmp_path, "engine.processes=2", "train.per_device_train_batch_size=4")
@@ -246,6 +248,18 @@ def test_of_two_processes_only_the_main_one_has_runs(tmp_path):
     if "mlflow" in INSTALLED and SQL:
         with sqlite3.connect(tmp_path / "mlflow.db") as store:
             assert store.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+
+
+def test_another_process_than_the_main_one_opens_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "curves"))
+    args = PeftRLConfig(str(tmp_path / "out"), use_cpu=True, report_to=[])
+    state = TrainerState(is_world_process_zero=False)
+    for tracker in INSTALLED:
+        callback = TRACKERS[tracker].ours()
+        callback.on_train_begin(args, state, TrainerControl(), model=None)
+        callback.on_log(args, state, TrainerControl(), logs={"loss": 1.0}, model=None)
+        callback.on_train_end(args, state, TrainerControl())
+    assert list(tmp_path.iterdir()) == []
 
 
 # Scripts.

@@ -50,12 +50,13 @@ class MLflowRun(OneRun, MLflowCallback):
         super().setup(_Parameters(args, self._MAX_PARAM_VAL_LENGTH, seen=seen), state, None if seen else model)
         self._auto_end_run: bool = self._ends or self._auto_end_run
 
-    def on_train_end(self, *given: Any, **more: Any) -> None:  # noqa: ANN401 (transformers')
+    def on_train_end(self, args: Any, state: TrainerState, *given: Any, **more: Any) -> None:  # noqa: ANN401 (transformers')
         """Extends transformers' end: what is on its way to the store arrives before."""
         import mlflow
 
-        mlflow.flush_async_logging()
-        super().on_train_end(*given, **more)
+        if state.is_world_process_zero:
+            mlflow.flush_async_logging()
+        super().on_train_end(args, state, *given, **more)
 
 
 class _Parameters(ShownArguments):
