@@ -62,6 +62,7 @@ benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/server_faults.py
 	$(BIN)/python benchmarks/publishing.py
 	$(BIN)/python benchmarks/leaks.py
+	$(BIN)/python benchmarks/report.py
 # What a plan says of a step, and several processes: on two cores about ten minutes each for the first two, three for a
 # line of strategies.py (every method by every strategy), and half an hour for thirty kills.
 	$(BIN)/python benchmarks/plan.py

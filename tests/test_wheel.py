@@ -88,6 +88,9 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else_and_declares_its_scripts
     modules = list((checkout / "src").rglob("*.py"))
     assert len(modules) >= 50
     expected |= {path.relative_to(checkout / "src").as_posix() for path in modules}
+    pages = list((checkout / "src" / "perl" / "reports" / "templates").iterdir())
+    assert len(pages) == 3
+    expected |= {path.relative_to(checkout / "src").as_posix() for path in pages}
     metadata = {name for name in names if ".dist-info/" in name}
     assert names - metadata == expected
     assert {name.partition(".dist-info/")[2] for name in metadata} == {

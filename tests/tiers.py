@@ -24,6 +24,7 @@ QUICK = (
     *(
         "cli/test_visible_output.py",
         "launch/test_launched.py",
+        "reports/test_report_data.py",
         "launch/test_same_run.py",
         "run/test_devices.py",
         "training/test_costs.py",
