@@ -428,6 +428,7 @@ def test_a_script_is_stopped_with_a_checkpoint_and_refused_until_the_alarm_is_le
 
 def test_trls_own_trainers_are_judged_too(tmp_path):
     batch = {"per_device_train_batch_size": 4, "num_generations": 2, "bf16": False, "beta": 0.0}
+    batch |= {"activation_checkpointing": False}
     alarms = HealthAlarms(stop=["completions_truncated"])
     grpo = GRPOTrainer(
         model=str(BASE_FOLDER),
@@ -448,7 +449,9 @@ def test_trls_own_trainers_are_judged_too(tmp_path):
     fine = {name: value for name, value in settings(tmp_path / "sft", 3).items() if name != "max_completion_length"}
     sft = SFTTrainer(
         model=str(BASE_FOLDER),
-        args=SFTConfig(**fine, per_device_train_batch_size=2, learning_rate=1e-2, bf16=False),
+        args=SFTConfig(
+            **fine, per_device_train_batch_size=2, learning_rate=1e-2, bf16=False, activation_checkpointing=False
+        ),
         train_dataset=texts,
         callbacks=[quiet],
     )

@@ -277,7 +277,7 @@ class HealthAlarms(TrainerCallback):
             return None
         method = self._method or _method_of(model)
         config = getattr(model, "config", None)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        text = config if config is None else getattr(config, "get_text_config", lambda: config)()
         return usual_rate(method.learning_rate, getattr(text, "hidden_size", None)) if method else None
 
 
