@@ -162,12 +162,18 @@ def test_held_out_scores_fall_while_the_reward_rises():
             if at % 15 == 14:
                 yield {name: scores[at // 15], "step": at + 1}
 
-    falling, once = (0.5, 0.6, 0.4, 0.35), (0.5, 0.6, 0.3, 0.58)
+    falling, once = (0.5, 0.6, 0.2, 0.15), (0.5, 0.6, 0.1, 0.58)
     for name in ("eval_reward", "eval_hard_ones_reward", "eval/aime24/avg@8"):
         assert set(judged(scored(falling, 0.4, name))) == {"heldout_falling"}
     assert judged(scored(once, 0.4)) == {}
     assert judged(scored(falling, -0.3)) == {}  # all falls: other alarms say why
     assert judged(scored((0.5, 0.6, 0.55, 0.5), 0.4)) == {}
+    # A smaller fall is one only if it is larger than the error of so many completions.
+    less = list(scored((0.5, 0.6, 0.4, 0.35), 0.4))
+    for problems, found in ((10, set()), (500, {"heldout_falling"})):
+        counted = {"eval_runtime": 10.0, "eval_samples_per_second": problems / 10}
+        rows = [{**row, **counted} if "eval_reward" in row else dict(row) for row in less]
+        assert set(judged(rows, Setup(values={"num_generations": 4}))) == found
     # Scores may be in the log of a step, too, as a recipe has them.
     rows = [step_logs(0.4 + at / 100) for at in range(45)]
     for at, score in zip((9, 19, 29, 39), falling, strict=True):

@@ -199,9 +199,10 @@ _ROWS = (
         title="held-out scores fall",
         watches="eval_reward, eval/TASK/avg@k, reward",
         limit=of_outcome.FALL,
-        fires="the two newest scores are both a quarter below the best before, and the reward has risen since",
-        why="30 problems with 8 completions have a standard error of a tenth of their score; two scores in a row that "
-        "are so far below are not chance",
+        fires="the two newest scores are both a quarter below the best before, and 3 standard errors of a difference, "
+        "and the reward has risen since",
+        why="of 8 problems with 8 completions a healthy score fell by 0.3 twice in a row, within its standard error; "
+        "the best of several scores is one of the lucky ones, too",
         window=of_outcome.STEPS_EACH,
         measure=of_outcome.held_out,
         harm="What the policy learns is of the training problems or of the reward only.",

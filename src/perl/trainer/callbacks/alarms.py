@@ -38,7 +38,7 @@ FLAT_STEPS = 5
 FLAT = "rewards_flat"
 # Arguments whose present values stand in lines.
 _SHOWN = {
-    *("max_completion_length", "temperature", "num_generations"),
+    *("max_completion_length", "temperature", "num_generations", "num_generations_eval"),
     *(name for rule in RULES.values() for name in re.findall(r"\{(\w+)\}", rule.change)),
 }
 
