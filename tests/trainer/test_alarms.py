@@ -432,33 +432,39 @@ def test_a_script_is_stopped_with_a_checkpoint_and_refused_until_the_alarm_is_le
     assert not any("PRL410" in line for line in said())
 
 
-def test_trls_own_trainers_are_judged_too(tmp_path):
+def trained_by_trl(tmp_path, steps, reward, *callbacks):
+    """With TRL's trainer, the whole model."""
     batch = {"per_device_train_batch_size": 4, "num_generations": 2, "bf16": False, "beta": 0.0}
-    batch |= {"activation_checkpointing": False}
-    alarms = HealthAlarms(stop=["completions_truncated"])
-    grpo = GRPOTrainer(
+    batch |= {"activation_checkpointing": False, "dataloader_pin_memory": False}
+    trainer = GRPOTrainer(
         model=str(BASE_FOLDER),
-        reward_funcs=[lambda completions, **_: [float(at) for at in range(len(completions))]],
-        args=GRPOConfig(**settings(tmp_path, 7, learning_rate=1e-6, dataloader_pin_memory=False, **batch)),
+        reward_funcs=[reward],
+        args=GRPOConfig(**settings(tmp_path, steps, learning_rate=1e-6, **batch)),
         train_dataset=data(),
-        callbacks=[alarms],
+        callbacks=list(callbacks),
     )
-    grpo.train()
+    trainer.train()
+    return trainer
+
+
+def test_trls_own_trainers_are_judged_too(tmp_path, said):
+    alarms = HealthAlarms(stop=["completions_truncated"])
+    grpo = trained_by_trl(tmp_path, 7, differing, alarms)
     assert grpo.state.global_step == 5
     assert [alarm.name for alarm in alarms.raised] == ["completions_truncated"]
     assert "raise max_completion_length (now 6)" in alarms.stopped.line
     assert (tmp_path / "run" / "checkpoint-5").is_dir()
+    said()
+    trained_by_trl(tmp_path / "flat", 2, lambda completions, **_: [0.7] * len(completions), FlatRewards(after_steps=2))
+    assert sum(line.startswith("for 2 steps no group's rewards differed") for line in said()) == 1
     quiet = HealthAlarms()
-    texts = Dataset.from_list(
-        [{"text": f"{p.question}{p.answer}"} for p in load_problems("sandbox:addition", "train")[:8]]
-    )
+    texts = [{"text": f"{p.question}{p.answer}"} for p in load_problems("sandbox:addition", "train")[:8]]
     fine = {name: value for name, value in settings(tmp_path / "sft", 3).items() if name != "max_completion_length"}
+    fine |= {"per_device_train_batch_size": 2, "bf16": False, "activation_checkpointing": False}
     sft = SFTTrainer(
         model=str(BASE_FOLDER),
-        args=SFTConfig(
-            **fine, per_device_train_batch_size=2, learning_rate=1e-2, bf16=False, activation_checkpointing=False
-        ),
-        train_dataset=texts,
+        args=SFTConfig(**fine, learning_rate=1e-2, dataloader_pin_memory=False),
+        train_dataset=Dataset.from_list(texts),
         callbacks=[quiet],
     )
     sft.train()
