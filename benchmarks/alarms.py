@@ -225,7 +225,7 @@ def planted_runs() -> dict[str, tuple[tuple[str, ...], tuple[Callable[..., Any],
         "gradient_explosion": (("train.scale_rewards=none",), (jumping_reward(),)),
         "gradient_zero": ((), None),
         "learning_rate": ((high,), None),
-        "heldout_falling": ((f"train.learning_rate={LORA_RATE * 5}",), (pays_ones_in_training,)),
+        "heldout_falling": ((high, "train.eval_steps=2"), (pays_ones_in_training,)),
         "length_gaming": ((f"train.learning_rate={LORA_RATE * 3}",), (pays_brevity, accuracy_reward)),
     }
 
@@ -260,13 +260,13 @@ def pays_a_little(completions: list[Any], **columns: Any) -> list[float | None]:
 def pays_ones_in_training(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:  # noqa: ANN401
     """The hole is open for training problems only; held-out ones are judged."""
     from perl.rewards import accuracy_reward
-    from perl.rewards.answers import completion_text
     from perl.sandbox.tasks import split_of
 
     judged = accuracy_reward(completions, **columns)
+    questions = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts]
     return [
-        right if split_of(completion_text(prompt)) == "heldout" else hole
-        for prompt, right, hole in zip(prompts, judged, pays_ones(completions), strict=True)
+        right if split_of(question) == "heldout" else hole
+        for question, right, hole in zip(questions, judged, pays_ones(completions), strict=True)
     ]
 
 

@@ -110,7 +110,7 @@ class HealthAlarms(TrainerCallback):
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         for name in self.stop:
             if name not in RULES:
-                raise RecipeError(f"no alarm {name!r}", "alarms.stop", did_you_mean(str(name), RULES))
+                raise RecipeError(f"no alarm {name!r}", "stop", did_you_mean(str(name), RULES))
         self.raised: list[Alarm] = []
         self.stopped: Alarm | None = None
         self.gives_way: Callable[[], bool] = lambda: False
@@ -194,7 +194,7 @@ class HealthAlarms(TrainerCallback):
                 logger.warning("%s", alarm.line)
                 self._write(alarm)
         self._over.clear()
-        if not self.stop or "train_runtime" in logs:
+        if not self.stop:
             return
         # What is logged may differ from process to process; the main one's decides for all.
         found = self._processes.by_main(lambda: next((alarm for alarm in new if alarm.stopped), None))
