@@ -219,13 +219,13 @@ def planted_runs() -> dict[str, tuple[tuple[str, ...], tuple[Callable[..., Any],
         "samples_masked": (("rollout.max_completion_length=8", "train.mask_truncated_completions=true"), (pays_ones,)),
         "completions_truncated": (("rollout.max_completion_length=8",), (pays_ones,)),
         "rewards_flat": (("rollout.max_completion_length=4",), None),
-        "entropy_collapse": (("train.entropy_weight=-1.0", "train.scale_rewards=none"), (pays_a_little,)),
-        "ratios_clipped": (("train.num_iterations=8", f"train.learning_rate={LORA_RATE * 8}"), None),
+        "entropy_collapse": ((high,), (pays_ones, pays_a_little)),
+        "ratios_clipped": (("train.num_iterations=8", high), None),
         "kl_explosion": ((high,), (pays_ones,)),
         "gradient_explosion": (("train.scale_rewards=none",), (jumping_reward(),)),
         "gradient_zero": ((), None),
         "learning_rate": ((high,), None),
-        "heldout_falling": ((f"train.learning_rate={LORA_RATE * 5}",), (pays_ones_in_training,)),
+        "heldout_falling": ((high, "train.eval_steps=2"), (pays_ones_in_training,)),
         "length_gaming": ((f"train.learning_rate={LORA_RATE * 3}",), (pays_brevity, accuracy_reward)),
     }
 
@@ -260,13 +260,13 @@ def pays_a_little(completions: list[Any], **columns: Any) -> list[float | None]:
 def pays_ones_in_training(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:  # noqa: ANN401
     """The hole is open for training problems only; held-out ones are judged."""
     from perl.rewards import accuracy_reward
-    from perl.rewards.answers import completion_text
     from perl.sandbox.tasks import split_of
 
     judged = accuracy_reward(completions, **columns)
+    questions = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts]
     return [
-        right if split_of(completion_text(prompt)) == "heldout" else hole
-        for prompt, right, hole in zip(prompts, judged, pays_ones(completions), strict=True)
+        right if split_of(question) == "heldout" else hole
+        for question, right, hole in zip(questions, judged, pays_ones(completions), strict=True)
     ]
 
 
@@ -326,6 +326,7 @@ def setup_of(recipe_text: str) -> Setup:
         flat_steps=5 if recipe["rewards"] else 0,
         compares=estimator.flat == "0",
         masks_truncated=train.get("mask_truncated_completions", False),
+        values={"num_generations": train["num_generations"]},
     )
 
 
@@ -368,9 +369,9 @@ def replayed(folder: Path) -> dict[str, Any]:
 def planted_found(folder: Path) -> list[dict[str, Any]]:
     """Which alarms each planted failure raises, and at which step the one that it deserves."""
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    if rows:
-        healthy = next(row for row in rows if row["name"] == "learning_rate")
-        rows.append({**healthy, "name": "engine_drift", "log": drifting_engine(healthy["log"])})
+    for healthy in sorted((folder.parent / "calibration").glob("*.json"))[:1]:
+        row = json.loads(healthy.read_text(encoding="utf-8"))
+        rows.append({**row, "name": "engine_drift", "log": drifting_engine(row["log"])})
     found = []
     for row in rows:
         setup = setup_of(row["recipe"])

@@ -1,4 +1,4 @@
-"""A recipe's section ``alarms``: what may stand in it, what is saved of it, and that runs may go on without it."""
+"""A recipe's section ``alarms``: what may stand in it, what a saved recipe holds, and that a run may go on anyway."""
 
 import pytest
 

@@ -82,8 +82,9 @@ def test_a_saved_recipe_is_the_same_recipe():
     for text in (*numbers, "2001-01-01", "a: b", "- a"):
         assert written_and_read(load_recipe({"model": {"revision": text}})).model.revision == text
     saved = yaml.safe_load(load_recipe({}).to_yaml())
-    assert set(saved) == {*SECTIONS, "rewards", "train"} - {"teacher"}  # which is saved where there is one
-    saved |= yaml.safe_load(load_recipe({"teacher": {"hint": "h"}}).to_yaml())
+    assert set(saved) == {*SECTIONS, "rewards", "train"} - {"teacher", "alarms"}  # which are saved where there is one
+    further = {"teacher": {"hint": "h"}, "alarms": {"stop": ["rewards_flat"]}}
+    saved |= yaml.safe_load(load_recipe(further).to_yaml())
     settings = {name: set(model.model_fields) for name, model in SECTIONS.items()}
     assert {name: set(saved[name]) for name in SECTIONS} == settings
 

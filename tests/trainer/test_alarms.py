@@ -162,12 +162,18 @@ def test_held_out_scores_fall_while_the_reward_rises():
             if at % 15 == 14:
                 yield {name: scores[at // 15], "step": at + 1}
 
-    falling, once = (0.5, 0.6, 0.4, 0.35), (0.5, 0.6, 0.3, 0.58)
+    falling, once = (0.5, 0.6, 0.2, 0.15), (0.5, 0.6, 0.1, 0.58)
     for name in ("eval_reward", "eval_hard_ones_reward", "eval/aime24/avg@8"):
         assert set(judged(scored(falling, 0.4, name))) == {"heldout_falling"}
     assert judged(scored(once, 0.4)) == {}
     assert judged(scored(falling, -0.3)) == {}  # all falls: other alarms say why
     assert judged(scored((0.5, 0.6, 0.55, 0.5), 0.4)) == {}
+    # A smaller fall is one only if it is larger than the error of so many completions.
+    less = list(scored((0.5, 0.6, 0.4, 0.35), 0.4))
+    for problems, found in ((10, set()), (500, {"heldout_falling"})):
+        counted = {"eval_runtime": 10.0, "eval_samples_per_second": problems / 10}
+        rows = [{**row, **counted} if "eval_reward" in row else dict(row) for row in less]
+        assert set(judged(rows, Setup(values={"num_generations": 4}))) == found
     # Scores may be in the log of a step, too, as a recipe has them.
     rows = [step_logs(0.4 + at / 100) for at in range(45)]
     for at, score in zip((9, 19, 29, 39), falling, strict=True):
@@ -426,30 +432,39 @@ def test_a_script_is_stopped_with_a_checkpoint_and_refused_until_the_alarm_is_le
     assert not any("PRL410" in line for line in said())
 
 
-def test_trls_own_trainers_are_judged_too(tmp_path):
+def trained_by_trl(tmp_path, steps, reward, *callbacks):
+    """With TRL's trainer, the whole model."""
     batch = {"per_device_train_batch_size": 4, "num_generations": 2, "bf16": False, "beta": 0.0}
-    alarms = HealthAlarms(stop=["completions_truncated"])
-    grpo = GRPOTrainer(
+    batch |= {"activation_checkpointing": False, "dataloader_pin_memory": False}
+    trainer = GRPOTrainer(
         model=str(BASE_FOLDER),
-        reward_funcs=[lambda completions, **_: [float(at) for at in range(len(completions))]],
-        args=GRPOConfig(**settings(tmp_path, 7, learning_rate=1e-6, dataloader_pin_memory=False, **batch)),
+        reward_funcs=[reward],
+        args=GRPOConfig(**settings(tmp_path, steps, learning_rate=1e-6, **batch)),
         train_dataset=data(),
-        callbacks=[alarms],
+        callbacks=list(callbacks),
     )
-    grpo.train()
+    trainer.train()
+    return trainer
+
+
+def test_trls_own_trainers_are_judged_too(tmp_path, said):
+    alarms = HealthAlarms(stop=["completions_truncated"])
+    grpo = trained_by_trl(tmp_path, 7, differing, alarms)
     assert grpo.state.global_step == 5
     assert [alarm.name for alarm in alarms.raised] == ["completions_truncated"]
     assert "raise max_completion_length (now 6)" in alarms.stopped.line
     assert (tmp_path / "run" / "checkpoint-5").is_dir()
+    said()
+    trained_by_trl(tmp_path / "flat", 2, lambda completions, **_: [0.7] * len(completions), FlatRewards(after_steps=2))
+    assert sum(line.startswith("for 2 steps no group's rewards differed") for line in said()) == 1
     quiet = HealthAlarms()
-    texts = Dataset.from_list(
-        [{"text": f"{p.question}{p.answer}"} for p in load_problems("sandbox:addition", "train")[:8]]
-    )
+    texts = [{"text": f"{p.question}{p.answer}"} for p in load_problems("sandbox:addition", "train")[:8]]
     fine = {name: value for name, value in settings(tmp_path / "sft", 3).items() if name != "max_completion_length"}
+    fine |= {"per_device_train_batch_size": 2, "bf16": False, "activation_checkpointing": False}
     sft = SFTTrainer(
         model=str(BASE_FOLDER),
-        args=SFTConfig(**fine, per_device_train_batch_size=2, learning_rate=1e-2, bf16=False),
-        train_dataset=texts,
+        args=SFTConfig(**fine, learning_rate=1e-2, dataloader_pin_memory=False),
+        train_dataset=Dataset.from_list(texts),
         callbacks=[quiet],
     )
     sft.train()

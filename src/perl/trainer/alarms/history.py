@@ -41,12 +41,31 @@ class Logged:
         return value if value is not None and math.isfinite(value) else None
 
 
+@dataclass(frozen=True)
+class Score:
+    """A held-out score.
+
+    Attributes:
+        step: At which the policy was scored.
+        value: The mean.
+        spread: Standard deviation of the completions' scores; at most that, where it is not logged.
+        problems: That were asked; None: it is not logged.
+        completions: Of each; None: it is not in the metric's name.
+    """
+
+    step: int
+    value: float
+    spread: float
+    problems: int | None
+    completions: int | None
+
+
 class History:
     """All that was logged, in order.
 
     Attributes:
         rows: The training steps.
-        held_out: Steps and scores by the metric's name.
+        held_out: Scores by the metric's name.
     """
 
     def __init__(self, begin: int = 0) -> None:
@@ -56,7 +75,7 @@ class History:
             begin: The step before the first that is logged.
         """
         self.rows: list[Logged] = []
-        self.held_out: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        self.held_out: defaultdict[str, list[Score]] = defaultdict(list)
         self._newest = begin
         self._series: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -76,7 +95,7 @@ class History:
         if closes:
             return False
         for key in scores:
-            self.held_out[key].append((step, values[key]))
+            self.held_out[key].append(_score(step, key, values))
         if not logs.keys() & {"loss", "reward"}:
             return bool(scores)
         self.rows.append(Logged(step, max(1, step - self._newest), values))
@@ -104,6 +123,19 @@ class History:
             if len(found) == count:
                 break
         return found[::-1]
+
+
+def _score(step: int, key: str, values: Mapping[str, float]) -> Score:
+    value, task = values[key], re.fullmatch(r"eval/.+/avg@(\d+)", key)
+    most = math.sqrt(max(0.0, value * (1.0 - value)))  # of scores from 0 to 1
+    if task is not None:
+        return Score(step, value, most, None, int(task.group(1)))
+    spread = number(values.get(f"{key}_std"))
+    rate, seconds = (
+        number(values.get(key.removesuffix("reward") + what)) for what in ("samples_per_second", "runtime")
+    )
+    asked = max(1, round(rate * seconds)) if rate and seconds else None  # transformers logs their number like that only
+    return Score(step, value, most if spread is None else spread, asked, None)
 
 
 def judge_of(values: Mapping[str, Any]) -> str | None:

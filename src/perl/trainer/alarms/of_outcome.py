@@ -3,18 +3,21 @@
 History, Setup -> Sign
 """
 
+import bisect
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from perl.trainer.alarms.history import History, Logged, right_share
+from perl.trainer.alarms.history import History, Logged, Score, right_share
 from perl.trainer.alarms.rule import Setup, Sign
 
 LENGTH = "completions/mean_length"
 
 SCORES = 2  # newest evaluations that must all be lower: one alone is noise
 FALL = 0.25  # of the best score
+FEW_PROBLEMS = 30  # of a benchmark whose size is not logged, as AIME's
 STEPS_EACH = 5  # logged steps whose mean reward is compared
 
 LENGTH_WINDOW = 5
@@ -25,24 +28,34 @@ CERTAIN = 3.0  # standard errors
 
 def held_out(history: History, setup: Setup) -> Sign | None:
     """By which part the held-out score is below its best, where the reward has risen since; the worst of the scores."""
-    del setup
-    signs = [sign for name, scores in history.held_out.items() if (sign := _fallen(history, name, scores))]
-    return max(signs, key=lambda sign: sign.value, default=None)
+    generations = int(setup.values.get("num_generations_eval") or setup.values.get("num_generations") or 1)
+    signs = [sign for name, scores in history.held_out.items() if (sign := _fallen(history, name, scores, generations))]
+    return max(signs, key=lambda sign: sign.value / (sign.limit or FALL), default=None)
 
 
-def _fallen(history: History, name: str, scores: Sequence[tuple[int, float]]) -> Sign | None:
+def _fallen(history: History, name: str, scores: Sequence[Score], generations: int) -> Sign | None:
     if len(scores) < SCORES + 1:
         return None
-    newest, (best_step, best) = scores[-SCORES:], max(scores[:-SCORES], key=lambda scored: scored[1])
-    highest = max(score for _, score in newest)  # all of them must be lower
-    rewards = [(row.step, reward) for row in history.rows if (reward := row.finite("reward")) is not None]
-    then = [reward for step, reward in rewards if step <= best_step][-STEPS_EACH:]
-    now = [reward for step, reward in rewards if step > best_step][-STEPS_EACH:]
-    if best <= 0 or len(now) < STEPS_EACH or len(then) < 2 or not statistics.fmean(now) > statistics.fmean(then):
+    newest, best = scores[-SCORES:], max(scores[:-SCORES], key=lambda score: score.value)
+    highest = max(score.value for score in newest)  # all of them must be lower
+    since = bisect.bisect_right(history.rows, best.step, key=lambda row: row.step)
+    then, now = (_rewards(rows) for rows in (reversed(history.rows[:since]), reversed(history.rows[since:])))
+    if best.value <= 0 or len(now) < STEPS_EACH or len(then) < 2 or statistics.fmean(now) <= statistics.fmean(then):
         return None
-    fall = (best - highest) / best
-    what = f"{name} has fallen from {best:.3g} at step {best_step} to {newest[-1][1]:.3g}, while the reward has risen"
-    return Sign(fall, f"{what} from {statistics.fmean(then):.3g} to {statistics.fmean(now):.3g}")
+    asked = (best.problems or FEW_PROBLEMS) * (best.completions or generations)
+    error = best.spread * math.sqrt(2.0 / asked)  # of a difference of two scores
+    what = f"{name} has fallen from {best.value:.3g} at step {best.step} to {newest[-1].value:.3g}"
+    return Sign(
+        (best.value - highest) / best.value,
+        f"{what}, while the reward has risen from {statistics.fmean(then):.3g} to {statistics.fmean(now):.3g}",
+        max(FALL, CERTAIN * error / best.value),
+    )
+
+
+def _rewards(newest_first: Iterable[Logged]) -> list[float]:
+    """Of the first few steps that have one."""
+    known = (reward for row in newest_first if (reward := row.finite("reward")) is not None)
+    return list(itertools.islice(known, STEPS_EACH))
 
 
 def length(history: History, setup: Setup) -> Sign | None:

@@ -12,6 +12,8 @@ from perl.trainer.alarms.rule import Setup, Sign
 MASKED = "rows/masked_fraction"
 MOST = 0.5
 """Of the completions: more are lost than are used."""
+LEARNED, PATIENCE = 0.95, 4
+"""From this share of right answers on, groups agree by chance, and it takes so many times more steps."""
 MASKED_WINDOW, TRUNCATED_WINDOW = 3, 5
 
 
@@ -46,7 +48,10 @@ def flat(history: History, setup: Setup) -> Sign | None:
     if not setup.flat_steps or not history.newest_rows("reward", 1):
         return None
     found = flat_steps(history, setup)
-    return Sign(float(found.steps) if found else 0.0, diagnose(found) if found else "", float(setup.flat_steps))
+    if found is None:
+        return Sign(0.0, "", float(setup.flat_steps))
+    learned = found.right is not None and found.right >= LEARNED
+    return Sign(float(found.steps), diagnose(found), float(setup.flat_steps * (PATIENCE if learned else 1)))
 
 
 def _percent(share: float) -> str:

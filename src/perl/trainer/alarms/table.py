@@ -52,8 +52,10 @@ _ROWS = (
         title="rewards do not differ",
         watches="reward, reward_std, frac_reward_zero_std, verdicts of the answers",
         limit=5.0,
-        fires="in train.flat_reward_steps steps in a row (5) no group has different rewards",
-        why="a single step without a signal is usual for small batches; 5 in a row are not",
+        fires="in train.flat_reward_steps steps in a row (5) no group has different rewards; in four times as many if "
+        "0.95 of the answers are right",
+        why="a single step without a signal is usual for small batches, 5 in a row are not; where nearly all is right "
+        "they are: of four groups of eight with 0.97 right all agree in every third step",
         window=1,
         measure=of_samples.flat,
         harm="A group of equal rewards has no advantage: the step teaches nothing.",
@@ -199,9 +201,10 @@ _ROWS = (
         title="held-out scores fall",
         watches="eval_reward, eval/TASK/avg@k, reward",
         limit=of_outcome.FALL,
-        fires="the two newest scores are both a quarter below the best before, and the reward has risen since",
-        why="30 problems with 8 completions have a standard error of a tenth of their score; two scores in a row that "
-        "are so far below are not chance",
+        fires="the two newest scores are both a quarter below the best before, and 3 standard errors of a difference, "
+        "and the reward has risen since",
+        why="of 8 problems with 8 completions a healthy score fell by 0.3 twice in a row, within its standard error; "
+        "the best of several scores is one of the lucky ones, too",
         window=of_outcome.STEPS_EACH,
         measure=of_outcome.held_out,
         harm="What the policy learns is of the training problems or of the reward only.",

@@ -38,7 +38,7 @@ FLAT_STEPS = 5
 FLAT = "rewards_flat"
 # Arguments whose present values stand in lines.
 _SHOWN = {
-    *("max_completion_length", "temperature", "num_generations"),
+    *("max_completion_length", "temperature", "num_generations", "num_generations_eval"),
     *(name for rule in RULES.values() for name in re.findall(r"\{(\w+)\}", rule.change)),
 }
 
@@ -110,7 +110,7 @@ class HealthAlarms(TrainerCallback):
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         for name in self.stop:
             if name not in RULES:
-                raise RecipeError(f"no alarm {name!r}", "alarms.stop", did_you_mean(str(name), RULES))
+                raise RecipeError(f"no alarm {name!r}", "stop", did_you_mean(str(name), RULES))
         self.raised: list[Alarm] = []
         self.stopped: Alarm | None = None
         self.gives_way: Callable[[], bool] = lambda: False
@@ -194,7 +194,7 @@ class HealthAlarms(TrainerCallback):
                 logger.warning("%s", alarm.line)
                 self._write(alarm)
         self._over.clear()
-        if not self.stop or "train_runtime" in logs:
+        if not self.stop:
             return
         # What is logged may differ from process to process; the main one's decides for all.
         found = self._processes.by_main(lambda: next((alarm for alarm in new if alarm.stopped), None))
@@ -276,8 +276,8 @@ class HealthAlarms(TrainerCallback):
         if model is None or not isinstance(args, GRPOConfig):
             return None
         method = self._method or _method_of(model)
-        config: Any = getattr(model, "config", None)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        config = getattr(model, "config", None)
+        text = config if config is None else getattr(config, "get_text_config", lambda: config)()
         return usual_rate(method.learning_rate, getattr(text, "hidden_size", None)) if method else None
 
 

@@ -47,6 +47,7 @@ class FlatRewards(TrainerCallback):
         self._steps = 0
         self.after_steps = after_steps
         self.latest_completions = latest_completions
+        self._steps = 0
         self._begin(0)
 
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401 (transformers')
