@@ -400,17 +400,17 @@ def test_our_trainer_has_alarms_of_its_own_unless_it_is_given_some(tmp_path, sai
     assert [(row["name"], row["step"]) for row in rows] == [("rewards_flat", 2)]
     assert sum("[PRL403]" in line for line in said()) == 1
     for how in ("callbacks", "added"):
-        own = HealthAlarms(path=tmp_path / how / "own.jsonl")
+        own = HealthAlarms(folder=tmp_path / how / "own")
         trained(tmp_path / how, 3, flat_reward_steps=2, **{how: [own]})
         assert [alarm.name for alarm in own.raised] == ["rewards_flat"]
         assert "a typical completion ends" in own.raised[0].line
-        assert (tmp_path / how / "own.jsonl").is_file()
+        assert (tmp_path / how / "own" / "alarms.jsonl").is_file()
         assert not (tmp_path / how / "run" / "alarms.jsonl").exists()
         assert sum("[PRL403]" in line for line in said()) == 1
     flat = FlatRewards(after_steps=2)
     trained(tmp_path / "flat", 3, callbacks=[flat])
     assert sum("no group's rewards differed" in line for line in said()) == 1
-    with pytest.raises(RecipeError, match="HealthAlarms is there twice"):
+    with pytest.raises(RecipeError, match="there are two HealthAlarms"):
         trained(tmp_path / "two", 1, callbacks=[HealthAlarms(), HealthAlarms()])
 
 

@@ -377,7 +377,7 @@ def none(completions, **_):
 def test_a_run_is_told_why_it_learns_nothing(tmp_path, said, reward, steps, length, parts):
     settings = {"max_completion_length": length, "flat_reward_steps": steps}
     trainer, (line, last) = trained(steps, tmp_path, said, reward, **settings)
-    assert last == f"nothing was trained: there was no gradient in any of {steps} steps"
+    assert last == f"nothing was trained: there was no gradient in any of {steps} steps [PRL323]"
     assert [part for part in parts if part not in line] == []
     if reward is not none:
         assert trainer.state.log_history[0]["frac_reward_zero_std"] == 1.0
@@ -405,7 +405,7 @@ def test_a_run_that_masks_its_truncated_completions_is_told_to_raise_their_lengt
     settings = {"max_completion_length": 4, "flat_reward_steps": 1}
     trainer, lines = trained(3, tmp_path, said, lengths, mask_truncated_completions=True, **settings)
     line, last = lines
-    assert last == "nothing was trained: there was no gradient in any of 3 steps"
+    assert last == "nothing was trained: there was no gradient in any of 3 steps [PRL323]"
     assert line.startswith(
         "100 % of the completions of the newest 3 steps are masked out, completions/clipped_ratio is 1.00"
     )

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perl.trainer.callbacks.alarms import HealthAlarms as HealthAlarms
     from perl.trainer.callbacks.diagnosis import FlatRewards as FlatRewards
     from perl.trainer.callbacks.learning_curves import LearningCurves as LearningCurves
     from perl.trainer.callbacks.samples_log import SamplesLog as SamplesLog
@@ -21,6 +22,7 @@ _HOMES = {
     "BenchmarkScores": "perl.training.callbacks.benchmark_scores",
     "FlatRewards": "perl.trainer.callbacks.diagnosis",
     "GracefulStop": "perl.training.callbacks.graceful_stop",
+    "HealthAlarms": "perl.trainer.callbacks.alarms",
     "HubCheckpoints": "perl.training.callbacks.hub_checkpoints",
     "LearningCurves": "perl.trainer.callbacks.learning_curves",
     "LiveProgress": "perl.training.callbacks.live_progress",
@@ -32,6 +34,7 @@ __all__ = [
     "BenchmarkScores",
     "FlatRewards",
     "GracefulStop",
+    "HealthAlarms",
     "HubCheckpoints",
     "LearningCurves",
     "LiveProgress",

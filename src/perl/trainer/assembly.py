@@ -29,7 +29,6 @@ from perl.rollouts.engine import EngineSampling
 from perl.rollouts.hf_engine import fill_with_neutral
 from perl.trainer.callbacks.adapter import AdapterCallback
 from perl.trainer.callbacks.alarms import HealthAlarms
-from perl.trainer.callbacks.diagnosis import FlatRewards
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting, rollout_section, teacher_section
 from perl.trainer.critic_training import CriticTraining
@@ -163,41 +162,11 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
     bind_callbacks(trainer)
     follow_runs(trainer)
     trainer.add_callback(AdapterCallback(trainer))
-    given = _alarms_of(trainer)
-    if len(given) > 1:
-        raise RecipeError("HealthAlarms is there twice", "callbacks", "one of them, with all names in its stop")
-    if given:
-        _tell(trainer, given[0])
-        return
-    alarms = HealthAlarms()
-    alarms.gives_way = lambda: _gives_way(trainer, alarms)
-    _tell(trainer, alarms)
-    trainer.add_callback(alarms)
-
-
-def _alarms_of(trainer: GRPOTrainer) -> list[HealthAlarms]:
-    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, HealthAlarms)]
-
-
-def _gives_way(trainer: GRPOTrainer, ours: HealthAlarms) -> bool:
-    """Whether the user has added one after the trainer was made; it is then told what ours knows."""
-    others = [callback for callback in _alarms_of(trainer) if callback is not ours]
-    for other in others:
-        _tell(trainer, other)
-    return bool(others)
-
-
-def _tell(trainer: GRPOTrainer, alarms: HealthAlarms) -> None:
-    """What only a trainer of ours knows."""
-    # Rewards that do not differ teach nothing, but a teacher does; and a user's own callback may say it.
-    taught = teacher_section(trainer.args).acts and not is_rewarded(trainer)
-    said = any(isinstance(callback, FlatRewards) for callback in trainer.callback_handler.callbacks)
-    alarms.watch(
-        trainer.adaptation.method,
-        trainer.latest_completions,
-        flat_reward_steps=0 if taught or said else None,
-        compares=ADVANTAGES[own_setting(trainer.args, "advantage_estimator")].flat == "0",
-    )
+    if not any(isinstance(callback, HealthAlarms) for callback in trainer.callback_handler.callbacks):
+        alarms = HealthAlarms()
+        alarms.by_default = True
+        trainer.add_callback(alarms)
+        alarms.serve(trainer)
 
 
 def shares_optimizer(trainer: GRPOTrainer) -> bool:

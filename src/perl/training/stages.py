@@ -321,7 +321,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
 def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrainer:
     """Trains, from the newest checkpoint if there is one; a signal ends it in order."""
     checkpoint = _checkpoint_of_main(run)
-    alarms = HealthAlarms(plan.recipe.alarms.stop, run.alarms)
+    alarms = HealthAlarms(plan.recipe.alarms.stop, run.path)
     trainer = PeftGRPOTrainer(
         model=model,
         reward_funcs=[reward.function for reward in plan.rewards],

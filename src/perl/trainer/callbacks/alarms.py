@@ -5,7 +5,6 @@ logs of a step -> rules -> lines, alarms.jsonl, an end of the training in order
 The rules are in ``trainer/alarms/table.py``.
 """
 
-import json
 import logging
 import math
 import re
@@ -17,25 +16,28 @@ from typing import Any
 
 from peft import PeftModel
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import GRPOConfig
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer
 
 from perl.errors import AlarmError, RecipeError, did_you_mean
 from perl.methods.registry import METHODS, Method
 from perl.run.joint_work import Processes, joined
-from perl.run.logs import rewind_log
+from perl.run.logs import append_row
 from perl.trainer.alarms.flat import typical
 from perl.trainer.alarms.history import History
 from perl.trainer.alarms.of_optimizer import usual_rate
 from perl.trainer.alarms.rule import Rule, Setup, Sign, as_in_a_script
 from perl.trainer.alarms.table import RULES
+from perl.trainer.callbacks.diagnosis import FLAT, FlatRewards, compares_groups
+from perl.trainer.callbacks.run_callback import RunCallback, folder_of, reopened
+from perl.trainer.config import teacher_section
+from perl.trainer.given_rewards import is_rewarded
 
 logger = logging.getLogger("perl")
 
 FILE = "alarms.jsonl"
 FLAT_STEPS = 5
 """Flat steps in a row that are an alarm, where the arguments do not say how many."""
-FLAT = "rewards_flat"
 # Arguments whose present values stand in lines.
 _SHOWN = {
     *("max_completion_length", "temperature", "num_generations", "num_generations_eval"),
@@ -70,7 +72,7 @@ class Alarm:
         return self.line
 
 
-class HealthAlarms(TrainerCallback):
+class HealthAlarms(RunCallback):
     """Warns of what is unhealthy about a training, says it again each time its steps have doubled, and may end it.
 
     ``PeftGRPOTrainer`` adds one by itself, unless it is given one in ``callbacks``. It works with TRL's ``GRPOTrainer``
@@ -83,13 +85,12 @@ class HealthAlarms(TrainerCallback):
     Attributes:
         raised: All alarms of the training, those before it was resumed too.
         stopped: The one that has ended it; None: none has.
-        gives_way: Says whether another one of the same trainer speaks in its place.
     """
 
     def __init__(
         self,
         stop: Sequence[str] = (),
-        path: str | Path | None = None,
+        folder: str | Path | None = None,
         *,
         flat_reward_steps: int | None = None,
         latest_completions: Callable[[], list[str]] | None = None,
@@ -98,7 +99,7 @@ class HealthAlarms(TrainerCallback):
 
         Args:
             stop: Names of alarms that end the training, with a checkpoint.
-            path: File of one JSON object an alarm; None: ``alarms.jsonl`` in the arguments' ``output_dir``.
+            folder: Where ``alarms.jsonl`` goes, a JSON object an alarm; None: the trainer's ``output_dir``.
             flat_reward_steps: Steps in a row in which no group's rewards differ that are an alarm; 0: never; None: as
                 the arguments say, else 5.
             latest_completions: Gives the trainer's newest completions, of which a typical one is shown; None: those of
@@ -113,62 +114,40 @@ class HealthAlarms(TrainerCallback):
                 raise RecipeError(f"no alarm {name!r}", "stop", did_you_mean(str(name), RULES))
         self.raised: list[Alarm] = []
         self.stopped: Alarm | None = None
-        self.gives_way: Callable[[], bool] = lambda: False
-        self._given, self._flat_reward_steps, self._latest_completions = path, flat_reward_steps, latest_completions
+        self._given, self._flat_reward_steps, self._latest_completions = folder, flat_reward_steps, latest_completions
         self._method: Method | None = None
-        self._compares, self._quiet = True, False
+        self._compares, self._flat_is_said = True, False
         self._path, self._setup, self._processes = Path(FILE), Setup(), Processes()
         self._named: Callable[[str], str] = as_in_a_script
         self._begin(0)
 
-    def watch(
-        self,
-        method: Method,
-        latest_completions: Callable[[], list[str]],
-        *,
-        flat_reward_steps: int | None,
-        compares: bool,
-    ) -> None:
-        """Learns what only our trainer knows; a user's own arguments count first.
+    def serve(self, trainer: GRPOTrainer) -> None:
+        """Learns what only our trainer knows; a user's own arguments count first."""
+        super().serve(trainer)
+        # Rewards that do not differ teach nothing, but a teacher does; and a user's own callback may say it.
+        taught = teacher_section(trainer.args).acts and not is_rewarded(trainer)
+        said = any(isinstance(callback, FlatRewards) for callback in trainer.callback_handler.callbacks)
+        self._flat_is_said = taught or said
+        self._method = trainer.adaptation.method
+        self._compares = compares_groups(trainer.args)
 
-        Args:
-            method: What trains.
-            latest_completions: Gives the newest completions.
-            flat_reward_steps: 0: nobody is to be told of flat rewards; None: as the arguments say.
-            compares: Whether equal rewards of a group make no advantage.
-        """
-        self._method, self._compares = method, compares
-        self._latest_completions = self._latest_completions or latest_completions
-        if self._flat_reward_steps is None:
-            self._flat_reward_steps = flat_reward_steps
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        *_: Any,  # noqa: ANN401 (transformers')
-        model: nn.Module | None = None,
-        **__: Any,  # noqa: ANN401
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **given: Any) -> None:  # noqa: ANN401
         """Reads what was logged before the training was resumed.
 
         Raises:
             AlarmError: It was resumed from the checkpoint with which an alarm has ended it, and that alarm still may.
         """
-        self._quiet = self.gives_way()
-        if self._quiet:
-            return
+        super().on_train_begin(args, state)
         self.raised, self.stopped = [], None
-        self._path = Path(args.output_dir or ".") / FILE if self._given is None else Path(self._given)
+        self._path = folder_of(args, self._given) / FILE
         self._named = _as_it_is if getattr(args, "of_a_recipe", False) else as_in_a_script
-        self._setup = self._setup_of(args, model)
+        self._setup = self._setup_of(args, given.get("model"))
         self._begin(0 if state.log_history else state.global_step)
         for logs in state.log_history:
             if logs.get("step", 0) <= state.global_step:
                 self._judge(logs["step"], logs)
         self._over.clear()
-        if state.is_world_process_zero:
-            rewind_log(self._path, state.global_step)
+        reopened(self._path, state)
         ended = [alarm for alarm in self.raised if alarm.stopped and alarm.step == state.global_step]
         if ended:
             raise self.error(ended[0])
@@ -184,14 +163,14 @@ class HealthAlarms(TrainerCallback):
     ) -> None:
         """Judges a step, or an evaluation; asks for a checkpoint and the end where an alarm is to end the training."""
         begin = len(self.raised)
-        if self._quiet or not logs or not self._judge(state.global_step, logs):
+        if not logs or not self._judge(state.global_step, logs):
             return
         new = self.raised[begin:]
         if state.is_world_process_zero:
             for line in self._over:
                 logger.info("%s", line)
             for alarm in new:
-                logger.warning("%s", alarm.line)
+                logger.warning("%s", alarm.line, extra={"code": alarm.code})
                 self._write(alarm)
         self._over.clear()
         if not self.stop:
@@ -246,21 +225,20 @@ class HealthAlarms(TrainerCallback):
             self._over.append(rule.over.format(steps=f"{self._held.pop(rule.name):g}"))
 
     def _alarm(self, step: int, rule: Rule, sign: Sign) -> Alarm:
-        if rule.name == FLAT and self._latest_completions is not None:
-            setup = replace(self._setup, completion=typical(self._latest_completions()))
+        newest = self._latest_completions or getattr(self.trainer, "latest_completions", None)
+        if rule.name == FLAT and newest is not None:
+            setup = replace(self._setup, completion=typical(newest()))
             sign = rule.judge(self._history, setup) or sign
         value = sign.value if math.isfinite(sign.value) else None
         line = self._named(rule.line(sign, self._setup))
         return Alarm(step, rule.code, rule.name, value, rule.limit_of(sign), line, rule.name in self.stop)
 
     def _write(self, alarm: Alarm) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(alarm), ensure_ascii=False) + "\n")
+        append_row(self._path, asdict(alarm))
 
     def _setup_of(self, args: TrainingArguments, model: nn.Module | None) -> Setup:
         """What the rules need to know of a run's settings."""
-        usual = self._flat_reward_steps
+        usual = 0 if self._flat_is_said and self._flat_reward_steps is None else self._flat_reward_steps
         return Setup(
             usual_rate=self._usual_rate(args, model),
             by_sequence=str(getattr(args, "importance_sampling_level", "")).startswith("sequence"),

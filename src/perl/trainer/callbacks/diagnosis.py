@@ -6,11 +6,12 @@ logs of a step -> one line with the setting to change, when flat steps follow ea
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerState, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer
 
+from perl.algorithms.estimators import ADVANTAGES
 from perl.trainer.alarms.flat import FlatSteps as FlatSteps
 from perl.trainer.alarms.flat import diagnose as diagnose
 from perl.trainer.alarms.flat import flat_steps
@@ -18,6 +19,12 @@ from perl.trainer.alarms.flat import is_flat as is_flat
 from perl.trainer.alarms.flat import typical as typical
 from perl.trainer.alarms.history import History
 from perl.trainer.alarms.rule import Setup
+from perl.trainer.alarms.table import RULES
+from perl.trainer.callbacks.run_callback import Logs, RunCallback
+from perl.trainer.config import own_setting
+
+FLAT = "rewards_flat"
+"""The alarm that this is."""
 
 logger = logging.getLogger("perl")
 
@@ -25,42 +32,44 @@ SHOWN = ("max_completion_length", "temperature", "num_generations")
 """Arguments whose present values stand in the line."""
 
 
-class FlatRewards(TrainerCallback):
+class FlatRewards(RunCallback):
     """Warns once flat steps follow each other, again each time their number has doubled, and says when it is over.
 
     Works with ``PeftGRPOTrainer`` and with TRL's ``GRPOTrainer``; the alarms of a ``PeftGRPOTrainer`` that is given one
     leave this to it.
     """
 
-    def __init__(
-        self, after_steps: int = 5, latest_completions: Callable[[], list[str]] = list, *, compares: bool = True
-    ) -> None:
+    def __init__(self, after_steps: int = 5, latest_completions: Callable[[], list[str]] | None = None) -> None:
         """Waits for flat steps.
 
         Args:
             after_steps: How many in a row are a warning; 0: never warn.
-            latest_completions: Gives the trainer's newest completions, of which a typical one is shown.
-            compares: Whether equal rewards of a group make no advantage; with a critic or a baseline of the batch they
-                do.
+            latest_completions: Gives the trainer's newest completions, of which a typical one is shown; None: those of
+                a ``PeftGRPOTrainer``.
         """
-        self._compares = compares
-        self._steps = 0
+        self._compares, self._steps = True, 0
         self.after_steps = after_steps
         self.latest_completions = latest_completions
         self._steps = 0
         self._begin(0)
 
-    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:  # noqa: ANN401 (transformers')
+    def serve(self, trainer: GRPOTrainer) -> None:
+        """Learns what equal rewards mean to the trainer's advantages."""
+        super().serve(trainer)
+        self._compares = compares_groups(trainer.args)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         """Begins to count; a resumed run counts anew."""
+        super().on_train_begin(args, state)
         self._begin(state.global_step)
 
     def on_log(
         self,
         args: TrainingArguments,
         state: TrainerState,
-        _: Any,  # noqa: ANN401 (transformers')
-        logs: Mapping[str, Any] | None = None,
-        **__: Any,  # noqa: ANN401
+        _: object,
+        logs: Logs = None,
+        **__: object,
     ) -> None:
         """Counts the steps that were logged."""
         if self.after_steps < 1 or not state.is_world_process_zero or not logs:
@@ -70,7 +79,8 @@ class FlatRewards(TrainerCallback):
         if len(self._history.rows) == rows or is_flat(logs) is None:
             return
         values = {name: getattr(args, name, None) for name in SHOWN}
-        completion = typical(self.latest_completions())
+        newest = self.latest_completions or (list if self.trainer is None else self.trainer.latest_completions)
+        completion = typical(newest())
         flat = flat_steps(self._history, Setup(compares=self._compares, completion=completion, values=values))
         if flat is None:
             if self._steps >= self.after_steps:
@@ -81,7 +91,13 @@ class FlatRewards(TrainerCallback):
         if self._steps >= self._warn_at:
             while self._warn_at <= self._steps:
                 self._warn_at *= 2
-            logger.warning("%s", diagnose(flat))
+            code = RULES[FLAT].code
+            logger.warning("%s [%s]", diagnose(flat), code, extra={"code": code})
 
     def _begin(self, step: int) -> None:
         self._history, self._steps, self._warn_at = History(step), 0, self.after_steps
+
+
+def compares_groups(args: GRPOConfig) -> bool:
+    """Whether equal rewards of a group make no advantage; with a critic or a baseline of the batch they do."""
+    return ADVANTAGES[own_setting(args, "advantage_estimator")].flat == "0"

@@ -29,9 +29,11 @@ class RunCallback(TrainerCallback):
 
     Attributes:
         needs_ours: Whether it works with :class:`perl.PeftGRPOTrainer` only, and why.
+        by_default: Whether the trainer has added it by itself; a user's own takes its place.
     """
 
     needs_ours = ""
+    by_default = False
 
     _serves: "weakref.ref[GRPOTrainer] | None" = None
 
@@ -51,7 +53,7 @@ class RunCallback(TrainerCallback):
         """The trainer that it serves; None: nothing has bound it."""
         return None if self._serves is None else self._serves()
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:  # noqa: ARG002
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **given: Any) -> None:  # noqa: ANN401, ARG002 (transformers')
         """Refuses a trainer that it cannot serve, and a second one of its kind.
 
         Raises:
@@ -77,8 +79,11 @@ def bind_callbacks(trainer: GRPOTrainer) -> None:
     seen: dict[type, RunCallback] = {}
     for callback in list(trainer.callback_handler.callbacks):  # one may take another's place
         if isinstance(callback, RunCallback):
-            if seen.setdefault(type(callback), callback) is not callback:
-                raise _twice(callback)
+            other = seen.setdefault(type(callback), callback)
+            if other is not callback:
+                if not other.by_default:
+                    raise _twice(callback)
+                trainer.remove_callback(other)
             callback.serve(trainer)
 
 
