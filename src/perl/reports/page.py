@@ -3,7 +3,8 @@
 run folders -> Report -> HTML
 
 Whatever a run says (prompts, completions, names, its recipe) is in the page as data, which its script writes into text
-nodes; the page forbids itself all but its own two scripts.
+nodes; the page forbids itself all but its own two scripts. Styles may stand at elements, where plotly puts them;
+nothing that they name can be loaded.
 """
 
 import base64

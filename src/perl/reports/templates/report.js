@@ -86,7 +86,7 @@
       redraw();
     });
     const chip = element("label", { class: "chip", "data-of": String(i), title: run.path }, several ? box : null, element("span", { class: "dot" }),
-      element("span", { text: brief(run.name, 60) }), element("span", { class: `state ${run.status}`, text: run.state }));
+      element("span", { text: brief(run.name, runs.length > 4 ? 28 : 60) }), element("span", { class: `state ${run.status}`, text: runs.length > 4 ? run.status : run.state }));
     $("runs").append(chip);
   });
 
