@@ -130,7 +130,7 @@ def test_a_pipe_gets_a_line_for_each_step_that_comes(tmp_path):
 class Terminal:
     """``perl watch`` in a terminal of its own."""
 
-    def __init__(self, folder, columns=100, lines=30):
+    def __init__(self, folder, columns=100, lines=30, hears_hang_ups=True):
         self.process, self.text = None, ""
         self.ours, theirs = pty.openpty()
         self.resize(columns, lines)
@@ -142,7 +142,8 @@ class Terminal:
             stderr=theirs,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is a signal only in one's own terminal
+            # Ctrl-C and the end of a terminal are signals only in one's own.
+            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if hears_hang_ups else None,
         )
         os.close(theirs)
 
@@ -190,7 +191,8 @@ def terminal():
     for one in started:
         if one.process.poll() is None:
             one.process.kill()
-        os.close(one.ours)
+        with contextlib.suppress(OSError):  # a test has closed it
+            os.close(one.ours)
 
 
 @pytest.mark.parametrize(("status", "code"), [("done", EXIT_DONE), ("failed", EXIT_FAILED)])
@@ -219,6 +221,15 @@ def test_a_view_is_left_by_a_key_and_the_run_goes_on(tmp_path, terminal, key):
     assert screen.code() == EXIT_DONE
     assert "Traceback" not in screen.text
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
+
+
+def test_a_view_whose_terminal_is_closed_ends(tmp_path, terminal):
+    """Without it a session that was closed leaves a process behind that asks a dead terminal for keys for ever."""
+    folder = write_run(tmp_path / "run", steps=2, planned=4, status="running")
+    screen = terminal(folder, hears_hang_ups=False)
+    screen.until("q ends this view")
+    os.close(screen.ours)
+    assert screen.process.wait(60) is not None
 
 
 def test_a_run_that_has_logged_nothing_yet_is_waited_for(tmp_path, terminal):

@@ -4,6 +4,7 @@ folder -> terminal, exit code
 """
 
 import contextlib
+import os
 import select
 import sys
 import time
@@ -25,6 +26,7 @@ except ImportError:  # not on Windows, where a view has no keys
 
 CODES = {"done": EXIT_DONE, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
 """Status of a run -> the exit code of who watched it end: that of the run itself."""
+_LEAVES = ("q", "Q", "\x1b", "\x03")
 _SECONDS = 0.5
 _SECONDS_DRAWN = 10
 
@@ -63,7 +65,7 @@ def _view(path: Path, run: RunLog, console: Console) -> RunLog:
             if drawn != (now := (width, height, _stamps(path), round(time.time() / _SECONDS_DRAWN))):
                 run, drawn = _read(path), now
                 live.update(view_of(run, width, height, blocks=blocks), refresh=True)
-            if run.status in CODES or pressed(_SECONDS) in ("q", "Q", "\x1b", "\x03"):
+            if run.status in CODES or pressed(_SECONDS) in _LEAVES:
                 return run
 
 
@@ -115,7 +117,12 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
     def pressed(seconds: float) -> str:
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return sys.stdin.read(1) if ready else ""
+        if not ready:
+            return ""
+        try:
+            return os.read(descriptor, 1).decode(errors="replace") or _LEAVES[0]
+        except OSError:  # the terminal is gone, and so is who looked at it
+            return _LEAVES[0]
 
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
@@ -123,4 +130,5 @@ def _keys() -> Iterator[Callable[[float], str]]:
     try:
         yield pressed
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -167,9 +167,12 @@
     const plot = element("div", { class: "plot", role: "img", "aria-label": `${panel.title} over optimizer steps` });
     addPlot(plot, () => {
       const { traces, lines } = curveTraces(panel);
-      const legend = lines > shown.size;
+      const legend = lines > shown.size, values = traces.flatMap((trace) => trace.y);
+      // Of a share that never changes plotly would show a range of its own.
+      const constant = panel.unit.startsWith("share") && new Set(values).size === 1;
+      const range = constant ? { range: [-0.02, 1.05] } : { rangemode: values.some((value) => value < 0) ? "normal" : "nonnegative" };
       return { traces, layout: { ...marks(), showlegend: legend && lines < 9, legend: { orientation: "h", y: -0.24, font: { size: 11 } },
-        xaxis: { title: { text: "step", standoff: 4, font: { size: 10.5 } } }, yaxis: { rangemode: traces.some((trace) => trace.y.some((value) => value < 0)) ? "normal" : "nonnegative" } } };
+        xaxis: { title: { text: "step", standoff: 4, font: { size: 10.5 } } }, yaxis: range } };
     });
     return element("figure", {}, element("figcaption", {}, element("b", { text: panel.title }), element("small", { text: panel.unit })), plot);
   }
