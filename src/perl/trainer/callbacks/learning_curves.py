@@ -6,9 +6,7 @@ Each line is written whole, so a kill loses at most the step it interrupts.
 """
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from transformers import TrainerState, TrainingArguments
 
@@ -16,7 +14,7 @@ from perl.errors import MissingExtraError
 from perl.run.logs import append_row
 from perl.run.warned import warn
 from perl.trainer.callbacks.plots import draw_plots
-from perl.trainer.callbacks.run_callback import RunCallback, folder_of, reopened
+from perl.trainer.callbacks.run_callback import Logs, RunCallback, folder_of, reopened
 from perl.trainer.given_rewards import is_rewarded
 
 METRICS, PLOTS = "metrics.jsonl", "plots"
@@ -54,14 +52,7 @@ class LearningCurves(RunCallback):
         self._drawn_at = time.monotonic()
         reopened(self._folder / METRICS, state)
 
-    def on_log(
-        self,
-        _: TrainingArguments,
-        state: TrainerState,
-        __: object,
-        logs: Mapping[str, Any] | None = None,
-        **___: object,
-    ) -> None:
+    def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
         """Records a step; the summary at the end of training is not one."""
         if state.is_world_process_zero and logs and "train_runtime" not in logs:
             append_row(self._folder / METRICS, {"step": state.global_step, **logs})

@@ -3,14 +3,12 @@
 newest completions of a step -> samples.jsonl
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from transformers import TrainerState, TrainingArguments
 
 from perl.run.logs import append_row
-from perl.trainer.callbacks.run_callback import RunCallback, check_every, folder_of, reopened
+from perl.trainer.callbacks.run_callback import Logs, RunCallback, check_every, folder_of, reopened
 
 SAMPLES = "samples.jsonl"
 
@@ -46,14 +44,7 @@ class SamplesLog(RunCallback):
         self._next = self._after(state.global_step) if state.global_step else 0
         reopened(self._folder / SAMPLES, state)
 
-    def on_log(
-        self,
-        _: TrainingArguments,
-        state: TrainerState,
-        __: object,
-        logs: Mapping[str, Any] | None = None,
-        **___: object,
-    ) -> None:
+    def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
         """Records a group; an evaluation, and a step that trains on an earlier step's rollouts, has none."""
         if not state.is_world_process_zero or "reward" not in (logs or {}) or "train_runtime" in (logs or {}):
             return

@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 from perl.run.progress import duration, live_line
 from perl.run.time_left import Recurring, TimeLeft
-from perl.trainer.callbacks.run_callback import RunCallback
+from perl.trainer.callbacks.run_callback import Logs, RunCallback
 from perl.trainer.given_rewards import is_rewarded
 from perl.training.callbacks.benchmark_scores import BenchmarkScores
 
@@ -86,14 +86,7 @@ class LiveProgress(RunCallback):
         self._seconds += now - self._at
         self._at = now
 
-    def on_log(
-        self,
-        _: TrainingArguments,
-        state: TrainerState,
-        __: object,
-        logs: Mapping[str, Any] | None = None,
-        **___: object,
-    ) -> None:
+    def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
         """Shows the step that was logged."""
         if self._bar is None or not logs or "loss" not in logs:
             return
