@@ -150,6 +150,12 @@ def test_gradients_that_are_not_finite_or_zero_for_a_known_reason():
     assert judged([{"loss": 1.0, "grad_norm": 0.0} for _ in range(3)]) == {"gradient_zero": [3]}  # without rewards
 
 
+def test_ratios_of_whole_completions_are_not_judged():
+    clipped = [step_logs(clip_ratio__region_mean=0.9) for _ in range(9)]
+    assert set(judged(clipped)) == {"ratios_clipped"}
+    assert judged(clipped, Setup(by_sequence=True)) == {}
+
+
 def test_a_single_batch_is_no_explosion():
     spikes = {"grad_norm": lambda at: 9.0 if at % 10 in (3, 4) else 0.2, "kl": lambda at: 5.0 if at % 10 == 3 else 0.01}
     assert judged(noisy(60, **spikes)) == {}
