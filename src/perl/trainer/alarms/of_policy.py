@@ -18,7 +18,7 @@ LEARNED = 0.9  # of the answers are right: a policy that is sure of itself is as
 AGREEING = 0.5  # of the groups have no reward that differs: sampling finds nothing else any more
 
 RATIO_WINDOW = 3
-CLIPPED_MOST = 0.1
+CLIPPED_MOST = 0.05
 
 GAP_WINDOW = 3
 GAP = 0.1  # nats

@@ -92,8 +92,8 @@ _ROWS = (
         title="importance ratios are off",
         watches="clip_ratio/region_mean, cispo_clip_ratio",
         limit=of_policy.CLIPPED_MOST,
-        fires="in the mean of 3 steps a tenth of the tokens' importance ratios is clipped; where a completion has one "
-        "ratio (gspo, luspo) it is not judged",
+        fires="in the mean of 3 steps a twentieth of the tokens' importance ratios is clipped; where a completion has "
+        "one ratio (gspo, luspo) it is not judged",
         why="GRPO clips 0.0013 of the tokens; GSPO clips a hundred times more and trains well (arXiv:2507.18071, "
         "section 5.3); healthy runs with several updates of a batch clipped 0.01",
         window=of_policy.RATIO_WINDOW,
