@@ -220,12 +220,12 @@ def planted_runs() -> dict[str, tuple[tuple[str, ...], tuple[Callable[..., Any],
         "completions_truncated": (("rollout.max_completion_length=8",), (pays_ones,)),
         "rewards_flat": (("rollout.max_completion_length=4",), None),
         "entropy_collapse": ((high,), (pays_ones, pays_a_little)),
-        "ratios_clipped": (("train.num_iterations=8", high), None),
+        "ratios_clipped": (("train.num_iterations=4", "train.epsilon=0.0003"), None),
         "kl_explosion": ((high,), (pays_ones,)),
         "gradient_explosion": (("train.scale_rewards=none",), (jumping_reward(),)),
         "gradient_zero": ((), None),
         "learning_rate": ((high,), None),
-        "heldout_falling": ((high, "train.eval_steps=2"), (pays_ones_in_training,)),
+        "heldout_falling": ((high, "train.warmup_steps=8", "train.eval_steps=2"), (pays_ones_in_training,)),
         "length_gaming": ((f"train.learning_rate={LORA_RATE * 3}",), (pays_brevity, accuracy_reward)),
     }
 
@@ -347,15 +347,26 @@ def judged(log: list[dict[str, Any]], setup: Setup) -> dict[str, tuple[float, fl
     return worst
 
 
+def without_gradient(log: list[dict[str, Any]]) -> str | None:
+    """In how many steps a run was not trained at all, if in more than half of them; it is then not healthy."""
+    norms = [row["grad_norm"] for row in log if "grad_norm" in row]
+    zeros = sum(norm == 0 for norm in norms)
+    return f"no gradient in {zeros} of {len(norms)} steps" if zeros > len(norms) / 2 else None
+
+
 def replayed(folder: Path) -> dict[str, Any]:
     """What the rules say of a set: runs, those that could not be trained, alarms, the worst statistic of each rule."""
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    extremes, false = dict[str, dict[str, Any]](), []
+    extremes, false, idle = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     for row in rows:
         if "error" in row:
             continue
-        for name, (value, limit, alarm) in judged(row["log"], setup_of(row["recipe"])).items():
-            which = f"{row['name']}, {row['task']}, seed {row['seed']}"
+        found, which = judged(row["log"], setup_of(row["recipe"])), f"{row['name']}, {row['task']}, seed {row['seed']}"
+        why = without_gradient(row["log"])
+        if why is not None:
+            idle.append({"run": which, "why": why, "alarms": [name for name, (*_, alarm) in found.items() if alarm]})
+            continue
+        for name, (value, limit, alarm) in found.items():
             known = extremes.setdefault(name, {"share_of_limit": 0.0, "judged": 0})
             known["judged"] += 1
             if value / limit > known["share_of_limit"]:
@@ -363,7 +374,8 @@ def replayed(folder: Path) -> dict[str, Any]:
             if alarm:
                 false.append({"alarm": name, "value": value, "limit": limit, "run": which})
     failed = [f"{row['name']}, {row['task']}: {row['error']}" for row in rows if "error" in row]
-    return {"runs": len(rows) - len(failed), "failed": failed, "false": false, "extremes": extremes}
+    healthy = len(rows) - len(failed) - len(idle)
+    return {"runs": healthy, "failed": failed, "idle": idle, "false": false, "extremes": extremes}
 
 
 def planted_found(folder: Path) -> list[dict[str, Any]]:
@@ -396,6 +408,7 @@ def report(runs: Path, sets: list[str]) -> None:
     """Replays, prints a table and writes the results."""
     results: dict[str, Any] = {kind: replayed(runs / kind) for kind in sets}
     results["planted"] = planted_found(runs / "planted")
+    results["limits"] = {name: rule.limit for name, rule in RULES.items()}
     print(
         f"{'alarm':22} {'limit':>7} {'planted, found at step':>23}",
         *(f"{kind + ': worst / limit, false':>34}" for kind in sets),
@@ -413,7 +426,9 @@ def report(runs: Path, sets: list[str]) -> None:
     for kind in sets:
         runs_with = {row["run"] for row in results[kind]["false"]}
         print(f"{kind}: {results[kind]['runs']} healthy runs, {len(runs_with)} with a false alarm,", end=" ")
-        print(f"{len(results[kind]['failed'])} not trained")
+        print(f"{len(results[kind]['failed'])} not trained, {len(results[kind]['idle'])} that are not healthy:")
+        for row in results[kind]["idle"]:
+            print(f"  {row['run']}: {row['why']}, alarms: {', '.join(row['alarms']) or 'none'}")
         for row in results[kind]["false"]:
             print(f"  {row['alarm']} {row['value']:.3g} (limit {row['limit']:.3g}): {row['run']}")
         for line in results[kind]["failed"]:

@@ -150,6 +150,12 @@ def test_gradients_that_are_not_finite_or_zero_for_a_known_reason():
     assert judged([{"loss": 1.0, "grad_norm": 0.0} for _ in range(3)]) == {"gradient_zero": [3]}  # without rewards
 
 
+def test_ratios_of_whole_completions_are_not_judged():
+    clipped = [step_logs(clip_ratio__region_mean=0.9) for _ in range(9)]
+    assert set(judged(clipped)) == {"ratios_clipped"}
+    assert judged(clipped, Setup(by_sequence=True)) == {}
+
+
 def test_a_single_batch_is_no_explosion():
     spikes = {"grad_norm": lambda at: 9.0 if at % 10 in (3, 4) else 0.2, "kl": lambda at: 5.0 if at % 10 == 3 else 0.01}
     assert judged(noisy(60, **spikes)) == {}
@@ -491,3 +497,15 @@ def test_an_adapter_that_cannot_move_is_named_before_the_guard_ends_its_training
 def test_the_page_has_the_table_of_rules():
     page = (CHECKOUT / "docs" / "alarms.md").read_text(encoding="utf-8")
     assert page.endswith(rules_table())
+
+
+def test_each_alarm_has_found_a_planted_failure_and_no_healthy_run_was_disturbed():
+    """What ``benchmarks/alarms.py`` has measured; a new rule needs a planted failure there."""
+    results = json.loads((CHECKOUT / "benchmarks" / "results" / "alarms.json").read_text(encoding="utf-8"))
+    assert {row["planted"] for row in results["planted"] if row["caught"]} == set(RULES)
+    assert results["limits"] == {name: row.limit for name, row in RULES.items()}
+    held_out = [results["heldout"], results["heldout2"]]
+    assert [row for part in held_out for row in part["false"]] == []
+    assert sum(part["runs"] for part in held_out) >= 150
+    # Of what was to be healthy and was not trained in most steps: an alarm that says so.
+    assert all(row["alarms"] for part in held_out for row in part["idle"])
