@@ -79,6 +79,14 @@ def test_a_notebook_trains_twice_and_the_logs_are_of_the_second_training(tmp_pat
     check_files(tmp_path / "out")
 
 
+def test_an_evaluation_before_the_training_is_logged_beside_its_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = trainer_of(tmp_path / "out", [LearningCurves(), SamplesLog()], per_device_eval_batch_size=8)
+    trainer.evaluate(ROWS.select(range(2)))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert "eval_reward" in rows_of(tmp_path / "out" / "metrics.jsonl")[0]
+
+
 def started(folder, *words, processes=1):
     """Exit code and output of the script with every callback."""
     launcher = []
@@ -191,8 +199,10 @@ def test_a_signal_after_a_training_that_failed_goes_where_it_would_have_gone(tmp
     heard = []
     before = signal.signal(signal.SIGINT, lambda *_: heard.append("the script's own"))
     try:
-        with pytest.raises(OSError, match="the disk is full"):
-            trainer_of(tmp_path / "out", [Fails()]).train()
+        trainer = trainer_of(tmp_path / "out", [Fails()])
+        for _ in range(2):
+            with pytest.raises(OSError, match="the disk is full"):
+                trainer.train()
         os.kill(os.getpid(), signal.SIGINT)
         assert heard == ["the script's own"]
         os.kill(os.getpid(), signal.SIGINT)

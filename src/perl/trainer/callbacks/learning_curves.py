@@ -42,38 +42,38 @@ class LearningCurves(RunCallback):
             title: Over the pictures; None: the folder's name.
         """
         self._given, self._title = folder, title
-        self._folder = Path()
         self._drawn_at, self._took = 0.0, 0.0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         """Opens the log; a training that goes on loses the lines of steps that are done again."""
         super().on_train_begin(args, state)
-        self._folder = folder_of(args, self._given)
         self._drawn_at = time.monotonic()
-        reopened(self._folder / METRICS, state)
+        reopened(folder_of(args, self._given) / METRICS, state)
 
-    def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, __: object, logs: Logs = None, **___: object
+    ) -> None:
         """Records a step; the summary at the end of training is not one."""
         if state.is_world_process_zero and logs and "train_runtime" not in logs:
-            append_row(self._folder / METRICS, {"step": state.global_step, **logs})
+            append_row(folder_of(args, self._given) / METRICS, {"step": state.global_step, **logs})
 
-    def on_save(self, _: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
         """Draws what there is, unless pictures would take more than a hundredth of the time."""
         if state.is_world_process_zero and time.monotonic() - self._drawn_at > _SHARE * self._took:
-            self._draw(last=False)
+            self._draw(folder_of(args, self._given), last=False)
 
-    def on_train_end(self, _: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, *__: object, **___: object) -> None:
         """Draws the whole."""
         if state.is_world_process_zero:
-            self._draw(last=True)
+            self._draw(folder_of(args, self._given), last=True)
 
-    def _draw(self, *, last: bool) -> None:
-        metrics = self._folder / METRICS
+    def _draw(self, folder: Path, *, last: bool) -> None:
+        metrics = folder / METRICS
         if not metrics.is_file():
             return
-        started, title = time.monotonic(), self._title or self._folder.resolve().name
+        started, title = time.monotonic(), self._title or folder.resolve().name
         try:
-            draw_plots(metrics, self._folder / PLOTS, title, rewarded=self._rewarded)
+            draw_plots(metrics, folder / PLOTS, title, rewarded=self._rewarded)
         except MissingExtraError as error:
             if last:
                 warn("PRL306", "%s", error)

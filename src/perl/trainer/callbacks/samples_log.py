@@ -34,17 +34,17 @@ class SamplesLog(RunCallback):
         """
         check_every(every, "SamplesLog(every)")
         self._given, self._every = folder, every
-        self._folder = Path()
         self._next = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         """Opens the log; a training that goes on loses the lines of steps that are done again."""
         super().on_train_begin(args, state)
-        self._folder = folder_of(args, self._given)
         self._next = self._after(state.global_step) if state.global_step else 0
-        reopened(self._folder / SAMPLES, state)
+        reopened(folder_of(args, self._given) / SAMPLES, state)
 
-    def on_log(self, _: object, state: TrainerState, __: object, logs: Logs = None, **___: object) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, __: object, logs: Logs = None, **___: object
+    ) -> None:
         """Records a group; an evaluation, and a step that trains on an earlier step's rollouts, has none."""
         if not state.is_world_process_zero or "reward" not in (logs or {}) or "train_runtime" in (logs or {}):
             return
@@ -52,7 +52,7 @@ class SamplesLog(RunCallback):
             return
         self._next = self._after(state.global_step)
         for sample in self.trainer.latest_group():
-            append_row(self._folder / SAMPLES, {"step": state.global_step, **sample})
+            append_row(folder_of(args, self._given) / SAMPLES, {"step": state.global_step, **sample})
 
     def _after(self, step: int) -> int:
         """The next step of which a group is due."""

@@ -64,6 +64,7 @@ class GracefulStop(RunCallback):
         if self._listens:
             return
         self.requested, self.failed = False, None
+        self._restore()  # where an error has ended the training before
         if threading.current_thread() is threading.main_thread():
             heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             self._before |= {number: signal.signal(number, self._on_signal_of_script) for number in heard}
