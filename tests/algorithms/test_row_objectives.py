@@ -18,6 +18,7 @@ from perl.packing.micro_batches import SELECTED
 from perl.recipe.train_fields import train_fields
 from perl.trainer import group_rewards
 from perl.trainer.critic_training import CriticTraining
+from perl.trainer.token_gaps import TokenGaps
 from tests.oracles.named_objectives import NAMED, Batch
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
@@ -101,6 +102,7 @@ def a_trainer(x: Batch, settings: dict) -> SimpleNamespace:
         state=SimpleNamespace(global_step=x.step),
         correction=None,
         rollout_source=SimpleNamespace(inputs=()),
+        optimizer_step=SimpleNamespace(gaps=TokenGaps(main=True)),
         critic_training=SimpleNamespace(complete=lambda *given: CriticTraining.complete(critic, *given)),
         add_log_probs=lambda output: output.update(old_per_token_logps=x.old, ref_per_token_logps=x.reference),
         _metrics={"train": defaultdict(lambda: [0.0])},
