@@ -220,3 +220,17 @@ def test_numbers_that_are_none_have_no_point(tmp_path):
     curves = curves_of(read_run(folder))
     assert "kl" not in curves
     assert curves["entropy"].steps == (1, 2)
+
+
+def test_secrets_of_a_recipe_do_not_reach_the_page(tmp_path):
+    folder = write_run(tmp_path / "run", steps=3)
+    token = "hf_" + "testTokenOfNobody" * 2
+    recipe = (folder / "recipe.yaml").read_text() if (folder / "recipe.yaml").is_file() else ""
+    (folder / "recipe.yaml").write_text(f"{recipe}\nrewards:\n  mine:\n    args:\n      api_key: {token}\n")
+    facts = json.loads((folder / "run.json").read_text())
+    facts |= {"settings": {"their key": token}, "error": f"401 for {token}"}
+    (folder / "run.json").write_text(json.dumps(facts))
+    other = write_run(tmp_path / "other", steps=3)
+    data = json.dumps(page_data(read_runs([folder, other])))
+    assert token not in data
+    assert "***" in data

@@ -136,6 +136,11 @@ def test_another_title_or_another_run_is_another_picture(tmp_path):
     assert not np.array_equal(pictures[1], pictures[2])
 
 
+def test_a_title_is_no_formula(tmp_path):
+    """A run folder may be called anything."""
+    assert draw_curves(write_metrics(tmp_path / "metrics.jsonl"), tmp_path, "r$_$").is_file()
+
+
 @pytest.fixture
 def without_matplotlib(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:

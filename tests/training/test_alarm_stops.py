@@ -50,6 +50,15 @@ def test_a_run_ends_with_a_checkpoint_is_refused_and_goes_on_without_the_alarm(t
     assert again.facts["steps"] == 3
 
 
+def test_an_alarm_in_the_last_step_is_not_forgotten_by_the_same_command(tmp_path):
+    """Nothing is left to train then, and what an alarm has ended must not be scored and published."""
+    for _ in range(2):
+        with pytest.raises(AlarmError, match="after step 1, with a checkpoint"):
+            perl.train("quickstart", [*STOPS, "train.max_steps=1"], tmp_path / "run")
+        assert Run.read(tmp_path / "run").status == "failed"
+        assert not (tmp_path / "run" / "adapter").exists()
+
+
 def test_two_processes_end_together(tmp_path, perl_command):
     command = ["train", "quickstart", *STOPS, "engine.processes=2", "train.per_device_train_batch_size=4"]
     done = perl_command(*command, "--output", "run", cwd=tmp_path)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perl.hub.gate.hidden import without_secrets
 from perl.reports.curves import Curve
 from perl.reports.run_log import RunLog, number
 from perl.run.ends import Mean, ends
@@ -80,7 +81,7 @@ def _reward(metric: str) -> str:
 
 def _settings(run: RunLog) -> dict[str, str]:
     flat: dict[str, str] = {}
-    _flatten(run.settings, "", flat)
+    _flatten(without_secrets(run.settings), "", flat)
     return {name: text for name, text in flat.items() if name not in _PLACES}
 
 

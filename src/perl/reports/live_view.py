@@ -124,7 +124,7 @@ def _head(run: RunLog, width: int, blocks: str) -> RenderableType:
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(plain(visible(run.path.name or str(run.path))), style="bold")
     head.append("  ")
-    head.append(run.state, style=_STATES.get(run.status, "bold"))
+    head.append(plain(visible(run.state)), style=_STATES.get(run.status, "bold"))
     left = seconds_left(run)
     if left is not None and run.status == "running":
         head.append(f"  ETA {duration(left)}")

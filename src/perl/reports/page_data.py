@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perl import __version__
 from perl.doctor.codes import CODES
+from perl.hub.gate.hidden import shown_text, without_secrets
 from perl.reports.completions import ALL_BYTES, LONGEST_TEXT, read_completions
 from perl.reports.curves import (
     Curve,
@@ -78,6 +79,7 @@ def _run(run: RunLog, curves: Mapping[str, Curve], most: int, most_bytes: int) -
     if completions.left_out:
         lines = "1 malformed line" if completions.left_out == 1 else f"{completions.left_out:,} malformed lines"
         notes.append(f"samples.jsonl: {lines} left out")
+    settings = without_secrets(run.facts.get("settings"))
     return {
         "path": str(run.path),
         "status": run.status,
@@ -93,8 +95,8 @@ def _run(run: RunLog, curves: Mapping[str, Curve], most: int, most_bytes: int) -
         "stages": {name: shown(thinned(curve, most)) for name, curve in stages.items()},
         "stage_means": {name: rounded(mean) for name, mean in means_of(stages).items()},
         "alarms": [_alarm(alarm) for alarm in run.alarms[:_MOST_ALARMS]],
-        "recipe": None if run.recipe is None else run.recipe[:_LONGEST_RECIPE],
-        "settings": [[str(name), str(value)] for name, value in _mapping(run.facts.get("settings")).items()],
+        "recipe": None if run.recipe is None else shown_text(run.recipe[:_LONGEST_RECIPE]),
+        "settings": [[str(name), str(value)] for name, value in _mapping(settings).items()],
         "plan": _plan(run),
         "completions": list(completions.groups),
         "completion_steps": completions.steps,
@@ -116,7 +118,7 @@ def _facts(run: RunLog) -> list[list[str]]:
         "started": facts.get("created"),
         "commit": facts.get("git_commit"),
         "versions": ", ".join(f"{name} {value}" for name, value in _mapping(facts.get("versions")).items()) or None,
-        "ended with": facts.get("error"),
+        "ended with": without_secrets(facts.get("error")),
     }
     return [[name, str(value)] for name, value in found.items() if value not in (None, "")]
 

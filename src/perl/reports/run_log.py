@@ -188,7 +188,7 @@ def _rows_of(path: Path) -> tuple[list[dict[str, Any]], int]:
     text = path.read_bytes().decode("utf-8", errors="replace")
     whole, _, rest = text.rpartition("\n")
     lines = [line for line in whole.split("\n") if line.strip()]
-    rows = [row for line in lines for row in log_rows(line.replace("\u2028", "").replace("\u2029", ""))]
+    rows = [row for line in lines for row in log_rows(line)]
     left_out = len(lines) - len(rows)
     last = log_rows(rest)
     return rows + last, left_out + (1 if rest.strip() and not last and not lines else 0)

@@ -50,7 +50,7 @@ def watch(path: Path, console: Console, say: Callable[[str], None]) -> int:
         return _lines(path, run, say)
     with contextlib.suppress(KeyboardInterrupt):
         run = _view(path, run, console)
-    say(f"{visible(path.name or str(path))}: {run.state}")
+    say(f"{visible(path.name or str(path))}: {visible(run.state)}")
     return CODES.get(run.status, EXIT_DONE)
 
 
@@ -80,7 +80,7 @@ def _lines(path: Path, run: RunLog, say: Callable[[str], None]) -> int:
                 say(visible(str(alarm.get("line", ""))))
             told, alarms = len(run.rows), len(run.alarms)
             if run.status in CODES:
-                say(run.state)
+                say(visible(run.state))
                 return CODES[run.status]
             while stamps == (stamps := _stamps(path)):
                 time.sleep(_SECONDS)

@@ -30,11 +30,12 @@ from perl.run.files import sha256_of as sha256_of
 from perl.run.files import write_text as write_text
 from perl.run.logs import log_rows as log_rows
 from perl.run.logs import read_log as read_log
-from perl.run.logs import rewind_log
 
 LOCK = ".lock"
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 # Settings that say where things are or go, or when a run ends, not what is done: a run may go on with others.
+# Seconds for which a dry run may hold a folder that it looks at.
+_A_LOOK = 0.5
 _PLACES = (
     "alarms",
     "hub",
@@ -141,11 +142,6 @@ class Run:
             self.facts |= {"seconds": self.elapsed(), "updated": _now()}
         write_text(self.path / "run.json", json.dumps(self.facts, indent=2) + "\n")
 
-    def rewind_logs(self, step: int) -> None:
-        """Drops what was logged after a step, so that a resumed run does not log it twice."""
-        for log in (self.metrics, self.samples, self.alarms):
-            rewind_log(log, step)
-
 
 def unwritable(path: Path, reason: str) -> RunFolderError:
     """The error of a folder in which nothing can be written."""
@@ -169,7 +165,7 @@ def open_run(recipe: Recipe) -> Iterator[Run]:
     """
     path = recipe.output_dir
     _make_folder(path)
-    lock = FileLock(path / LOCK, timeout=0)
+    lock = FileLock(path / LOCK, timeout=_A_LOOK)
     try:
         lock.acquire()
     except Timeout:

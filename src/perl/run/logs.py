@@ -5,27 +5,62 @@ rows -> file, a JSON object a line; file, text -> rows
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perl.run.files import write_text
-
 _LARGEST_LOGGED = 2**63
+_STEP_FIRST = re.compile(rb'\{"step": (\d{1,18}),')
+_BLOCK = 2**20
 
 
 def rewind_log(log: Path, step: int) -> None:
-    """Drops what was logged after a step; a file that is absent stays so."""
-    if log.is_file():
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        write_text(log, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
+    """Drops what was logged after a step; a file that is absent stays so.
+
+    A log may be larger than memory: it is read line by line, and only written where there is something to drop.
+    """
+    if not log.is_file():
+        return
+    with log.open("rb") as file:
+        kept = 0  # bytes before the first line that goes
+        while (line := file.readline()) and _stays(line, step):
+            kept += len(line)
+        if not line:
+            return
+        staged = log.with_name(f".{log.name}.tmp")
+        with staged.open("wb") as shorter:
+            file.seek(0)
+            while kept:
+                block = file.read(min(kept, _BLOCK))
+                shorter.write(block)
+                kept -= len(block)
+            shorter.writelines(line for line in file if _stays(line, step))
+    staged.replace(log)
+
+
+def _stays(line: bytes, step: int) -> bool:
+    """Whether a line is whole and was logged by a step."""
+    return line.endswith(b"\n") and logged_step(line) <= step
+
+
+def logged_step(line: bytes) -> float:
+    """The step of a log's line, without reading all of it where it begins with the step; infinite if it has none."""
+    found = _STEP_FIRST.match(line) if line.rstrip().endswith(b"}") else None  # as :func:`append_row` writes it
+    return int(found[1]) if found else _step_of(line)
 
 
 def append_row(log: Path, row: Mapping[str, Any]) -> None:
     """Adds a row to a log, as one line; what JSON has no number for is null."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_finite(row), ensure_ascii=False) + "\n")
+        file.write(json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 (of a user's reward, or a library's number)
+    """What JSON does not know, as a number where it is one, else as text."""
+    number = value.item() if getattr(value, "ndim", None) == 0 else None
+    return _finite(number) if isinstance(number, int | float) else str(value)
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 (JSON values)
@@ -44,7 +79,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def log_rows(text: str) -> list[dict[str, Any]]:
     """The rows of a log; a malformed line is left out, as one that a kill cut short."""
     rows = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # not splitlines: a text may hold U+2028 and its like, which end no row
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -68,7 +103,7 @@ def _can_be_counted(row: Mapping[str, Any]) -> bool:
     return True
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     """The step of a log line; a line that a kill cut short counts as never logged."""
     try:
         return float(json.loads(line)["step"])

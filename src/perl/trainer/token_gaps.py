@@ -40,9 +40,12 @@ class TokenGaps:
         """
         self._token_ids, self._found = [], []
         sampled_NT = rollouts.get("sampling_per_token_logps")
-        if sampled_NT is None or not self._main:
+        if sampled_NT is None:
             return
         mask_NT, rows = rollouts["completion_mask"], len(sampled_NT)
+        if not self._main:  # a checkpoint's rollouts are divided again by the same columns on every process
+            rollouts[SHOWN] = torch.zeros(rows, 1, dtype=torch.int64, device=mask_NT.device)
+            return
         lengths = mask_NT.sum(dim=1).tolist()
         for ids, length in zip(rollouts["completion_ids"][:generations], lengths, strict=False):
             self._token_ids.append(ids[: int(length)].tolist())

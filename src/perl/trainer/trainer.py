@@ -31,7 +31,7 @@ from perl.run.shards import is_sharded
 from perl.trainer import publishing, shown_to_trl
 from perl.trainer.adapted_policy import AdaptedPolicy
 from perl.trainer.argument_checks import check_arguments, check_step
-from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, shares_optimizer
+from perl.trainer.assembly import add_callbacks, made_optimizer, make_parts, refuse_stopped, shares_optimizer
 from perl.trainer.callbacks.run_callback import bind_callbacks
 from perl.trainer.config import own_setting
 from perl.trainer.critic_training import trained_critic
@@ -358,6 +358,7 @@ class PeftGRPOTrainer(GRPOTrainer):
             if finished is not None:
                 self._load_from_checkpoint(str(checkpoint))
                 self.state = finished
+                refuse_stopped(self)
                 return self.resume_state.finish()
             self.resume_state.restore(checkpoint)
             return super().train(checkpoint, *args, **kwargs)

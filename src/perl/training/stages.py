@@ -340,7 +340,6 @@ def _train_policy(plan: Plan, model: PreTrainedModel, run: Run) -> PeftGRPOTrain
         trainer.add_callback(callback)
     if is_first_process():
         discard_incomplete(run.checkpoints)
-        run.rewind_logs(step_of(checkpoint) if checkpoint else 0)
     if checkpoint:
         logger.info("resuming from step %d", step_of(checkpoint))
     with stop.listening(), _located(plan.recipe):

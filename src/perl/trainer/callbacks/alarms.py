@@ -29,7 +29,7 @@ from perl.trainer.alarms.of_optimizer import usual_rate
 from perl.trainer.alarms.rule import Rule, Setup, Sign, as_in_a_script
 from perl.trainer.alarms.table import RULES
 from perl.trainer.callbacks.diagnosis import FLAT, FlatRewards, compares_groups
-from perl.trainer.callbacks.run_callback import RunCallback, folder_of, reopened
+from perl.trainer.callbacks.run_callback import Logs, RunCallback, folder_of, reopened
 from perl.trainer.config import teacher_section
 from perl.trainer.given_rewards import is_rewarded
 
@@ -83,7 +83,7 @@ class HealthAlarms(RunCallback):
         ``PeftGRPOTrainer(..., callbacks=[HealthAlarms(stop=["kl_explosion"])])``
 
     Attributes:
-        raised: All alarms of the training, those before it was resumed too.
+        raised: All alarms of the training, those before it was resumed too; on the main process.
         stopped: The one that has ended it; None: none has.
     """
 
@@ -142,45 +142,47 @@ class HealthAlarms(RunCallback):
         self._path = folder_of(args, self._given) / FILE
         self._named = _as_it_is if getattr(args, "of_a_recipe", False) else as_in_a_script
         self._setup = self._setup_of(args, given.get("model"))
+        if FLAT in self.stop and not self._setup.flat_steps:
+            what = f"{FLAT} can end no training here: it is never raised"
+            raise RecipeError(
+                what, "alarms.stop", "leave it out, or a flat_reward_steps above 0 and no FlatRewards beside"
+            )
         self._begin(0 if state.log_history else state.global_step)
-        for logs in state.log_history:
-            if logs.get("step", 0) <= state.global_step:
-                self._judge(logs["step"], logs)
-        self._over.clear()
-        reopened(self._path, state)
-        ended = [alarm for alarm in self.raised if alarm.stopped and alarm.step == state.global_step]
-        if ended:
-            raise self.error(ended[0])
         self._processes = joined() if self.stop else Processes()
-
-    def on_log(
-        self,
-        _: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **__: Any,  # noqa: ANN401 (transformers')
-    ) -> None:
-        """Judges a step, or an evaluation; asks for a checkpoint and the end where an alarm is to end the training."""
-        begin = len(self.raised)
-        if not logs or not self._judge(state.global_step, logs):
-            return
-        new = self.raised[begin:]
+        reopened(self._path, state)
         if state.is_world_process_zero:
+            for logs in state.log_history:
+                if logs.get("step", 0) <= state.global_step:
+                    self._judge(logs["step"], logs)
+            self._over.clear()
+        now = state.global_step
+        ended = self._decided([alarm for alarm in self.raised if alarm.stopped and alarm.step == now])
+        if ended is not None:
+            raise self.error(ended)
+
+    def on_log(self, _: object, state: TrainerState, control: TrainerControl, logs: Logs = None, **__: object) -> None:
+        """Judges a step, or an evaluation; asks for a checkpoint and the end where an alarm is to end the training."""
+        if not logs:
+            return
+        begin = len(self.raised)
+        if state.is_world_process_zero:
+            self._judge(state.global_step, logs)
             for line in self._over:
                 logger.info("%s", line)
-            for alarm in new:
-                logger.warning("%s", alarm.line, extra={"code": alarm.code})
-                self._write(alarm)
-        self._over.clear()
-        if not self.stop:
-            return
-        # What is logged may differ from process to process; the main one's decides for all.
-        found = self._processes.by_main(lambda: next((alarm for alarm in new if alarm.stopped), None))
+            self._over.clear()
+        new = self.raised[begin:]
+        for alarm in new:
+            logger.warning("%s", alarm.line, extra={"code": alarm.code})
+            append_row(self._path, asdict(alarm))
+        found = self._decided([alarm for alarm in new if alarm.stopped])
         if found is not None:
             self.stopped = self.stopped or found
             control.should_save = True
             control.should_training_stop = True
+
+    def _decided(self, found: list[Alarm]) -> Alarm | None:
+        """The first of some alarms of the main process, which judges, for all; None: there is none."""
+        return self._processes.by_main(lambda: found[0] if found else None) if self.stop else None
 
     def error(self, alarm: Alarm) -> AlarmError:
         """The error of a training that an alarm has ended."""
@@ -192,19 +194,18 @@ class HealthAlarms(RunCallback):
         self._history, self._next, self._over = History(step), dict[str, float](), list[str]()
         self._held: defaultdict[str, float] = defaultdict(float)
 
-    def _judge(self, step: int, logs: Mapping[str, Any]) -> bool:
-        """Adds to ``raised`` what is to be said of a log; whether the log tells anything."""
+    def _judge(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Adds to ``raised`` what is to be said of a log."""
         rows = len(self._history.rows)
         if not self._history.add(step, logs):
-            return False
+            return
         steps = self._history.rows[-1].steps if len(self._history.rows) > rows else 0
         for rule in RULES.values():
-            sign = rule.judge(self._history, self._setup)
-            if sign is None:
+            sign = rule.measure(self._history, self._setup)
+            if sign is None or sign.value < 1:  # of steps in a row: they are over, whatever the limit has become
                 self._forget(rule)
-            elif self._is_due(rule, sign, steps):
+            if sign is not None and sign.value >= rule.limit_of(sign) and self._is_due(rule, sign, steps):
                 self.raised.append(self._alarm(step, rule, sign))
-        return True
 
     def _is_due(self, rule: Rule, sign: Sign, steps: int) -> bool:
         """Whether a sign is to be said now: the first time, and each time the steps that have it have doubled."""
@@ -232,9 +233,6 @@ class HealthAlarms(RunCallback):
         value = sign.value if math.isfinite(sign.value) else None
         line = self._named(rule.line(sign, self._setup))
         return Alarm(step, rule.code, rule.name, value, rule.limit_of(sign), line, rule.name in self.stop)
-
-    def _write(self, alarm: Alarm) -> None:
-        append_row(self._path, asdict(alarm))
 
     def _setup_of(self, args: TrainingArguments, model: nn.Module | None) -> Setup:
         """What the rules need to know of a run's settings."""

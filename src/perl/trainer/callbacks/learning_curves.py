@@ -74,7 +74,7 @@ class LearningCurves(RunCallback):
         started, title = time.monotonic(), self._title or folder.resolve().name
         try:
             draw_plots(metrics, folder / PLOTS, title, rewarded=self._rewarded)
-        except MissingExtraError as error:
+        except (MissingExtraError, OSError, ValueError) as error:  # a picture must not end a training
             if last:
                 warn("PRL306", "%s", error)
         self._drawn_at = time.monotonic()

@@ -95,7 +95,7 @@ def _draw_picture(rows: Sequence[Mapping[str, Any]], panels: Iterable[Panel], fi
     columns = min(3 if len(shown) > _MANY_PANELS else 2, max(1, len(shown)))
     lines = max(1, -(-len(shown) // columns))
     figure = new_figure(5.0 * columns, 3.1 * lines + 0.5, "drawing curves")
-    figure.suptitle(title, color=_INK, fontsize=12)
+    figure.suptitle(title, color=_INK, fontsize=12, parse_math=False)
     for index, panel in enumerate(shown):
         _draw(figure.add_subplot(lines, columns, index + 1), panel, rows, legend=index == 0)
     return save_figure(figure, file)
@@ -116,7 +116,7 @@ def _draw(axes: "Axes", panel: Panel, rows: Sequence[Mapping[str, Any]], *, lege
     else:
         axes.plot(steps, values, color=_FAINT, linewidth=1, label="each step")
         axes.plot(steps, _smoothed(values), color=_LINE, linewidth=2, label="smoothed")
-    axes.set_title(panel.title, loc="left", color=_INK, fontsize=10)
+    axes.set_title(panel.title, loc="left", color=_INK, fontsize=10, parse_math=False)
     axes.set_xlabel("optimizer step", fontsize=8)
     axes.set_ylabel(panel.unit, fontsize=8)
     axes.tick_params(labelsize=8)

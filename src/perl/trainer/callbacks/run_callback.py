@@ -62,12 +62,17 @@ class RunCallback(TrainerCallback):
         if self.needs_ours and self.trainer is None:
             raise RecipeError(f"{self} needs perl.PeftGRPOTrainer: {self.needs_ours}", _WHERE)
         present: dict[type, RunCallback] = state.__dict__.setdefault(_IN_STATE, {})
-        if present.setdefault(type(self), self) is not self:
+        if present.setdefault(self.kind, self) is not self:
             raise _twice(self)
+
+    @property
+    def kind(self) -> type["RunCallback"]:
+        """The public class that it is, or is derived from: a trainer has one of a kind."""
+        return next(base for base in type(self).__mro__ if base.__bases__ == (RunCallback,))
 
     def __str__(self) -> str:
         """Its public name."""
-        return type(self).__name__
+        return self.kind.__name__
 
 
 def bind_callbacks(trainer: GRPOTrainer) -> None:
@@ -79,7 +84,7 @@ def bind_callbacks(trainer: GRPOTrainer) -> None:
     seen: dict[type, RunCallback] = {}
     for callback in list(trainer.callback_handler.callbacks):  # one may take another's place
         if isinstance(callback, RunCallback):
-            other = seen.setdefault(type(callback), callback)
+            other = seen.setdefault(callback.kind, callback)
             if other is not callback:
                 if not other.by_default:
                     raise _twice(callback)
@@ -106,8 +111,11 @@ def folder_of(args: TrainingArguments, folder: str | Path | None) -> Path:
     return Path(str(args.output_dir) if folder is None else folder)
 
 
-def reopened(log: Path, state: TrainerState) -> Path:
+def reopened(log: Path, state: TrainerState) -> None:
     """A log at the begin of a training: a run that goes on keeps the lines of the steps before, a new one has none."""
-    if state.is_world_process_zero:
+    if not state.is_world_process_zero:
+        return
+    if state.global_step:
         rewind_log(log, state.global_step)
-    return log
+    else:
+        log.unlink(missing_ok=True)

@@ -90,7 +90,8 @@ def write_scores(place: Place, scores: Mapping[str, float], table: Table, step: 
     if mlflow.active_run() is None and os.environ.get("MLFLOW_RUN_ID"):
         ours = mlflow.start_run() is not None
     mlflow.log_metrics({name.replace("@", "_"): value for name, value in scores.items()}, step=step)
-    write_table(place, "scores", table, step)
+    if table.rows:
+        write_table(place, "scores", table, step)
     if ours:
         mlflow.flush_async_logging()
         mlflow.end_run()

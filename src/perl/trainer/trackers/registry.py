@@ -79,4 +79,6 @@ def follow_runs(trainer: Trainer) -> None:
     """Puts our callbacks in the place of transformers', so that a resumed training goes on in the run that it has."""
     ours = {row.theirs: row.ours for row in TRACKERS.values()}
     callbacks = trainer.callback_handler.callbacks
-    callbacks[:] = [ours[type(found)]() if type(found) in ours else found for found in callbacks]
+    # One that a script has given its own writer is the script's.
+    theirs = [type(found) in ours and getattr(found, "tb_writer", None) is None for found in callbacks]
+    callbacks[:] = [ours[type(one)]() if known else one for one, known in zip(callbacks, theirs, strict=True)]

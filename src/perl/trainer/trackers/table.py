@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_LEFT_OUT = ("tokens", "gaps")
 _LONGEST_CELL = 4000
 """Characters of a cell in a text; longer ones make a page of many rows too slow to scroll."""
 
@@ -32,9 +33,10 @@ class Table:
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The table of a log's rows.
 
-    A mapping inside a row, as that of rewards, becomes a column for each of its names; a list becomes JSON.
+    A mapping inside a row, as that of rewards, becomes a column for each of its names; a list becomes JSON. Tokens and
+    their gaps, which are several times as long as the completion, stay in the file.
     """
-    flat = [_flat(row) for row in rows]
+    flat = [_flat({name: value for name, value in row.items() if name not in _LEFT_OUT}) for row in rows]
     columns = tuple(dict.fromkeys(name for row in flat for name in row))
     return Table(columns, tuple(tuple(row.get(name) for name in columns) for row in flat))
 

@@ -71,7 +71,8 @@ def write_scores(place: Place, scores: Mapping[str, float], table: Table, step: 
     """Writes scores as scalars and as text."""
     for name, value in scores.items():
         _writer(_folder(place)).add_scalar(name, value, step)
-    write_table(place, "scores", table, step)
+    if table.rows:
+        write_table(place, "scores", table, step)
     _close(_folder(place))
 
 

@@ -101,7 +101,8 @@ def write_scores(place: Place, scores: Mapping[str, float], table: Table, step: 
         if trackio.context_vars.current_run.get() is None:
             project, name = _name(place)
             trackio.init(project=project, name=name, resume="allow", config=_stored_config(project, name))
-        write_table(place, "scores", table, step)
+        if table.rows:
+            write_table(place, "scores", table, step)
         trackio.log({**scores, _STEP: step})
         trackio.finish()
 

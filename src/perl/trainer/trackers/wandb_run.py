@@ -64,7 +64,8 @@ def write_scores(place: Place, scores: Mapping[str, float], table: Table, step: 
     _open(place)
     if wandb.run is not None:
         wandb.log({**scores, _STEP: step})
-        write_table(place, "scores", table, step)
+        if table.rows:
+            write_table(place, "scores", table, step)
         wandb.run.summary.update(dict(scores))
         if _is_ours():
             wandb.finish()

@@ -14,7 +14,7 @@ from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
 from perl.evaluation.results import Results, read_results
-from perl.run.logs import log_rows
+from perl.run.logs import log_rows, logged_step
 from perl.run.warned import warn
 from perl.trainer.callbacks.run_callback import Logs, RunCallback, check_every, folder_of
 from perl.trainer.trackers.place import Place, given_tables, known, note, note_table, place_of
@@ -67,7 +67,8 @@ class TrackedTables(RunCallback):
 
     def _send(self, args: GRPOConfig, place: Place) -> None:
         for name, file in self._files.items():
-            rows = file.take()
+            begins = [max(given_tables(place, one.name).get(name, []), default=-1) for one in self._trackers]
+            rows = file.take(min(begins, default=-1))
             for tracker in list(self._trackers):
                 if name == "samples" and getattr(args, "log_completions", False) and tracker.logs_completions:
                     continue  # TRL sends them all
@@ -122,15 +123,18 @@ class _NewRows:
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self, after: int) -> list[dict[str, Any]]:
+        """Those of later steps than one."""
+        rows: list[dict[str, Any]] = []
         if not self._path.is_file():
-            return []
+            return rows
         with self._path.open("rb") as log:
             log.seek(self._at)
-            text = log.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._at += len(whole)
-        return log_rows(whole.decode("utf-8", errors="replace"))
+            while (line := log.readline()).endswith(b"\n"):
+                self._at += len(line)
+                if logged_step(line) > after:
+                    rows += log_rows(line.decode("utf-8", errors="replace"))
+        return rows
 
 
 def _step_of(row: Mapping[str, Any]) -> int:
