@@ -2,7 +2,7 @@
 
 logs of a step -> one line with the setting to change, when flat steps follow each other
 
-``HealthAlarms`` says the same among other alarms; this is for a script that wants nothing else.
+``HealthAlarms`` says it among other alarms; this is for a script that wants nothing else.
 """
 
 import logging

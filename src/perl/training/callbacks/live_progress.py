@@ -62,9 +62,10 @@ class LiveProgress(RunCallback):
         if state.is_world_process_zero:
             self._bar = live_line(state.max_steps, "training", state.global_step, timed=False, asked=True)
 
-    def _recurring(self, args: TrainingArguments) -> tuple[Recurring, ...]:
+    def _recurring(self, args: TrainingArguments, state: TrainerState) -> tuple[Recurring, ...]:
         """What this trainer does between steps."""
-        found = [Recurring(max(1, int(args.eval_steps)))] if args.eval_strategy == "steps" and args.eval_steps else []
+        every = int(state.eval_steps or 0) if args.eval_strategy == "steps" else 0  # of the state: in whole steps
+        found = [Recurring(every)] if every else []
         if self.trainer is not None:
             scores = [one for one in self.trainer.callback_handler.callbacks if isinstance(one, BenchmarkScores)]
             found += [Recurring(one.every, one.completions) for one in scores]
@@ -76,7 +77,7 @@ class LiveProgress(RunCallback):
         if self._at:
             self._time.add_between(state.global_step, now - self._at)
         else:  # every callback has begun by now
-            self._time = TimeLeft(self._recurring(args), getattr(args, "generation_batch_size", None) or 0)
+            self._time = TimeLeft(self._recurring(args, state), getattr(args, "generation_batch_size", None) or 0)
         self._at = now
 
     def on_optimizer_step(self, *_: object, **__: object) -> None:
