@@ -182,7 +182,7 @@ def test_results_are_compared(perl_command, saved, uninterrupted, tmp_path):
     assert (refused.returncode, refused.stdout) == (2, "")
     [line] = refused.stderr.splitlines()
     assert "temperature 0.6 and 1" in line
-    assert line.endswith("(--force compares them all the same)")
+    assert line.endswith("(--force compares them all the same) [PRL206]")
     forced = perl_command("eval", "compare", str(uninterrupted), str(hotter), "--force")
     assert forced.returncode == 0
     assert "†" in forced.stdout

@@ -317,4 +317,4 @@ def test_where_lighteval_is_broken_our_own_score_stands(monkeypatch, said, capfd
     [warning] = [line for line in said() if line.startswith("lighteval")]
     assert "ended with 1: RuntimeError: its latex2sympy2 is of another version" in warning
     assert "Traceback" in capfd.readouterr().err
-    assert warning.endswith("; our own score stands")
+    assert warning.endswith("; our own score stands [PRL307]")

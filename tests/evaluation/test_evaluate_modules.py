@@ -119,7 +119,7 @@ def test_what_cannot_be_scored_is_refused(answers):
 def test_completions_that_cannot_be_compared_are_not_right_and_said_to_be(ran, answers):
     assert results_of(answers, "avg_at_k")[-1]["avg@k"] == 0.0
     said = [line for line in ran[0].stderr.splitlines() if line.strip()]
-    assert said == ["4 of 4 completions could not be compared with the gold answer and count as not right"]
+    assert said == ["4 of 4 completions could not be compared with the gold answer and count as not right [PRL304]"]
 
 
 def test_the_copies_lie_where_the_caches_were_told_to_be(ran):

@@ -94,6 +94,14 @@ def test_flat_steps_that_are_not_over_are_not_said_to_be_though_their_limit_rise
     assert caplog.text.count("differ within groups again, after 59 steps") == 1
 
 
+def test_gradients_that_come_back_to_what_they_were_at_first_do_not_explode():
+    """A policy that has learned its task has a gradient in few groups: its norm is often nearly 0, and then is not."""
+    learned = [0.1] * 20 + [1e-5] * 25 + [0.01, 0.0, 0.03, 0.025, 0.03, 0.1, 0.2]
+    assert judged([step_logs(0.9, grad_norm=norm) for norm in learned]) == {}
+    exploded = [*learned, 3.0, 4.0, 5.0]
+    assert judged([step_logs(0.9, grad_norm=norm) for norm in exploded]) == {"gradient_explosion": [len(exploded)]}
+
+
 EXPLODING = {"kl": lambda at: 0.01 if at < 30 else 0.9, "grad_norm": lambda at: 0.2 if at < 30 else 5.0}
 # The steps of a history, 40 of which are healthy but for these, and the first at which it is found.
 PLANTED = {

@@ -90,25 +90,38 @@ def missing_packages(train: Mapping[str, Any]) -> Iterator[Mistake]:
     optimizer = str(train.get("optim") or "")
     for start in sorted((start for start in OPTIMIZERS if optimizer.startswith(start)), key=len)[-1:]:
         yield from missing_package("train.optim", OPTIMIZERS[start], optimizer)
-    yield from tracker_mistakes(train.get("report_to"), "train.report_to")
+    yield from missing_trackers(train.get("report_to"), "train.report_to")
 
 
 def tracker_mistakes(report_to: object, where: str) -> Iterator[Mistake]:
-    """Trackers that there are not, or whose packages are not installed.
+    """Trackers that there are not, or that cannot be used here.
 
     Args:
         report_to: A name or a list of names, as it may be written.
         where: What its reader calls it.
     """
-    for tracker in [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []:
+    named = _written(report_to)
+    for tracker in named:
         if tracker in ("all", "none"):  # those that are installed; none
-            continue
-        if tracker not in TRACKERS:
+            if len(named) > 1:
+                yield Mistake(f"{tracker} stands beside other names", where, f"{tracker} alone, or the others")
+        elif tracker not in TRACKERS:
             yield Mistake(f"there is no tracker {tracker!r}", where, did_you_mean(str(tracker), [*TRACKERS, "none"]))
         elif tracker == "kubeflow" and not os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
             yield Mistake("kubeflow works inside its own trainer only", where, "leave it out")
+
+
+def missing_trackers(report_to: object, where: str) -> Iterator[Mistake]:
+    """Trackers whose packages are not installed; arguments as of :func:`tracker_mistakes`."""
+    for tracker in _written(report_to):
         for package in TRACKERS.get(tracker, ()):
             yield from missing_package(where, package, tracker)
+
+
+def _written(report_to: object) -> list[str]:
+    return (
+        [report_to] if isinstance(report_to, str) else list(map(str, report_to)) if isinstance(report_to, list) else []
+    )
 
 
 def missing_package(where: str, package: Package, value: str = "") -> Iterator[Mistake]:

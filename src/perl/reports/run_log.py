@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from perl.errors import PerlError, RunFolderError
-from perl.run.folder import Run
+from perl.run.folder import LOCK, Run
+from perl.run.folder_check import is_held
 from perl.run.logs import log_rows
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # A training that has logged nothing for so many of its steps, and for so many seconds, may have been killed.
 _SILENT_STEPS, _SILENT_SECONDS = 20, 120.0
+# One whose folder nobody holds any more has been, once nothing was logged for so long: a disk that is shared between
+# machines may tell late who holds what.
+_LOCKLESS_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,11 @@ class RunLog:
 
     @cached_property
     def status(self) -> str:
-        """``running``, ``done``, ``failed`` or ``interrupted``; of a script ``done`` by its steps."""
+        """``running``, ``done``, ``failed``, ``interrupted`` or ``killed``; of a script ``done`` by its steps."""
         known = str(self.facts.get("status", ""))
+        lock = self.path / LOCK
+        if known == "running" and lock.is_file() and self._silent > _LOCKLESS_SECONDS and not is_held(lock):
+            return "killed"  # its process had no time to write that it ends
         if known:
             return known
         return "done" if self.planned is not None and self.step >= self.planned else "running"
@@ -80,10 +87,17 @@ class RunLog:
         """For a person: ``running, step 12 of 50``."""
         of_all = f" of {self.planned:,}" if self.planned else ""
         text = f"{self.status}, step {self.step:,}{of_all}"
-        silent = time.time() - self.modified
+        silent = self._silent
+        if self.status == "killed":
+            text += "; its process is gone, and the same command goes on"
         if self.status == "running" and silent > max(_SILENT_SECONDS, _SILENT_STEPS * (self.seconds_per_step or 0.0)):
             text += f"; nothing logged for {_age(silent)}"
         return text
+
+    @property
+    def _silent(self) -> float:
+        """Seconds since something was logged."""
+        return time.time() - self.modified
 
     @property
     def seconds_per_step(self) -> float | None:

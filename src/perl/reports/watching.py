@@ -24,7 +24,7 @@ try:
 except ImportError:  # not on Windows, where a view has no keys
     termios = tty = None  # type: ignore[assignment]
 
-CODES = {"done": EXIT_DONE, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
+CODES = {"done": EXIT_DONE, "failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED, "killed": EXIT_FAILED}
 """Status of a run -> the exit code of who watched it end: that of the run itself."""
 _LEAVES = ("q", "Q", "\x1b", "\x03")
 _SECONDS = 0.5
@@ -50,7 +50,7 @@ def watch(path: Path, console: Console, say: Callable[[str], None]) -> int:
         return _lines(path, run, say)
     with contextlib.suppress(KeyboardInterrupt):
         run = _view(path, run, console)
-    say(f"{visible(path.name or str(path))}: {visible(run.state)}")
+    say(f"{visible(path.name or str(path))}: {_ended(run)}")
     return CODES.get(run.status, EXIT_DONE)
 
 
@@ -80,13 +80,20 @@ def _lines(path: Path, run: RunLog, say: Callable[[str], None]) -> int:
                 say(visible(str(alarm.get("line", ""))))
             told, alarms = len(run.rows), len(run.alarms)
             if run.status in CODES:
-                say(visible(run.state))
+                say(_ended(run))
                 return CODES[run.status]
-            while stamps == (stamps := _stamps(path)):
+            waited = time.monotonic()
+            while stamps == (stamps := _stamps(path)) and time.monotonic() - waited < _SECONDS_DRAWN:
                 time.sleep(_SECONDS)
             run = _read(path)
     except KeyboardInterrupt:
         return EXIT_DONE
+
+
+def _ended(run: RunLog) -> str:
+    """How it ended, and what it said of it."""
+    error = str(run.facts.get("error") or "") if run.status == "failed" else ""
+    return visible(f"{run.state}: {error}" if error else run.state)
 
 
 def _read(path: Path) -> RunLog:

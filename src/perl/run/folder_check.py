@@ -26,7 +26,7 @@ def check_folder(recipe: Recipe) -> None:
         raise unwritable(path, os.strerror(reason))
     if not path.exists():
         return
-    if _is_held(path / LOCK):
+    if is_held(path / LOCK):
         raise in_use(path)
     run_of(path, recipe)
 
@@ -44,7 +44,7 @@ def _why_unwritable(path: Path) -> int | None:
     return None if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
 
 
-def _is_held(lock: Path) -> bool:
+def is_held(lock: Path) -> bool:
     """Whether a process holds a lock: a shared one, asked for and given back at once, is the only way to know."""
     try:
         with lock.open("rb") as file:

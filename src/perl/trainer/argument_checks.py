@@ -23,7 +23,7 @@ from perl.algorithms.registry import LOSSES, delta_mistakes
 from perl.errors import MissingExtraError, Mistake, RecipeError, did_you_mean, raise_all
 from perl.policy.sharding import check_push, check_strategy
 from perl.recipe.layers import Layer
-from perl.recipe.optional_packages import tracker_mistakes
+from perl.recipe.optional_packages import missing_trackers, tracker_mistakes
 from perl.recipe.sections import FIELD_OF_SETTING, RolloutSection
 from perl.recipe.tracker_checks import send_no_statistics, unusable_trackers
 from perl.recipe.train_fields import CHOICES, train_fields, train_model
@@ -106,9 +106,8 @@ def check_trackers(args: GRPOConfig) -> None:
     """
     send_no_statistics(args.report_to)
     given = {"report_to": args.report_to, "trackio_space_id": args.trackio_space_id}
-    unknown = [mistake for mistake in tracker_mistakes(args.report_to, "report_to") if "no tracker" in mistake.message]
-    raise_all(RecipeError, unknown)
-    raise_all(MissingExtraError, [*tracker_mistakes(args.report_to, "report_to")])
+    raise_all(RecipeError, [*tracker_mistakes(args.report_to, "report_to")])
+    raise_all(MissingExtraError, [*missing_trackers(args.report_to, "report_to")])
     raise_all(RecipeError, [*unusable_trackers(given)])
 
 

@@ -33,7 +33,7 @@ from perl.policy.quantised import has_bfloat16
 from perl.policy.saved.adapter import SavedAdapter, find_adapter
 from perl.policy.teacher import WHERE, check_base_is_kept, check_head, find_teacher, is_same
 from perl.recipe import Recipe
-from perl.recipe.optional_packages import missing_packages
+from perl.recipe.optional_packages import missing_packages, tracker_mistakes
 from perl.recipe.recipe import is_first_process
 from perl.recipe.sections import ModelSection, PeftSection
 from perl.rewards import Reward, resolve_rewards
@@ -247,6 +247,7 @@ def _check_rewards(rewards: list[Reward], asked: dict[str, Dataset], problems: P
 
 def _check_packages(recipe: Recipe) -> None:
     """Refuses what needs a package that is not part of the core and not installed."""
+    raise_all(RecipeError, [*tracker_mistakes(recipe.train.get("report_to"), "train.report_to")])
     missing = list(missing_packages(recipe.train))
     if not recipe.rollout.capabilities.installed:
         missing.append(missing_vllm("rollout.backend"))

@@ -5,7 +5,7 @@ code -> Code
 `perl explain` prints rows, and ``docs/codes.md`` is made of them. It imports no torch.
 """
 
-from perl.doctor.codes.alarms import ALARMS
+from perl.doctor.codes.alarms import ALARM_NAMES, ALARMS
 from perl.doctor.codes.code import Code as Code
 from perl.doctor.codes.errors import ERRORS
 from perl.doctor.codes.findings import FINDINGS
@@ -19,14 +19,16 @@ def find_code(name: str) -> Code:
     """The row of a code.
 
     Args:
-        name: As a person writes it, small letters too.
+        name: As a person writes it, small letters too; of an alarm its name too.
 
     Raises:
         RecipeError: There is none; says the nearest.
     """
-    if name.upper() not in CODES:
-        raise RecipeError(f"no code {name!r}", hint=did_you_mean(name.upper(), CODES))
-    return CODES[name.upper()]
+    code = ALARM_NAMES.get(name.lower(), name.upper())
+    if code not in CODES:
+        known = CODES if code.startswith("PRL") else (*CODES, *ALARM_NAMES)
+        raise RecipeError(f"no code {name!r}", hint=did_you_mean(code if code.startswith("PRL") else name, known))
+    return CODES[code]
 
 
 def codes_table() -> str:

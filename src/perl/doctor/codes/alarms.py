@@ -22,3 +22,5 @@ ALARMS: tuple[Code, ...] = tuple(
     )
     for rule in RULES.values()
 )
+ALARM_NAMES = {rule.name: rule.code for rule in RULES.values()}
+"""Name of an alarm, as ``alarms.stop`` has it -> its code."""

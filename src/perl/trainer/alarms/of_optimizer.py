@@ -3,6 +3,7 @@
 History, Setup -> Sign
 """
 
+import itertools
 import math
 import statistics
 
@@ -34,19 +35,26 @@ def usual_rate(of_method: float, width: int | None) -> float | None:
 
 
 def explosion(history: History, setup: Setup) -> Sign | None:
-    """How many times larger the gradient's norm is than in the steps before; infinite if it is no number."""
+    """How many times larger the gradient's norm is than usual; infinite if it is no number.
+
+    Usual is the larger of two medians: of the steps before, and of the first steps. A policy that has learned its task
+    has a gradient in few groups only, whose norm then rises from nearly nothing to what it was at first.
+    """
     del setup
     rows = history.newest_rows(NORM, BAD_WINDOW)
     bad = sum(not math.isfinite(row.values[NORM]) for row in rows)
     if bad >= BAD:
         return Sign(math.inf, f"the gradient's norm is not finite in {bad} of the newest {BAD_WINDOW} steps")
-    norms = [norm for norm in history.of(NORM)[-NORM_WINDOW - NORM_BEFORE :] if norm > 0]
-    before, newest = norms[:-NORM_WINDOW], norms[-NORM_WINDOW:]
+    norms = history.of(NORM)
+    recent = [norm for norm in norms[-NORM_WINDOW - NORM_BEFORE :] if norm > 0]
+    before, newest = recent[:-NORM_WINDOW], recent[-NORM_WINDOW:]
     if len(before) < FEWEST_BEFORE:
         return None
+    first = list(itertools.islice((norm for norm in norms if norm > 0), FEWEST_BEFORE))
     # The least of the newest: one batch with a large gradient is usual, three in a row are not.
-    now, usual = min(newest), statistics.median(before)
-    return Sign(now / usual, f"the gradient's norm is {now:.3g}, {now / usual:.0f} times that of the steps before")
+    now, usual = min(newest), max(statistics.median(before), statistics.median(first))
+    what = f"the gradient's norm is {now:.3g} or more in {NORM_WINDOW} steps"
+    return Sign(now / usual, f"{what}, {now / usual:.0f} times the usual of this run, {usual:.3g}")
 
 
 def vanished(history: History, setup: Setup) -> Sign | None:

@@ -149,16 +149,17 @@ _ROWS = (
         title="the gradient explodes",
         watches="grad_norm",
         limit=10.0,
-        fires="3 steps in a row have ten times the median norm of the 20 before, or 3 of 5 are not finite",
+        fires="3 steps in a row have ten times the median norm of the 20 before and of the first 10, or 3 of 5 are "
+        "not finite",
         why="single batches are often ten times the usual, three in a row were not in any healthy run",
         window=of_optimizer.NORM_WINDOW,
         measure=of_optimizer.explosion,
         harm="Clipping keeps the length of the step, not its direction; NaN ends the training.",
         cause="the policy has left the range in which its updates are sound",
         change=_RATE + " or train.max_grad_norm{max_grad_norm}, and go on from an earlier checkpoint",
-        example="the gradient's norm is 38, 84 times that of the steps before: the policy has left the range in which "
-        "its updates are sound; lower train.learning_rate (now 0.0001) or train.max_grad_norm (now 1), and go on from "
-        "an earlier checkpoint",
+        example="the gradient's norm is 38 or more in 3 steps, 84 times the usual of this run, 0.45: the policy has "
+        "left the range in which its updates are sound; lower train.learning_rate (now 0.0001) or train.max_grad_norm "
+        "(now 1), and go on from an earlier checkpoint",
     ),
     Rule(
         code="PRL409",

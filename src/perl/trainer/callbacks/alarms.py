@@ -108,10 +108,10 @@ class HealthAlarms(RunCallback):
         Raises:
             RecipeError: There is no alarm of a name; says the nearest.
         """
-        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
         for name in self.stop:
             if name not in RULES:
-                raise RecipeError(f"no alarm {name!r}", "stop", did_you_mean(str(name), RULES))
+                raise RecipeError(f"no alarm {name!r}", "HealthAlarms(stop)", did_you_mean(str(name), RULES))
         self.raised: list[Alarm] = []
         self.stopped: Alarm | None = None
         self._given, self._flat_reward_steps, self._latest_completions = folder, flat_reward_steps, latest_completions

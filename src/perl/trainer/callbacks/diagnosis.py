@@ -12,13 +12,14 @@ from transformers import TrainerState, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.estimators import ADVANTAGES
+from perl.errors import RecipeError
 from perl.trainer.alarms.flat import FlatSteps as FlatSteps
 from perl.trainer.alarms.flat import diagnose as diagnose
 from perl.trainer.alarms.flat import flat_steps
 from perl.trainer.alarms.flat import is_flat as is_flat
 from perl.trainer.alarms.flat import typical as typical
 from perl.trainer.alarms.history import History
-from perl.trainer.alarms.rule import Setup
+from perl.trainer.alarms.rule import Setup, as_in_a_script
 from perl.trainer.alarms.table import RULES
 from perl.trainer.callbacks.run_callback import Logs, RunCallback
 from perl.trainer.config import own_setting
@@ -46,7 +47,12 @@ class FlatRewards(RunCallback):
             after_steps: How many in a row are a warning; 0: never warn.
             latest_completions: Gives the trainer's newest completions, of which a typical one is shown; None: those of
                 a ``PeftGRPOTrainer``.
+
+        Raises:
+            RecipeError: ``after_steps`` is not a number of steps.
         """
+        if not isinstance(after_steps, int) or isinstance(after_steps, bool) or after_steps < 0:
+            raise RecipeError(f"must be a whole number of steps, not {after_steps!r}", "FlatRewards(after_steps)")
         self._compares, self._steps = True, 0
         self.after_steps = after_steps
         self.latest_completions = latest_completions
@@ -92,7 +98,8 @@ class FlatRewards(RunCallback):
             while self._warn_at <= self._steps:
                 self._warn_at *= 2
             code = RULES[FLAT].code
-            logger.warning("%s [%s]", diagnose(flat), code, extra={"code": code})
+            line = diagnose(flat) if getattr(args, "of_a_recipe", False) else as_in_a_script(diagnose(flat))
+            logger.warning("%s [%s]", line, code, extra={"code": code})
 
     def _begin(self, step: int) -> None:
         self._history, self._steps, self._warn_at = History(step), 0, self.after_steps

@@ -12,6 +12,8 @@ from typing import Any
 from transformers import TrainerState
 from transformers.integrations.integration_utils import MLflowCallback
 
+from perl.errors import PerlError, first_line
+from perl.recipe.server_address import without_credentials
 from perl.run.warned import warn
 from perl.trainer.trackers.one_run import OneRun
 from perl.trainer.trackers.place import Place, known, note
@@ -29,7 +31,18 @@ class MLflowRun(OneRun, MLflowCallback):
 
     def open_run(self, place: Place) -> None:
         """Opens the run, which transformers then takes; it ends when the training ends."""
-        self._ends = _open(place)
+        import mlflow
+
+        # A server that does not answer is to be a line within seconds, not minutes of silence.
+        for variable, seconds in (("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"), ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")):
+            os.environ.setdefault(variable, seconds)
+        try:
+            self._ends = _open(place)
+        except mlflow.exceptions.MlflowException as error:
+            said = without_credentials(first_line(error))
+            raise PerlError(
+                f"mlflow takes no run: {said}", "report_to", "MLFLOW_TRACKING_URI, or leave it out"
+            ) from None
 
     def rewind(self, place: Place, _: int) -> int:
         """Nothing can be taken back; what the run has is asked, for a kill may have lost what was not stored yet."""

@@ -14,6 +14,9 @@ from trl import GRPOConfig
 from perl.trainer.trackers.place import Place, forget, known, last_logged, note, place_of
 from perl.trainer.trackers.shown import ShownArguments
 
+_AT_THE_END = ("epoch", "total_flos")
+"""Of the entry that closes a training, beside its own ``train_...``."""
+
 
 class OneRun(TrainerCallback):
     """Comes before transformers' callback among the bases of a class, which says how its run is opened."""
@@ -69,6 +72,8 @@ class OneRun(TrainerCallback):
                 return
             self._opened(place)
         logs = {name: value for name, value in (logs or {}).items() if value is not None}
+        if "train_runtime" in logs:  # which has the last step's values once more
+            logs = {name: value for name, value in logs.items() if name.startswith("train_") or name in _AT_THE_END}
         super().on_log(self._shown(args, place), state, control, logs=logs, **given)
         if state.is_world_process_zero:
             note(place, self.tracker, logged=max(state.global_step, last_logged(place, self.tracker)))
