@@ -15,9 +15,11 @@ import termios
 import time
 
 import pytest
+from filelock import FileLock
 from rich.console import Console
 
 from perl.cli import commands
+from perl.cli.main import run_commands
 from perl.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from perl.reports.live_view import BLOCKS, LETTERS, course, line_of, seconds_left, view_of
 from perl.reports.run_log import read_run
@@ -221,6 +223,28 @@ def test_a_view_is_left_by_a_key_and_the_run_goes_on(tmp_path, terminal, key):
     assert screen.code() == EXIT_DONE
     assert "Traceback" not in screen.text
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
+
+
+def test_a_run_that_was_killed_is_told_and_ends_the_watch(tmp_path, capsys):
+    """A kill leaves no time to write how the run ended; but nobody holds its folder any more."""
+    folder = write_run(tmp_path / "run", steps=2, planned=4, status="running")
+    (folder / ".lock").touch()
+    long_ago = time.time() - 60
+    os.utime(folder / "metrics.jsonl", (long_ago, long_ago))
+    with FileLock(folder / ".lock"):
+        assert read_run(folder).state.startswith("running, step 2 of 4")
+    assert run_commands(["watch", str(folder)], "perl") == EXIT_FAILED
+    assert "killed, step 2 of 4; its process is gone, and the same command goes on" in capsys.readouterr().out
+
+
+def test_what_a_failed_run_said_is_repeated(tmp_path, capsys):
+    folder = write_run(
+        tmp_path / "run", steps=2, planned=4, status="failed", error="AlarmError: the KL \x1b[2J explodes"
+    )
+    assert run_commands(["watch", str(folder)], "perl") == EXIT_FAILED
+    shown = capsys.readouterr().out
+    assert "failed, step 2 of 4: AlarmError: KL" in shown
+    assert "\x1b[2J" not in shown
 
 
 def test_a_view_whose_terminal_is_closed_ends(tmp_path, terminal):

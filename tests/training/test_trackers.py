@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from perl.errors import MissingExtraError, RecipeError
+from perl.errors import MissingExtraError, PerlError, RecipeError
 from perl.recipe.optional_packages import Package
 from perl.recipe.tracker_checks import named_trackers, send_no_statistics, unusable_trackers
 from perl.trainer.config import PeftRLConfig
@@ -26,6 +26,7 @@ from perl.trainer.trackers.registry import TRACKERS
 from perl.trainer.trackers.shown import ShownArguments, shown_recipe
 from perl.trainer.trackers.table import table_of
 from perl.training.callbacks.tracked import TrackedTables
+from tests.ports import free_port
 from tests.training.test_interruptions import RECIPE, TRIPWIRE
 
 MODULES = {"mlflow": "mlflow", "tensorboard": "tensorboard", "trackio": "trackio", "wandb": "wandb"}
@@ -213,7 +214,8 @@ def test_tensorboard_has_one_folder_in_which_repeated_steps_are_purged(resumed):
     folder = resumed / "runs" / "recipe" / "tensorboard"
     assert {file.parent for file in resumed.rglob("events.out*")} == {folder}
     found = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0}).Reload()
-    assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    for metric in ("loss", "reward"):  # the entry that closes a training has the last step's once more
+        assert [event.step for event in found.Scalars(f"train/{metric}")] == [1, 2, 3, 4, 5, 6]
     assert set(found.Tags()["scalars"]) >= SCORES
 
     def texts(tag: str) -> list[str]:
@@ -408,6 +410,34 @@ def test_a_store_that_mlflow_would_refuse_is_refused_before(monkeypatch):
     assert ["sqlalchemy" in line and "perl-rl[track]" in line for line in mistakes(report_to="mlflow")] == [True, False]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:5000")  # is not asked
     assert mistakes(report_to="mlflow") == []
+
+
+@needs["mlflow"]
+@pytest.mark.usefixtures("nobody")
+def test_a_database_whose_driver_is_missing_is_refused_before(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg2://me:secret@host/db")
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    (line,) = mistakes(report_to="mlflow")
+    assert "mlflow needs the package psycopg2 for its database (pip install psycopg2)" in line
+    assert "secret" not in line
+
+
+@needs["mlflow"]
+@pytest.mark.usefixtures("nobody")
+def test_a_server_that_does_not_answer_is_a_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{free_port()}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    run = TRACKERS["mlflow"].ours()
+    with pytest.raises(PerlError) as raised:
+        run.open_run(Place(tmp_path, "project", "name"))
+    assert str(raised.value).startswith("report_to: mlflow takes no run: ")
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("beside", ["none", "all"])
+def test_none_and_all_stand_alone(beside):
+    with pytest.raises(RecipeError, match=f"report_to: {beside} stands beside other names"):
+        PeftRLConfig("out", report_to=[beside, "tensorboard"], use_cpu=True)
 
 
 @needs["trackio"]
