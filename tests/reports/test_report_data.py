@@ -234,3 +234,12 @@ def test_secrets_of_a_recipe_do_not_reach_the_page(tmp_path):
     data = json.dumps(page_data(read_runs([folder, other])))
     assert token not in data
     assert "***" in data
+
+
+def test_a_script_without_a_recipe_makes_no_setting_of_the_others_differ(tmp_path):
+    runs = [write_run(tmp_path / name, steps=3, rate=rate) for name, rate in (("a", 0.001), ("b", 0.002))]
+    script = write_run(tmp_path / "script", steps=3, status=None)
+    (script / "recipe.yaml").unlink(missing_ok=True)
+    (script / "run.json").unlink(missing_ok=True)
+    tables = {table["title"]: table["rows"] for table in page_data(read_runs([*runs, script]))["differences"]}
+    assert [row["label"] for row in tables["Recipe"]] == ["train.learning_rate"]

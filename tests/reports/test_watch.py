@@ -243,7 +243,7 @@ def test_what_a_failed_run_said_is_repeated(tmp_path, capsys):
     )
     assert run_commands(["watch", str(folder)], "perl") == EXIT_FAILED
     shown = capsys.readouterr().out
-    assert "failed, step 2 of 4: AlarmError: KL" in shown
+    assert "failed, step 2 of 4: AlarmError: the KL" in shown
     assert "\x1b[2J" not in shown
 
 

@@ -117,7 +117,14 @@ def _text(value: Any) -> str:  # noqa: ANN401 (JSON, YAML)
 
 
 def _rows(columns: Sequence[Mapping[str, str]], *, all_rows: bool = False) -> list[dict[str, Any]]:
-    """The rows that are not the same in all columns; a setting that one has at nothing and another has not is none."""
+    """The rows that are not the same in all columns; a setting that one has at nothing and another has not is none.
+
+    A run that has none of them, as a script's has no recipe, is left out of the comparison.
+    """
     labels = dict.fromkeys(label for column in columns for label in column)
-    rows = [{"label": label, "values": [column.get(label, _DASH) for column in columns]} for label in labels]
-    return [row for row in rows if all_rows or (len(set(row["values"])) > 1 and not set(row["values"]) <= _NOTHING)]
+    found = []
+    for label in labels:
+        values = {column.get(label, _DASH) for column in columns if column}
+        if all_rows or (len(values) > 1 and not values <= _NOTHING):
+            found.append({"label": label, "values": [column.get(label, _DASH) for column in columns]})
+    return found
