@@ -13,7 +13,6 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,10 +196,10 @@ def train_all(kind: str, folder: Path, jobs: int) -> None:
     runs = {folder / f"{run.seed}.json": run for run in healthy_runs(kind)}
     todo = {kept: run for kept, run in runs.items() if not kept.is_file()}
     order = random.Random(0).sample(sorted(todo), len(todo))  # noqa: S311 (what is done first is a fair sample)
-    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=40) as pool:
-        waiting = [pool.submit(train_one, run, kept, teacher) for kept, run in ((kept, todo[kept]) for kept in order)]
+    with spawn.Pool(jobs, maxtasksperchild=40) as pool:
+        waiting = [pool.apply_async(train_one, (todo[kept], kept, teacher)) for kept in order]
         for count, job in enumerate(waiting, start=1):
-            row = job.result()
+            row = job.get()
             what = row.get("error", "")[:90]
             which = f"{row['name']:30} {row['task']:15}"
             print(f"\n{count:>3}/{len(todo)} {which} {row['seconds']:>5} s {what}", flush=True)
