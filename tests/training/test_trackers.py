@@ -360,13 +360,13 @@ def test_tables_follow_the_files_whoever_writes_them_and_a_tracker_that_refuses_
     assert given[1:] == [("samples", [3], 3)]
     assert known(Place(tmp_path, "p", "r"), "mlflow")["tables"] == {"samples": [1, 2, 3]}
     assert [r.getMessage() for r in caplog.records if "disk full" in r.getMessage()] == [
-        "wandb takes no table of samples, and gets no more of them: disk full"
+        "wandb takes no table of samples, and gets no more of them: disk full [PRL343]"
     ]
     other = TrackedTables()
     other.on_train_begin(args, SimpleNamespace(global_step=0, is_world_process_zero=False), control)
     other.on_log(args, SimpleNamespace(global_step=10), control, {"train_runtime": 1.0})
     assert len(given) == 2
-    with pytest.raises(ValueError, match="1 or more"):
+    with pytest.raises(RecipeError, match=r"TrackedTables\(every\): must be a whole number of at least 1, not 0"):
         TrackedTables(every=0)
 
 
