@@ -226,7 +226,7 @@ def test_checkpoints_of_a_script_are_revisions_with_a_card_that_holds(hub, tmp_p
         weights = tmp_path / "out" / f"checkpoint-{step}" / "adapter_model.safetensors"
         assert there["adapter_model.safetensors"] == weights.read_bytes()
         assert check_card(there, sha256_of(weights)).mistakes == ()
-        assert f"step {step}" in there["README.md"].decode()
+        assert json.loads(there["perl_run.json"])["step"] == step
     assert hub.repo(REPO).visibility.private
 
 

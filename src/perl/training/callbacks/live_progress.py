@@ -60,7 +60,7 @@ class LiveProgress(RunCallback):
         self._first_step, self._text, self._tokens, self._seconds = state.global_step, "", None, 0.0
         self._time, self._at = TimeLeft(), 0.0
         if state.is_world_process_zero:
-            self._bar = live_line(state.max_steps, "training", state.global_step, timed=False, asked=True)
+            self._bar = live_line(state.max_steps, "training  ETA ?", state.global_step, timed=False, asked=True)
 
     def _recurring(self, args: TrainingArguments, state: TrainerState) -> tuple[Recurring, ...]:
         """What this trainer does between steps."""
