@@ -8,7 +8,7 @@ from transformers import trainer_optimizer
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.training_args import OptimizerNames
 
-from perl.recipe.optional_packages import OPTIMIZERS, SWITCHES, TRACKERS, Package, missing_packages
+from perl.recipe.optional_packages import OPTIMIZERS, SWITCHES, TRACKERS, Package, missing_packages, tracker_mistakes
 
 # Of the libraries that transformers imports for an optimizer, those that come with it.
 _OURS = {"torch", "transformers", "packaging", "importlib", "functools"}
@@ -28,7 +28,7 @@ def problems(**train):
 def test_every_tracker_of_transformers_is_known_and_refused_without_its_package():
     assert set(TRACKERS) == set(INTEGRATION_TO_CALLBACK)
     for name, reports in [(known, given) for known in INTEGRATION_TO_CALLBACK for given in (known, [known])]:
-        found = problems(report_to=reports)
+        found = [*problems(report_to=reports), *tracker_mistakes(reports, "train.report_to")]
         assert len(found) == max(1, len(TRACKERS[name])), name
         for problem, package in zip(found, TRACKERS[name], strict=False):
             assert package.pip in str(problem)
