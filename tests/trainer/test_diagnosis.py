@@ -16,7 +16,8 @@ from perl import PeftGRPOTrainer, PeftRLConfig
 from perl.errors import RewardError
 from perl.rewards import accuracy_reward
 from perl.sandbox import load_problems
-from perl.trainer.callbacks.diagnosis import FlatRewards, FlatSteps, diagnose, is_flat, typical
+from perl.trainer.alarms.flat import FlatSteps, diagnose, is_flat, typical
+from perl.trainer.callbacks.diagnosis import FlatRewards
 
 SETTINGS = {"max_completion_length": 64, "temperature": 0.7, "num_generations": 8}
 FLAT = {"loss": 0.0, "reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0}

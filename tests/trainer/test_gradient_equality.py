@@ -19,6 +19,7 @@ from tests import warm
 from tests.oracles.covering import most_pairs, pairs_of
 from tests.oracles.rollouts import MIXED
 from tests.oracles.two_trainers import ADAPTERS, OracleTrainer, Training, norm, relative_difference, train
+from tests.trainer.clocks import CLOCKS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Unsupported layer type"),  # PEFT's, of a norm that it does not list
@@ -317,14 +318,6 @@ OF_THE_STEP = ["loss", "train_loss", "grad_norm", "learning_rate", "epoch", "ste
 CLIPPING = [f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max")]
 OF_THE_LOSS = {"grpo": CLIPPING, "bnpo": CLIPPING, "dapo": CLIPPING}
 OF_THE_LOSS |= {"cispo": ["cispo_clip_ratio"], "vespo": ["vespo/phi_seq_mean"]}
-CLOCKS = {
-    "step_time",
-    "rollout/seconds",
-    "update/seconds",
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
-}
 
 
 def assert_same_log(ours: Training, theirs: Training, names: list[str]) -> None:

@@ -18,6 +18,7 @@ from perl.recipe.sections import ModelSection
 from perl.sandbox import BASE_FOLDER, load_problems
 from perl.sandbox.tasks import careful_completion, sloppy_completion
 from tests.oracles.two_trainers import QUIET
+from tests.trainer.clocks import CLOCKS
 
 LOSS_TYPES = tuple(name for name, row in LOSSES.items() if row.in_trl)  # the others: test_own_losses.py
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -26,15 +27,6 @@ RELATIVE = 1e-5
 
 PROBLEMS = load_problems("sandbox:addition", "train")[:2]
 GENERATIONS = 4
-# Differs between two runs of the same thing.
-CLOCKS = {
-    "step_time",
-    "rollout/seconds",
-    "update/seconds",
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
-}
 # What ours logs besides.
 OWN_METRICS = {"rows/trained_fraction", "rows/masked_fraction", "rows/unscored", "tokens/run", "tokens/passes"}
 

@@ -17,12 +17,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from perl.errors import MissingExtraError, RunFolderError, missing_extra
 from perl.reports.page_data import page_data
 from perl.reports.run_log import read_runs
 from perl.run.files import write_file
+from perl.run.html_templates import html_templates
 from perl.run.tables import plain
 
 if TYPE_CHECKING:
@@ -112,13 +111,7 @@ def page_of(data: Mapping[str, Any], library: str) -> str:
         data: As of :func:`perl.reports.page_data.page_data`.
         library: The script that draws charts.
     """
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates(_TEMPLATES)
     script = _text("report.js")
     names = [plain(run["name"]) for run in data["runs"]]
     return environment.get_template("report.html.jinja").render(

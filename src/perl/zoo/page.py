@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from perl.recipe.assets import card_templates_folder
+from perl.run.html_templates import html_templates
 from perl.run.tables import plain, signed_percent, size_text
 from perl.zoo.catalogue import Zoo
 from perl.zoo.entry import Entry, TaskScore
@@ -48,13 +47,7 @@ class Curve:
 def html_page(zoo: Zoo) -> str:
     """The page."""
     folder = card_templates_folder()
-    environment = Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_templates(folder)
     environment.filters["plain"] = plain
     entries = list(zoo.entries.values())
     tasks = tasks_of(entries)

@@ -13,11 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from perl.algorithms.estimators import ADVANTAGES
 from perl.errors import RecipeError
-from perl.trainer.alarms.flat import FlatSteps as FlatSteps
-from perl.trainer.alarms.flat import diagnose as diagnose
-from perl.trainer.alarms.flat import flat_steps
-from perl.trainer.alarms.flat import is_flat as is_flat
-from perl.trainer.alarms.flat import typical as typical
+from perl.trainer.alarms.flat import diagnose, flat_steps, is_flat, typical
 from perl.trainer.alarms.history import History
 from perl.trainer.alarms.rule import Setup, as_in_a_script
 from perl.trainer.alarms.table import RULES
@@ -53,7 +49,7 @@ class FlatRewards(RunCallback):
         """
         if not isinstance(after_steps, int) or isinstance(after_steps, bool) or after_steps < 0:
             raise RecipeError(f"must be a whole number of steps, not {after_steps!r}", "FlatRewards(after_steps)")
-        self._compares, self._steps = True, 0
+        self._compares = True
         self.after_steps = after_steps
         self.latest_completions = latest_completions
         self._steps = 0
