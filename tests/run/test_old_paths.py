@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+import perl
 from perl.run.old_paths import MOVED
 
 PACKAGES = {
@@ -33,6 +34,11 @@ def forgotten():
     yield
     for name in MOVED:
         sys.modules.pop(name, None)
+
+
+def test_no_old_name_is_a_public_name_of_today():
+    """The import system would put the module in its place, for the rest of the process."""
+    assert {f"perl.{name}" for name in perl.__all__} & set(MOVED) == set()
 
 
 def test_every_module_and_every_name_of_a_package_is_found_where_it_was():

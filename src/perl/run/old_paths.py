@@ -91,7 +91,7 @@ _MOVED_TO = {
     },
     "perl.zoo": {"intervals": "intervals"},
     "perl.training": {
-        "memory_estimate": "memory_estimate", "plan": "plan", "run_evaluation": "scores", "run_tasks": "tasks",
+        "memory_estimate": "memory_estimate", "run_evaluation": "scores", "run_tasks": "tasks",
     },
     "perl.training.callbacks": {
         "callbacks.progress": "live_progress", "callbacks.publishing": "hub_checkpoints",
@@ -99,7 +99,9 @@ _MOVED_TO = {
     },
 }  # fmt: skip
 MOVED = {f"perl.{old}": f"{package}.{new}" for package, names in _MOVED_TO.items() for old, new in names.items()}
-"""Old name -> new name, of modules. One whose old name is now a package's is in that package's ``__getattr__``."""
+"""Old name -> new name, of modules. One whose old name is now a package's is in that package's ``__getattr__``; one whose
+old name is now a public function's (``perl.plan``) is not found: importing it would put the module in that function's place.
+"""
 
 
 class _Forwarding(Loader):
