@@ -131,7 +131,7 @@ def score_cell(score: Score | None) -> str:
 
 def error_words(scores: Iterable[Score]) -> list[str]:
     """What the errors in the cells of these scores are."""
-    cells = [cell for score in scores for cell in (score_cell(score), _pass_cell(score), _majority_cell(score))]
+    cells = [cell for score in scores for cell in (score_cell(score), pass_cell(score), majority_cell(score))]
     words = ["±: standard error, clustered by problem"]
     return [*words, f"[ ]: {ALIKE}"] if any("[" in cell for cell in cells) else words
 
@@ -192,8 +192,8 @@ def _further_columns(tasks: Sequence[TaskResult], *, by_lighteval: bool = True) 
     if by_lighteval and any(map(asked_as_lighteval, tasks)) and any(task.lighteval for task in tasks):
         columns.append((f"avg@{_k(tasks)} by lighteval", [_by_lighteval(task) for task in tasks]))
     if _k(tasks) != "1":  # with one completion a problem they are avg@1 again
-        columns.append((f"pass@{_k(tasks)}", [_both(task, _pass_cell) for task in tasks]))
-        columns.append((f"maj@{_k(tasks)}", [_both(task, _majority_cell) for task in tasks]))
+        columns.append((f"pass@{_k(tasks)}", [_both(task, pass_cell) for task in tasks]))
+        columns.append((f"maj@{_k(tasks)}", [_both(task, majority_cell) for task in tasks]))
     columns.append(("mean tokens", [_both(task, lambda s: f"{s.mean_tokens:,.0f}") for task in tasks]))
     columns.append(("truncated", [_both(task, lambda s: percent(s.truncated)) for task in tasks]))
     columns.append(("no answer", [_both(task, lambda s: percent(s.no_answer)) for task in tasks]))
@@ -212,12 +212,14 @@ def _marked(task: TaskResult, score: Score | None, sign: int, marks: Marks) -> s
     return marks.strong.format(score_cell(score)) if better else score_cell(score)
 
 
-def _pass_cell(score: Score) -> str:
+def pass_cell(score: Score) -> str:
+    """pass@k with its standard error, in percent."""
     means = (score.pass_at_stderr, score.pass_at_low, score.pass_at_high)
     return estimate_text(score.pass_at[score.k], *(found.get(score.k) for found in means))
 
 
-def _majority_cell(score: Score) -> str:
+def majority_cell(score: Score) -> str:
+    """maj@k with its standard error, in percent."""
     return estimate_text(score.majority, score.majority_stderr, score.majority_low, score.majority_high)
 
 
@@ -271,7 +273,7 @@ def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks, *, as_0_
         protocol_hashes(tasks, marks),
         _legend(tasks, marks, as_0_1=as_0_1),
         *doubts(scored),
-        *([] if as_0_1 else _without_lighteval(tasks)),
+        *([] if as_0_1 else without_lighteval(tasks)),
         *not_shown(differences),
     ]
 
@@ -362,7 +364,7 @@ def doubts(scored: Sequence[Scored]) -> list[str]:
     return lines
 
 
-def _without_lighteval(tasks: Sequence[TaskResult]) -> list[str]:
+def without_lighteval(tasks: Iterable[TaskResult]) -> list[str]:
     """Which tasks bear lighteval's name and no score of its own."""
     titles = [task.title for task in tasks if asked_as_lighteval(task) and not task.lighteval]
     return [f"Asked as lighteval asks, and not scored by lighteval itself: {', '.join(titles)}."] if titles else []
