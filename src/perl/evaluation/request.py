@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from perl.errors import MissingExtraError, PerlError
 from perl.evaluation.policies import Who
+from perl.evaluation.power import power_line
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
@@ -144,6 +145,9 @@ class Evaluation:
         for task in self.tasks:
             n, longest = len(task.request.asked), task.request.max_new_tokens
             yield f"task     {task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
+        for task in self.tasks if len(self.policies) > 1 else ():
+            says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks))
+            yield f"power    {task.data.task.name}: {says}"
         count = sum(len(task.request.asked) for task in self.tasks) * self.protocol.k * len(self.policies)
         yield f"engine   {self.engine.backend}, {count:,} completions"
         yield f"output   {self.folder}"
