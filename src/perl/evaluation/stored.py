@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perl.evaluation.draw import TaskRequest
 from perl.evaluation.protocol import Protocol
-from perl.evaluation.samples import Place, Sample
+from perl.evaluation.samples import NOT_JUDGED, Place, Sample
 from perl.rewards.verifier import Judging, check_all
 
 
@@ -31,13 +31,16 @@ class StoredSamples:
 
 
 def stored_samples(
-    found: Mapping[Place, Sample], wanted: TaskRequest, protocol: Protocol, judging: Judging | None = None
+    found: Mapping[Place, Sample],
+    wanted: TaskRequest,
+    protocol: Protocol,
+    judging: Judging | None = None,
 ) -> StoredSamples:
     """Judges stored samples again, and drops what was not drawn like this.
 
     Args:
         found: All that a file holds under the key of this task.
-        wanted: The task.
+        wanted: The task; where it is judged later, verdicts stay as they are stored.
         protocol: How its completions are drawn, and how many.
         judging: The limits of a comparison; None: the usual ones.
     """
@@ -45,6 +48,8 @@ def stored_samples(
     dropped = [place for place, sample in found.items() if not _may_be_drawn(sample, golds, wanted, protocol)]
     gone = set(dropped)
     kept = [sample for place, sample in found.items() if place not in gone and sample.index < protocol.k]
+    if not wanted.judged:
+        return StoredSamples({sample.place: sample for sample in kept}, 0, dropped)
     judging = judging or Judging()
     verdicts = check_all(
         [golds[sample.problem] for sample in kept],
@@ -53,7 +58,7 @@ def stored_samples(
         workers=judging.workers,
     )
     samples = [sample.judged(verdict) for sample, verdict in zip(kept, verdicts, strict=True)]
-    otherwise = sum(old != new for old, new in zip(kept, samples, strict=True))
+    otherwise = sum(old != new and old.status != NOT_JUDGED for old, new in zip(kept, samples, strict=True))
     return StoredSamples({sample.place: sample for sample in samples}, otherwise, dropped)
 
 
