@@ -5,13 +5,16 @@ import math
 import random
 import re
 import statistics
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy
 import pytest
 
 from perl.evaluation.metrics import (
+    Difference,
     average_at_k,
+    corrected,
     g_pass_at_k,
     majority_by_problem,
     mean_g_pass_at_k,
@@ -296,3 +299,69 @@ def test_flips_at_once_are_the_flips_one_at_a_time(count):
     for _ in range(20_000):
         far += bool(abs((1 - 2 * generator.integers(0, 2, size=len(gains))) @ gains) >= abs(gains.sum()) - 1e-9)
     assert paired_difference(base, adapter).p_value == (far + 1) / 20_001
+
+
+def differences_of(p_values: Sequence[float | None]) -> list[Difference | None]:
+    return [None if p is None else Difference(0.1, 0.01, 0.08, 0.12, p) for p in p_values]
+
+
+def p_values_of(found: Sequence[Difference | None]) -> list[float | None]:
+    return [None if one is None else one.p_value for one in found]
+
+
+def closed_test(p_values: Sequence[float]) -> list[float]:
+    """What Holm's procedure is a short way to (Marcus, Peritz and Gabriel 1976): a difference is real at a level if
+    Bonferroni's test rejects, at that level, every set of hypotheses that holds its own."""
+    others = range(len(p_values))
+    sets = [chosen for size in range(1, len(p_values) + 1) for chosen in itertools.combinations(others, size)]
+    of_set = {chosen: min(1.0, len(chosen) * min(p_values[i] for i in chosen)) for chosen in sets}
+    return [max(p for chosen, p in of_set.items() if i in chosen) for i in others]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_corrected_p_values_are_those_of_testing_every_set_of_hypotheses(seed):
+    rng = random.Random(seed)
+    p_values = [rng.choice([rng.random(), rng.random() ** 4, 0.01]) for _ in range(rng.randint(1, 7))]
+    found = p_values_of(corrected(differences_of(p_values)))
+    assert found == pytest.approx(closed_test(p_values))
+    ordered = [after for _, after in sorted(zip(p_values, found, strict=True))]
+    assert ordered == sorted(ordered)
+    assert all(before <= after <= 1 for before, after in zip(p_values, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("p_values", "expected"),
+    [
+        ([0.01, 0.02, 0.03, 0.04, 0.05], [0.05, 0.08, 0.09, 0.09, 0.09]),  # R: p.adjust(p, "holm")
+        ([0.04, 0.01], [0.04, 0.02]),
+        ([0.03], [0.03]),
+        ([0.5, 0.9], [1.0, 1.0]),
+        ([None, 0.02, None, 0.03], [None, 0.04, None, 0.04]),
+        ([0.02, math.nan, 0.03], [0.04, math.nan, 0.04]),
+        ([None], [None]),
+        ([], []),
+    ],
+)
+def test_a_correction_is_for_those_that_have_a_p_value_and_changes_nothing_else(p_values, expected):
+    before = differences_of(p_values)
+    after = corrected(before)
+    assert p_values_of(after) == pytest.approx(expected, nan_ok=True)
+    for one, other in zip(before, after, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or (one.mean, one.stderr, one.low, one.high) == (
+            other.mean,
+            other.stderr,
+            other.low,
+            other.high,
+        )
+
+
+def test_of_tasks_without_a_difference_one_in_twenty_evaluations_shows_one():
+    """Five tasks that share nothing, 400 times; without the correction it is one in five."""
+    rng, found, uncorrected = random.Random(3), 0, 0
+    for _ in range(400):
+        p_values = [rng.random() for _ in range(5)]
+        uncorrected += min(p_values) <= 0.05
+        found += min(p_values_of(corrected(differences_of(p_values)))) <= 0.05
+    assert found / 400 == pytest.approx(0.05, abs=0.03)
+    assert uncorrected / 400 == pytest.approx(1 - 0.95**5, abs=0.06)

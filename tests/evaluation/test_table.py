@@ -79,6 +79,24 @@ def test_a_difference_is_shown_if_its_interval_excludes_zero_and_p_is_at_most_fi
     assert 0 < sum(shown) < len(shown)
 
 
+def test_of_several_tasks_a_difference_is_shown_by_a_p_value_that_is_corrected_for_their_number():
+    """Nine wins of ten and no loss have p = 2 / 2**9; among more, each must be as rare as one of so many."""
+    won = task_result("won", ["00"] * 10, ["11"] * 9 + ["00"])
+    assert won.difference.p_value == pytest.approx(2 / 2**9)
+    others = [replace(ALIKE, name=f"alike-{i}", title=f"Alike {i}") for i in range(19)]
+    for count, p, bold in ((0, "0.004", True), (1, "0.008", True), (9, "0.039", True), (13, "0.055", False)):
+        found = results(won, *others[:count])
+        text = markdown(found)
+        assert cells(text, 0)["p"] == p
+        assert ("**" in text) is bold
+        assert next(line.split()[-1] for line in plain(found).splitlines() if line.startswith("Won ")) == p
+        legend = f"p: sign flips by problem, Holm over {count + 1} tasks" if count else "p: sign flips by problem"
+        assert f"{legend}{';' if bold else '; a →'}" in text
+        assert ("No difference from the base is shown" in text) is not bold
+        kept = found.as_dict()["perl"]["tasks"]["won"]["difference"]["p_value"]
+        assert kept == pytest.approx(2 / 2**9)  # the file has the task's own
+
+
 def test_what_the_sample_cannot_tell_is_not_shown():
     touching = replace(BETTER, difference=Difference(0.4, 0.2, 0.0, 0.8, 0.05))
     denied = replace(BETTER, difference=Difference(0.125, 0.056, 0.006, 0.244, 0.125))

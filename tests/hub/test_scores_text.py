@@ -29,6 +29,22 @@ def test_a_difference_is_shown_unless_its_p_value_denies_it():
     assert not any("worse" in line for line in reservations(loss))
 
 
+def test_of_several_tasks_a_difference_must_be_as_rare_as_one_of_so_many():
+    """Nine wins of ten and no loss, p = 2 / 2**9, among eleven tasks: 0.043; among fourteen: 0.055."""
+    won = task_result("won", ["00"] * 10, ["11"] * 9 + ["00"])
+    alike = task_result("alike", ["10", "01", "11"], ["01", "11", "10"])
+    for count, told in ((1, True), (11, True), (14, False)):
+        found = results(won, *(replace(alike, name=f"alike-{i}", title=f"Alike {i}") for i in range(1, count)))
+        sentence = headline(found).split(" On ")[0]
+        assert ("does not tell them apart" not in sentence) is told
+        assert any(line.startswith("On Won it cannot be told") for line in reservations(found)) is not told
+        assert "does not tell them apart" not in headline(found, as_0_1=True).split(" On ")[0]
+        assert not any(line.startswith("On Won") for line in reservations(found, as_0_1=True))
+    assert reservations(found)[0] == (
+        "On Won it cannot be told from its base: the p value of the difference, corrected for 14 tasks, is above 0.05."
+    )
+
+
 def test_all_right_is_said_with_its_interval():
     """The exact interval of n of n, whose lower end is 0.025^(1/n), and of none the mirrored one."""
     for count in (10, 30, 100):

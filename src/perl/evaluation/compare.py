@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from perl.errors import Mistake, PerlError, raise_all
+from perl.evaluation.bases import SHORT_SHA, adapter_names, base_groups, base_names
 from perl.evaluation.metrics import Difference, paired_difference
 from perl.evaluation.results import Results, TaskResult
 from perl.evaluation.score import Score
@@ -30,7 +31,6 @@ from perl.evaluation.table import (
 from perl.run.tables import markdown_table, plain_table
 
 NOT_DIFFERENT, OTHERWISE = "≈", "†"
-_SHORT_SHA = 12
 _LONGEST_SETTING = 40
 
 
@@ -84,7 +84,7 @@ def compare(results: Sequence[Results], *, force: bool = False) -> Comparison:
     """
     if len(results) < 2:
         raise PerlError("a comparison needs at least two results")
-    names = _names(results)
+    names = adapter_names(results)
     asked = Counter(task.name for found in results for task in found.tasks)
     titles = {task.name: task.title for found in results for task in found.tasks if asked[task.name] > 1}
     alone = [name for name, r in zip(names, results, strict=True) if not any(t.name in titles for t in r.tasks)]
@@ -142,19 +142,6 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     return {"tasks": tasks, "first": comparison.first, "policies": policies, "notes": notes}
 
 
-def _names(results: Sequence[Results]) -> list[str]:
-    """What the results are called; with a hash or a number where they are called the same, or as a row for bases is."""
-    plain = [str(found.subject["name"]) for found in results]
-    hashes = [(found.subject.get("adapter_sha256") or "")[:_SHORT_SHA] for found in results]
-    longer = [
-        f"{name} ({sha})" if sha and (plain.count(name) > 1 or name == "base") else name
-        for name, sha in zip(plain, hashes, strict=True)
-    ]
-    return [
-        f"{name} #{longer[: i + 1].count(name)}" if longer.count(name) > 1 else name for i, name in enumerate(longer)
-    ]
-
-
 def _conflicts(
     results: Sequence[Results], names: Sequence[str], tasks: Mapping[str, str]
 ) -> dict[tuple[int, str], str]:
@@ -192,7 +179,7 @@ def _shown(value: object) -> str:
         return "none"
     if isinstance(value, str):
         is_hash = len(value) == 64 and " " not in value
-        return value[:_SHORT_SHA] if is_hash else repr(textwrap.shorten(value, _LONGEST_SETTING, placeholder="..."))
+        return value[:SHORT_SHA] if is_hash else repr(textwrap.shorten(value, _LONGEST_SETTING, placeholder="..."))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -203,34 +190,15 @@ def _bases(
     conflicts: Mapping[tuple[int, str], str],
 ) -> dict[int, PolicyScores]:
     """Number of a result -> its base; the same one where several results have it with the same scores."""
-    groups: list[list[int]] = []
     scores = {i: {t.name: t.base for t in r.tasks if t.base and t.name in tasks} for i, r in enumerate(results)}
-    for i in (i for i in scores if scores[i]):
-        same = [group for group in groups if all(_same_base(results[i], results[j], tasks) for j in group)]
-        if same:
-            same[0].append(i)
-        else:
-            groups.append([i])
-    called = [str(results[group[0]].subject["base"]) for group in groups]
+    groups = base_groups(results, [i for i in scores if scores[i]], tasks)
     found: dict[int, PolicyScores] = {}
-    for group, base in zip(groups, called, strict=True):
-        name = (
-            "base" if len(groups) == 1 else f"base {base}" if called.count(base) == 1 else f"base of {names[group[0]]}"
-        )
+    for group, name in zip(groups, base_names(results, names, groups), strict=True):
+        base = str(results[group[0]].subject["base"])
         merged = {task: score for i in group for task, score in scores[i].items()}
         otherwise = tuple(task for task in merged if any((i, task) in conflicts for i in group))
         found |= dict.fromkeys(group, PolicyScores(name, base, merged, otherwise))
     return found
-
-
-def _same_base(one: Results, other: Results, tasks: Mapping[str, str]) -> bool:
-    """Whether two results have the same base and it did the same under the same protocol wherever both scored it."""
-    known = ("base", "base_revision", "base_sha256")
-    if any(one.subject.get(name) != other.subject.get(name) for name in known):
-        return False
-    others = {task.name: task for task in other.tasks}
-    shared = [(t, others[t.name]) for t in one.tasks if t.name in others and t.name in tasks]
-    return all((a.base, a.protocol_hash) == (b.base, b.protocol_hash) for a, b in shared if a.base and b.base)
 
 
 def _differences(first: Results, other: Results, tasks: Mapping[str, str]) -> dict[str, Difference]:

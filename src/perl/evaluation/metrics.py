@@ -1,6 +1,7 @@
 """Scores from verdicts, how far they can be trusted, and whether an adapter's differ from its base's.
 
 (problems, k) rights and wrongs -> avg@k, pass@k, maj@k, G-Pass@k; standard error, interval, paired difference
+differences -> the same with p values corrected for their number
 
 Pure functions.
 """
@@ -11,7 +12,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 
 import numpy
@@ -35,7 +36,8 @@ class Difference:
         stderr: Standard error of the mean, clustered by problem; NaN for fewer than two problems.
         low, high: Ends of the 95 % interval of the mean (:func:`perl.zoo.intervals.interval`); NaN for fewer than two
             problems.
-        p_value: Chance of a mean at least this far from 0, were base and adapter equally good on every problem.
+        p_value: Chance of a mean at least this far from 0, were base and adapter equally good on every problem; of
+            this difference alone, but for what :func:`corrected` returns.
     """
 
     mean: float
@@ -199,6 +201,32 @@ def paired_difference(base: Sequence[Sequence[bool]], adapter: Sequence[Sequence
     mean, stderr = statistics.fmean(differences), error_of_mean(differences)
     low, high = interval(mean, stderr, len(differences), difference=True)
     return Difference(mean, stderr, low, high, _sign_flip_p_value(differences))
+
+
+def corrected(differences: Sequence[Difference | None]) -> list[Difference | None]:
+    """Differences that are looked at together, with p values that say so: Holm's correction for their number.
+
+    Of m differences of which none is real, one with a p value of at most 0.05 is then found in at most 5 of 100 cases,
+    whatever they have to do with each other.
+
+    Args:
+        differences: None, and those without a p value, stay as they are and are not counted.
+
+    Returns:
+        In the same order; the i-th smallest p value is multiplied by m + 1 - i, is at least the one before it, and at
+        most 1. A single one keeps its own.
+
+    Source: Holm 1979, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6,
+        in the form of adjusted p values (Wright 1992, Biometrics 48).
+    """
+    found = list(differences)
+    tested = [(one.p_value, i) for i, one in enumerate(found) if one is not None and not math.isnan(one.p_value)]
+    largest = 0.0
+    for step, (p_value, i) in enumerate(sorted(tested)):
+        largest = max(largest, min(1.0, (len(tested) - step) * p_value))
+        one = found[i]
+        found[i] = None if one is None else replace(one, p_value=largest)
+    return found
 
 
 def _check_draws(name: str, right: Sequence[Sequence[bool]], k: int, smallest: int = 1) -> None:

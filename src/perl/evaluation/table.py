@@ -8,10 +8,10 @@ The protocol stands beside the numbers, and every reservation about them.
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from perl.evaluation.metrics import Difference
-from perl.evaluation.results import Results, TaskResult
+from perl.evaluation.metrics import Difference, corrected
+from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.score import Score
 from perl.policy.name import in_few_bits
 from perl.run.tables import markdown_table, percent, plain_table, signed_percent
@@ -47,22 +47,71 @@ class Marks:
 MARKDOWN, PLAIN = Marks("**{}**", "`{}`", "bold"), Marks("{} *", "{}", "*")
 
 
-def markdown(results: Results) -> str:
-    """The table in Markdown, with the protocol and all reservations below it."""
-    columns = [*_score_columns(results.tasks, MARKDOWN), *_further_columns(results.tasks)]
-    notes = [f"- {note}" for note in _notes(results, MARKDOWN)]
+@dataclass(frozen=True)
+class Scored:
+    """A score with whose it is.
+
+    Attributes:
+        who: In words: ``the base``, or the name of an adapter.
+        score: On the task.
+        lighteval: lighteval's own score of the same completions; None: it is not known.
+    """
+
+    who: str
+    task: TaskResult
+    score: Score
+    lighteval: OtherScore | None
+
+
+def markdown(results: Results, *, as_0_1: bool = False) -> str:
+    """The table in Markdown, with the protocol and all reservations below it.
+
+    Args:
+        results: With p values as they are of each task alone; the table corrects them for the number of tasks.
+        as_0_1: As version 0.1 wrote it into cards, which are compared with it: p values are not corrected, and
+            lighteval's own scores have no column.
+    """
+    tasks = results.tasks if as_0_1 else judged_together(results.tasks)
+    columns = [*_score_columns(tasks, MARKDOWN), *_further_columns(tasks, by_lighteval=not as_0_1)]
+    notes = [f"- {note}" for note in _notes(results, tasks, MARKDOWN, as_0_1=as_0_1)]
     return "\n".join([*markdown_table(in_cells(rows_of(columns))), "", *notes]) + "\n"
 
 
 def plain(results: Results) -> str:
     """The same for a terminal; where it would be too wide, scores first and what else was measured below."""
-    scores, further = _score_columns(results.tasks, PLAIN), _further_columns(results.tasks)
-    lines = plain_table(rows_of([*scores, *further]))
-    if max(map(len, lines)) > WIDEST:
-        first, *others = (plain_table(rows_of(part)) for part in (scores, *_parts(scores[0], further)))
-        lines = [*first, *(line for table in others for line in ("", *table))]
-    notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(results, PLAIN)]
-    return "\n".join([*lines, "", *notes]) + "\n"
+    tasks = judged_together(results.tasks)
+    scores, further = _score_columns(tasks, PLAIN), _further_columns(tasks)
+    notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(results, tasks, PLAIN)]
+    return "\n".join([*in_parts(scores[0], [scores[1:]], [[column] for column in further]), "", *notes]) + "\n"
+
+
+def judged_together(tasks: Sequence[TaskResult]) -> tuple[TaskResult, ...]:
+    """Tasks of which a difference is shown only if it is one among so many: p values are corrected for their number."""
+    differences = corrected([task.difference for task in tasks])
+    return tuple(replace(task, difference=found) for task, found in zip(tasks, differences, strict=True))
+
+
+def in_parts(
+    first: Column, scores: Sequence[Sequence[Column]], further: Sequence[Sequence[Column]], *, marks: Marks = PLAIN
+) -> list[str]:
+    """The lines of one table, or where a terminal would not show it whole, of several that begin with the same column.
+
+    Args:
+        first: Column that says whose a row is.
+        scores: Columns that stay together, in groups.
+        further: Likewise; they begin a table of their own where one is not enough.
+        marks: Whether it is for a terminal or in Markdown, where only a second group of scores makes it too wide.
+    """
+
+    def table(columns: Sequence[Column]) -> list[str]:
+        rows = rows_of(columns)
+        return plain_table(rows) if marks is PLAIN else markdown_table(in_cells(rows))
+
+    whole = [first, *(column for group in (*scores, *further) for column in group)]
+    if len(scores) == 1 if marks is not PLAIN else _width(whole) <= WIDEST:
+        return table(whole)
+    tables = [*_parts(first, scores), *_parts(first, further)]
+    return [line for i, part in enumerate(tables) for line in ([""] * (i > 0) + table(part))]
 
 
 def rows_of(columns: Sequence[Column]) -> list[list[str]]:
@@ -82,7 +131,7 @@ def score_cell(score: Score | None) -> str:
 
 def error_words(scores: Iterable[Score]) -> list[str]:
     """What the errors in the cells of these scores are."""
-    cells = [cell for score in scores for cell in (score_cell(score), _pass_cell(score), _majority_cell(score))]
+    cells = [cell for score in scores for cell in (score_cell(score), pass_cell(score), majority_cell(score))]
     words = ["±: standard error, clustered by problem"]
     return [*words, f"[ ]: {ALIKE}"] if any("[" in cell for cell in cells) else words
 
@@ -138,11 +187,13 @@ def _score_columns(tasks: Sequence[TaskResult], marks: Marks) -> list[Column]:
     return columns
 
 
-def _further_columns(tasks: Sequence[TaskResult]) -> list[Column]:
+def _further_columns(tasks: Sequence[TaskResult], *, by_lighteval: bool = True) -> list[Column]:
     columns: list[Column] = []
+    if by_lighteval and any(map(asked_as_lighteval, tasks)) and any(task.lighteval for task in tasks):
+        columns.append((f"avg@{_k(tasks)} by lighteval", [_by_lighteval(task) for task in tasks]))
     if _k(tasks) != "1":  # with one completion a problem they are avg@1 again
-        columns.append((f"pass@{_k(tasks)}", [_both(task, _pass_cell) for task in tasks]))
-        columns.append((f"maj@{_k(tasks)}", [_both(task, _majority_cell) for task in tasks]))
+        columns.append((f"pass@{_k(tasks)}", [_both(task, pass_cell) for task in tasks]))
+        columns.append((f"maj@{_k(tasks)}", [_both(task, majority_cell) for task in tasks]))
     columns.append(("mean tokens", [_both(task, lambda s: f"{s.mean_tokens:,.0f}") for task in tasks]))
     columns.append(("truncated", [_both(task, lambda s: percent(s.truncated)) for task in tasks]))
     columns.append(("no answer", [_both(task, lambda s: percent(s.no_answer)) for task in tasks]))
@@ -161,23 +212,47 @@ def _marked(task: TaskResult, score: Score | None, sign: int, marks: Marks) -> s
     return marks.strong.format(score_cell(score)) if better else score_cell(score)
 
 
-def _pass_cell(score: Score) -> str:
+def pass_cell(score: Score) -> str:
+    """pass@k with its standard error, in percent."""
     means = (score.pass_at_stderr, score.pass_at_low, score.pass_at_high)
     return estimate_text(score.pass_at[score.k], *(found.get(score.k) for found in means))
 
 
-def _majority_cell(score: Score) -> str:
+def majority_cell(score: Score) -> str:
+    """maj@k with its standard error, in percent."""
     return estimate_text(score.majority, score.majority_stderr, score.majority_low, score.majority_high)
 
 
-def _parts(first: Column, further: Sequence[Column]) -> list[list[Column]]:
-    """The columns in as few tables as a terminal shows, each with the first one."""
-    parts: list[list[Column]] = [[first]]
-    for column in further:
-        if len(parts[-1]) > 1 and max(map(len, plain_table(rows_of([*parts[-1], column])))) > WIDEST:
+def _parts(first: Column, groups: Sequence[Sequence[Column]]) -> list[list[Column]]:
+    """The columns in as few tables as a terminal shows, each with the first one; none where there are no columns."""
+    parts: list[list[Column]] = []
+    for group in groups:
+        if not parts or _width([*parts[-1], *group]) > WIDEST:
             parts.append([first])
-        parts[-1].append(column)
+        parts[-1] += group
     return parts
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return max(map(len, plain_table(rows_of(columns))))
+
+
+def asked_as_lighteval(task: TaskResult) -> bool:
+    """Whether a task bears lighteval's name, so that its own score belongs beside ours."""
+    return "lighteval" in task.title
+
+
+def lighteval_cell(score: OtherScore | None) -> str:
+    """``41.2 ± 1.3``: lighteval's own score of the same completions, in percent; a dash where it is not known."""
+    means = {name: value for name, value in score.metrics.items() if name.startswith("avg@")} if score else {}
+    mean = next((value for name, value in means.items() if not name.endswith("_stderr")), None)
+    error = next((value for name, value in means.items() if name.endswith("_stderr")), None)
+    return "-" if mean is None else estimate_text(mean, error, None, None)
+
+
+def _by_lighteval(task: TaskResult) -> str:
+    whose = [who for who, _ in _policies(task)]
+    return " → ".join(lighteval_cell(task.lighteval.get(who)) for who in whose) if task.lighteval else "-"
 
 
 def _both(task: TaskResult, text: Callable[[Score], str]) -> str:
@@ -185,20 +260,31 @@ def _both(task: TaskResult, text: Callable[[Score], str]) -> str:
     return " → ".join(text(score) for score in (task.base, task.adapter) if score is not None)
 
 
-def _notes(results: Results, marks: Marks) -> list[str]:
-    tasks = results.tasks
-    hashes = ", ".join(f"{task.title} {marks.code.format(task.protocol_hash)}" for task in tasks)
+def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks, *, as_0_1: bool = False) -> list[str]:
+    """Of results whose tasks have the p values that the table shows."""
+    scored = [
+        Scored(f"the {who}", task, score, task.lighteval.get(who)) for task in tasks for who, score in _policies(task)
+    ]
+    differences = [task.difference for task in tasks if task.difference is not None]
     return [
-        _protocol(results),
-        f"Engine: {_engine(results)}.",
+        protocol_note(results),
+        engine_note(results),
         _subject(results, marks),
-        f"Protocol {'hash' if len(tasks) == 1 else 'hashes'}: {hashes}.",
-        _legend(tasks, marks),
-        *_doubts(tasks),
+        protocol_hashes(tasks, marks),
+        _legend(tasks, marks, as_0_1=as_0_1),
+        *doubts(scored),
+        *([] if as_0_1 else without_lighteval(tasks)),
+        *not_shown(differences),
     ]
 
 
-def _protocol(results: Results) -> str:
+def protocol_hashes(tasks: Sequence[TaskResult], marks: Marks) -> str:
+    """``Protocol hashes: AIME 2024 `...`, ...``: two scores with the same one may be compared."""
+    hashes = ", ".join(f"{task.title} {marks.code.format(task.protocol_hash)}" for task in tasks)
+    return f"Protocol {'hash' if len(tasks) == 1 else 'hashes'}: {hashes}."
+
+
+def protocol_note(results: Results) -> str:
     """The settings, and where completions were really cut off if the protocol does not say it."""
     protocol = results.protocol
     line = f"Protocol {protocol.preset}: {protocol}, seed {protocol.seed}."
@@ -208,69 +294,98 @@ def _protocol(results: Results) -> str:
     return f"{line} Cut off after so many tokens: {limits}."
 
 
-def _engine(results: Results) -> str:
+def engine_note(results: Results) -> str:
+    """What drew the completions."""
     engine = {name: value for name, value in results.engine.items() if value is not None}
     backend = " ".join(str(engine.pop(name)) for name in ("backend", "version") if name in engine)
     named = [str(engine.pop(name)) for name in ("dtype", "device") if name in engine]
     others = [
         f"{name} {value:.2g}" if isinstance(value, float) else f"{name} {value}" for name, value in engine.items()
     ]
-    return ", ".join([backend, *named, *others])
+    return f"Engine: {', '.join([backend, *named, *others])}."
 
 
 def _subject(results: Results, marks: Marks) -> str:
+    sha = results.subject.get("adapter_sha256")
+    if sha is None:
+        return f"Base: {base_words(results)}."
+    adapter = f"{results.subject['name']}, sha256 {marks.code.format(sha[:_SHORT_SHA])}"
+    return f"Base: {base_words(results)}; adapter: {adapter}."
+
+
+def base_words(results: Results) -> str:
+    """``someone/base@revision``, and in how few bits it was loaded."""
     subject = results.subject
     revision = f"@{subject['base_revision']}" if subject.get("base_revision") else ""
-    base = f"Base: {subject['base']}{revision}{in_few_bits(subject.get('base_quantization'))}"
-    sha = subject.get("adapter_sha256")
-    if sha is None:
-        return f"{base}."
-    return f"{base}; adapter: {subject['name']}, sha256 {marks.code.format(sha[:_SHORT_SHA])}."
+    return f"{subject['base']}{revision}{in_few_bits(subject.get('base_quantization'))}"
 
 
-def _legend(tasks: Sequence[TaskResult], marks: Marks) -> str:
+def _legend(tasks: Sequence[TaskResult], marks: Marks, *, as_0_1: bool = False) -> str:
     parts = ["Scores and shares in percent", *error_words(score for task in tasks for _, score in _policies(task))]
-    if any(task.difference for task in tasks):
+    differences = [task.difference for task in tasks if task.difference is not None]
+    if differences:
         parts.append("difference: adapter less base, paired by problem")
-        parts.append("p: sign flips by problem" + (", not corrected for the number of tasks" if len(tasks) > 1 else ""))
-        if any(is_shown(task.difference) for task in tasks):
+        uncorrected = "p: sign flips by problem" + (", not corrected for the number of tasks" if len(tasks) > 1 else "")
+        parts.append(uncorrected if as_0_1 else p_words(len(differences)))
+        if any(map(is_shown, differences)):
             parts.append(f"{marks.name}: the better one, the interval excludes 0 and p is at most {SMALL_P}")
     if any(task.base and task.adapter for task in tasks):
         parts.append("a → b: base → adapter")
     return "; ".join(parts) + "."
 
 
-def _doubts(tasks: Sequence[TaskResult]) -> list[str]:
+def p_words(count: int, of: str = "") -> str:
+    """``p: sign flips by problem, Holm over 3 tasks``: what the p values of so many differences are.
+
+    Args:
+        count: Differences whose p values were corrected together.
+        of: What they are of; else of so many tasks.
+    """
+    together = f", Holm over {of or f'{count} tasks'}" if count > 1 else ""
+    return f"p: sign flips by problem{together}"
+
+
+def doubts(scored: Sequence[Scored]) -> list[str]:
     """What a reader must know before believing the scores."""
-    scored = [(task, who, score) for task in tasks for who, score in _policies(task)]
-    unjudged = [(task, who, score.unjudged) for task, who, score in scored if score.unjudged > 0]
-    truncated = [(task, who, score.truncated) for task, who, score in scored if score.truncated > MUCH_TRUNCATED]
+    unjudged = [(one, one.score.unjudged) for one in scored if one.score.unjudged > 0]
+    truncated = [(one, one.score.truncated) for one in scored if one.score.truncated > MUCH_TRUNCATED]
     lines = [f"Not judged: {_shares(unjudged)}; they count as wrong."] if unjudged else []
     if truncated:
         other_one = "the score may be another one" if len(truncated) == 1 else "the scores may be others"
         lines.append(f"Cut off: {_shares(truncated)}; with more tokens {other_one}.")
-    for task, who, score in scored:
-        other = task.lighteval.get(who)
+    for one in scored:
+        other, count = one.lighteval, one.score.n * one.score.k
         if other is not None and other.only_ours + other.only_lighteval > 0:
             lines.append(
-                f"lighteval judges {other.only_ours + other.only_lighteval:,} of {score.n * score.k:,} completions of "
-                f"the {who} on {task.title} otherwise; right only for lighteval: {other.only_lighteval:,}, "
+                f"lighteval judges {other.only_ours + other.only_lighteval:,} of {count:,} completions of "
+                f"{one.who} on {one.task.title} otherwise; right only for lighteval: {other.only_lighteval:,}, "
                 f"only here: {other.only_ours:,}."
             )
-    differences = [task.difference for task in tasks if task.difference is not None]
-    if differences and not any(map(is_shown, differences)):
-        lines.append(f"No difference from the base is shown: {_reasons(differences)}.")
     return lines
 
 
-def _shares(found: Sequence[tuple[TaskResult, str, float]]) -> str:
+def without_lighteval(tasks: Iterable[TaskResult]) -> list[str]:
+    """Which tasks bear lighteval's name and no score of its own."""
+    titles = [task.title for task in tasks if asked_as_lighteval(task) and not task.lighteval]
+    return [f"Asked as lighteval asks, and not scored by lighteval itself: {', '.join(titles)}."] if titles else []
+
+
+def not_shown(differences: Sequence[Difference]) -> list[str]:
+    """That no difference is shown, and why; nothing where one is."""
+    if not differences or any(map(is_shown, differences)):
+        return []
+    return [f"No difference from the base is shown: {_reasons(differences)}."]
+
+
+def _shares(found: Sequence[tuple[Scored, float]]) -> str:
     """Shares of completions by task and policy: ``5.0 % of the completions of the base on Sums, ...``."""
-    first, *others = ((f"{percent(share)} %", f"of the {who} on {task.title}") for task, who, share in found)
+    first, *others = ((f"{percent(share)} %", f"of {one.who} on {one.task.title}") for one, share in found)
     return ", ".join([f"{first[0]} of the completions {first[1]}", *(" ".join(one) for one in others)])
 
 
-def _policies(task: TaskResult) -> Iterable[tuple[str, Score]]:
-    return ((who, score) for who, score in (("base", task.base), ("adapter", task.adapter)) if score is not None)
+def _policies(task: TaskResult) -> Iterable[tuple[Who, Score]]:
+    both: tuple[tuple[Who, Score | None], ...] = (("base", task.base), ("adapter", task.adapter))
+    return ((who, score) for who, score in both if score is not None)
 
 
 def _reasons(differences: Sequence[Difference]) -> str:

@@ -36,7 +36,7 @@ from perl.hub.card.lines import differences
 from perl.hub.card.notes import notes_mistakes, numbers_of_notes, split_notes
 from perl.hub.card.policy_check import base_mistakes, header_mistakes, policy_mistakes
 from perl.hub.card.render import render_card
-from perl.hub.card.run_facts import RUN_FACTS, SAME_CARDS, RunFacts, perl_version, read_run_facts
+from perl.hub.card.run_facts import RUN_FACTS, SAME_CARDS, UNCORRECTED, RunFacts, perl_version, read_run_facts
 from perl.policy.saved.adapter import CONFIG, WEIGHTS
 from perl.recipe import Recipe
 
@@ -126,7 +126,8 @@ def _rendered_again(files: Files) -> tuple[RunFacts, CardFacts, str]:
         raise PerlError(f"is absent, from which the card is rendered again: {CARD} was not checked", RUN_FACTS, hint)
     try:
         facts = facts_from_files(files)
-        return read_run_facts(content), facts, render_card(facts)
+        run = read_run_facts(content)
+        return run, facts, render_card(facts, as_0_1=run.perl in UNCORRECTED)
     except PerlError:
         raise
     except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, RecursionError) as error:

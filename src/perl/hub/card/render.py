@@ -20,8 +20,13 @@ from perl.hub.card.scores_text import contamination, headline, reservations, res
 from perl.recipe.assets import card_templates_folder
 
 
-def render_card(facts: CardFacts) -> str:
-    """The card as Markdown with YAML front matter."""
+def render_card(facts: CardFacts, *, as_0_1: bool = False) -> str:
+    """The card as Markdown with YAML front matter.
+
+    Args:
+        facts: What it says.
+        as_0_1: With scores as version 0.1 showed them, see :func:`perl.evaluation.table.markdown`.
+    """
     results = facts.results
     card = (
         _templates()
@@ -32,9 +37,9 @@ def render_card(facts: CardFacts) -> str:
             title=facts.name or (f"{facts.method} for {facts.base}" if facts.method else f"Adapter for {facts.base}"),
             loss=loss_name(facts.algorithm, facts.named, rewarded=facts.rewarded),
             overridden=shown_settings(facts.overridden),
-            headline=headline(results) if results else "",
-            results_lines=results_lines(results) if results else [],
-            limitations=[*reservations(results), *contamination(results)] if results else [],
+            headline=headline(results, as_0_1=as_0_1) if results else "",
+            results_lines=results_lines(results, as_0_1=as_0_1) if results else [],
+            limitations=[*reservations(results, as_0_1=as_0_1), *contamination(results)] if results else [],
             references=references(
                 facts.method,
                 facts.algorithm,

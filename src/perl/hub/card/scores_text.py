@@ -1,29 +1,47 @@
 """What a card says of scores, line by line, so that a card can be compared with its results.
 
 Results -> lines of Markdown
+
+Differences of several tasks are shown by p values that are corrected for their number, as in the table below them.
 """
 
+from collections.abc import Sequence
+
 from perl.evaluation.results import HELD_OUT, Results, TaskResult
-from perl.evaluation.table import SMALL_P, difference_cell, excludes_zero, is_shown, markdown, score_cell
+from perl.evaluation.table import (
+    SMALL_P,
+    difference_cell,
+    excludes_zero,
+    is_shown,
+    judged_together,
+    markdown,
+    score_cell,
+)
 from perl.zoo.intervals import percent
 
 _MOST_IN_HEADLINE = 3
 
 
-def headline(results: Results) -> str:
-    """The scores in a sentence, of the first few tasks."""
-    sentences = [_sentence(task) for task in results.tasks[:_MOST_IN_HEADLINE]]
+def headline(results: Results, *, as_0_1: bool = False) -> str:
+    """The scores in a sentence, of the first few tasks; ``as_0_1`` as in :func:`perl.evaluation.table.markdown`."""
+    sentences = [_sentence(task) for task in _tasks(results, as_0_1=as_0_1)[:_MOST_IN_HEADLINE]]
     return " ".join(sentences)
 
 
-def results_lines(results: Results) -> list[str]:
+def results_lines(results: Results, *, as_0_1: bool = False) -> list[str]:
     """The table with its protocol and reservations, as ``perl eval`` writes it."""
-    return markdown(results).rstrip("\n").splitlines()
+    return markdown(results, as_0_1=as_0_1).rstrip("\n").splitlines()
 
 
-def reservations(results: Results) -> list[str]:
+def reservations(results: Results, *, as_0_1: bool = False) -> list[str]:
     """What a reader must not conclude from the scores."""
-    return [line for task in results.tasks for line in [*_of_difference(task), *_of_completions(task)]]
+    tasks = _tasks(results, as_0_1=as_0_1)
+    together = 1 if as_0_1 else sum(task.difference is not None for task in tasks)
+    return [line for task in tasks for line in [*_of_difference(task, together), *_of_completions(task)]]
+
+
+def _tasks(results: Results, *, as_0_1: bool) -> Sequence[TaskResult]:
+    return results.tasks if as_0_1 else judged_together(results.tasks)
 
 
 def contamination(results: Results) -> list[str]:
@@ -52,7 +70,8 @@ def _sentence(task: TaskResult) -> str:
     )
 
 
-def _of_difference(task: TaskResult) -> list[str]:
+def _of_difference(task: TaskResult, together: int) -> list[str]:
+    """Of a task whose p value was corrected for so many."""
     difference = task.difference
     if difference is None:
         return [f"The base was not scored beside it on {task.title}."] if task.adapter and not task.base else []
@@ -63,7 +82,8 @@ def _of_difference(task: TaskResult) -> list[str]:
         return [f"On {task.title} a single problem was asked: the score says nothing of others."]
     cannot = f"On {task.title} it cannot be told from its base"
     if excludes_zero(difference):
-        return [f"{cannot}: the p value of the difference is above {SMALL_P}."]
+        correction = f", corrected for {together} tasks," if together > 1 else ""
+        return [f"{cannot}: the p value of the difference{correction} is above {SMALL_P}."]
     ends = difference_cell(difference).partition(" ")[2]
     return [f"{cannot}: the 95 % interval of the difference, {ends} points, holds 0."]
 
