@@ -266,6 +266,7 @@ def _tasks(*, as_json: bool) -> list[str]:
 
 def _print(results: Sequence["Results"], folders: Sequence[Path], *, as_json: bool) -> None:
     from perl.evaluation.results import FIGURE, RESULTS
+    from perl.evaluation.several_table import adapters_table
     from perl.evaluation.table import plain
 
     if as_json:

@@ -1,6 +1,6 @@
 """Several adapters in one evaluation: each beside its own base, which is loaded and drawn once.
 
-adapters, base, tasks, settings -> an Evaluation for each, those on one base one after the other
+adapters, base, tasks, settings -> an Evaluation for each
 """
 
 import re
@@ -44,8 +44,7 @@ def plan_adapters(
     if output or len(same) < len(plans):  # of the same name, in folders of their own
         above = Path(output).expanduser() if output else plans[0].folder.parent
         plans = [replace(p, folder=above / name) for p, name in zip(plans, folder_names(plans), strict=True)]
-    bases = [plan.subject.base for plan in plans]
-    return sorted(plans, key=lambda plan: bases.index(plan.subject.base))
+    return plans
 
 
 def folder_names(plans: Sequence[Evaluation]) -> list[str]:

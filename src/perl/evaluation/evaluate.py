@@ -22,9 +22,11 @@ from perl.evaluation.policies import BaseInMemory, Policies
 from perl.evaluation.predictions import read as read_drawn
 from perl.evaluation.reporting import write_found
 from perl.evaluation.request import EvalSettings, Evaluation, naming_options
-from perl.evaluation.results import SAMPLES, Results, read_results
+from perl.evaluation.results import SAMPLES, TABLE, Results, read_results
 from perl.evaluation.samples import SampleFile
 from perl.evaluation.several import arguments_of, sharing, start_several, to_start, usable
+from perl.evaluation.several_table import adapters_markdown
+from perl.run.files import write_text
 from perl.run.joint_work import Processes
 from perl.run.threads import threads_kept, use_threads
 from perl.run.warned import warn
@@ -120,11 +122,21 @@ def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = Non
     """Does what was planned for each adapter, each base loaded once; see :func:`carry_out`.
 
     Args:
-        plans: From :func:`perl.evaluation.adapters.plan_adapters`, those on one base one after the other.
+        plans: From :func:`perl.evaluation.adapters.plan_adapters`.
         processes: That share the work; None: this one does it alone.
+
+    Returns:
+        In the order of the plans. A folder that holds all of theirs has the table of all adapters too.
     """
     bases = BaseInMemory(kept=len(plans) > 1)
-    return [carry_out(plan, processes=processes, bases=bases) for plan in plans]
+    by_base = sorted(range(len(plans)), key=lambda i: [plan.subject.base for plan in plans].index(plans[i].subject.base))
+    done = {i: carry_out(plans[i], processes=processes, bases=bases) for i in by_base}
+    found = [done[i] for i in range(len(plans))]
+    above = {plan.folder.parent for plan in plans}
+    scored = not any(plan.settings.predict_only for plan in plans)
+    if len(plans) > 1 and len(above) == 1 and scored and (processes is None or processes.main):
+        write_text(above.pop() / TABLE, adapters_markdown(found))
+    return found
 
 
 def carry_out(
