@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from perl.evaluation.protocol import Protocol
 from perl.evaluation.samples import NOT_JUDGED, Place, Sample
 from perl.evaluation.sharing import Sharing
+from perl.evaluation.task import Question
 from perl.rewards.verifier import Judging, check_all
 from perl.rollouts.engine import Engine, Request, Sampled, completion_of
 
@@ -26,11 +27,13 @@ class RenderedProblem:
         problem: Its id.
         prompt_ids: The rendered prompt, ends where the completion begins.
         gold: The gold answer.
+        question: All that is known of it; None: no more than this.
     """
 
     problem: str
     prompt_ids: tuple[int, ...]
     gold: str
+    question: Question | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class TaskRequest:
         end_token_ids: Tokens that end one.
         stop: Texts that end one too: what follows the first of them is dropped.
         judged: False: completions are drawn to be judged later.
+        further: Problems beyond a limit, which are not asked; samples of theirs may be kept beside those that are.
     """
 
     task: str
@@ -51,6 +55,7 @@ class TaskRequest:
     end_token_ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
     judged: bool = True
+    further: tuple[RenderedProblem, ...] = ()
 
     def places(self, k: int) -> list[Place]:
         """Every sample that is wanted, problem by problem."""

@@ -5,8 +5,6 @@ Evaluation, Policies -> DrawnSamples, and samples.jsonl
 A policy with nothing left to draw is not put into an engine again.
 """
 
-import hashlib
-import json
 import logging
 import secrets
 import statistics
@@ -23,7 +21,7 @@ from perl.evaluation.draw import draw
 from perl.evaluation.metrics import error_of_mean
 from perl.evaluation.policies import Policies, ReadyPolicy, Who, in_turn
 from perl.evaluation.protocol import short_hash
-from perl.evaluation.questions import PreparedTask
+from perl.evaluation.questions import PreparedTask, prompts_hash
 from perl.evaluation.request import Evaluation
 from perl.evaluation.results import SAMPLES
 from perl.evaluation.samples import Place, Sample, SampleFile
@@ -256,7 +254,6 @@ class _RunningScore:
 def key_of(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -> str:
     """Names a policy and the way it was asked: whatever a completion depends on, and no path."""
     request = task.request
-    prompts = json.dumps([(asked.problem, asked.prompt_ids) for asked in request.asked])
     facts = {
         "policy": plan.subject.policy(policies.base_sha256) if who == "adapter" else policy_name(policies.base_sha256),
         "architecture": model_config_digest(policies.base.config.to_json_string(use_diff=False)),
@@ -264,8 +261,7 @@ def key_of(plan: Evaluation, policies: Policies, who: Who, task: PreparedTask) -
         "seed": plan.protocol.seed,
         "max_new_tokens": request.max_new_tokens,
         "task": request.task,
-        "data": task.data.sha256,
-        "prompts": hashlib.sha256(prompts.encode()).hexdigest(),  # tokenizer and template, with its arguments
+        "prompts": prompts_hash(request),  # of the whole data, hence of tokenizer and template; no golds and no limit
         "stop": list(request.stop),
         "ends": list(request.end_token_ids),
         "template": plan.template,

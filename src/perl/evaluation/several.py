@@ -12,8 +12,7 @@ from typing import Any
 from filelock import Timeout
 
 from perl.errors import PerlError, RunFolderError
-from perl.evaluation.protocol import short_hash
-from perl.evaluation.questions import PreparedTask
+from perl.evaluation.questions import PreparedTask, prompts_hash
 from perl.evaluation.request import EvalSettings, Evaluation
 from perl.launch.agreement import check_machine, processes_here
 from perl.launch.start import check_processes, start
@@ -171,7 +170,7 @@ def _facts_of(task: PreparedTask) -> dict[str, Any]:
     return {
         "data": task.data.sha256,
         "problems": len(request.asked),
-        "prompts": short_hash({asked.problem: list(asked.prompt_ids) for asked in request.asked}),
+        "prompts": prompts_hash(request),
         "max_new_tokens": request.max_new_tokens,
         "stop": list(request.stop),
         "ends": list(request.end_token_ids),

@@ -20,7 +20,7 @@ class StoredSamples:
     """What a file holds of a task.
 
     Attributes:
-        samples: That are wanted, with verdicts of now.
+        samples: That are wanted, with verdicts of now; not those of problems beyond a limit, which stay in the file.
         judged_otherwise: How many of these had another verdict or another answer in the file.
         dropped: Places of samples that this evaluation cannot have drawn.
     """
@@ -45,9 +45,11 @@ def stored_samples(
         judging: The limits of a comparison; None: the usual ones.
     """
     golds = {asked.problem: asked.gold for asked in wanted.asked}
-    dropped = [place for place, sample in found.items() if not _may_be_drawn(sample, golds, wanted, protocol)]
+    known = {*golds, *(asked.problem for asked in wanted.further)}
+    dropped = [place for place, sample in found.items() if not _may_be_drawn(sample, known, wanted, protocol)]
     gone = set(dropped)
-    kept = [sample for place, sample in found.items() if place not in gone and sample.index < protocol.k]
+    some = [sample for place, sample in found.items() if place not in gone and sample.problem in golds]
+    kept = [sample for sample in some if sample.index < protocol.k]
     if not wanted.judged:
         return StoredSamples({sample.place: sample for sample in kept}, 0, dropped)
     judging = judging or Judging()
@@ -62,9 +64,9 @@ def stored_samples(
     return StoredSamples({sample.place: sample for sample in samples}, otherwise, dropped)
 
 
-def _may_be_drawn(sample: Sample, golds: Mapping[str, str], wanted: TaskRequest, protocol: Protocol) -> bool:
+def _may_be_drawn(sample: Sample, known: Collection[str], wanted: TaskRequest, protocol: Protocol) -> bool:
     """Whether a sample is of this task, has its own seed and a length that a completion can have."""
-    if sample.task != wanted.task or sample.problem not in golds:
+    if sample.task != wanted.task or sample.problem not in known:
         return False
     if sample.seed != protocol.seed_of(*sample.place):
         return False
