@@ -49,6 +49,7 @@ lint: $(VENV)/installed-dev
 benchmark: $(VENV)/installed-dev $(VLLM)/installed
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/interval_coverage.py
+	$(BIN)/python benchmarks/power.py
 	$(BIN)/python benchmarks/eval_threads.py
 	$(BIN)/python benchmarks/quickstart.py
 	$(BIN)/python benchmarks/method_properties.py

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perl.errors import PerlError
-from perl.evaluation.compare import NOT_DIFFERENT, as_dict, as_markdown, as_plain, compare
+from perl.evaluation.compare import compare
+from perl.evaluation.comparison_text import NOT_DIFFERENT, as_dict, as_markdown, as_plain
 from perl.evaluation.protocol import Protocol
 from tests.evaluations import results, task_result
 from tests.oracles import evaluation as by_hand
@@ -232,6 +233,7 @@ def test_json_holds_the_numbers_and_null_where_there_is_none():
         assert policy["scores"]["sums"]["pass_at"] == pytest.approx(expected)
     difference = facts["policies"][2]["differences"]["sums"]
     assert difference.pop("p_value") == pytest.approx(by_hand.p_value(by_hand.marks(LORA), by_hand.marks(DORA)))
+    assert difference.pop("p_corrected") == pytest.approx(by_hand.p_value(by_hand.marks(LORA), by_hand.marks(DORA)))
     assert difference.pop("shown") is False
     assert difference == pytest.approx(by_hand.difference(by_hand.marks(LORA), by_hand.marks(DORA))._asdict())
     single = compare([results(task_result("sums", ["10"], ["11"])), results(task_result("sums", ["10"], ["10"]))])

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import click
 
 from perl.cli.output import say, set_up_output
-from perl.errors import EXIT_DONE, InterruptedRunError, PerlError, raise_all
+from perl.errors import EXIT_DONE, InterruptedRunError, PerlError
 from perl.recipe.engines import TRANSFORMERS, Backend
 from perl.recipe.recipe import is_first_process
 from perl.run.launched import adopt_launcher
@@ -30,6 +29,7 @@ Examples:
   perl eval --adapter runs/mine --tasks math_500 --predict-only -o drawn
   perl eval rescore drawn
   perl eval compare runs/a/eval runs/b/eval
+  perl eval compare runs --against base
 """
 
 
@@ -221,29 +221,28 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
 
 @command.command("compare", short_help="Put several results side by side.")
 @click.argument("results", nargs=-1, required=True, metavar="FOLDER...")
+@click.option(
+    "--against",
+    metavar="NAME",
+    help="Row that the others are compared with; base: each with its own [default: the first].",
+)
 @click.option("--force", is_flag=True, help="Compare results of different protocols too; they are marked.")
 @click.option("--markdown", is_flag=True, help="Print a Markdown table.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def compare_results(results: tuple[str, ...], *, force: bool, markdown: bool, as_json: bool) -> None:
-    """Put the results in several folders side by side, the first one compared with each of the others.
+def compare_results(
+    results: tuple[str, ...], *, against: str | None, force: bool, markdown: bool, as_json: bool
+) -> None:
+    """Put the results in several folders side by side, each compared with the first one.
 
-    Results of different protocols are refused, and results that are not those of the samples beside them.
+    A folder of runs is searched for results, which are then compared with their base. Rows are named by the settings
+    that differ between the runs. Results of different protocols are refused, and results that are not those of the
+    samples beside them.
     """
     set_up_output(quiet=True)
-    from perl.evaluation.compare import as_dict, as_markdown, as_plain, compare
-    from perl.evaluation.recounting.folder import recount_folder
+    from perl.evaluation.compare_folders import compare_folders
+    from perl.evaluation.comparison_text import as_dict, as_markdown, as_plain
 
-    if len(results) < 2:
-        raise PerlError("there is nothing to compare it with", results[0], "name two folders or more")
-    counted = [recount_folder(folder) for folder in results]
-    raise_all(
-        PerlError, [line for folder, one in zip(results, counted, strict=True) for line in one.mistakes_at(folder)]
-    )
-    notes = [
-        f"{folder}: {one.reported_sentence}." for folder, one in zip(results, counted, strict=True) if one.reported
-    ]
-    found = compare([one.results for one in counted], force=force)
-    found = replace(found, notes=(*found.notes, *notes))
+    found = compare_folders(results, force=force, against=against)
     say(json.dumps(as_dict(found), indent=2) if as_json else as_markdown(found) if markdown else as_plain(found))
 
 

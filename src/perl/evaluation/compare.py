@@ -1,6 +1,6 @@
 """Several evaluations beside each other, as far as they were asked the same in the same way.
 
-Results of several -> Comparison -> Markdown, terminal, JSON
+Results of several -> Comparison
 
 Scores that were measured under different protocols stand in one table only on demand, and marked.
 """
@@ -8,29 +8,22 @@ Scores that were measured under different protocols stand in one table only on d
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perl.errors import Mistake, PerlError, raise_all
+from perl.errors import Mistake, PerlError, did_you_mean, raise_all
 from perl.evaluation.bases import SHORT_SHA, adapter_names, base_groups, base_names
-from perl.evaluation.metrics import Difference, paired_difference
-from perl.evaluation.results import Results, TaskResult
+from perl.evaluation.found_results import FoundResults
+from perl.evaluation.metrics import Difference, corrected, paired_difference
+from perl.evaluation.results import OtherScore, Results, TaskResult, Who
+from perl.evaluation.run_names import differing_settings, names_of
 from perl.evaluation.score import Score
 from perl.evaluation.table import (
-    SMALL_P,
-    WIDEST,
-    Column,
-    difference_cell,
-    error_words,
-    in_cells,
-    is_shown,
-    p_cell,
-    rows_of,
-    score_cell,
+    asked_as_lighteval,
 )
-from perl.run.tables import markdown_table, plain_table
 
-NOT_DIFFERENT, OTHERWISE = "≈", "†"
+BASE = "base"
+"""What each adapter is compared with where its own base is asked for."""
 _LONGEST_SETTING = 40
 
 
@@ -43,8 +36,12 @@ class PolicyScores:
         base: The base that it is, or was trained on.
         scores: By the tasks' names.
         otherwise: Tasks that it was asked under another protocol than the first that was asked them.
-        differences: By the tasks' names, this policy less the first one evaluated, paired by problem; none of the
-            first itself, nor of a base beside its adapter.
+        differences: By the tasks' names, this policy less the one that it is compared with, paired by problem, with p
+            values that are corrected for the number of all differences of the comparison.
+        p_values: Each difference's own.
+        lighteval: By the tasks' names, lighteval's own scores of tasks that bear its name.
+        folder: Where its results lie; None: not known, or of a base.
+        settings: Of its run, those that differ between the runs that are compared.
     """
 
     name: str
@@ -52,6 +49,10 @@ class PolicyScores:
     scores: Mapping[str, Score]
     otherwise: tuple[str, ...] = ()
     differences: Mapping[str, Difference] = field(default_factory=dict)
+    p_values: Mapping[str, float] = field(default_factory=dict)
+    lighteval: Mapping[str, OtherScore] = field(default_factory=dict)
+    folder: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Comparison:
     Attributes:
         tasks: Name -> title of what more than one of them was asked.
         policies: Bases first, then in the order given.
-        first: Name of the policy that the others are compared with.
+        first: Name of the policy that the others are compared with; ``its base`` where each has one of its own.
         notes: What does not agree between them.
     """
 
@@ -71,75 +72,155 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def compare(results: Sequence[Results], *, force: bool = False) -> Comparison:
-    """Puts evaluations beside each other, and each one's policy against the first's.
+@dataclass(frozen=True)
+class _Row:
+    """A policy with what its scores and its differences are taken from.
+
+    Attributes:
+        shown: Without differences.
+        who: What it is in these results of its tasks.
+        numbers: Of the results; of a base several.
+        group: The base that it is or has; None: that was not scored.
+    """
+
+    shown: PolicyScores
+    who: Who
+    tasks: Mapping[str, TaskResult]
+    numbers: Sequence[int]
+    group: int | None
+
+
+def compare(
+    results: Sequence[Results],
+    *,
+    force: bool = False,
+    found: Sequence[FoundResults] | None = None,
+    against: str | None = None,
+) -> Comparison:
+    """Puts evaluations beside each other, and the policy of each against one of them.
 
     Args:
         results: At least two. A base that several were compared with stands there once, if it scored the same.
         force: Compare scores of different protocols all the same.
+        found: Where each lies, by which they are named; None: by their own names.
+        against: Name of the row that the others are compared with; ``base``: each with its own base. None: the base if
+            results were searched for and all have the same one, else the first result.
 
     Raises:
-        PerlError: One has no task in common with the others, or, without ``force``, one was measured under another
-            protocol; then with every setting that differs.
+        PerlError: One that was named has no task in common with the others, no row is called so, or, without ``force``,
+            one was measured under another protocol; then with every setting that differs.
     """
     if len(results) < 2:
         raise PerlError("a comparison needs at least two results")
-    names = adapter_names(results)
-    asked = Counter(task.name for found in results for task in found.tasks)
-    titles = {task.name: task.title for found in results for task in found.tasks if asked[task.name] > 1}
-    alone = [name for name, r in zip(names, results, strict=True) if not any(t.name in titles for t in r.tasks)]
-    if alone:
+    names = adapter_names(results) if found is None else names_of(found, results)
+    titles, alone = _common(results)
+    searched = found is not None and any(one.searched for one in found)
+    if alone and not (searched and len(results) - len(alone) > 1):
         each = [f"{name}: {', '.join(t.name for t in r.tasks)}" for name, r in zip(names, results, strict=True)]
-        raise PerlError(f"{alone[0]} has no task in common with the others", hint="; ".join(each))
+        raise PerlError(f"{names[alone[0]]} has no task in common with the others", hint="; ".join(each))
+    if alone:
+        kept = [i for i in range(len(results)) if i not in alone]
+        rest = compare(
+            [results[i] for i in kept], force=force, found=[found[i] for i in kept] if found else None, against=against
+        )
+        others = ", ".join(names[i] for i in alone)
+        return replace(rest, notes=(*rest.notes, f"Left out, since no other was asked the same tasks: {others}."))
     conflicts = _conflicts(results, names, titles)
     if conflicts and not force:
         hint = "--force compares them all the same"
         raise_all(PerlError, [Mistake(text, hint=hint) for text in conflicts.values()])
-    bases = _bases(results, names, titles, conflicts)
-    adapters = []
-    for i, found in enumerate(results):
-        scores = {task.name: task.adapter for task in found.tasks if task.adapter is not None and task.name in titles}
-        otherwise = tuple(task for task in scores if (i, task) in conflicts)
-        adapters += [PolicyScores(names[i], str(found.subject["base"]), scores, otherwise)] if scores else []
-    # Each result's own policy: its adapter, or a base that was evaluated alone.
-    rows = {row.name: row for row in (*bases.values(), *adapters)}
-    own = [names[i] if names[i] in {a.name for a in adapters} else bases[i].name for i in range(len(results))]
-    for i, name in enumerate(own):
-        if name != own[0]:
-            rows[name] = replace(rows[name], differences=_differences(results[0], results[i], titles))
+    rows = _rows(results, names, titles, conflicts, found)
+    first, compared = _compared(rows, against, searched=searched)
     notes = (*conflicts.values(), *_engines(results, names), *_left_out(results, names, titles))
-    return Comparison(titles, tuple(rows.values()), own[0], notes)
+    return Comparison(titles, _with_differences(rows, compared, titles), first, notes)
 
 
-def as_markdown(comparison: Comparison) -> str:
-    """Tables in Markdown."""
-    lines = [line for columns in _tables(comparison) for line in (*markdown_table(in_cells(rows_of(columns))), "")]
-    return "\n".join([*lines, *(f"- {note}" for note in _notes(comparison))]) + "\n"
+def _common(results: Sequence[Results]) -> tuple[dict[str, str], list[int]]:
+    """Name -> title of the tasks of more than one, and the numbers of those that have none of these."""
+    asked = Counter(task.name for one in results for task in one.tasks)
+    titles = {task.name: task.title for one in results for task in one.tasks if asked[task.name] > 1}
+    return titles, [i for i, one in enumerate(results) if not any(task.name in titles for task in one.tasks)]
 
 
-def as_plain(comparison: Comparison) -> str:
-    """The same for a terminal."""
-    lines = [line for columns in _tables(comparison) for line in (*plain_table(rows_of(columns)), "")]
-    notes = [textwrap.fill(note, WIDEST, subsequent_indent="  ") for note in _notes(comparison)]
-    return "\n".join([*lines, *notes]) + "\n"
+def _rows(
+    results: Sequence[Results],
+    names: Sequence[str],
+    titles: Mapping[str, str],
+    conflicts: Mapping[tuple[int, str], str],
+    found: Sequence[FoundResults] | None,
+) -> list[_Row]:
+    """Bases, then adapters."""
 
-
-def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """For JSON; what is not known is null."""
-    policies = [
-        {
-            "name": policy.name,
-            "base": policy.base,
-            "scores": {task: asdict(score) for task, score in policy.scores.items()},
-            "other_protocol": list(policy.otherwise),
-            "differences": {
-                task: {**found.as_dict(), "shown": is_shown(found)} for task, found in policy.differences.items()
-            },
+    def row(name: str, numbers: Sequence[int], who: Who, group: int | None) -> _Row:
+        tasks: dict[str, TaskResult] = {}
+        for task in (task for i in numbers for task in results[i].tasks if task.name in titles):
+            if (task.base if who == "base" else task.adapter) is not None:
+                tasks.setdefault(task.name, task)
+        scores = {
+            name: score for name, task in tasks.items() if (score := task.base if who == "base" else task.adapter)
         }
-        for policy in comparison.policies
+        shown = PolicyScores(
+            name,
+            str(results[numbers[0]].subject["base"]),
+            scores,
+            tuple(task for task in tasks if any((i, task) in conflicts for i in numbers)),
+            lighteval={
+                t.name: t.lighteval[who] for t in tasks.values() if who in t.lighteval and asked_as_lighteval(t)
+            },
+        )
+        if found is not None and who == "adapter":
+            (i,) = numbers
+            shown = replace(shown, folder=str(found[i].folder), settings=settings[i])
+        return _Row(shown, who, tasks, numbers, group)
+
+    settings = [] if found is None else differing_settings(found)
+    adapters = [i for i, one in enumerate(results) if any(t.adapter and t.name in titles for t in one.tasks)]
+    scored = [i for i, one in enumerate(results) if any(t.base and t.name in titles for t in one.tasks)]
+    groups = base_groups(results, scored, titles)
+    of = {i: number for number, group in enumerate(groups) for i in group}
+    bases = [
+        row(name, group, "base", number)
+        for number, (name, group) in enumerate(zip(base_names(results, names, groups), groups, strict=True))
     ]
-    tasks, notes = dict(comparison.tasks), list(comparison.notes)
-    return {"tasks": tasks, "first": comparison.first, "policies": policies, "notes": notes}
+    return [*bases, *(row(names[i], [i], "adapter", of.get(i)) for i in adapters)]
+
+
+def _compared(rows: Sequence[_Row], against: str | None, *, searched: bool) -> tuple[str, list[tuple[_Row, _Row]]]:
+    """What they are compared with, and each policy behind the one that it is compared with."""
+    bases = {row.group: row for row in rows if row.who == "base"}
+    adapters = [row for row in rows if row.who == "adapter"]
+    if against is None and searched and len(bases) == 1 and adapters and all(row.group in bases for row in adapters):
+        against = BASE
+    if against == BASE and bases and (adapters or not any(row.shown.name == BASE for row in rows)):
+        first = next(iter(bases.values())).shown.name if len(bases) == 1 else "its base"
+        return first, [(bases[row.group], row) for row in adapters if row.group in bases]
+    known = {row.shown.name: row for row in rows}
+    if against is not None and against not in known:
+        raise PerlError(f"no row is called {against!r}", "--against", did_you_mean(against, known))
+    # Each result's own policy: its adapter, or a base that was evaluated alone.
+    own = {i: row for row in rows for i in row.numbers}  # adapters stand behind bases
+    chosen = own[0] if against is None else known[against]
+    compared = {row.shown.name: row for _, row in sorted(own.items())}
+    return chosen.shown.name, [(chosen, row) for row in compared.values() if row is not chosen]
+
+
+def _with_differences(
+    rows: Sequence[_Row], compared: Sequence[tuple[_Row, _Row]], titles: Mapping[str, str]
+) -> tuple[PolicyScores, ...]:
+    """Every row with its differences, whose p values are corrected for the number of all of them."""
+    own = {row.shown.name: _differences(first, row, titles) for first, row in compared}
+    tests = [(name, task, found) for name, of_row in own.items() for task, found in of_row.items()]
+    together: dict[str, dict[str, Difference]] = {name: {} for name in own}
+    for (name, task, _), found in zip(tests, corrected([found for _, _, found in tests]), strict=True):
+        together[name] |= {} if found is None else {task: found}
+    return tuple(
+        replace(
+            row.shown,
+            differences=together.get(row.shown.name, {}),
+            p_values={task: found.p_value for task, found in own.get(row.shown.name, {}).items()},
+        )
+        for row in rows
+    )
 
 
 def _conflicts(
@@ -183,38 +264,20 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _bases(
-    results: Sequence[Results],
-    names: Sequence[str],
-    tasks: Mapping[str, str],
-    conflicts: Mapping[tuple[int, str], str],
-) -> dict[int, PolicyScores]:
-    """Number of a result -> its base; the same one where several results have it with the same scores."""
-    scores = {i: {t.name: t.base for t in r.tasks if t.base and t.name in tasks} for i, r in enumerate(results)}
-    groups = base_groups(results, [i for i in scores if scores[i]], tasks)
-    found: dict[int, PolicyScores] = {}
-    for group, name in zip(groups, base_names(results, names, groups), strict=True):
-        base = str(results[group[0]].subject["base"])
-        merged = {task: score for i in group for task, score in scores[i].items()}
-        otherwise = tuple(task for task in merged if any((i, task) in conflicts for i in group))
-        found |= dict.fromkeys(group, PolicyScores(name, base, merged, otherwise))
-    return found
-
-
-def _differences(first: Results, other: Results, tasks: Mapping[str, str]) -> dict[str, Difference]:
-    """The other's policy less the first's on the tasks whose problems are the same."""
+def _differences(first: _Row, other: _Row, tasks: Mapping[str, str]) -> dict[str, Difference]:
+    """The other policy less the first on the tasks whose problems are the same."""
     found: dict[str, Difference] = {}
-    for one in first.tasks:
-        for two in other.tasks:
-            if one.name == two.name and one.name in tasks and one.data.get("sha256") == two.data.get("sha256"):
-                before, after = _rights(one), _rights(two)
-                if before and before.keys() == after.keys():
-                    found[one.name] = paired_difference(list(before.values()), [after[id] for id in before])
+    for name in (name for name in tasks if name in first.tasks and name in other.tasks):
+        one, two = first.tasks[name], other.tasks[name]
+        if one.data.get("sha256") == two.data.get("sha256"):
+            before, after = _rights(one, first.who), _rights(two, other.who)
+            if before and before.keys() == after.keys():
+                found[name] = paired_difference(list(before.values()), [after[id] for id in before])
     return found
 
 
-def _rights(task: TaskResult) -> dict[str, Sequence[bool]]:
-    rows = {problem.id: problem.adapter if task.adapter else problem.base for problem in task.problems}
+def _rights(task: TaskResult, who: Who) -> dict[str, Sequence[bool]]:
+    rows = {problem.id: problem.base if who == "base" else problem.adapter for problem in task.problems}
     return {id: row for id, row in rows.items() if row is not None}
 
 
@@ -228,43 +291,3 @@ def _engines(results: Sequence[Results], names: Sequence[str]) -> list[str]:
 def _left_out(results: Sequence[Results], names: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     alone = [[task.title for task in found.tasks if task.name not in tasks] for found in results]
     return [f"Only {name} was asked: {', '.join(a)}." for name, a in zip(names, alone, strict=True) if a]
-
-
-def _tables(comparison: Comparison) -> list[list[Column]]:
-    """Scores, a row a policy; differences, a row a policy and task, unless no problems are the same."""
-    scores: list[Column] = [("Policy", [policy.name for policy in comparison.policies])]
-    for task, title in comparison.tasks.items():
-        lengths = {policy.scores[task].k for policy in comparison.policies if task in policy.scores}
-        heading = f"{title} (avg@{lengths.pop() if len(lengths) == 1 else 'k'})"
-        scores.append((heading, [_cell(policy, task) for policy in comparison.policies]))
-    pairs = [(p, task, found) for p in comparison.policies for task, found in p.differences.items()]
-    differences: list[Column] = [
-        (f"Difference from {comparison.first}", [policy.name for policy, _, _ in pairs]),
-        ("Task", [comparison.tasks[task] for _, task, _ in pairs]),
-        ("mean [95 % interval]", [difference_cell(found) + _mark(policy, task) for policy, task, found in pairs]),
-        ("p", [p_cell(found) for _, _, found in pairs]),
-    ]
-    return [scores, differences] if pairs else [scores]
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    found = [difference for policy in comparison.policies for difference in policy.differences.values()]
-    scores = [score for policy in comparison.policies for score in policy.scores.values()]
-    notes = [f"{'; '.join(('Scores in percent', *error_words(scores)))}."]
-    if found:
-        notes.append(f"Differences from {comparison.first} are paired by problem; p: sign flips by problem.")
-    if not all(map(is_shown, found)):
-        why = f"the 95 % interval includes 0 or p is above {SMALL_P}"
-        notes.append(f"{NOT_DIFFERENT}: not shown to differ from {comparison.first}: {why}.")
-    if any(policy.otherwise for policy in comparison.policies):
-        notes.append(f"{OTHERWISE}: another protocol than the task's unmarked scores, not comparable with them.")
-    return [*notes, *comparison.notes]
-
-
-def _cell(policy: PolicyScores, task: str) -> str:
-    alike = task in policy.differences and not is_shown(policy.differences[task])
-    return score_cell(policy.scores.get(task)) + (f" {NOT_DIFFERENT}" if alike else "") + _mark(policy, task)
-
-
-def _mark(policy: PolicyScores, task: str) -> str:
-    return f" {OTHERWISE}" if task in policy.otherwise else ""

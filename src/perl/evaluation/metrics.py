@@ -19,6 +19,8 @@ import numpy
 
 from perl.zoo.intervals import interval
 
+SMALL_P = 0.05
+"""A difference with a larger p value is not called one, whatever its interval."""
 # Up to here every way of flipping signs is tried; above, so many are drawn.
 _EXACT_FLIPS_UP_TO = 16
 _DRAWN_FLIPS = 20_000

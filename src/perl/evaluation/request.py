@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from perl.errors import MissingExtraError, PerlError, did_you_mean
 from perl.evaluation.asking import set_template
 from perl.evaluation.policies import Who
+from perl.evaluation.power import power_line
 from perl.evaluation.protocol import DEFAULT_PRESET, Protocol, resolve_protocol
 from perl.evaluation.questions import PreparedTask, prepare_task, template_hash
 from perl.evaluation.subject import QuantizationChoice, Subject, find_subject
@@ -166,6 +167,9 @@ class Evaluation:
         for task in self.tasks:
             n, longest = len(task.request.asked), task.request.max_new_tokens
             yield f"task     {task.data.task.name}: {n} problems of {task.data.source}, up to {longest} tokens each"
+        for task in self.tasks if len(self.policies) > 1 else ():
+            says = power_line(len(task.request.asked), self.protocol.k, len(self.tasks))
+            yield f"power    {task.data.task.name}: {says}"
         count = sum(len(task.request.asked) for task in self.tasks) * self.protocol.k * len(self.policies)
         yield f"engine   {self.engine.backend}, {count:,} completions"
         yield f"output   {self.folder}"

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perl.evaluation.bases import SHORT_SHA, adapter_names, base_groups, base_names
-from perl.evaluation.metrics import Difference, corrected
+from perl.evaluation.metrics import SMALL_P, Difference, corrected
 from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.score import Score
 from perl.evaluation.table import (
     MARKDOWN,
     PLAIN,
-    SMALL_P,
     WIDEST,
     Column,
     Marks,
@@ -186,7 +185,12 @@ def _notes(results: Sequence[Results], marks: Marks) -> list[str]:
         for task in row.tasks.values()
         if (score := row.score(task.name)) is not None
     ]
-    differences = [found for row in rows for task in row.tasks if (found := _difference(row, task)) is not None]
+    tests = [
+        (task, found)
+        for row in rows
+        for task in row.tasks.values()
+        if (found := _difference(row, task.name)) is not None
+    ]
     problems = ", ".join(f"{task.title} {task.score.n:,}" for task in tasks.values())
     return [
         *_once(names, [protocol_note(found) for found in results]),
@@ -197,7 +201,7 @@ def _notes(results: Sequence[Results], marks: Marks) -> list[str]:
         _legend(rows, [one.score for one in scored], marks),
         *doubts(scored),
         *without_lighteval(tasks.values()),
-        *not_shown(differences),
+        *not_shown(tests),
     ]
 
 

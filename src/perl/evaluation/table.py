@@ -7,10 +7,11 @@ The protocol stands beside the numbers, and every reservation about them.
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perl.evaluation.metrics import Difference, corrected
+from perl.evaluation.metrics import SMALL_P, Difference, corrected
+from perl.evaluation.power import guessed_error, power_words
 from perl.evaluation.results import OtherScore, Results, TaskResult, Who
 from perl.evaluation.score import Score
 from perl.policy.name import in_few_bits
@@ -21,8 +22,6 @@ from perl.zoo.intervals import ALIKE, estimate_text
 MUCH_TRUNCATED = 0.1
 # A terminal shows wider tables in two parts.
 WIDEST = 100
-# A difference with a larger p value is not called one, whatever its interval.
-SMALL_P = 0.05
 _SHORT_SHA = 12
 
 Column = tuple[str, list[str]]
@@ -265,7 +264,6 @@ def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks, *, as_0_
     scored = [
         Scored(f"the {who}", task, score, task.lighteval.get(who)) for task in tasks for who, score in _policies(task)
     ]
-    differences = [task.difference for task in tasks if task.difference is not None]
     return [
         protocol_note(results),
         engine_note(results),
@@ -274,7 +272,7 @@ def _notes(results: Results, tasks: Sequence[TaskResult], marks: Marks, *, as_0_
         _legend(tasks, marks, as_0_1=as_0_1),
         *doubts(scored),
         *([] if as_0_1 else without_lighteval(tasks)),
-        *not_shown(differences),
+        *not_shown([(task, task.difference) for task in tasks if task.difference is not None], power=not as_0_1),
     ]
 
 
@@ -370,11 +368,28 @@ def without_lighteval(tasks: Iterable[TaskResult]) -> list[str]:
     return [f"Asked as lighteval asks, and not scored by lighteval itself: {', '.join(titles)}."] if titles else []
 
 
-def not_shown(differences: Sequence[Difference]) -> list[str]:
-    """That no difference is shown, and why; nothing where one is."""
+def not_shown(tests: Sequence[tuple[TaskResult, Difference]], *, power: bool = True) -> list[str]:
+    """That no difference is shown, why, and how large one had to be; nothing where one is.
+
+    Args:
+        tests: Every difference with its task.
+        power: Whether to say how large.
+    """
+    differences = [difference for _, difference in tests]
     if not differences or any(map(is_shown, differences)):
         return []
-    return [f"No difference from the base is shown: {_reasons(differences)}."]
+    lines = [f"No difference from the base is shown: {_reasons(differences)}."]
+    return [*lines, f"What could be shown: {'; '.join(_power(tests))}."] if power else lines
+
+
+def _power(tests: Sequence[tuple[TaskResult, Difference]]) -> Iterator[str]:
+    """Of each task, by the error that was measured: the largest of several, a guess where it is 0."""
+    tasks = {task.name: task for task, _ in tests}
+    for name, task in tasks.items():
+        n, k = task.score.n, task.score.k
+        errors = [found.stderr for other, found in tests if other.name == name and found.stderr > 0]
+        stderr = max(errors, default=guessed_error(n, k))
+        yield f"{task.title}, {n:,} problems x {k}: {power_words(stderr, n, len(tests))}"
 
 
 def _shares(found: Sequence[tuple[Scored, float]]) -> str:

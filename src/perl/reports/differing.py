@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perl.hub.gate.hidden import without_secrets
 from perl.reports.curves import Curve
 from perl.reports.run_log import RunLog, number
+from perl.run.differing import as_text, differing, flat
 from perl.run.ends import Mean, ends
 from perl.run.progress import duration
 from perl.zoo.intervals import score_text
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 # Where things are or go.
 _PLACES = {"train.output_dir", "hub.repo_id", "hub.push", "hub.private", "rollout.sync_folder"}
-_DASH = "-"
-_NOTHING = {_DASH, "none", "{}", "[]"}
 _COMMIT = 12  # characters
 
 
@@ -80,23 +79,13 @@ def _reward(metric: str) -> str:
 
 
 def _settings(run: RunLog) -> dict[str, str]:
-    flat: dict[str, str] = {}
-    _flatten(without_secrets(run.settings), "", flat)
-    return {name: text for name, text in flat.items() if name not in _PLACES}
-
-
-def _flatten(value: Any, path: str, flat: dict[str, str]) -> None:  # noqa: ANN401 (YAML)
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            _flatten(inner, f"{path}.{key}" if path else str(key), flat)
-    elif path:
-        flat[path] = _text(value)
+    return {name: text for name, text in flat(without_secrets(run.settings)).items() if name not in _PLACES}
 
 
 def _identity(run: RunLog) -> dict[str, str]:
     facts = run.facts
     names = ("method", "base", "revision", "base_dtype", "quantization", "loss", "algorithm", "seed")
-    found = {name.replace("_", " "): _text(facts[name]) for name in names if facts.get(name) is not None}
+    found = {name.replace("_", " "): as_text(facts[name]) for name in names if facts.get(name) is not None}
     for name in ("trainable_parameters", "total_parameters"):
         if (count := number(facts.get(name))) is not None:
             found[name.replace("_", " ")] = f"{int(count):,}"
@@ -107,24 +96,9 @@ def _identity(run: RunLog) -> dict[str, str]:
 
 
 def _texts(values: Any) -> dict[str, str]:  # noqa: ANN401 (JSON)
-    return {str(name): _text(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
-
-
-def _text(value: Any) -> str:  # noqa: ANN401 (JSON, YAML)
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return {str(name): as_text(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
 
 
 def _rows(columns: Sequence[Mapping[str, str]], *, all_rows: bool = False) -> list[dict[str, Any]]:
-    """The rows that are not the same in all columns; a setting that one has at nothing and another has not is none.
-
-    A run that has none of them, as a script's has no recipe, is left out of the comparison.
-    """
-    labels = dict.fromkeys(label for column in columns for label in column)
-    found = []
-    for label in labels:
-        values = {column.get(label, _DASH) for column in columns if column}
-        if all_rows or (len(values) > 1 and not values <= _NOTHING):
-            found.append({"label": label, "values": [column.get(label, _DASH) for column in columns]})
-    return found
+    """The rows that are not the same in all columns."""
+    return [{"label": label, "values": values} for label, values in differing(columns, all_rows=all_rows).items()]

@@ -7,9 +7,9 @@ Differences of several tasks are shown by p values that are corrected for their 
 
 from collections.abc import Sequence
 
+from perl.evaluation.metrics import SMALL_P
 from perl.evaluation.results import HELD_OUT, Results, TaskResult
 from perl.evaluation.table import (
-    SMALL_P,
     difference_cell,
     excludes_zero,
     is_shown,

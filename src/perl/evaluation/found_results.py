@@ -1,0 +1,122 @@
+"""Results in folders: those that are named, and all that lie below a folder that is.
+
+folders -> FoundResults: where each lies, in which order, and the settings of its run
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from perl.errors import Mistake, PerlError, raise_all
+from perl.evaluation.earlier import EARLIER
+from perl.evaluation.results import RESULTS, results_file
+from perl.run.differing import flat
+
+_RECIPE, _RUN_FACTS = "recipe.yaml", "run.json"
+# Where no results lie, or some that others have taken the place of.
+_LEFT_OUT = {EARLIER, "checkpoints"}
+_LARGEST_RECIPE = 1_000_000
+# What a run is called, what it runs on, where its files are or go, and what is done with its adapter afterwards; and
+# what may hold a secret.
+_NOT_SETTINGS = re.compile(
+    r"name|(hub|engine|eval|alarms)\..*|train\.output_dir|rollout\.(servers|server_timeout|sync_folder.*)"
+    r"|.*\.(.*_)?(key|token|secret|password)(_.*)?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class FoundResults:
+    """A results file.
+
+    Attributes:
+        folder: That it lies in.
+        searched: It was found below a folder, and not named itself.
+        settings: Of the recipe of the run that it lies in, ``train.seed`` -> text; empty where there is none.
+        within: Path from the run's folder, ``best/eval``; the folder's own where there is no run.
+    """
+
+    folder: Path
+    searched: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    within: Path = Path()
+
+
+def find_results(paths: Sequence[str | Path]) -> list[FoundResults]:
+    """The results that are named, or lie below a folder that is named.
+
+    Args:
+        paths: A results file, a folder that has one in itself or in its ``eval``, or a folder of such folders. A single
+            one is searched in any case. Those in ``earlier/`` are left out.
+
+    Returns:
+        In the order given; what was found below a folder by its path, numbers by their size. Each once.
+
+    Raises:
+        PerlError: With a line for each path that there is nothing at.
+    """
+    found: dict[Path, FoundResults] = {}
+    mistakes: list[Mistake] = []
+    for path in paths:
+        place = Path(path).expanduser()
+        here, searched = _results_of(place, search=len(paths) == 1)
+        if not here:
+            message = f"no results: there is no {RESULTS}"
+            below = ", nor one in a folder below it" if place.is_dir() else ""
+            mistakes.append(Mistake(message + below, str(path), "perl eval writes them"))
+        for folder in here:
+            found.setdefault(folder.resolve(), _with_settings(folder, searched=searched))
+    raise_all(PerlError, mistakes)
+    return list(found.values())
+
+
+def _results_of(place: Path, *, search: bool) -> tuple[list[Path], bool]:
+    """Folders with results, and whether they were searched for."""
+    if not (search and place.is_dir()):
+        with contextlib.suppress(PerlError):
+            return [results_file(place).parent], False
+    if not place.is_dir():
+        return [], False
+    below = sorted(_below(place), key=lambda folder: naturally(str(folder)))
+    return below, below != [place]
+
+
+def _below(place: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(place):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
+        if RESULTS in files:
+            yield Path(folder)
+
+
+def naturally(text: str) -> list[tuple[int, str]]:
+    """A key by which ``r2`` comes before ``r10``."""
+    parts = re.split(r"(\d+)", text)
+    return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)]
+
+
+def _with_settings(folder: Path, *, searched: bool) -> FoundResults:
+    whole = folder.resolve()
+    run = next((above for above in list(whole.parents)[:3] if _is_run(above)), None)
+    if run is None:
+        return FoundResults(folder, searched, within=folder)
+    return FoundResults(folder, searched, _settings(run / _RECIPE), whole.relative_to(run))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / _RECIPE).is_file() and (folder / _RUN_FACTS).is_file()
+
+
+def _settings(recipe: Path) -> dict[str, str]:
+    """Read as text: a recipe of another version, or of a reward that is not here, names its run too."""
+    try:
+        if recipe.stat().st_size > _LARGEST_RECIPE:
+            return {}
+        settings = flat(yaml.safe_load(recipe.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return {}
+    return {name: text for name, text in settings.items() if not _NOT_SETTINGS.fullmatch(name)}
