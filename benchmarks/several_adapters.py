@@ -1,8 +1,8 @@
 """Three adapters in one evaluation against three evaluations of one, with and without the base that was kept.
 
 Run as ``python benchmarks/several_adapters.py``. Three adapters are trained for a few steps on the sandbox's base; each
-way is a command or three in processes of their own, all ways one after the other in each round, so that other load meets
-all alike. Prints seconds (the median of the rounds) and completions that were drawn, and writes
+way is a command or three in processes of their own, all ways one after the other in each round, so that other load
+meets all alike. Prints seconds (the median of the rounds) and completions that were drawn, and writes
 ``results/several_adapters.json``.
 """
 
@@ -71,7 +71,7 @@ def _measured(way: str, adapters: list[Path], folder: Path) -> tuple[float, int]
         kept = ["--no-base-cache"] if way == WAYS[0] else []
         command = [sys.executable, "-m", "perl", "eval", *named, *usual, *kept, "--quiet", "-o", str(where)]
         environment = {**os.environ, "PERL_CACHE": str(cache)}
-        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)  # noqa: S603
     took = time.monotonic() - started
     lines = [line for file in sorted(out.glob(f"*/{SAMPLES}")) for line in file.read_text().splitlines()]
     return took, len(lines if way == WAYS[0] else set(lines))

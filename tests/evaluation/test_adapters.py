@@ -101,14 +101,14 @@ def test_the_next_evaluation_of_another_adapter_draws_no_base(saved, asked):
     [{"temperature": 0.9}, {"seed": 1}, {"dtype": "bfloat16"}, {"attention": "eager"}, {"top_k": 5}, {"min_p": 0.2}],
     ids=str,
 )
-def test_a_base_that_is_asked_otherwise_is_another_one(saved, asked, change):
+def test_a_base_that_is_asked_otherwise_is_another_one(asked, change):
     evaluate(None, "one", tasks=TASKS[:1], base="sandbox:base")
     counts = len(asked)
     evaluate(None, "two", tasks=TASKS[:1], base="sandbox:base", **change)
     assert sum(asked[counts:]) == N * K
 
 
-def test_what_is_in_the_cache_is_judged_again_and_what_cannot_be_drawn_is_left(saved, asked):
+def test_what_is_in_the_cache_is_judged_again_and_what_cannot_be_drawn_is_left(asked):
     first = evaluate(None, "one", tasks=TASKS[:1], base="sandbox:base")
     (file,) = base_cache.folder().glob("*.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -122,7 +122,7 @@ def test_what_is_in_the_cache_is_judged_again_and_what_cannot_be_drawn_is_left(s
     assert again.tasks == first.tasks
 
 
-def test_a_cache_that_cannot_be_written_costs_a_line(saved, monkeypatch, caplog):
+def test_a_cache_that_cannot_be_written_costs_a_line(monkeypatch, caplog):
     Path("file").write_text("")
     monkeypatch.setenv("PERL_CACHE", str(Path("file").resolve()))
     evaluate(None, "one", tasks=TASKS[:1], base="sandbox:base")

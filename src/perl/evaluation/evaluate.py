@@ -129,7 +129,8 @@ def carry_out_all(plans: Sequence[Evaluation], processes: Processes | None = Non
         In the order of the plans. A folder that holds all of theirs has the table of all adapters too.
     """
     bases = BaseInMemory(kept=len(plans) > 1)
-    by_base = sorted(range(len(plans)), key=lambda i: [plan.subject.base for plan in plans].index(plans[i].subject.base))
+    bases_of = [plan.subject.base for plan in plans]
+    by_base = sorted(range(len(plans)), key=lambda i: bases_of.index(bases_of[i]))
     done = {i: carry_out(plans[i], processes=processes, bases=bases) for i in by_base}
     found = [done[i] for i in range(len(plans))]
     above = {plan.folder.parent for plan in plans}

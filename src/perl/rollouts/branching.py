@@ -106,7 +106,7 @@ def why_not_branching(model: nn.Module) -> str | None:
     return f"its cache has layers of {', '.join(sorted(others))}" if others else None
 
 
-def write(  # noqa: PLR0913 (each is what its caller chooses)
+def write(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
     *,
