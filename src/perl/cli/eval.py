@@ -219,6 +219,33 @@ def command(  # noqa: PLR0913 (an argument for each option, as click hands them 
     return EXIT_DONE
 
 
+@command.command("rescore", short_help="Judge completions that are there, without a model.")
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--data", type=click.Path(), help="Folder with the tasks' data as JSON lines [default: the Hub].")
+@click.option("--pass-at", help="Further numbers for pass@k, with commas between; powers of two up to k are there.")
+@click.option("--no-lighteval", is_flag=True, help="Do not report lighteval's own score of the same completions.")
+@click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the table and errors only.")
+def rescore_folders(
+    folders: tuple[str, ...],
+    *,
+    data: str | None,
+    pass_at: str | None,
+    no_lighteval: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Judge the completions in folders of evaluations, by the verifier of now, and count their scores anew.
+
+    Of `perl eval --predict-only` it is the second half. Results by another verifier are kept in FOLDER/earlier.
+    """
+    set_up_output(quiet=quiet or as_json)
+    from perl.evaluation.rescore import rescore
+
+    results = [rescore(folder, data, _numbers(pass_at), lighteval=not no_lighteval) for folder in folders]
+    _print(results, [Path(folder) for folder in folders], as_json=as_json)
+
+
 @command.command("compare", short_help="Put several results side by side.")
 @click.argument("results", nargs=-1, required=True, metavar="FOLDER...")
 @click.option(

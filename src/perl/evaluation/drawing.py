@@ -77,7 +77,7 @@ class _KeptSamples:
             others = base_cache.read(self.shared, self.key)
             found |= self._taken({place: others[place] for place in others.keys() - found.keys()}, plan, task)
         stored = stored_samples(found, task.request, plan.protocol, plan.judging)
-        if stored.dropped or stored.judged_otherwise:
+        if stored.dropped or any(found[place] != sample for place, sample in stored.samples.items()):
             self.file.correct(self.key, stored.samples, stored.dropped)
             self._say_corrected(stored)
         return stored.samples
