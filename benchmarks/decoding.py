@@ -1,6 +1,6 @@
 """What completions by transformers in this process cost: a training, an evaluation, and tokens a second.
 
-Run as ``python benchmarks/decoding.py --before REVISION`` (about fifteen minutes on two cores; ``--only PART`` for one).
+Run as ``python benchmarks/decoding.py --before REVISION`` (about ten minutes on two cores; ``--only PART``: one).
 Three parts, each of whose ratios is taken in one run, one after the other in turns:
 
 * training: the quickstart, by REVISION and by this checkout, for each seed, as a user trains it.
@@ -43,7 +43,8 @@ from vllm import LLM, SamplingParams
 folder, asked = sys.argv[1], json.loads(sys.argv[2])
 llm = LLM(folder, dtype="float32", max_model_len=256, enforce_eager=True, disable_log_stats=True)
 params = SamplingParams(n=asked["group"], temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0,
-    max_tokens=asked["tokens"], ignore_eos=not asked["ends"], stop_token_ids=asked["ends"], detokenize=False, logprobs=0)
+    max_tokens=asked["tokens"], ignore_eos=not asked["ends"], stop_token_ids=asked["ends"], detokenize=False,
+    logprobs=0)
 prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
 print("ready", flush=True)
 for _ in sys.stdin:
@@ -234,9 +235,7 @@ def speed(place: Path) -> dict[str, Any]:
     )
     cases = [(f"random, width {width}", width, long, []) for width in WIDTHS]
     rows = []
-    print(
-        f"\n{'tokens a second':22} {'this engine':>12} {'generate':>9} {'vLLM':>7}   groups of {GROUP}, best of {ROUNDS}"
-    )
+    print(f"\n{'tokens a second':22} {'this engine':>12} {'generate':>9} {'vLLM':>7}   groups of {GROUP}")
     for name, width, prompts, ends in [*cases, ("quickstart's base", None, sums, [1])]:
         folder = BASE_FOLDER if width is None else place / str(width)
         if width is not None:

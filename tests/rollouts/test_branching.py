@@ -8,14 +8,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from perl.policy.model import load_tokenizer
 from perl.recipe.sections import ModelSection
 from perl.rollouts.branching import why_not_branching, write
+from perl.rollouts.drawing import write_as_generate
 from perl.rollouts.engine import EngineSampling, Request
-from perl.rollouts.hf_engine import (
-    TransformersEngine,
-    fill_with_neutral,
-    more_than_sampling,
-    sampling_of,
-    write_as_generate,
-)
+from perl.rollouts.generation_config import fill_with_neutral, more_than_sampling, sampling_of
+from perl.rollouts.hf_engine import TransformersEngine
 
 END, VOCABULARY = 1, 61
 SHAPE = {
@@ -140,7 +136,10 @@ def test_training_draws_what_generate_samples_with_the_same_random_numbers(model
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    for how in ({"temperature": 1.3}, {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.02}):
+    for how in (
+        {"temperature": 1.3},
+        {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3},
+    ):
         asked = {"top_k": 0, **how, "do_sample": True, "max_new_tokens": 18, "eos_token_id": [END, 7]}
         config = GenerationConfig(**asked, pad_token_id=0, disable_compile=True)
         fill_with_neutral(config)
@@ -195,7 +194,7 @@ class Scripted:
     def __init__(self, texts):
         self._texts, self.slots = texts, []
 
-    def __call__(self, step, scores_BV, slots, rows):
+    def __call__(self, step, _scores, slots, rows):
         self.slots.append(slots.tolist())
         return torch.tensor([self._texts[row][step] for row in rows]), None
 

@@ -50,7 +50,7 @@ class Draw(Protocol):
     """Draws tokens."""
 
     def __call__(
-        self, step: int, scores_BV: torch.Tensor, slots: Numbers, rows: Numbers
+        self, step: int, scores_BV: torch.Tensor, slots: Numbers, rows: Numbers, /
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The next tokens of completions that go on.
 
@@ -109,7 +109,7 @@ def why_not_branching(model: nn.Module) -> str | None:
     return None
 
 
-def write(  # noqa: PLR0913 (each is what its caller chooses)
+def write(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
     *,
@@ -250,7 +250,7 @@ class _State:
 
     def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self.ran.append(len(tokens))
-        # Without padding a single token sees all that there is, and the mask that would say so costs as much as a layer.
+        # Without padding a single token sees all that there is; the mask that would say so costs as much as a layer.
         masked = self._padded or tokens.size(1) > 1
         outputs = self._model(
             input_ids=tokens,
@@ -274,6 +274,8 @@ def _cache(model: PreTrainedModel, longest: int = 0) -> DynamicCache:
 
 class _RoomyLayer(DynamicLayer):
     """A cache layer with room for tokens that come; transformers' own is copied for each of them."""
+
+    is_initialized: bool
 
     def __init__(self, longest: int) -> None:
         super().__init__()
