@@ -14,6 +14,7 @@ from perl.evaluation.lighteval.model_name import named_as_model, parse_model_nam
 from perl.evaluation.lighteval.score import lighteval_installed
 from perl.evaluation.results import read_results
 from perl.evaluation.subject import find_subject
+from perl.policy.model import load_empty_base
 from tests.conftest import CHECKOUT
 from tests.saved_adapters import save_adapter
 
@@ -108,7 +109,7 @@ def test_what_cannot_be_found_is_named_as_the_model(tmp_path):
         find_subject(str(tmp_path / "empty"))
     assert str(caught.value).startswith("MODEL: ")
     with pytest.raises(PerlError) as caught, named_as_model():
-        find_subject(None, str(tmp_path / "nowhere"))
+        load_empty_base(find_subject(None, str(tmp_path / "nowhere")).base)
     assert str(caught.value).startswith("MODEL: base: ")
 
 
